@@ -1,0 +1,51 @@
+# Each target makes what it needs; `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SRC := agentfsm tests benchmarks examples
+
+.PHONY: help demo test check bench soak docs diagram format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "agentfsm needs Python 3.11 or newer; say PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]' --group test --group check
+	@touch $@
+
+demo: $(VENV)/ready  ## run the main job: an agent surveys a folder and writes a report (FOLDER=., no key needed)
+	@$(BIN)/agentfsm demo $(FOLDER)
+
+test: check  ## pass the whole suite, on asyncio and trio
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/python tests/coverage_floor.py
+
+check: $(VENV)/ready  ## ruff, mypy and pyright
+	$(BIN)/ruff check $(SRC)
+	$(BIN)/ruff format --check $(SRC)
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+bench: $(VENV)/ready  ## measure against a bare loop in the same process (ROW=turns for one row)
+	$(BIN)/python -m benchmarks $(ROW)
+
+soak: $(VENV)/ready  ## long runs: many crashes and seeds
+	$(BIN)/pytest -m soak
+
+docs: $(VENV)/ready  ## run every example of README and docs
+	$(BIN)/pytest tests/test_docs.py tests/test_diagram.py
+
+diagram: $(VENV)/ready  ## draw the machine into README and docs from the table
+	$(BIN)/python tests/draw.py
+
+format: $(VENV)/ready  ## format and sort
+	$(BIN)/ruff check --fix $(SRC)
+	$(BIN)/ruff format $(SRC)
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) .agentfsm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -1,0 +1,468 @@
+"""The agent: one ladder of control over the engine, each rung written with the one below.
+
+`start` begins a run, `step` performs one effect, `steps` and `finish` repeat it, `run` is start and finish, `stream`
+the same while somebody watches, `run_sync` the same from code that is not async.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import anyio
+import attrs
+from anyio.lowlevel import current_token
+
+from agentfsm.context import SlidingWindow
+from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Reject, Rerun, Settle
+from agentfsm.core.limits import Limits
+from agentfsm.core.messages import Message, Outcome, Part, Usage, parts_of
+from agentfsm.core.run import Header, Phase, Run, begin
+from agentfsm.engine import journal as journals
+from agentfsm.engine.journal import Journal
+from agentfsm.engine.perform import Engine, drive_of
+from agentfsm.engine.stream import Stream
+from agentfsm.engine.tools import Tool, ToolRegistry
+from agentfsm.models import resolve
+from agentfsm.ports import Clock, ContextPolicy, Model, Settings, Store, SystemClock
+from agentfsm.stores import MemoryStore
+from agentfsm.tally import Tally
+from agentfsm.tokens import load_counter
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from agentfsm.core.events import Event
+    from agentfsm.core.inbox import Decision, Posted
+    from agentfsm.engine.stream import Listener
+
+LEASE_POLL_S: Final = 0.2
+# Seconds between two looks at a lease that somebody else holds: short beside the 10 s that one lasts.
+TALLIES: Final = 1_000
+# Runs whose token counts are kept between two steps, so that each message is counted once.
+
+Prompt = str | Part | tuple[Part, ...] | list[Part]
+
+
+def _model_of(model: Model | str) -> Model:
+    return resolve(model) if isinstance(model, str) else model
+
+
+def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> ToolRegistry:
+    return ToolRegistry.of(tools)
+
+
+@attrs.define(eq=False, kw_only=True)
+class Agent:
+    """A model with tools and instructions, and the limits within which it works.
+
+    Agents hold no state of any run: one agent may drive thousands at once.
+
+    Raises:
+        MisuseError: when the model string is unknown, a key is missing, or a tool cannot be made.
+        DuplicateToolError: when two tools share a name.
+    """
+
+    model: Model = attrs.field(kw_only=False, converter=_model_of)
+    # A Model, or a string such as "openai:gpt-4o".
+    tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_registry_of)
+    # Tools and plain functions.
+    instructions: str = ""
+    # The system prompt.
+    name: str = "agent"
+    version: str = ""
+    # Of your agent, for roll-out: it is written into every run's header.
+    limits: Limits = attrs.field(factory=Limits)
+    settings: Settings = attrs.field(factory=Settings)
+    store: Store = attrs.field(factory=MemoryStore)
+    context: ContextPolicy = attrs.field(factory=SlidingWindow)
+    # What to do when the history outgrows the context window.
+    clock: Clock = attrs.field(factory=SystemClock)
+    target: str = ""
+    # Where the command line finds this agent again: "module:attribute".
+    log_prompts: bool = False
+    # Whether prompts are logged at DEBUG, masked.
+    _engine: Engine = attrs.field(init=False)
+    _tallies: OrderedDict[tuple[str, float], Tally] = attrs.field(init=False, factory=OrderedDict)
+
+    @_engine.default
+    def _make_engine(self) -> Engine:
+        return Engine(
+            model=self.model,
+            instructions=self.instructions,
+            registry=self.tools,
+            limits=self.limits,
+            settings=self.settings,
+            context=self.context,
+            clock=self.clock,
+            load_counter=load_counter,
+            log_prompts=self.log_prompts,
+        )
+
+    # The ladder.
+
+    def start(
+        self,
+        prompt: Prompt,
+        *,
+        id: str | None = None,  # noqa: A002  the contract's name
+        after: Run | None = None,
+        session: str | None = None,
+        messages: Sequence[Message] = (),
+        user: str | None = None,
+        roles: Iterable[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Begin a run, in OBSERVE. No I/O: it is created in the store by the first driving call.
+
+        Args:
+            prompt: What the agent shall do: text, or parts.
+            id: Unique in the store; by default a new one. The same id and prompt again means resume.
+            after: A run that is over, whose history this one goes on from.
+            session: A conversation: the run goes on from the session's last one.
+            messages: A history to go on from that no store has.
+            user: On whose behalf it runs.
+            roles: What the user may be.
+            metadata: Anything of yours, as plain JSON.
+
+        Raises:
+            MisuseError: when the prompt is empty, two histories are given, or the metadata is no JSON.
+        """
+        parts = parts_of(prompt)
+        if sum((after is not None, session is not None, bool(messages))) > 1:
+            raise MisuseError("after=, session= and messages= each name a history to go on from: give one of them")
+        if after is not None and not after.is_over:
+            raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
+        header = Header(
+            id=new_id() if id is None else _checked_id(id),
+            prompt=parts,
+            created_at=round(self.clock.now(), 3),
+            session=session,
+            after=None if after is None else after.id,
+            history=tuple(messages),
+            agent=self.name,
+            agent_version=self.version,
+            fingerprint=self.fingerprint,
+            target=self.target,
+            user=user,
+            roles=tuple(roles),
+            metadata=_checked_json(metadata) if metadata else {},
+        )
+        return begin(header, () if after is None else after.messages)
+
+    async def step(self, run: Run, *, deps: Any = None) -> Run:
+        """Perform the run's pending effect, and return the run after it.
+
+        A run that is over, or waits and nobody has decided, is returned as it is. When this returns, what happened is
+        durable. Cancelling it leaves a run that `resume` continues.
+
+        Raises:
+            ConflictError: when the run has moved on, or somebody else drives it; nothing was done.
+            StoreError: when the journal cannot be read or written.
+        """
+        return run if run.is_over else await self._drive(run, deps, once=True)
+
+    async def steps(self, run: Run, *, deps: Any = None) -> AsyncIterator[Run]:
+        """Perform effects until the run is over or waits, and yield the run after each."""
+        while True:
+            before, run = run, await self.step(run, deps=deps)
+            if run is before or run.version == before.version:
+                return
+            yield run
+
+    async def finish(self, run: Run, *, deps: Any = None) -> Run:
+        """Drive the run until it is over or waits for a person.
+
+        Raises:
+            ConflictError: when the run has moved on, or somebody else drives it.
+        """
+        return run if run.is_over else await self._drive(run, deps)
+
+    async def run(self, prompt: Prompt, *, deps: Any = None, **start: Any) -> Run:
+        """Start a run and finish it.
+
+        Args:
+            prompt: What the agent shall do.
+            deps: Handed to tools as `ctx.deps`; never stored.
+            **start: As in `start`.
+
+        Returns:
+            The run: in DONE with its `output`, in ERROR with its `stop_reason`, or waiting, with what for in `pending`.
+        """
+        return await self.finish(self.start(prompt, **start), deps=deps)
+
+    def stream(self, prompt_or_run: Prompt | Run, *, deps: Any = None, **start: Any) -> Stream:
+        """Drive a run while somebody watches: `async with agent.stream("...") as s: async for event in s: ...`."""
+        run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
+        return Stream(lambda listen, see: self._drive(run, deps, listen=listen, see=see))
+
+    def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Any) -> Run:
+        """Do as `run`, from code that is not async.
+
+        Raises:
+            MisuseError: inside a running event loop, which it would block; use `await agent.run(...)` there.
+        """
+        if _in_event_loop():
+            raise MisuseError("run_sync would block the running event loop: use `await agent.run(...)` here")
+        return anyio.run(partial(self.run, prompt, deps=deps, **start))
+
+    async def resume(self, run_id: str, *, deps: Any = None, wait: bool = True) -> Run:
+        """Go on with a run from its journal, from any process.
+
+        Args:
+            run_id: A run that is over is returned as it is.
+            deps: As in `run`.
+            wait: Whether to wait while somebody else drives it.
+
+        Raises:
+            RunNotFoundError: when the store holds no such run.
+            LeaseHeldError: when somebody else drives it and `wait` is False.
+            MisuseError: when a tool of an open call is gone; nothing was changed.
+        """
+        while True:
+            try:
+                return await self._drive(run_id, deps)
+            except LeaseHeldError:
+                if not wait:
+                    raise
+            await anyio.sleep(LEASE_POLL_S)
+
+    async def load(self, run_id: str, *, at: int | None = None) -> Run:
+        """Return a run from its journal: as it stands, or as it was at version `at`.
+
+        Raises:
+            RunNotFoundError: when the store holds no such run.
+        """
+        return await journals.load(self.store, run_id, at)
+
+    async def history(self, run_id: str) -> tuple[Event, ...]:
+        """Return the journal of a run: what happened, oldest first; event number n made version n.
+
+        Raises:
+            RunNotFoundError: when the store holds no such run.
+        """
+        return (await self.store.read(run_id)).events
+
+    # What anybody may say to a run, from any process.
+
+    async def approve(self, run_id: str, call_id: str, *, by: str = "") -> None:
+        """Let a call run; it does when the run is resumed.
+
+        Raises:
+            MisuseError: when the run waits for no approval of that call.
+            ConflictError: when somebody else has decided otherwise, or the time is up.
+        """
+        item = await self._awaited(run_id, call_id, PendingKind.APPROVAL)
+        if item.expires_at is not None and self.clock.now() >= item.expires_at:
+            raise ConflictError(f"the approval of {call_id} was to be given in time and has expired: that is a no")
+        await self.store.post(run_id, f"approval:{call_id}", Approve(call_id=call_id, by=by))
+
+    async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
+        """Do not let a call run; the model reads the message.
+
+        Raises:
+            MisuseError: when the run waits for no approval of that call.
+            ConflictError: when somebody else has decided otherwise.
+        """
+        await self._awaited(run_id, call_id, PendingKind.APPROVAL)
+        await self.store.post(run_id, f"approval:{call_id}", Reject(call_id=call_id, by=by, message=message))
+
+    async def settle(
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        result: str | None = None,
+        failed: str | None = None,
+        rerun: bool = False,
+        by: str = "",
+    ) -> None:
+        """Say what became of a call that was in flight when its worker died.
+
+        Args:
+            run_id: The run.
+            call_id: The call.
+            result: It was done, and this is what it returned.
+            failed: It failed, and this is how.
+            rerun: Run it again, under the same idempotency key.
+            by: Who says so.
+
+        Raises:
+            MisuseError: when not exactly one of the three is given, or the run does not ask this of the call.
+            ConflictError: when somebody else has decided otherwise.
+        """
+        if (result is not None) + (failed is not None) + rerun != 1:
+            raise MisuseError("settle takes exactly one of result='...', failed='...' and rerun=True")
+        await self._awaited(run_id, call_id, PendingKind.OUTCOME)
+        decision: Decision
+        if rerun:
+            decision = Rerun(call_id=call_id, by=by)
+        elif failed is not None:
+            decision = Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=failed)
+        else:
+            decision = Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=result or "")
+        attempts = (await self.load(run_id)).entry(call_id).attempts
+        await self.store.post(run_id, f"outcome:{call_id}:{attempts}", decision)
+
+    async def send(
+        self,
+        run_id: str,
+        content: Prompt,
+        *,
+        kind: InputKind = InputKind.USER,
+        key: str | None = None,
+    ) -> Posted:
+        """Give a run more input; it reads it at its next OBSERVE. Durable when this returns.
+
+        Args:
+            run_id: A run that is not over.
+            content: Text or parts.
+            kind: The user's own words, or a note of the system.
+            key: Unique in the run: a second input of the same key is not taken in again.
+
+        Raises:
+            ConflictError: when the run is over.
+        """
+        item = Input(kind=kind, parts=parts_of(content))
+        return await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
+
+    async def cancel(self, run_id: str, *, by: str = "", message: str = "") -> None:
+        """End a run: at once if nobody drives it, else as soon as its driver hears of it (seconds).
+
+        Raises:
+            ConflictError: when the run is over.
+        """
+        await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
+        try:
+            await self._drive(run_id, None, once=True, check=False)
+        except LeaseHeldError:
+            return  # its driver ends it
+
+    async def _awaited(self, run_id: str, call_id: str, kind: PendingKind) -> Pending:
+        run = await self.load(run_id)
+        for item in run.pending:
+            if item.call_id == call_id and item.kind is kind:
+                return item
+        waits = ", ".join(f"{item.kind} of {item.call_id}" for item in run.pending) or "nothing"
+        state = run.state.upper()
+        raise MisuseError(f"run {run_id!r} ({state}) waits for no {kind} of {call_id!r}; it waits for: {waits}")
+
+    # Life and variants.
+
+    def with_(self, **changes: Any) -> Agent:
+        """Return a variant, for example `agent.with_(model=ScriptedModel(...))` in a test."""
+        return attrs.evolve(self, **changes)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the model's connections and the store."""
+        await self.model.aclose()
+        await self.store.aclose()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of what shapes the agent's behaviour: instructions, model and tools with their schemas."""
+        tools = [attrs.asdict(definition) for definition in self._engine.definitions]
+        shape = json.dumps([self.instructions, self.model.name, tools], sort_keys=True, default=str)
+        return hashlib.sha256(shape.encode()).hexdigest()[:16]
+
+    # The engine room.
+
+    async def _drive(
+        self,
+        run: Run | str,
+        deps: Any,
+        *,
+        once: bool = False,
+        check: bool = True,
+        listen: Listener | None = None,
+        see: Callable[[Run], None] | None = None,
+    ) -> Run:
+        """Take the lease, perform effects until the run is over or waits, and give the lease back."""
+        self._check_price()
+        journal = await Journal.open(self.store, run, self.clock, listen, see)
+        try:
+            before = journal.run
+            if once and isinstance(run, Run) and before.version != run.version:
+                raise ConflictError(f"run {run.id!r} exists, at version {before.version}: go on from agent.load(...)")
+            if check and before.version:
+                self._check_tools(journal)
+            drive = drive_of(self._engine, journal, deps, self._tally_of(before))
+            await self._engine.drive(drive, once=once)
+            self._keep(journal.run, drive.tally)
+            return journal.run
+        finally:
+            await journal.close()
+
+    def _check_price(self) -> None:
+        if self.limits.usd is not None and self.model.cost_usd(Usage(input_tokens=1)) is None:
+            raise MisuseError(
+                f"Limits(usd=...) needs a price, and none is known for {self.model.name!r}: install agentfsm[prices], "
+                "give the model a price, or limit tokens instead",
+            )
+
+    def _check_tools(self, journal: Journal) -> None:
+        """Refuse to go on with a run whose open calls need a tool that this agent has not."""
+        run = journal.run
+        if run.header.fingerprint == self.fingerprint:
+            return
+        journal.log.warning("agent_changed", was=run.header.fingerprint, now=self.fingerprint)
+        for entry in run.open:
+            if entry.phase is not Phase.FINISHED and self.tools.get(entry.call.name) is None:
+                raise MisuseError(
+                    f"run {run.id!r} has an open call {entry.call.id} of the tool {entry.call.name!r}, which this "
+                    "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",
+                )
+
+    def _tally_of(self, run: Run) -> Tally:
+        return self._tallies.pop((run.id, run.created_at), None) or Tally()
+
+    def _keep(self, run: Run, tally: Tally) -> None:
+        if run.is_over:
+            return
+        self._tallies[run.id, run.created_at] = tally
+        if len(self._tallies) > TALLIES:
+            self._tallies.popitem(last=False)
+
+
+def new_id() -> str:
+    """Return an id for a run: 80 bits by chance, short enough to type."""
+    return secrets.token_hex(10)
+
+
+def _checked_id(run_id: str) -> str:
+    if not run_id or len(run_id) > 200 or not run_id.isprintable():  # noqa: PLR2004  what any store takes as a key
+        raise MisuseError(f"a run's id has 1 to 200 printable characters, unlike {run_id[:50]!r}")
+    return run_id
+
+
+def _checked_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(json.loads(json.dumps(metadata, allow_nan=False)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MisuseError(f"metadata must be plain JSON, since it is stored with the run: {error}") from None
+
+
+def _in_event_loop() -> bool:
+    try:
+        current_token()
+    except RuntimeError:  # anyio.NoEventLoopError
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""Values to JSON text and back: a closed set of types, numbered, with caps; no pickle and no fallback.
+
+A value of a union carries its type's name under "is"; fields that have their default are left out. Every header says
+under "v" which version of the format wrote it: a newer one is refused, since half-understanding a journal would lose
+facts.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Union
+
+from cattrs import Converter
+from cattrs.strategies import configure_tagged_union
+
+from agentfsm.core import events
+from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
+from agentfsm.core.inbox import InboxItem
+from agentfsm.core.messages import Message, Part
+from agentfsm.core.run import Header
+
+VERSION = 1
+# The format that this code writes; raised with every change that an older reader would misunderstand.
+LIMIT_CHARS = 64 * 1024 * 1024
+# The longest record written or read: no model takes more, and a larger one would hurt every later reader.
+
+_AnyEvent: Any = Union[events.EVENTS]  # noqa: UP007  built from the list, so that there is one list
+
+
+def _converter() -> Converter:
+    converter = Converter(omit_if_default=True, forbid_extra_keys=True, detailed_validation=False)
+    for union in (Part, Message, InboxItem, _AnyEvent):
+        configure_tagged_union(union, converter, tag_name="is")
+    return converter
+
+
+_CONVERTER = _converter()
+
+
+def encode_event(event: events.Event) -> str:
+    """Return the event as JSON text.
+
+    Raises:
+        MisuseError: when it is larger than a record may be, or holds what JSON cannot.
+    """
+    return _dump(_CONVERTER.unstructure(event, unstructure_as=_AnyEvent))
+
+
+def decode_event(text: str) -> events.Event:
+    """Return the event that the text holds.
+
+    Raises:
+        CorruptError: when it holds none.
+    """
+    event: events.Event = _structure(text, _load(text), _AnyEvent)
+    return event
+
+
+def encode_header(header: Header) -> str:
+    """Return entry 0 as JSON text, with the version of the format.
+
+    Raises:
+        MisuseError: when the metadata holds what JSON cannot, or it is larger than a record may be.
+    """
+    return _dump({"v": VERSION, **_CONVERTER.unstructure(header)})
+
+
+def decode_header(text: str) -> Header:
+    """Return the header that the text holds.
+
+    Raises:
+        TooNewError: when a newer agentfsm wrote it.
+        CorruptError: when it holds none.
+    """
+    value = _load(text)
+    version = value.pop("v", None)
+    if not isinstance(version, int):
+        raise CorruptError(f"the record has no format version: {_excerpt(text)}")
+    if version > VERSION:
+        raise TooNewError(
+            f"the run was written in format {version}, and this agentfsm reads up to {VERSION}: upgrade agentfsm",
+        )
+    header: Header = _structure(text, value, Header)
+    return header
+
+
+def encode_item(item: InboxItem) -> str:
+    """Return an inbox item as JSON text."""
+    return _dump(_CONVERTER.unstructure(item, unstructure_as=InboxItem))
+
+
+def decode_item(text: str) -> InboxItem:
+    """Return the inbox item that the text holds.
+
+    Raises:
+        CorruptError: when it holds none.
+    """
+    item: InboxItem = _structure(text, _load(text), InboxItem)
+    return item
+
+
+def _dump(value: object) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MisuseError(f"the record cannot be written as JSON ({error}): metadata must be plain JSON") from None
+    if len(text) > LIMIT_CHARS:
+        raise MisuseError(f"the record has {len(text):,} characters, more than the {LIMIT_CHARS:,} that one may have")
+    return text.encode("utf-8", "replace").decode() if _has_surrogates(text) else text
+
+
+def _has_surrogates(text: str) -> bool:
+    """Whether UTF-8 refuses it; a lone surrogate is no character, and a store must not fail on it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _load(text: str) -> dict[str, Any]:
+    if len(text) > LIMIT_CHARS:
+        raise CorruptError(f"the record has {len(text):,} characters, more than the {LIMIT_CHARS:,} that one may have")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"the record is not JSON ({error}): {_excerpt(text)}") from None
+    if not isinstance(value, dict):
+        raise CorruptError(f"the record is not an object: {_excerpt(text)}")
+    return value
+
+
+def _structure(text: str, value: dict[str, Any], kind: Any) -> Any:
+    try:
+        return _CONVERTER.structure(value, kind)
+    except Exception as error:  # noqa: BLE001  cattrs lets whatever a broken value provokes through
+        raise CorruptError(f"the record does not fit the format ({error!r}): {_excerpt(text)}") from None
+
+
+def _excerpt(text: str) -> str:
+    return repr(text[:120])

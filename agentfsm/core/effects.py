@@ -1,0 +1,73 @@
+"""What has to happen next, as data: `run.effect` says it, the engine does it and hands back an event."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import attrs
+
+from agentfsm.core.messages import JSON, Message, ToolCall
+
+
+class PendingKind(StrEnum):
+    """What a run waits for."""
+
+    APPROVAL = "approval"
+    OUTCOME = "outcome"
+
+
+@attrs.frozen(kw_only=True)
+class Pending:
+    """One thing that a person has to decide before the run goes on."""
+
+    kind: PendingKind
+    # APPROVAL: may it run? (`approve`, `reject`). OUTCOME: what became of it? (`settle`).
+    run_id: str
+    call_id: str
+    tool: str
+    arguments: dict[str, JSON]
+    # Exactly what the tool will be, or was, given.
+    expires_at: float | None
+    # Seconds since 1970; an approval not given by then is a no. None: it waits for ever.
+
+
+@attrs.frozen(kw_only=True)
+class ReadInbox:
+    """OBSERVE: take in what has arrived."""
+
+
+@attrs.frozen(kw_only=True)
+class AskModel:
+    """THINK: ask for the next reply."""
+
+    turn: int
+    # The number that the reply will have, from 1.
+    messages: tuple[Message, ...]
+    # What the model is shown: a valid history.
+
+
+@attrs.frozen(kw_only=True)
+class RunTools:
+    """ACT: run these calls."""
+
+    calls: tuple[ToolCall, ...]
+    # In the model's order; empty where only the end of the turn is left to record.
+
+
+@attrs.frozen(kw_only=True)
+class Reflect:
+    """REFLECT: go on, accept or stop."""
+
+    draft: str | None
+    # The answer to judge, or None after tools.
+
+
+@attrs.frozen(kw_only=True)
+class Wait:
+    """Nothing can be done before a person has decided."""
+
+    pending: tuple[Pending, ...]
+
+
+Effect: TypeAlias = ReadInbox | AskModel | RunTools | Reflect | Wait

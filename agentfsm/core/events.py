@@ -1,0 +1,176 @@
+"""What happened: the closed set of facts that a journal is made of.
+
+Each event moves the run by exactly one arrow of the table in `machine`. Where an outcome can differ there are two
+events, so that the table alone decides what comes next.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, TypedDict
+
+import attrs
+
+from agentfsm.core.inbox import Input
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import AssistantMessage, ToolResult, Usage
+
+
+class Stamp(TypedDict):
+    """When an event happened, for `Observed(inputs=..., **stamp)`."""
+
+    at: float
+    took_s: float
+
+
+@attrs.frozen(kw_only=True)
+class Event:
+    """What all events say; the one base class among values, since every fact has a time."""
+
+    at: float = 0.0
+    # Seconds since 1970.
+    took_s: float = 0.0
+    # Active seconds since the event before it, monotonic; waiting for a person does not count.
+
+
+@attrs.frozen(kw_only=True)
+class Observed(Event):
+    """The inbox was read. The first one also takes in the prompt, which stands in the header."""
+
+    inputs: tuple[Input, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class ToolsChosen(Event):
+    """The model asked for tools. From here on the calls have their ids and keys."""
+
+    message: AssistantMessage
+    usage: Usage = Usage()
+
+
+@attrs.frozen(kw_only=True)
+class AnswerGiven(Event):
+    """The model answered, and nothing has to check it."""
+
+    message: AssistantMessage
+    usage: Usage = Usage()
+
+
+@attrs.frozen(kw_only=True)
+class AnswerDrafted(Event):
+    """The model answered, and something has to be looked at before that counts."""
+
+    message: AssistantMessage
+    usage: Usage = Usage()
+
+
+@attrs.frozen(kw_only=True)
+class ModelFaltered(Event):
+    """The model could not be asked, retries included; the turn is an error turn."""
+
+    error: str
+
+
+@attrs.frozen(kw_only=True)
+class Compacted(Event):
+    """Earlier messages left the context window; the journal and `run.messages` keep them."""
+
+    start: int
+    # The first message still shown, as an index into `run.messages`.
+    tokens_before: int
+    tokens_after: int
+    # Of the messages shown, before and after.
+    why: str
+
+
+@attrs.frozen(kw_only=True)
+class ToolStarted(Event):
+    """A call that is not read-only is about to run. Durable before the tool's first instruction."""
+
+    call_id: str
+    repeatable: bool = False
+    # Whether the tool declares that it may be run again (idempotent).
+
+
+@attrs.frozen(kw_only=True)
+class ToolFinished(Event):
+    """A call has its result."""
+
+    result: ToolResult
+    by: str = ""
+    # Who decided, where a person rejected or settled it.
+
+
+@attrs.frozen(kw_only=True)
+class ToolLost(Event):
+    """A call was in flight when its worker died, and may not be repeated unasked: a person has to say how it ended."""
+
+    call_id: str
+
+
+@attrs.frozen(kw_only=True)
+class ApprovalAsked(Event):
+    """A call waits for a yes."""
+
+    call_id: str
+    expires_at: float
+    # Seconds since 1970; no answer by then is a no.
+
+
+@attrs.frozen(kw_only=True)
+class ApprovalGiven(Event):
+    """A person said yes."""
+
+    call_id: str
+    by: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class ToolsReturned(Event):
+    """Every call of the turn has its result; the turn's messages enter the history."""
+
+
+@attrs.frozen(kw_only=True)
+class Continued(Event):
+    """The run goes on."""
+
+    note: str = ""
+    # What the model shall be told before its next turn, if anything.
+    loop: bool = False
+    # Whether a loop was found: the findings add up.
+    disabled: tuple[str, ...] = ()
+    # Tools withdrawn from here on.
+
+
+@attrs.frozen(kw_only=True)
+class Accepted(Event):
+    """The draft is the answer."""
+
+
+@attrs.frozen(kw_only=True)
+class Failed(Event):
+    """The run is over without an answer. It closes every open call, so that the history stays valid."""
+
+    reason: StopReason
+    message: str
+    # For people: what happened, with the number reached.
+
+
+Thought: TypeAlias = ToolsChosen | AnswerGiven | AnswerDrafted
+EVENTS: tuple[type[Event], ...] = (
+    Observed,
+    ToolsChosen,
+    AnswerGiven,
+    AnswerDrafted,
+    ModelFaltered,
+    Compacted,
+    ToolStarted,
+    ToolFinished,
+    ToolLost,
+    ApprovalAsked,
+    ApprovalGiven,
+    ToolsReturned,
+    Continued,
+    Accepted,
+    Failed,
+)
+# All of them, in the order in which a run meets them.

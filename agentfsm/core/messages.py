@@ -1,0 +1,185 @@
+"""What the model reads and says: parts, messages, tool calls and their results, usage.
+
+All are frozen values. A history is a tuple of messages in which every call of an assistant message has exactly one
+result, in call order, right behind it; `Run` builds histories so that this always holds.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from functools import cached_property
+from typing import TypeAlias
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+
+_parsed = json.JSONDecoder().decode
+_sorted = json.JSONEncoder(sort_keys=True).encode
+# Made once: json.dumps makes an encoder at each call with options.
+
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+
+
+class Outcome(StrEnum):
+    """How a tool call ended. Only DONE is a success."""
+
+    DONE = "done"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+    SKIPPED = "skipped"
+    UNKNOWN = "unknown"
+
+
+@attrs.frozen(kw_only=True)
+class TextPart:
+    """A piece of text."""
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class ImagePart:
+    """An image, by reference."""
+
+    url: str = attrs.field()
+    # An https: address that the provider can fetch, or a data: URL that carries the image.
+    detail: str = "auto"
+    # How closely the model looks: "auto", "low" or "high".
+
+    @url.validator
+    def _check_url(self, _attribute: object, value: str) -> None:
+        if not value.startswith(("https://", "http://", "data:image/")):
+            msg = f"an image is given by an http(s) address or a data:image/... URL, not {value[:40]!r}"
+            raise MisuseError(msg)
+
+
+Part: TypeAlias = TextPart | ImagePart
+
+
+@attrs.frozen(kw_only=True)
+class SystemMessage:
+    """A note of the system to the model, in its place in the history."""
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class UserMessage:
+    """What the user said."""
+
+    parts: tuple[Part, ...]
+    # At least one part, in reading order.
+
+    @property
+    def text(self) -> str:
+        """The text parts, joined by line breaks."""
+        return "\n".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+
+@attrs.frozen(kw_only=True)
+class ToolCall:
+    """A call that the model asked for."""
+
+    id: str
+    # Ours, unique in the run: "t3.0" is the first call of turn 3. It is what goes back on the wire.
+    name: str
+    arguments: str
+    # A JSON object as text; "{}" where the model's own text was not one.
+    key: str
+    # The idempotency key: the same on every attempt at this call, unlike that of any other call.
+    provider_id: str = ""
+    # The provider's own id.
+    malformed: str | None = None
+    # Where the model's arguments are not a JSON object: why, and how they began; else None.
+
+
+@attrs.frozen(kw_only=True)
+class AssistantMessage:
+    """What the model said: text, calls, or both."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+    @cached_property
+    def signature(self) -> tuple[tuple[str, str], ...]:
+        """The calls as names and arguments with sorted keys: equal for equal calls, however they were written."""
+        return tuple([(call.name, _sorted(_parsed(call.arguments))) for call in self.calls])
+
+
+@attrs.frozen(kw_only=True)
+class ToolResult:
+    """The one result of a call."""
+
+    call_id: str
+    name: str
+    outcome: Outcome
+    content: str
+    # The whole output as text; JSON (not ASCII-escaped) where the tool returned something else than text.
+    duration_s: float = 0.0
+    shown_chars: int | None = None
+    # How many characters of the content the model is shown; None for all of it.
+
+    @property
+    def text(self) -> str:
+        """The result as the model reads it: tool, status, content, and a note where it was cut."""
+        head = f"[{self.name}: {self.outcome}]\n"
+        if self.shown_chars is None or len(self.content) <= self.shown_chars:
+            return head + self.content
+        first, last = self.shown_chars * 3 // 4, self.shown_chars // 4
+        cut = len(self.content) - first - last
+        note = f"\n[... {cut} of {len(self.content)} characters cut; ask for a narrower result to see them ...]\n"
+        return head + self.content[:first] + note + self.content[-last:]
+
+
+Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult
+
+
+@attrs.frozen(kw_only=True)
+class Usage:
+    """What model calls cost. Adds up with `+`."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    # The share of the input tokens that the provider read from its cache.
+    cost_usd: float | None = None
+    # US dollars; None where no price is known.
+    estimated: bool = False
+    # Whether the tokens were counted here because the provider did not say.
+
+    @property
+    def tokens(self) -> int:
+        """Input and output tokens together."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        cost = self.cost_usd if other.cost_usd is None else other.cost_usd + (self.cost_usd or 0.0)
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            cost_usd=cost,
+            estimated=self.estimated or other.estimated,
+        )
+
+
+def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part, ...]:
+    """Normalise what a user may pass as a prompt.
+
+    Raises:
+        MisuseError: when it is empty, or is not text or parts.
+    """
+    if isinstance(content, str):
+        content = TextPart(text=content)
+    parts = (content,) if isinstance(content, TextPart | ImagePart) else tuple(content)
+    if strange := next((part for part in parts if not isinstance(part, TextPart | ImagePart)), None):
+        msg = f"a prompt is text or a sequence of TextPart and ImagePart, not {type(strange).__name__}"
+        raise MisuseError(msg)
+    if not any(isinstance(part, ImagePart) or part.text.strip() for part in parts):
+        msg = "the prompt is empty: say what the agent shall do, for example agent.run('Summarise notes.md')"
+        raise MisuseError(msg)
+    return parts

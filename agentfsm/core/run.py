@@ -1,0 +1,536 @@
+"""A run: a frozen value that an event turns into the next one.
+
+`run.effect` says what has to happen next, `run.apply(event)` what the run is after it happened. Both are pure, so a
+run can be tested, folded from its journal, forked and replayed without an event loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.effects import AskModel, Effect, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.errors import MisuseError, RunError
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import START, State, next_state
+from agentfsm.core.messages import (
+    JSON,
+    AssistantMessage,
+    Message,
+    Outcome,
+    Part,
+    SystemMessage,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+@attrs.frozen(kw_only=True)
+class Header:
+    """Entry 0 of a journal: what a run was begun with. It never changes."""
+
+    id: str
+    # Unique in the store.
+    prompt: tuple[Part, ...]
+    created_at: float
+    # Seconds since 1970.
+    session: str | None = None
+    # The conversation that the run belongs to.
+    after: str | None = None
+    # The id of the run whose history this one goes on from.
+    history: tuple[Message, ...] = ()
+    # Messages to go on from that no store has.
+    agent: str = ""
+    agent_version: str = ""
+    fingerprint: str = ""
+    # Hash of the instructions, the model's name and the tools with their schemas.
+    target: str = ""
+    # Where the command line finds the agent again: "module:attribute".
+    user: str | None = None
+    roles: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = attrs.field(factory=dict)
+    # JSON values, as the caller gave them.
+
+
+class Phase(StrEnum):
+    """How far an open call is."""
+
+    INTENDED = "intended"
+    ASKED = "asked"
+    APPROVED = "approved"
+    RUNNING = "running"
+    LOST = "lost"
+    FINISHED = "finished"
+
+
+UNDECIDED: Final = frozenset({Phase.ASKED, Phase.LOST})
+
+
+@attrs.frozen(kw_only=True)
+class OpenCall:
+    """A call of the turn that is not closed yet."""
+
+    call: ToolCall
+    phase: Phase = Phase.INTENDED
+    attempts: int = 0
+    # How many times it was started.
+    repeatable: bool = False
+    # Whether its tool declared, when it was started, that it may run again.
+    expires_at: float | None = None
+    result: ToolResult | None = None
+    # Present in the phase FINISHED only.
+
+
+@attrs.frozen(kw_only=True)
+class CallRecord:
+    """A closed call, for audit."""
+
+    turn: int
+    call_id: str
+    name: str
+    arguments: dict[str, JSON]
+    outcome: Outcome
+    duration_s: float
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """Something that failed on the way."""
+
+    turn: int
+    source: str
+    # "model", or the name of the tool.
+    message: str
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class Run:
+    """Where a run stands after `version` events. Not slotted: `apply` copies its dict, a fifth of what evolve costs."""
+
+    header: Header
+    prior: tuple[Message, ...] = attrs.field(default=(), repr=False)
+    # The messages of the run that `header.after` names; never stored, read again by reference.
+    version: int = 0
+    # How many events were applied.
+    state: State = START
+    turn: int = 0
+    # Model replies so far.
+    messages: tuple[Message, ...] = attrs.field(default=(), repr=False)
+    # The whole history, in order; every call has its result.
+    turns_before: int = 0
+    # The highest turn number among the call ids of the history that the run goes on from; its own count on from there.
+    window: int = 0
+    # The first message that the model is still shown; 0 for all.
+    reply: AssistantMessage | None = None
+    # The assistant message whose calls are open.
+    open: tuple[OpenCall, ...] = ()
+    # The calls of `reply`, in call order.
+    usage: Usage = Usage()
+    duration_s: float = 0.0
+    # Active seconds.
+    consecutive_errors: int = 0
+    # Error turns in a row.
+    faults: tuple[Fault, ...] = ()
+    # Model calls that failed.
+    loops: int = 0
+    # Loop findings so far.
+    disabled: tuple[str, ...] = ()
+    # Tools withdrawn because of loops.
+    stop_reason: StopReason | None = None
+    stop_message: str = ""
+    updated_at: float = 0.0
+    # Seconds since 1970 of the newest event.
+
+    def apply(self, event: e.Event) -> Run:
+        """Return the run after the event.
+
+        Raises:
+            IllegalTransitionError: when the state does not take it; this run is untouched.
+            MisuseError: when it names a call that is not open.
+        """
+        state = next_state(self.state, event)
+        after = object.__new__(Run)
+        fields = after.__dict__
+        fields.update(self.__dict__)
+        fields.update(_FOLD[type(event)](self, event))
+        fields["state"] = state
+        fields["version"] = self.version + 1
+        fields["duration_s"] = self.duration_s + event.took_s
+        fields["updated_at"] = event.at
+        return after
+
+    def fold(self, events: Iterable[e.Event]) -> Run:
+        """Apply events in order."""
+        run = self
+        for event in events:
+            run = run.apply(event)
+        return run
+
+    @property
+    def effect(self) -> Effect | None:
+        """What has to happen next; None when the run is over."""
+        return _EFFECT[self.state](self)
+
+    @property
+    def pending(self) -> tuple[Pending, ...]:
+        """What waits for a person, in call order."""
+        return tuple(_pending(self, entry) for entry in self.open if entry.phase in UNDECIDED)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is in DONE or ERROR."""
+        return self.stop_reason is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether only a person can move the run on."""
+        return isinstance(self.effect, Wait)
+
+    @property
+    def output(self) -> str:
+        """The answer.
+
+        Raises:
+            RunError: on a run that did not end in DONE.
+        """
+        if self.state is State.DONE:
+            return self._last_text()
+        raise RunError(_no_output(self), self)
+
+    @property
+    def id(self) -> str:
+        """The run's id, unique in its store."""
+        return self.header.id
+
+    @property
+    def session(self) -> str | None:
+        """The conversation that the run belongs to."""
+        return self.header.session
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the caller attached at the start."""
+        return self.header.metadata
+
+    @property
+    def created_at(self) -> float:
+        """Seconds since 1970."""
+        return self.header.created_at
+
+    @property
+    def shown(self) -> tuple[Message, ...]:
+        """The messages that the model is shown: all, or the task, a note on the gap, and the window."""
+        return shown(self.messages, self.window)
+
+    @property
+    def calls(self) -> tuple[CallRecord, ...]:
+        """The run's own closed calls, in order."""
+        return tuple(_records(self))
+
+    @property
+    def errors(self) -> tuple[Fault, ...]:
+        """What failed on the way, by turn: model calls and tools."""
+        tools = (Fault(turn=turn, source=r.name, message=r.content) for turn, r in _failures(self))
+        return tuple(sorted((*self.faults, *tools), key=lambda fault: fault.turn))
+
+    def entry(self, call_id: str) -> OpenCall:
+        """Return the open call of that id.
+
+        Raises:
+            MisuseError: when there is none.
+        """
+        return self.open[self._index(call_id)]
+
+    def _index(self, call_id: str) -> int:
+        for index, entry in enumerate(self.open):
+            if entry.call.id == call_id:
+                return index
+        ids = ", ".join(entry.call.id for entry in self.open) or "none"
+        raise MisuseError(f"run {self.id} has no open call {call_id!r}; open calls: {ids}")
+
+    def _last_text(self) -> str:
+        last = self.messages[-1] if self.messages else None
+        return last.text if isinstance(last, AssistantMessage) else ""
+
+
+def begin(header: Header, prior: tuple[Message, ...] = ()) -> Run:
+    """Return the run that the header describes, at version 0."""
+    before = turns_of((*prior, *header.history))
+    return Run(header=header, prior=prior, turns_before=before, updated_at=header.created_at)
+
+
+def shown(messages: tuple[Message, ...], start: int) -> tuple[Message, ...]:
+    """Return what the model is shown when the window starts at `start`.
+
+    The task (the first user message) is always shown; a note says how many messages are not.
+    """
+    if start == 0:
+        return messages
+    task = next((i for i in range(start) if isinstance(messages[i], UserMessage)), None)
+    kept = () if task is None else (messages[task],)
+    removed = start - len(kept)
+    return (*kept, gap_note(removed), *messages[start:]) if removed else messages
+
+
+def gap_note(removed: int) -> SystemMessage:
+    """Return the note that stands where messages are not shown."""
+    return SystemMessage(text=f"[{removed} earlier messages removed to fit the context window.]")
+
+
+def turns_of(messages: Iterable[Message]) -> int:
+    """Return the highest turn number among the call ids of a history; 0 where there is none."""
+    calls = (call for m in messages if isinstance(m, AssistantMessage) for call in m.calls)
+    return max((_turn_in(call.id) for call in calls), default=0)
+
+
+def _turn_in(call_id: str) -> int:
+    number = call_id[1:].partition(".")[0]
+    return int(number) if call_id[:1] == "t" and number.isdigit() and len(number) < 9 else 0  # noqa: PLR2004
+
+
+def arguments_of(call: ToolCall) -> dict[str, JSON]:
+    """Return the call's arguments as a dict."""
+    arguments: dict[str, JSON] = json.loads(call.arguments)
+    return arguments
+
+
+def _no_output(run: Run) -> str:
+    where = f"run {run.id} has no output: it is in {run.state.upper()}"
+    if run.state is State.ERROR:
+        return f"{where}, stopped by {run.stop_reason} ({run.stop_message})"
+    if run.is_waiting:
+        waits = ", ".join(f"{p.kind} of {p.tool} ({p.call_id})" for p in run.pending)
+        return f"{where} and waits for: {waits}; decide, then resume it"
+    return f"{where}, not over yet: go on with agent.finish(run) or agent.resume({run.id!r})"
+
+
+# What has to happen next, by state.
+
+
+def _act(run: Run) -> Effect:
+    """Calls before the first undecided one run; where none is left, a person has to decide; else the turn ends."""
+    ready: list[ToolCall] = []
+    for entry in run.open:
+        if entry.phase in UNDECIDED:
+            return RunTools(calls=tuple(ready)) if ready else Wait(pending=run.pending)
+        if entry.phase is not Phase.FINISHED:
+            ready.append(entry.call)
+    return RunTools(calls=tuple(ready))
+
+
+def _reflect(run: Run) -> Effect:
+    last = run.messages[-1]
+    return Reflect(draft=last.text if isinstance(last, AssistantMessage) else None)
+
+
+_EFFECT: Mapping[State, Callable[[Run], Effect | None]] = {
+    State.OBSERVE: lambda _run: ReadInbox(),
+    State.THINK: lambda run: AskModel(turn=run.turn + 1, messages=run.shown),
+    State.ACT: _act,
+    State.REFLECT: _reflect,
+    State.DONE: lambda _run: None,
+    State.ERROR: lambda _run: None,
+}
+
+
+def _pending(run: Run, entry: OpenCall) -> Pending:
+    return Pending(
+        kind=PendingKind.APPROVAL if entry.phase is Phase.ASKED else PendingKind.OUTCOME,
+        run_id=run.id,
+        call_id=entry.call.id,
+        tool=entry.call.name,
+        arguments=arguments_of(entry.call),
+        expires_at=entry.expires_at,
+    )
+
+
+# What each event changes, beside state, version and time.
+
+Changes = dict[str, Any]
+
+
+def _observed(run: Run, event: e.Observed) -> Changes:
+    history = run.messages
+    if run.version == 0:
+        history = (*run.prior, *run.header.history, UserMessage(parts=run.header.prompt))
+    return {"messages": (*history, *(item.message for item in event.inputs)) if event.inputs else history}
+
+
+def _tools_chosen(run: Run, event: e.ToolsChosen) -> Changes:
+    return {
+        "turn": run.turn + 1,
+        "usage": run.usage + event.usage,
+        "reply": event.message,
+        "open": tuple([OpenCall(call=call) for call in event.message.calls]),
+    }
+
+
+def _answered(run: Run, event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
+    return {
+        "turn": run.turn + 1,
+        "usage": run.usage + event.usage,
+        "messages": (*run.messages, event.message),
+        "consecutive_errors": 0,
+    }
+
+
+def _answer_given(run: Run, event: e.AnswerGiven) -> Changes:
+    return {**_answered(run, event), "stop_reason": StopReason.COMPLETED}
+
+
+def _model_faltered(run: Run, event: e.ModelFaltered) -> Changes:
+    fault = Fault(turn=run.turn + 1, source="model", message=event.error)
+    return {
+        "turn": run.turn + 1,
+        "faults": (*run.faults, fault),
+        "consecutive_errors": run.consecutive_errors + 1,
+    }
+
+
+def _compacted(_run: Run, event: e.Compacted) -> Changes:
+    return {"window": event.start}
+
+
+def _set_entry(run: Run, call_id: str, **changes: Any) -> Changes:
+    index = run._index(call_id)  # noqa: SLF001  the fold is the run's own inside
+    entries = list(run.open)
+    entries[index] = attrs.evolve(entries[index], **changes)
+    return {"open": tuple(entries)}
+
+
+def _tool_started(run: Run, event: e.ToolStarted) -> Changes:
+    attempts = run.entry(event.call_id).attempts + 1
+    return _set_entry(run, event.call_id, phase=Phase.RUNNING, attempts=attempts, repeatable=event.repeatable)
+
+
+def _tool_finished(run: Run, event: e.ToolFinished) -> Changes:
+    index = run._index(event.result.call_id)  # noqa: SLF001  as above
+    entries = list(run.open)
+    was = entries[index]
+    entries[index] = OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=event.result)
+    return {"open": tuple(entries)}
+
+
+def _tool_lost(run: Run, event: e.ToolLost) -> Changes:
+    return _set_entry(run, event.call_id, phase=Phase.LOST)
+
+
+def _approval_asked(run: Run, event: e.ApprovalAsked) -> Changes:
+    return _set_entry(run, event.call_id, phase=Phase.ASKED, expires_at=event.expires_at)
+
+
+def _approval_given(run: Run, event: e.ApprovalGiven) -> Changes:
+    return _set_entry(run, event.call_id, phase=Phase.APPROVED, expires_at=None)
+
+
+def _tools_returned(run: Run, _event: e.ToolsReturned) -> Changes:
+    results = [entry.result for entry in run.open if entry.result is not None]
+    if len(results) != len(run.open):
+        raise MisuseError(f"run {run.id}: the turn cannot end while calls are open")
+    return {**_closed(run, results), "consecutive_errors": _errors_after(run, results)}
+
+
+def _errors_after(run: Run, results: list[ToolResult]) -> int:
+    """Count an error turn where all calls failed; one success resets; a refused or withdrawn call is neither."""
+    outcomes = {result.outcome for result in results}
+    if Outcome.DONE in outcomes:
+        return 0
+    return run.consecutive_errors + (outcomes <= {Outcome.FAILED, Outcome.TIMED_OUT})
+
+
+def _continued(run: Run, event: e.Continued) -> Changes:
+    changes: Changes = {}
+    if event.note:
+        changes["messages"] = (*run.messages, SystemMessage(text=event.note))
+    if event.loop:
+        changes["loops"] = run.loops + 1
+    if event.disabled:
+        changes["disabled"] = tuple(dict.fromkeys((*run.disabled, *event.disabled)))
+    return changes
+
+
+def _accepted(_run: Run, _event: e.Accepted) -> Changes:
+    return {"stop_reason": StopReason.COMPLETED}
+
+
+def _failed(run: Run, event: e.Failed) -> Changes:
+    results = [entry.result or _closing(entry, event) for entry in run.open]
+    return {**_closed(run, results), "stop_reason": event.reason, "stop_message": event.message}
+
+
+def _closed(run: Run, results: list[ToolResult]) -> Changes:
+    """Move the open turn into the history: the assistant's message together with all its results."""
+    if run.reply is None:
+        return {}
+    return {"messages": (*run.messages, run.reply, *results), "reply": None, "open": ()}
+
+
+def _closing(entry: OpenCall, event: e.Failed) -> ToolResult:
+    """Return the result of a call that the end of the run closes."""
+    if entry.phase is Phase.INTENDED or entry.phase is Phase.ASKED or entry.phase is Phase.APPROVED:
+        outcome, text = Outcome.SKIPPED, f"not started: the run was stopped ({event.reason})"
+    elif entry.phase is Phase.RUNNING and entry.repeatable:
+        outcome, text = Outcome.CANCELLED, f"cut off: the run was stopped ({event.reason}); it may be called again"
+    else:
+        outcome = Outcome.UNKNOWN
+        text = f"cut off: the run was stopped ({event.reason}) and the effect may have happened; check before repeating"
+    return ToolResult(call_id=entry.call.id, name=entry.call.name, outcome=outcome, content=text)
+
+
+_FOLD: Mapping[type[e.Event], Callable[[Run, Any], Changes]] = MappingProxyType(
+    {
+        e.Observed: _observed,
+        e.ToolsChosen: _tools_chosen,
+        e.AnswerGiven: _answer_given,
+        e.AnswerDrafted: _answered,
+        e.ModelFaltered: _model_faltered,
+        e.Compacted: _compacted,
+        e.ToolStarted: _tool_started,
+        e.ToolFinished: _tool_finished,
+        e.ToolLost: _tool_lost,
+        e.ApprovalAsked: _approval_asked,
+        e.ApprovalGiven: _approval_given,
+        e.ToolsReturned: _tools_returned,
+        e.Continued: _continued,
+        e.Accepted: _accepted,
+        e.Failed: _failed,
+    },
+)
+
+
+# What is read off the history.
+
+
+def _own(run: Run) -> tuple[Message, ...]:
+    return run.messages[len(run.prior) + len(run.header.history) :]
+
+
+def _records(run: Run) -> Iterable[CallRecord]:
+    calls = {call.id: call for m in _own(run) if isinstance(m, AssistantMessage) for call in m.calls}
+    for result in _own(run):
+        if isinstance(result, ToolResult):
+            yield CallRecord(
+                turn=_turn_in(result.call_id) - run.turns_before,
+                call_id=result.call_id,
+                name=result.name,
+                arguments=arguments_of(calls[result.call_id]),
+                outcome=result.outcome,
+                duration_s=result.duration_s,
+            )
+
+
+def _failures(run: Run) -> Iterable[tuple[int, ToolResult]]:
+    for message in _own(run):
+        if isinstance(message, ToolResult) and message.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
+            yield _turn_in(message.call_id) - run.turns_before, message

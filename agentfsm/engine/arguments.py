@@ -1,0 +1,184 @@
+"""What a model wrote as arguments: is it one strict JSON object, and if it does not fit, what to tell the model.
+
+Only jiter is needed here, so the engine looks at every call of a reply before it journals it, and pydantic stays
+unloaded until the first tool is made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import jiter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pydantic_core import ErrorDetails
+
+    from agentfsm.core.messages import JSON
+
+_BLANK = " \t\r\n\ufeff"
+# JSON's own white space, and the byte order mark that some writers put in front.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+# The escape itself; behind an odd backslash it would be six harmless characters.
+_MOST_PROBLEMS = 20
+# As many as a model can use; a list of 100,000 wrong items would fill its window.
+_LONGEST_PROBLEM = 300
+# Characters; room for the allowed values of a usual enumeration.
+_LONGEST_VALUE = 60
+# Characters; enough to recognise what was sent.
+_LONGEST_KIND = 150
+# Characters; an enumeration may hold 1,000 values.
+_LONGEST_PATH = 150
+# Characters, counted from the end; a path may be 100 steps deep.
+_WORDS = {
+    "expected value": "expected a value (NaN, Infinity and bare words are none)",
+    "lone leading surrogate in hex escape": "half of a surrogate pair",
+    "number out of range": "a number of too many digits",
+    "recursion limit exceeded": "nested more than 200 deep",
+    "unexpected end of hex escape": "half of a surrogate pair, or a \\u escape that is cut short",
+}
+# The parser's words that say little to a reader.
+
+
+def object_text(text: str) -> str:
+    """Trim white space and a byte order mark; no text at all counts as `{}`, as models send it for want of parameters.
+
+    Returns:
+        The text to check, journal, bind and send back.
+    """
+    return text.strip(_BLANK) or "{}"
+
+
+def check_object(text: str) -> str | None:
+    r"""Say why the text is not one strict JSON object, without raising.
+
+    Refused is also what parsers let through and stores or other readers stumble over: duplicate keys, NaN and Infinity,
+    lone surrogates, `\u0000`, nesting beyond 200, integers beyond 4,300 digits.
+
+    Args:
+        text: What the model wrote, of any length, after `object_text`.
+
+    Returns:
+        None where all is well, else the reason, to be put in brackets.
+    """
+    try:
+        value = jiter.from_json(text.encode(), catch_duplicate_keys=True, allow_inf_nan=False)
+    except UnicodeEncodeError as error:
+        return f"half of a surrogate pair at character {error.start}"
+    except ValueError as error:
+        reason, at, place = str(error).rpartition(" at line ")
+        return _WORDS.get(reason, _cut(reason, _LONGEST_PROBLEM)) + at + place
+    if not isinstance(value, dict):
+        return f"it is {_got(value)}"
+    if "\\u0000" in text and _NUL.search(text):
+        return "it holds the character \\u0000"
+    return None
+
+
+def explain(name: str, problems: Sequence[ErrorDetails], arguments: JSON, parameters: Mapping[str, Any]) -> str:
+    """Put pydantic's findings into words that a model can act upon.
+
+    Args:
+        name: The tool.
+        problems: All that was found, in any number; the first 20 are told.
+        arguments: What was sent, parsed.
+        parameters: The JSON Schema of the arguments.
+
+    Returns:
+        A line per place, in the order found, and a last line with the expected parameters.
+    """
+    known = parameters["properties"]
+    told = groupby(problems[:_MOST_PROBLEMS], key=lambda problem: _path(problem, arguments))
+    lines = [_cut(f"- {path}: {_said(list(group), known)}", _LONGEST_PROBLEM) for path, group in told]
+    if (more := len(problems) - _MOST_PROBLEMS) > 0:
+        lines.append(f"- and {more} more")
+    return "\n".join((f"the arguments of {name} do not fit:", *lines, expected(parameters)))
+
+
+def expected(parameters: Mapping[str, Any]) -> str:
+    """One line on the parameters: name, type, and whether it is required or what its default is."""
+    required = parameters.get("required", ())
+    properties = parameters["properties"].items()
+    shown = [f"{n} ({_cut(_kind(s), _LONGEST_KIND)}{_need(n, s, required)})" for n, s in properties]
+    return f"Parameters: {', '.join(shown)}." if shown else "It takes no parameters: send {}."
+
+
+def _path(problem: ErrorDetails, arguments: JSON) -> str:
+    """Where it is, as `items[3].name`; the branch of a union that was tried stands in brackets: `pet (as Cat).name`."""
+    path, value, last = "", arguments, len(problem["loc"]) - 1
+    for index, step in enumerate(problem["loc"]):
+        found, value = _step(value, step)
+        if found or (index == last and problem["type"].startswith("missing")):
+            path += f"[{step}]" if isinstance(step, int) else f".{_cut(step, _LONGEST_VALUE)}"
+        elif index < last and str(step).isidentifier():
+            path += f" (as {step})"
+    path = path.removeprefix(".") or "the object"
+    return path if len(path) <= _LONGEST_PATH else f"...{path[-_LONGEST_PATH:]}"
+
+
+def _step(value: JSON, step: str | int) -> tuple[bool, JSON]:
+    """Go one step down, or stay where the step is pydantic's name for a branch and no place in the value."""
+    if isinstance(value, dict) and isinstance(step, str) and step in value:
+        return True, value[step]
+    if isinstance(value, list) and isinstance(step, int) and step < len(value):
+        return True, value[step]
+    return False, value
+
+
+def _said(problems: Sequence[ErrorDetails], known: Mapping[str, Any]) -> str:
+    """Say what is wrong at one place; there are several problems where no branch of a union fits."""
+    first = problems[0]
+    match first["type"]:
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return "unknown" + _near_miss(first["loc"], known)
+        case kind if kind.startswith("missing"):
+            return "required, but missing"
+        case "value_error" | "assertion_error":
+            return first["msg"].partition(", ")[2]
+    wishes = dict.fromkeys(problem["msg"].removeprefix("Input ") for problem in problems)
+    return f"{' or '.join(wishes)}, got {_got(first['input'])}"
+
+
+def _near_miss(loc: tuple[str | int, ...], known: Mapping[str, Any]) -> str:
+    """Offer the parameter that was probably meant; inside nested values the candidates are not known."""
+    wanted = difflib.get_close_matches(str(loc[0])[:_LONGEST_VALUE], known, n=1) if len(loc) == 1 else ()
+    return "".join(f', did you mean "{name}"?' for name in wanted)
+
+
+def _got(value: object) -> str:
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return "an array"
+        case str():
+            return json.dumps(_cut(value, _LONGEST_VALUE), ensure_ascii=False)
+    return _cut(json.dumps(value, default=str), _LONGEST_VALUE)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _need(name: str, schema: Mapping[str, Any], required: Sequence[str]) -> str:
+    if name in required:
+        return ", required"
+    return f", default {_cut(json.dumps(schema['default']), _LONGEST_VALUE)}" if "default" in schema else ""
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """The type in a word or two: `integer`, `array of string`, `"asc" | "desc"`, or the name of a nested type."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "enum" in schema or "const" in schema:
+        return " | ".join(map(_got, schema.get("enum") or [schema["const"]]))
+    if branches := schema.get("anyOf") or schema.get("oneOf"):
+        return " | ".join(dict.fromkeys(map(_kind, branches)))
+    if isinstance(items := schema.get("items"), dict) and items:
+        return f"array of {_kind(items)}"
+    return str(schema.get("type", "anything"))

@@ -1,0 +1,68 @@
+"""Facts about runs for the application's log: the stdlib logger `agentfsm`, written through structlog.
+
+The library is silent until the application configures logging. Nothing secret is a fact: prompts, arguments, results
+and keys stay out, unless an agent is made with `log_prompts=True`, and then what looks like a secret is masked.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+import attrs
+
+LOGGER: Final = logging.getLogger("agentfsm")
+LOGGER.addHandler(logging.NullHandler())
+
+_SECRETS: Final = re.compile(
+    r"(?i)\b(?:sk|pk|rk|ghp|gho|xox[abp])[-_][\w-]{8,}|\bbearer\s+\S+|\b(?:api[_-]?key|password|secret|token)\b\W{1,4}\S+",
+)
+PROMPT_CHARS: Final = 2_000
+# Of a prompt in the log: enough to recognise it.
+
+
+@cache
+def _structured() -> Any:
+    """Return structlog over the stdlib logger; loaded with the first line written, since it takes 0.2 s to import."""
+    structlog = import_module("structlog")
+    return structlog.wrap_logger(
+        LOGGER,
+        processors=[structlog.processors.LogfmtRenderer(key_order=["event"])],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+
+
+@attrs.frozen
+class Facts:
+    """A log whose lines all say which run they speak of."""
+
+    run_id: str
+    agent: str
+
+    def debug(self, event: str, **facts: object) -> None:
+        """Log what only somebody looking for a fault wants."""
+        self._write(logging.DEBUG, event, facts)
+
+    def info(self, event: str, **facts: object) -> None:
+        """Log a turn, a call, an end."""
+        self._write(logging.INFO, event, facts)
+
+    def warning(self, event: str, **facts: object) -> None:
+        """Log a retry, a downgrade, something unusual."""
+        self._write(logging.WARNING, event, facts)
+
+    def error(self, event: str, **facts: object) -> None:
+        """Log a failure."""
+        self._write(logging.ERROR, event, facts)
+
+    def _write(self, level: int, event: str, facts: dict[str, object]) -> None:
+        if LOGGER.isEnabledFor(level) and LOGGER.hasHandlers():
+            _structured().log(level, event, run=self.run_id, agent=self.agent, **facts)
+
+
+def redacted(text: str) -> str:
+    """Return the beginning of the text, with what looks like a secret masked."""
+    return _SECRETS.sub("[redacted]", text[:PROMPT_CHARS])

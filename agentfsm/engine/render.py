@@ -1,0 +1,85 @@
+"""Results and errors as text for the model: what happened, whether to try again, what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from agentfsm.engine.tools import Tool, ToolRegistry
+
+NAMES_SHOWN = 30
+# Tools listed when one is unknown: enough to choose from, not the whole catalogue again.
+ERROR_CHARS = 2_000
+# Of an error's own text: the cause stands at its beginning.
+
+
+def result_text(value: object) -> str:
+    """Return what a tool returned as text: a str as it is, everything else as JSON, not ASCII-escaped."""
+    if isinstance(value, str):
+        return clean(value)
+    if value is None:
+        return "(done, no output)"
+    try:
+        return str(_to_json()(value, fallback=_plain).decode())
+    except Exception as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
+        return f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe(error)})"
+
+
+@cache
+def _to_json() -> Callable[..., bytes]:
+    """Return pydantic's writer: it is loaded with the first schema, not with this module."""
+    writer: Callable[..., bytes] = import_module("pydantic_core").to_json
+    return writer
+
+
+def _plain(value: Any) -> Any:
+    return attrs.asdict(value, recurse=False) if attrs.has(type(value)) else str(value)
+
+
+def clean(text: str) -> str:
+    """Return the text without lone surrogates, which no wire and no database takes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def describe(error: BaseException) -> str:
+    """Return the error's type and text; never raises, and never shows a traceback."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  a broken __str__ must not hide the error
+        text = "(its text cannot be read)"
+    return clean(f"{type(error).__name__}: {text}"[:ERROR_CHARS] if text else type(error).__name__)
+
+
+def failure_text(error: BaseException, tool: Tool[..., Any]) -> str:
+    """Say that a tool failed."""
+    return f"{describe(error)}. {_advice(tool)}"
+
+
+def timeout_text(tool: Tool[..., Any], timeout_s: float) -> str:
+    """Say that a call was cut off."""
+    return f"no result within {timeout_s:g} s, so the call was cut off. {_advice(tool)}"
+
+
+def _advice(tool: Tool[..., Any]) -> str:
+    if tool.repeatable:
+        return "It may be called again; other arguments or another tool may do better."
+    return "Its effect may have happened, in whole or in part: check before you call it again."
+
+
+def malformed_text(reason: str) -> str:
+    """Say why the arguments are no JSON object."""
+    return f"the arguments are not a JSON object ({reason}). Nothing was run: call again with valid JSON."
+
+
+def unknown_text(name: str, registry: ToolRegistry) -> str:
+    """Say that there is no such tool, and which there are."""
+    nearest = registry.nearest(name)
+    hint = f" Did you mean {nearest!r}?" if nearest else ""
+    listed = ", ".join(registry.names[:NAMES_SHOWN]) or "none"
+    more = f" and {len(registry) - NAMES_SHOWN} more" if len(registry) > NAMES_SHOWN else ""
+    return clean(f"there is no tool {name[:100]!r}.{hint} Nothing was run. Tools: {listed}{more}.")

@@ -1,0 +1,236 @@
+"""What a watcher sees: typed, numbered events while a run is driven, and the stream that hands them out.
+
+These are not the journal's facts: they are finer (each piece of text), and nothing depends on their being seen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import anyio
+import attrs
+
+from agentfsm.core.machine import State
+from agentfsm.core.messages import Usage
+from agentfsm.core.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from types import TracebackType
+
+BUFFER: Final = 256
+# Events that wait for a slow reader before neighbouring deltas are merged: some seconds of a fast model.
+
+
+@attrs.frozen(kw_only=True)
+class StateChanged:
+    """The run moved along an arrow of the table."""
+
+    seq: int = 0
+    # The event's number in the stream, from 1 without gaps; set when it is handed out, as in all events here.
+    run_id: str
+    turn: int
+    state: State
+    event: str
+    # The name of the journal's event that moved it.
+
+
+@attrs.frozen(kw_only=True)
+class TextDelta:
+    """A piece of the answer's text."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    attempt: int
+    # From 1; a higher one replaces the text of the lower ones, since the model is asked anew.
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class CallDelta:
+    """A piece of a tool call."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    attempt: int
+    index: int
+    # Which call of the reply, from 0.
+    call_id: str
+    name: str
+    # The tool's name with the first piece, then empty.
+    arguments: str
+    # The next piece of the arguments' JSON text.
+
+
+class ToolEventType(StrEnum):
+    """What happened to a tool call."""
+
+    QUEUED = "tool_queued"
+    STARTED = "tool_started"
+    PROGRESS = "tool_progress"
+    COMPLETED = "tool_completed"
+    ERROR = "tool_error"
+    DRAINED = "queue_drained"
+
+
+@attrs.frozen(kw_only=True)
+class ToolEvent:
+    """Something happened to a tool call."""
+
+    seq: int = 0
+    type: ToolEventType
+    run_id: str = ""
+    turn: int = 0
+    call_id: str = ""
+    # Empty for queue_drained, as `tool`.
+    tool: str = ""
+    position: int | None = None
+    # tool_queued: the place in call order, from 0.
+    duration_s: float | None = None
+    # tool_completed and tool_error.
+    success: bool | None = None
+    # tool_completed.
+    message: str = ""
+    # tool_error: what went wrong. tool_progress: what the tool says.
+
+
+@attrs.frozen(kw_only=True)
+class UsageReported:
+    """A model call was paid for."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    usage: Usage
+    # Of this call.
+    total: Usage
+    # Of the run so far.
+
+
+@attrs.frozen(kw_only=True)
+class RunEnded:
+    """The driving call is at its end: the run is over or waits. The last event of a stream."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    run: Run
+
+
+StreamEvent: TypeAlias = StateChanged | TextDelta | CallDelta | ToolEvent | UsageReported | RunEnded
+Listener: TypeAlias = Callable[[StreamEvent], None]
+
+
+class Stream:
+    """Events of one driving call: `async with agent.stream("...") as s: async for event in s: ...`.
+
+    Nothing is dropped: when the reader is slow, neighbouring deltas are merged. Leaving the block early cancels the
+    driving call, which leaves a run that `resume` continues. An error of the driving call is raised where the events
+    end, or where the block is left.
+
+    Attributes:
+        run: The newest state of the run; None before the first step.
+    """
+
+    def __init__(self, drive: Callable[[Listener, Callable[[Run], None]], Awaitable[Run]]) -> None:
+        """Prepare the stream; `drive` is called when the block is entered."""
+        self.run: Run | None = None
+        self._drive = drive
+        self._events: deque[StreamEvent] = deque()
+        self._seq = 0
+        self._news = anyio.Event()
+        self._over = False
+        self._error: BaseException | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._run)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        self._tasks.cancel_scope.cancel()
+        suppressed = await self._tasks.__aexit__(kind, error, trace)
+        if kind is None:
+            self._raise()
+        return suppressed
+
+    async def _run(self) -> None:
+        try:
+            self.run = await self._drive(self._put, self._see)
+            self._put(RunEnded(run_id=self.run.id, turn=self.run.turn, run=self.run))
+        except Exception as error:  # noqa: BLE001  it is raised to the reader, not in the task
+            self._error = error
+        finally:
+            self._over = True
+            self._news.set()
+
+    def _see(self, run: Run) -> None:
+        self.run = run
+
+    def _put(self, event: StreamEvent) -> None:
+        events = self._events
+        if len(events) >= BUFFER and (merged := _merge(events[-1], event)) is not None:
+            events[-1] = merged
+        else:
+            events.append(event)
+        self._news.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamEvent:
+        while not self._events:
+            if self._over:
+                self._raise()
+                raise StopAsyncIteration
+            self._news = anyio.Event()
+            await self._news.wait()
+        self._seq += 1
+        event = self._events.popleft()
+        object.__setattr__(event, "seq", self._seq)  # ours alone until it is handed out: no need for a copy
+        return event
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+def _merge(last: StreamEvent, event: StreamEvent) -> StreamEvent | None:
+    """Return one delta for two neighbouring ones, or None where they do not belong together."""
+    match last, event:
+        case TextDelta(), TextDelta() if (last.turn, last.attempt) == (event.turn, event.attempt):
+            return attrs.evolve(last, text=last.text + event.text)
+        case CallDelta(), CallDelta() if (last.call_id, last.attempt) == (event.call_id, event.attempt):
+            return attrs.evolve(last, arguments=last.arguments + event.arguments)
+    return None
+
+
+def to_json(event: StreamEvent) -> dict[str, Any]:
+    """Return the event as a dict of JSON values, with its type's name under "type"."""
+    kind = event.type if isinstance(event, ToolEvent) else _NAMES[type(event)]
+    fields = {"type": str(kind), "seq": event.seq, "run_id": event.run_id, "turn": event.turn}
+    if isinstance(event, RunEnded):
+        return {**fields, "state": event.run.state, "stop_reason": event.run.stop_reason}
+    own = attrs.asdict(event, filter=lambda a, v: a.name not in fields and v is not None)
+    return {**fields, **own}
+
+
+_NAMES: Final[dict[type, str]] = {
+    StateChanged: "state_changed",
+    TextDelta: "text_delta",
+    CallDelta: "call_delta",
+    UsageReported: "usage",
+    RunEnded: "run_ended",
+}

@@ -1,0 +1,55 @@
+"""Models: each adapter in a file of its own, loaded when it is asked for, so that no vendor library loads before."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from agentfsm.core.errors import MisuseError
+
+if TYPE_CHECKING:
+    from agentfsm.models.openai_chat import OpenAIChat
+    from agentfsm.models.prices import Price
+    from agentfsm.ports import Model
+
+__all__ = ["OpenAIChat", "Price", "resolve"]
+
+# Where each name lives.
+_HOMES = {"OpenAIChat": "agentfsm.models.openai_chat", "Price": "agentfsm.models.prices"}
+
+# What a model's name may begin with, and the adapter it stands for.
+_ADAPTERS = {"openai": "OpenAIChat"}
+
+
+def resolve(model: str) -> Model:
+    """Make the model that a name like "openai:gpt-4o" stands for.
+
+    Args:
+        model: The provider, a colon, and the model's name as the provider knows it.
+
+    Raises:
+        MisuseError: when the name has another form, or the provider is unknown; or, from the adapter, when no API key
+            is found.
+    """
+    prefix, _, name = model.partition(":")
+    if prefix not in _ADAPTERS or not name:
+        known = ", ".join(f"'{prefix}:'" for prefix in _ADAPTERS)
+        msg = (
+            f"{model!r} names no model: a model is named by its provider, a colon and its name, such as "
+            f"'openai:gpt-4o'. Known providers: {known}. For another server that speaks OpenAI's wire, pass "
+            "OpenAIChat('its-model', base_url='https://its.host/v1')."
+        )
+        raise MisuseError(msg)
+    adapter: Model = __getattr__(_ADAPTERS[prefix])(name)
+    return adapter
+
+
+def __getattr__(name: str) -> Any:
+    if home := _HOMES.get(name):
+        return getattr(import_module(home), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -1,0 +1,193 @@
+"""Runs in memory: for tests, and for runs that need not outlive the process."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
+from agentfsm.core.inbox import Cancel, InboxItem, Posted
+from agentfsm.core.run import Header, Run, begin
+from agentfsm.ports import Lease, Store, Stored, Summary
+from agentfsm.stores.common import checked_session, summary_of, told_winner
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentfsm.core.events import Event
+    from agentfsm.ports import Commit
+
+KEEP_FINISHED: Final = 1_000
+# Finished runs kept: enough to look back in a test or a shell, too few to fill the memory of a service.
+
+
+@attrs.frozen
+class _Written:
+    """The outcome of an append to memory: it is always decided at once."""
+
+    accepted: bool
+    error: StoreError | None = None
+
+    async def wait(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.accepted
+
+
+_WRITTEN: Final = _Written(accepted=True)
+_REFUSED: Final = _Written(accepted=False)
+
+
+@attrs.define(eq=False)
+class _Record:
+    run: Run
+    events: list[Event] = attrs.field(factory=list)
+    inbox: dict[int, Posted] = attrs.field(factory=dict)
+    # By number; struck when taken.
+    keys: dict[str, Posted] = attrs.field(factory=dict)
+    # Every post there ever was, by key.
+    token: int = 0
+    holder: weakref.ref[Lease] | None = None
+    # Weak, so that an owner whose coroutine was thrown away holds nothing.
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease that is held now."""
+        return self.holder() if self.holder is not None else None
+
+
+@attrs.define(eq=False)
+class MemoryStore(Store):
+    """Keeps journals in this process. Finished runs are dropped, oldest first, beyond the newest 1,000."""
+
+    _records: dict[str, _Record] = attrs.field(factory=dict, init=False)
+    _finished: OrderedDict[str, None] = attrs.field(factory=OrderedDict, init=False)
+    _numbers: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
+
+    async def create(self, header: Header) -> tuple[Header, Lease]:
+        """Insert the run if its id is new, and take its lease."""
+        record = self._records.get(header.id)
+        if record is None:
+            header = self._in_session(header)
+            record = self._records[header.id] = _Record(begin(header))
+        elif record.run.header.prompt != header.prompt:
+            raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
+        return record.run.header, self._take(record)
+
+    def _in_session(self, header: Header) -> Header:
+        if header.session is None:
+            return header
+        runs = [r.run for r in self._records.values() if r.run.session == header.session]
+        return checked_session(header, [(run.id, run.state) for run in runs])
+
+    async def lease(self, run_id: str) -> Lease:
+        """Take the lease of a run that exists."""
+        return self._take(self._record(run_id))
+
+    def _take(self, record: _Record) -> Lease:
+        if record.lease is not None:
+            raise LeaseHeldError(f"run {record.run.id!r} is being driven by another task; wait for it, or resume it")
+        record.token += 1
+        lease = Lease(
+            run_id=record.run.id,
+            token=record.token,
+            version=record.run.version,
+            newest=max(record.inbox, default=0),
+            cancelled=any(isinstance(row.item, Cancel) for row in record.inbox.values()),
+        )
+        record.holder = weakref.ref(lease)
+        return lease
+
+    def append(
+        self,
+        lease: Lease,
+        run: Run,
+        events: Sequence[Event],
+        *,
+        taken: Sequence[int] = (),
+        final: bool = False,
+    ) -> Commit:
+        """Write events and strike inbox rows; what is wrong is raised by the wait, as in the other stores."""
+        try:
+            return self._write(lease, run, events, taken, final=final)
+        except StoreError as error:
+            return _Written(accepted=False, error=error)
+
+    def _write(self, lease: Lease, run: Run, events: Sequence[Event], taken: Sequence[int], *, final: bool) -> Commit:
+        record = self._record(lease.run_id)
+        if lease.token != record.token:
+            raise LeaseLostError(f"run {lease.run_id!r} was taken over by another worker")
+        if record.run.version != run.version - len(events):
+            raise ConflictError(f"run {run.id!r} is at version {record.run.version}, not {run.version - len(events)}")
+        if final and record.inbox.keys() - set(taken):
+            return _REFUSED
+        for number in taken:
+            record.inbox.pop(number, None)
+        record.events.extend(events)
+        record.run = run
+        if run.is_over:
+            self._retire(run.id)
+        return _WRITTEN
+
+    def _retire(self, run_id: str) -> None:
+        self._finished[run_id] = None
+        if len(self._finished) > KEEP_FINISHED:
+            oldest, _ = self._finished.popitem(last=False)
+            self._records.pop(oldest, None)
+
+    async def release(self, lease: Lease) -> None:
+        """Give the lease back."""
+        record = self._records.get(lease.run_id)
+        if record is not None and record.lease is lease:
+            record.holder = None
+
+    async def post(self, run_id: str, key: str, item: InboxItem) -> Posted:
+        """Put an item into the inbox; the first post of a key wins."""
+        record = self._record(run_id)
+        if (winner := record.keys.get(key)) is not None:
+            return told_winner(run_id, winner, item)
+        if record.run.is_over:
+            raise ConflictError(f"run {run_id!r} is over ({record.run.stop_reason}): it takes no more input")
+        row = Posted(number=next(self._numbers), key=key, item=item)
+        record.keys[key] = record.inbox[row.number] = row
+        if (lease := record.lease) is not None:
+            lease.newest = row.number
+            lease.cancelled = lease.cancelled or isinstance(item, Cancel)
+            if isinstance(item, Cancel) and lease.wake is not None:
+                lease.wake()
+        return row
+
+    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+        """Return the rows that are not taken yet, oldest first."""
+        return tuple(self._record(run_id).inbox.values())
+
+    async def read(self, run_id: str, after: int = 0) -> Stored:
+        """Return the header and the events after that version."""
+        record = self._record(run_id)
+        return Stored(header=record.run.header, events=tuple(record.events[max(after, 0) :]))
+
+    async def runs(self, *, limit: int = 100, session: str | None = None) -> tuple[Summary, ...]:
+        """Return the newest runs, newest first."""
+        records = [r for r in reversed(self._records.values()) if session is None or r.run.session == session]
+        newest = sorted(records, key=lambda record: record.run.created_at, reverse=True)[: max(limit, 0)]
+        return tuple(summary_of(record.run, driven=record.lease is not None) for record in newest)
+
+    async def delete(self, run_id: str) -> None:
+        """Remove a run that nobody drives."""
+        if self._record(run_id).lease is not None:
+            raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
+        del self._records[run_id]
+        self._finished.pop(run_id, None)
+
+    async def aclose(self) -> None:
+        """Do nothing: memory has nothing to close, and the runs stay readable."""
+
+    def _record(self, run_id: str) -> _Record:
+        try:
+            return self._records[run_id]
+        except KeyError:
+            raise RunNotFoundError(f"no run {run_id!r} in memory; MemoryStore forgets with the process") from None

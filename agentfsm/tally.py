@@ -1,0 +1,152 @@
+"""Counting a history that grows: each message once.
+
+Before there is a vocabulary the tally counts bytes. A token is at least one byte, so what fits in bytes fits in tokens,
+and a short run never loads a vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import AssistantMessage, ImagePart, Message, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.run import gap_note
+from agentfsm.ports import TokenCounter
+
+if TYPE_CHECKING:
+    from agentfsm.ports import ToolDefinition
+
+BYTES_PER_TOKEN: Final = 4
+# Of English and code; of Chinese it is about as many too, since a character has three bytes.
+
+MESSAGE_TOKENS: Final = 4
+# What a provider writes around each message: its start, role and end, and a line break. A call is written likewise.
+
+IMAGE_TOKENS: Final = 1_445
+# The dearest image of gpt-4o: scaled to 768 x 2,048 it has 8 tiles of 170 tokens, and 85 for the whole. The size is
+# unknown until the image is fetched, which counting must not do. gpt-4.1 takes 1,536 at most; the mini models bill a
+# multiple (gpt-4o-mini 2,833 for detail="low"), so for images the figure is no bound.
+
+LOW_IMAGE_TOKENS: Final = 85
+# The same for detail="low", whatever the size.
+
+
+Count = Callable[[str], int]
+
+
+@attrs.frozen
+class _Bytes(TokenCounter):
+    """Counts UTF-8 bytes: never less than the tokens of any byte-pair vocabulary, and almost free."""
+
+    encoding: str = attrs.field(default="bound: UTF-8 bytes", init=False)
+    exact: bool = attrs.field(default=False, init=False)
+
+    def count(self, text: str) -> int:
+        return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+BYTES: Final = _Bytes()
+# A sure upper bound, to be used as a counter.
+
+
+def count_message(message: Message, counter: TokenCounter) -> int:
+    """Return the tokens of a message, with what the provider writes around it."""
+    return MESSAGE_TOKENS + _COUNTS[type(message)](message, counter.count)
+
+
+def _of_assistant(message: AssistantMessage, count: Count) -> int:
+    calls = [count(c.id) + count(c.name) + count(c.arguments) + MESSAGE_TOKENS for c in message.calls]
+    return count(message.text) + sum(calls)
+
+
+def _of_result(message: ToolResult, count: Count) -> int:
+    return count(message.call_id) + count(message.text)
+
+
+def _of_user(message: UserMessage, count: Count) -> int:
+    images = [part for part in message.parts if isinstance(part, ImagePart)]
+    return count(message.text) + sum(LOW_IMAGE_TOKENS if i.detail == "low" else IMAGE_TOKENS for i in images)
+
+
+_COUNTS: Final[Mapping[type[Message], Callable[[Any, Count], int]]] = {
+    SystemMessage: lambda message, count: count(message.text),
+    UserMessage: _of_user,
+    AssistantMessage: _of_assistant,
+    ToolResult: _of_result,
+}
+
+
+def count_tools(definitions: Iterable[ToolDefinition], counter: TokenCounter) -> int:
+    """Return the tokens of the tool definitions, as JSON; 0 where there are none."""
+    tools = [attrs.asdict(definition, recurse=False) for definition in definitions]
+    return counter.count(json.dumps(tools, ensure_ascii=False, default=dict)) if tools else 0
+
+
+@attrs.define(eq=False)
+class Tally:
+    """The tokens of a history that grows: each message is counted once."""
+
+    counter: TokenCounter = BYTES
+    # `BYTES` until there is a vocabulary, see `recount`.
+    task: int | None = attrs.field(default=None, init=False)
+    # Where the first user message is; None where there is none yet.
+    _sums: list[int] = attrs.field(factory=lambda: [0], init=False)
+    # The tokens of the first 0, 1, 2, ... messages: never falling, so it can be searched by halves.
+
+    def __len__(self) -> int:
+        return len(self._sums) - 1
+
+    @property
+    def total(self) -> int:
+        """The tokens of all messages."""
+        return self._sums[-1]
+
+    def of(self, index: int) -> int:
+        """Return the tokens of one message."""
+        return self._sums[index + 1] - self._sums[index]
+
+    def since(self, start: int) -> int:
+        """Return the tokens of the messages from `start` on."""
+        return self._sums[-1] - self._sums[start]
+
+    def extend_to(self, messages: Sequence[Message]) -> None:
+        """Count what is new in the history.
+
+        Raises:
+            MisuseError: when the history is shorter than what was counted.
+        """
+        known = len(self)
+        if len(messages) < known:
+            msg = f"the history has {len(messages)} messages, but {known} were counted: a fork needs a Tally of its own"
+            raise MisuseError(msg)
+        for index, message in enumerate(messages[known:], known):
+            if self.task is None and isinstance(message, UserMessage):
+                self.task = index
+            self._sums.append(self._sums[-1] + count_message(message, self.counter))
+
+    def recount(self, messages: Sequence[Message], counter: TokenCounter) -> None:
+        """Count the whole history again, with a counter that has become available."""
+        self.counter, self.task, self._sums = counter, None, [0]
+        self.extend_to(messages)
+
+    def shown(self, start: int) -> int:
+        """Return the tokens of what a request shows whose window starts at `start`: task, note on the gap, the rest."""
+        kept = self.task is not None and self.task < start
+        removed = start - kept
+        if not removed:
+            return self.total
+        task_tokens = self.of(self.task) if self.task is not None and kept else 0
+        return task_tokens + count_message(gap_note(removed), self.counter) + self.since(start)
+
+    def estimate(self, start: int) -> int:
+        """Return about how many tokens that is, also where only bytes were counted."""
+        return self.shown(start) // (BYTES_PER_TOKEN if self.counter is BYTES else 1)
+
+    def first_within(self, tokens: float, start: int) -> int:
+        """Return the smallest index >= `start` from which on the messages come to `tokens` at most."""
+        return bisect_left(self._sums, self.total - tokens, start, len(self))

@@ -1,0 +1,158 @@
+"""Models for tests: one that follows a script and checks what it is asked, one that is a function."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import Any, Final
+
+import anyio
+import attrs
+
+from agentfsm.core.messages import AssistantMessage, Message, Usage
+from agentfsm.ports import CallChunk, Emit, FinishReason, Model, ProposedCall, Reply, Request, TextChunk
+
+USAGE: Final = Usage(input_tokens=10, output_tokens=5)
+# What a scripted reply costs unless it says otherwise: enough to see sums add up.
+
+Expectation = str | Callable[[Request], bool]
+
+
+@attrs.frozen
+class Call:
+    """A tool call of a script; make it with `call`."""
+
+    name: str
+    arguments: str
+
+
+@attrs.frozen(kw_only=True)
+class Line:
+    """A reply of a script; make it with `say` or `fail`."""
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    expect: Expectation | None = None
+    # What the model must have been asked: words in the newest message, or a check of the whole request.
+    usage: Usage | None = USAGE
+    finish_reason: FinishReason | None = None
+    delay_s: float = 0.0
+    # Seconds before the reply.
+    error: Exception | None = None
+    # Raised in place of a reply.
+
+
+def call(name: str, /, **arguments: Any) -> Call:
+    """Write a tool call into a script."""
+    return Call(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def raw_call(name: str, arguments: str) -> Call:
+    """Write a tool call whose arguments are any text, also a broken one."""
+    return Call(name, arguments)
+
+
+def say(text: str = "", *calls: Call, expect: Expectation | None = None, **details: Any) -> Line:
+    """Write a reply into a script: text, calls, or both; `details` are further fields of `Line`."""
+    return Line(text=text, calls=calls, expect=expect, **details)
+
+
+def fail(error: Exception, *, expect: Expectation | None = None) -> Line:
+    """Let the model fail at this place of the script."""
+    return Line(error=error, expect=expect)
+
+
+class ScriptedModel(Model):
+    """Follows a script, line by line, and fails the test when it is asked something else, or too much.
+
+    Example: `ScriptedModel(say("", call("get_weather", city="Paris")), say("Sunny.", expect="28"))`
+
+    Attributes:
+        requests: What it was asked, oldest first.
+    """
+
+    name = "scripted"
+
+    def __init__(self, *script: Line | str) -> None:
+        """Take the lines; a str is a reply of that text."""
+        self._script = tuple(say(line) if isinstance(line, str) else line for line in script)
+        self.requests: list[Request] = []
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Give the next line.
+
+        Raises:
+            AssertionError: when the script is at its end, or the request is not what the line expects.
+        """
+        at = len(self.requests)
+        self.requests.append(request)
+        if at >= len(self._script):
+            lines = len(self._script)
+            raise AssertionError(f"the script has {lines} lines and the model was asked once more: {_newest(request)}")
+        line = self._script[at]
+        _check(line.expect, request, at)
+        if line.delay_s:
+            await anyio.sleep(line.delay_s)
+        if line.error is not None:
+            raise line.error
+        return _spoken(line, at, emit)
+
+    def assert_done(self) -> None:
+        """Fail the test when lines were left over.
+
+        Raises:
+            AssertionError: naming how many.
+        """
+        left = len(self._script) - len(self.requests)
+        if left > 0:
+            raise AssertionError(f"{left} of {len(self._script)} lines of the script were not asked for")
+
+
+def _check(expect: Expectation | None, request: Request, at: int) -> None:
+    if expect is None:
+        return
+    met = expect in _newest(request) if isinstance(expect, str) else expect(request)
+    if not met:
+        wish = repr(expect) if isinstance(expect, str) else "its check to pass"
+        raise AssertionError(f"line {at + 1} of the script expects {wish}; the newest message is: {_newest(request)}")
+
+
+def _newest(request: Request) -> str:
+    message: Message = request.messages[-1]
+    return json.dumps([c.name for c in message.calls]) if isinstance(message, AssistantMessage) else message.text
+
+
+def _spoken(line: Line, at: int, emit: Emit | None) -> Reply:
+    calls = tuple(
+        ProposedCall(id=f"call_{at}_{index}", name=each.name, arguments=each.arguments)
+        for index, each in enumerate(line.calls)
+    )
+    if emit is not None:
+        for piece in re.findall(r"\S*\s*", line.text)[:-1]:
+            emit(TextChunk(text=piece))
+        for index, each in enumerate(calls):
+            emit(CallChunk(index=index, name=each.name))
+            emit(CallChunk(index=index, arguments=each.arguments))
+    reason = line.finish_reason or (FinishReason.TOOL_CALLS if calls else FinishReason.STOP)
+    return Reply(text=line.text, calls=calls, finish_reason=reason, usage=line.usage)
+
+
+class FunctionModel(Model):
+    """A model that is a function of the request: plain or async, returning a `Reply` or the text of one."""
+
+    name = "function"
+
+    def __init__(self, function: Callable[[Request], Reply | str | Awaitable[Reply | str]]) -> None:
+        """Take the function."""
+        self._function = function
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Call the function."""
+        answer = self._function(request)
+        value = await answer if isawaitable(answer) else answer
+        reply = Reply(text=value) if isinstance(value, str) else value
+        if emit is not None and reply.text:
+            emit(TextChunk(text=reply.text))
+        return reply

@@ -1,0 +1,495 @@
+"""A server that speaks OpenAI's chat completions, for tests of agents: a real socket, and a model you script.
+
+    with LocalServer([Say(calls=(("weather", {"city": "Rome"}),)), Say(text="Sunny.")]) as server:
+        model = OpenAIChat("local", base_url=server.base_url)
+        ...
+    assert server.requests[1].body["messages"][-1]["role"] == "tool"
+
+It runs in threads of its own, so it works beside asyncio and trio and with any client, not only ours. It refuses the
+histories that OpenAI refuses, and it fails on request: overload, broken streams, pages of HTML, silence.
+"""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count, zip_longest
+from socket import SHUT_RDWR
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+    from types import TracebackType
+
+# A brain that never returns must not hang the test that closes the server; its thread is a daemon.
+_PATIENCE_S = 5.0
+
+_PAGE = "<!DOCTYPE html><html><body><h1>Sign in to the hotel's network</h1></body></html>"
+
+
+@attrs.frozen(kw_only=True)
+class Say:
+    """What the model says to one request, or how it fails."""
+
+    text: str = ""
+    calls: tuple[tuple[str, Mapping[str, Any] | str], ...] = ()
+    # Tool calls, in order: the tool's name, and its arguments as a mapping or as the raw text to send.
+    refusal: str = ""
+    # What the model says where it refuses.
+    finish_reason: str | None = None
+    # None for "tool_calls" where there are calls, else "stop".
+    usage: Mapping[str, Any] | None = None
+    # As OpenAI writes it; None for an estimate, a token for four characters.
+    without_usage: bool = False
+    # Leaves the usage out, as some servers do.
+
+    status: int = 200
+    # Anything from 400 on is answered by an error.
+    error: str | Mapping[str, Any] = ""
+    # The message of that error, or its fields: message, type, param, code.
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+    # Further headers, such as {"retry-after": "2"}.
+    html: bool = False
+    # A page in place of the answer, with status 200: what a captive portal or a wrong address sends.
+    raw: str | None = None
+    # The body as it is, in place of the answer: JSON or events that are malformed, say.
+
+    delay_s: float = 0.0
+    # Silence before the first byte, seconds.
+    chunk_delay_s: float = 0.0
+    # Silence before each chunk of a stream, seconds.
+    chunk_chars: int = 16
+    # Characters of text or arguments in a chunk, 1 or more.
+    interleave: bool = False
+    # Whether the chunks of several calls come by turns, and not call by call.
+    cut_after: int | None = None
+    # Breaks the connection after so many chunks of a stream; an answer that is not streamed, in its middle.
+
+    def __attrs_post_init__(self) -> None:
+        """Check the ranges."""
+        if self.chunk_chars < 1 or min(self.delay_s, self.chunk_delay_s, self.cut_after or 0) < 0:
+            msg = "chunk_chars is 1 or more, and delay_s, chunk_delay_s and cut_after are 0 or more"
+            raise MisuseError(msg)
+
+
+Brain: TypeAlias = Callable[[dict[str, Any]], Say]
+
+
+@attrs.frozen(kw_only=True)
+class Received:
+    """A request that came in."""
+
+    body: dict[str, Any]
+    # The JSON of the request.
+    headers: Mapping[str, str]
+    # By their names in lower case.
+
+
+@attrs.define(eq=False)
+class LocalServer:
+    """Serve chat completions on 127.0.0.1, at a port that the system picks.
+
+    Args:
+        brain: Either the answers in the order of the requests, or a function that takes a request's body and returns
+            the answer; it is called in the server's threads, several at once where requests overlap.
+    """
+
+    brain: Brain | Sequence[Say]
+    _requests: list[Received] = attrs.field(factory=list, init=False)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _listener: _Listener | None = attrs.field(default=None, init=False)
+    _thread: threading.Thread | None = attrs.field(default=None, init=False)
+
+    @property
+    def base_url(self) -> str:
+        """What a client takes as its base_url.
+
+        Raises:
+            MisuseError: when the server has not been started.
+        """
+        if self._listener is None:
+            msg = "the server has no address yet: start it, with `with LocalServer(...) as server:` or server.start()"
+            raise MisuseError(msg)
+        return f"http://127.0.0.1:{self._listener.server_address[1]}/v1"
+
+    @property
+    def requests(self) -> tuple[Received, ...]:
+        """The requests for a completion so far, in the order in which they came, refused ones too."""
+        with self._lock:
+            return tuple(self._requests)
+
+    def start(self) -> None:
+        """Listen; when this returns, requests are answered.
+
+        Raises:
+            MisuseError: when it was started before.
+        """
+        if self._listener is not None:
+            msg = "the server was started before: make a new LocalServer"
+            raise MisuseError(msg)
+        self._listener = listener = _Listener(self._answer)
+        # The interval is how often it looks whether it shall stop, seconds: closing takes no longer.
+        self._thread = threading.Thread(target=listener.serve_forever, args=(0.01,), name="LocalServer", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, break the open connections and wait for the threads; a second time does nothing."""
+        thread, self._thread = self._thread, None
+        if self._listener is not None and thread is not None:
+            self._listener.stop()
+            thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, body: dict[str, Any], headers: Mapping[str, str]) -> tuple[int, Say]:
+        with self._lock:
+            self._requests.append(Received(body=body, headers=headers))
+            number = len(self._requests)
+        messages = body.get("messages")
+        reason = check_history(messages) if isinstance(messages, list) else "'messages' has to be an array."
+        if reason is not None:
+            return number, Say(status=400, error={"message": reason, "param": "messages"})
+        try:
+            return number, self._think(number, body)
+        except Exception as error:  # noqa: BLE001  whatever it is, the test has to see it, as an answer
+            return number, Say(status=400, error=f"The brain of LocalServer raised {type(error).__name__}: {error}")
+
+    def _think(self, number: int, body: dict[str, Any]) -> Say:
+        if callable(self.brain):
+            return self.brain(body)
+        if number > len(self.brain):
+            return Say(
+                status=400, error=f"The script of LocalServer has {len(self.brain)} answers; this is request {number}."
+            )
+        return self.brain[number - 1]
+
+
+def check_history(messages: Sequence[Any]) -> str | None:
+    """Say why OpenAI would refuse a list of messages.
+
+    Each call of an assistant message needs exactly one tool message, behind it and before any other message; ids are
+    unique in the whole list.
+
+    Args:
+        messages: As they stand in the body of a request.
+
+    Returns:
+        The reason, in words close to OpenAI's, or None where the list is in order.
+    """
+    if not messages:
+        return "Invalid 'messages': empty array. Expected an array with minimum length 1."
+    seen: set[str] = set()
+    waiting: list[str] = []
+    for index, message in enumerate(messages):
+        if reason := _check_message(index, message):
+            return reason
+        if message["role"] == "tool":
+            if reason := _check_result(index, message["tool_call_id"], seen, waiting):
+                return reason
+            waiting.remove(message["tool_call_id"])
+            continue
+        if waiting:
+            return _unanswered(waiting)
+        waiting = [call["id"] for call in message.get("tool_calls", ())]
+        if again := _first_known(waiting, seen):
+            return f"Invalid parameter: duplicate value {again!r} for 'id' in 'messages[{index}].tool_calls'."
+    return _unanswered(waiting) if waiting else None
+
+
+def _first_known(ids: list[str], seen: set[str]) -> str | None:
+    for call_id in ids:
+        if call_id in seen:
+            return call_id
+        seen.add(call_id)
+    return None
+
+
+def _unanswered(waiting: list[str]) -> str:
+    return (
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
+        f"The following tool_call_ids did not have response messages: {', '.join(waiting)}"
+    )
+
+
+def _check_result(index: int, call_id: str, seen: set[str], waiting: list[str]) -> str | None:
+    if call_id in waiting:
+        return None
+    if call_id in seen:
+        return f"Invalid parameter: duplicate value {call_id!r} for 'tool_call_id' in 'messages[{index}]'."
+    return (
+        f"Invalid parameter: 'messages[{index}]' with role 'tool' must be a response to a preceding message with "
+        f"'tool_calls'; there is no call {call_id!r}."
+    )
+
+
+def _check_message(index: int, message: Any) -> str | None:
+    where = f"messages[{index}]"
+    if not isinstance(message, dict) or message.get("role") not in {"system", "developer", "user", "assistant", "tool"}:
+        return f"Invalid value for '{where}.role': supported are 'system', 'developer', 'user', 'assistant' and 'tool'."
+    calls = message.get("tool_calls")
+    if message["role"] == "assistant" and calls is not None:
+        return _check_calls(where, calls)
+    if not isinstance(message.get("content"), str | list):
+        return f"Invalid value for '{where}.content': expected a string or an array of parts."
+    if message["role"] == "tool" and not isinstance(message.get("tool_call_id"), str):
+        return f"Missing required parameter: '{where}.tool_call_id'."
+    return None
+
+
+def _check_calls(where: str, calls: Any) -> str | None:
+    if not isinstance(calls, list) or not calls:
+        return f"Invalid '{where}.tool_calls': expected an array with minimum length 1."
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        texts = (function.get("name"), function.get("arguments"), call.get("id")) if isinstance(function, dict) else ()
+        if not texts or not all(isinstance(text, str) for text in texts):
+            return f"Invalid '{where}.tool_calls[{index}]': 'id', 'function.name' and 'function.arguments' are strings."
+    return None
+
+
+# What is sent
+
+
+def _completion(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
+    calls = [_call(number, index, name, _arguments(given)) for index, (name, given) in enumerate(say.calls)]
+    message: dict[str, Any] = {"role": "assistant", "content": say.text or None, "refusal": say.refusal or None}
+    if calls:
+        message["tool_calls"] = calls
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(say)}
+    return _envelope("chat.completion", body, number, [choice]) | _usage_field(say, body)
+
+
+def _chunks(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return _envelope("chat.completion.chunk", body, number, [choice])
+
+    yield chunk({"role": "assistant", "content": "", "refusal": None})
+    for piece in _cut(say.text, say.chunk_chars):
+        yield chunk({"content": piece})
+    for piece in _cut(say.refusal, say.chunk_chars):
+        yield chunk({"refusal": piece})
+    for delta in _call_deltas(say, number):
+        yield chunk({"tool_calls": [delta]})
+    yield chunk({}, _finish_reason(say))
+    options = body.get("stream_options") or {}
+    usage = _usage_field(say, body)
+    if options.get("include_usage") and usage:
+        yield _envelope("chat.completion.chunk", body, number, []) | usage
+
+
+def _call_deltas(say: Say, number: int) -> Iterator[dict[str, Any]]:
+    calls = []
+    for index, (name, given) in enumerate(say.calls):
+        pieces = _cut(_arguments(given), say.chunk_chars)
+        deltas = [{"index": index, "function": {"arguments": piece}} for piece in pieces]
+        calls.append([{"index": index, **_call(number, index, name, "")}, *deltas])
+    rows = zip_longest(*calls) if say.interleave else calls
+    return (delta for row in rows for delta in row if delta is not None)
+
+
+def _envelope(kind: str, body: dict[str, Any], number: int, choices: list[Any]) -> dict[str, Any]:
+    created = int(time.time())
+    return {
+        "id": f"chatcmpl-{number}",
+        "object": kind,
+        "created": created,
+        "model": body.get("model"),
+        "choices": choices,
+    }
+
+
+def _call(number: int, index: int, name: str, arguments: str) -> dict[str, Any]:
+    return {
+        "id": f"call_{number}_{index}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _arguments(given: Mapping[str, Any] | str) -> str:
+    return given if isinstance(given, str) else json.dumps(dict(given), ensure_ascii=False)
+
+
+def _finish_reason(say: Say) -> str:
+    return say.finish_reason or ("tool_calls" if say.calls else "stop")
+
+
+def _usage_field(say: Say, body: dict[str, Any]) -> dict[str, Any]:
+    if say.without_usage:
+        return {}
+    if say.usage is not None:
+        return {"usage": dict(say.usage)}
+    words = say.text + say.refusal + "".join(_arguments(given) for _, given in say.calls)
+    prompt, completion = sum(map(_chars, body["messages"])) // 4, len(words) // 4
+    details = {"cached_tokens": 0}
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {"usage": {**usage, "prompt_tokens_details": details}}
+
+
+def _chars(message: dict[str, Any]) -> int:
+    content = message.get("content") or ""
+    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    texts += [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+    return sum(map(len, texts))
+
+
+def _cut(text: str, size: int) -> list[str]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def _error(say: Say) -> dict[str, Any]:
+    given = {"message": say.error} if isinstance(say.error, str) else say.error
+    kind = "server_error" if say.status >= 500 else "invalid_request_error"  # noqa: PLR2004  HTTP's own
+    usual = {"message": f"LocalServer was told to answer {say.status}.", "type": kind, "param": None, "code": None}
+    return {"error": usual | {key: value for key, value in given.items() if value}}
+
+
+# The socket
+
+
+class _Listener(ThreadingHTTPServer):
+    """Accepts connections and knows them, so that it can break them."""
+
+    request_queue_size = 1024  # a crowd of agents connects at once
+
+    def __init__(self, answer: Callable[[dict[str, Any], Mapping[str, str]], tuple[int, Say]]) -> None:
+        self.answer = answer
+        self.closing = threading.Event()
+        self._open: dict[threading.Thread, socket.socket] = {}
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's own: it asks the network for the name of the host.
+        socketserver.TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        # Only the listening thread comes here, and `stop` only after it has ended: so there is no lock.
+        self._open = {thread: connection for thread, connection in self._open.items() if thread.is_alive()}
+        handler = threading.Thread(
+            target=self.process_request_thread, args=(request, client_address), name="LocalServer-request", daemon=True
+        )
+        handler.start()
+        self._open[handler] = request
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # a client that went away, or was sent away, is no news
+            super().handle_error(request, client_address)
+
+    def stop(self) -> None:
+        self.closing.set()
+        self.shutdown()
+        self.server_close()
+        for connection in self._open.values():
+            with suppress(OSError):  # closed by its client, or by its thread
+                connection.shutdown(SHUT_RDWR)
+        for thread in self._open:
+            thread.join(_PATIENCE_S)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection: several requests, one after the other."""
+
+    protocol_version = "HTTP/1.1"  # connections are kept
+    disable_nagle_algorithm = True  # a small chunk leaves at once
+
+    def do_GET(self) -> None:
+        if self.path != "/v1/models":
+            self._send_json(404, {"error": {"message": f"Unknown address: GET {self.path}"}})
+            return
+        model = {"id": "local", "object": "model", "created": 0, "owned_by": "agentfsm"}
+        self._send_json(200, {"object": "list", "data": [model]})
+
+    def do_POST(self) -> None:
+        text = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.path != "/v1/chat/completions":
+            self._send_json(404, {"error": {"message": f"Unknown address: POST {self.path}"}})
+            return
+        try:
+            body = json.loads(text)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            self._send_json(400, _error(Say(status=400, error="The body is not a JSON object.")))
+            return
+        number, say = self._listener.answer(body, {name.lower(): value for name, value in self.headers.items()})
+        self._pause(say.delay_s)
+        self._say(say, body, number)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name is http.server's
+        """Stay silent: what came is in `LocalServer.requests`."""
+
+    @property
+    def _listener(self) -> _Listener:
+        return cast("_Listener", self.server)
+
+    def _say(self, say: Say, body: dict[str, Any], number: int) -> None:
+        streamed = bool(body.get("stream"))
+        headers = {"x-request-id": f"req_{number}", **say.headers}
+        if say.status >= 400:  # noqa: PLR2004  HTTP's own
+            self._send_json(say.status, _error(say), headers)
+        elif say.html:
+            self._send(say.status, _PAGE.encode(), {"content-type": "text/html", **headers})
+        elif say.raw is not None:
+            kind = "text/event-stream" if streamed else "application/json"
+            self._send(say.status, say.raw.encode(), {"content-type": kind, **headers})
+        elif streamed:
+            self._stream(say, _chunks(say, body, number), headers)
+        else:
+            self._send_json(say.status, _completion(say, body, number), headers, cut=say.cut_after is not None)
+
+    def _send_json(
+        self, status: int, value: dict[str, Any], headers: Mapping[str, str] | None = None, *, cut: bool = False
+    ) -> None:
+        text = json.dumps(value, ensure_ascii=False).encode()
+        self._send(status, text, {"content-type": "application/json", **(headers or {})}, cut=cut)
+
+    def _send(self, status: int, content: bytes, headers: Mapping[str, str], *, cut: bool = False) -> None:
+        self._send_head(status, {**headers, "content-length": str(len(content))})
+        self.wfile.write(content[: len(content) // 2] if cut else content)
+        self.close_connection = self.close_connection or cut
+
+    def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _stream(self, say: Say, chunks: Iterator[dict[str, Any]], headers: Mapping[str, str]) -> None:
+        self._send_head(say.status, {"content-type": "text/event-stream", **headers, "transfer-encoding": "chunked"})
+        sent = count()
+        for chunk in chunks:
+            if next(sent) == say.cut_after:
+                self.close_connection = True
+                return
+            self._pause(say.chunk_delay_s)
+            self._send_event(json.dumps(chunk, ensure_ascii=False))
+        self._send_event("[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _send_event(self, data: str) -> None:
+        event = f"data: {data}\n\n".encode()
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
+
+    def _pause(self, seconds: float) -> None:
+        if seconds and self._listener.closing.wait(seconds):
+            msg = "the server closes"
+            raise ConnectionAbortedError(msg)

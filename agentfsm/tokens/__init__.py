@@ -1,0 +1,23 @@
+"""Token counters. This package loads no vocabulary: `tokens.tiktoken_counter` does, when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from agentfsm.threads import in_thread
+
+if TYPE_CHECKING:
+    from agentfsm.ports import TokenCounter
+
+__all__ = ["load_counter"]
+
+
+async def load_counter(model_name: str) -> TokenCounter:
+    """Load the token counter for a model, once in a process; an estimate, marked as one, where there is none.
+
+    tiktoken itself is imported in a thread, since that takes 0.1 s.
+    """
+    module = await in_thread(lambda: import_module("agentfsm.tokens.tiktoken_counter")).wait()
+    counter: TokenCounter = await module.load_counter(model_name)
+    return counter

@@ -1,0 +1,349 @@
+"""The wire: what is written, and what is made of what comes."""
+
+import json
+from types import MappingProxyType
+
+import pytest
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import (
+    AssistantMessage,
+    ImagePart,
+    Outcome,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
+from agentfsm.models.chat_wire import Assembly, FormError, SentError, decode, encode
+from agentfsm.ports import CallChunk, FinishReason, ProposedCall, Request, Settings, TextChunk, ToolDefinition
+from agentfsm.testing.server import check_history
+
+ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
+TOOL = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object"})
+
+
+def body_of(*messages, instructions="", tools=(), streamed=False, **settings):
+    request = Request(
+        instructions=instructions, messages=messages or (ASK,), tools=tools, settings=Settings(**settings)
+    )
+    return json.loads(encode(request, model="m", limit_field="max_tokens", streamed=streamed))
+
+
+def assembled(*chunks):
+    """Feed the chunks as one stream; returns the assembly and the pieces that were news."""
+    assembly = Assembly()
+    pieces = []
+    for chunk in chunks:
+        pieces += assembly.feed(f"data: {json.dumps(chunk)}\n\n".encode())
+    return assembly, pieces
+
+
+def delta(finish_reason=None, **fields):
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish_reason}]}
+
+
+def call_delta(index=None, call_id=None, name=None, arguments=None):
+    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    fields = {"index": index, "id": call_id, "function": function}
+    return delta(tool_calls=[{key: value for key, value in fields.items() if value is not None}])
+
+
+# What is written
+
+
+def test_a_history_is_written_as_openai_wants_it():
+    """Each kind of message has its role and form, and OpenAI's own rules find no fault."""
+    call = ToolCall(id="t1.0", name="weather", arguments='{"city":"Rome"}', key="k", provider_id="call_9")
+    result = ToolResult(call_id="t1.0", name="weather", outcome=Outcome.DONE, content="20 C")
+    image = ImagePart(url="https://a.test/x.png", detail="low")
+    messages = body_of(
+        UserMessage(parts=(TextPart(text="Look"), image)),
+        AssistantMessage(text="Hm.", calls=(call,)),
+        result,
+        AssistantMessage(calls=(ToolCall(id="t2.0", name="weather", arguments="{}", key="k"),)),
+        ToolResult(call_id="t2.0", name="weather", outcome=Outcome.FAILED, content="no"),
+        AssistantMessage(text="20 degrees."),
+        SystemMessage(text="Be short."),
+        ASK,
+        instructions="Help.",
+    )["messages"]
+    assert check_history(messages) is None
+    assert messages == [
+        {"role": "system", "content": "Help."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Look"},
+                {"type": "image_url", "image_url": {"url": "https://a.test/x.png", "detail": "low"}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": "Hm.",
+            "tool_calls": [
+                {"id": "t1.0", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Rome"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "t1.0", "content": result.text},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "t2.0", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "t2.0", "content": "[weather: failed]\nno"},
+        {"role": "assistant", "content": "20 degrees."},
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "And in Rome?"},
+    ]
+
+
+def test_what_is_not_set_is_not_sent():
+    """Without instructions, tools and settings, a body is a model and messages."""
+    assert body_of() == {"model": "m", "messages": [{"role": "user", "content": "And in Rome?"}]}
+
+
+def test_settings_are_sent_under_the_wires_names():
+    """Each setting has its field, zero counts as set, and further fields are merged."""
+    body = body_of(temperature=0.0, max_tokens=5, seed=0, stop=("END",), extra_body={"top_p": 0.5, "seed": 7})
+    assert {key: body[key] for key in body.keys() - {"model", "messages"}} == {
+        "temperature": 0.0,
+        "max_tokens": 5,
+        "seed": 7,
+        "stop": ["END"],
+        "top_p": 0.5,
+    }
+
+
+def test_tools_are_sent_with_the_fields_that_need_them():
+    """A tool is a function with a schema, and the two fields about tools go along."""
+    body = body_of(tools=(TOOL,), tool_choice="required", parallel_tool_calls=False)
+    function = {"name": "weather", "description": "The weather.", "parameters": {"type": "object"}}
+    assert body["tools"] == [{"type": "function", "function": function}]
+    assert (body["tool_choice"], body["parallel_tool_calls"]) == ("required", False)
+    assert body_of(tools=(TOOL,), tool_choice="weather")["tool_choice"] == {
+        "type": "function",
+        "function": {"name": "weather"},
+    }
+
+
+def test_without_tools_the_fields_about_tools_are_left_out():
+    """OpenAI refuses tool_choice and parallel_tool_calls where there is no tool."""
+    assert body_of(tool_choice="auto", parallel_tool_calls=True).keys() == {"model", "messages"}
+
+
+def test_a_stream_is_asked_for_with_its_usage():
+    """The usage is part of a stream only where it is asked for; further fields cannot undo that."""
+    body = body_of(streamed=True, extra_body={"stream": False})
+    assert (body["stream"], body["stream_options"]) == (True, {"include_usage": True})
+
+
+def test_read_only_mappings_are_written():
+    """The schema of a tool may be a read-only view, at any depth."""
+    schema = MappingProxyType({"type": "object", "properties": MappingProxyType({})})
+    tool = ToolDefinition(name="t", description="", parameters=schema)
+    assert body_of(tools=(tool,))["tools"][0]["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}], ids=["nan", "set"])
+def test_what_is_not_json_is_a_misuse(value):
+    """A value that JSON does not have is the caller's mistake, said before anything is sent."""
+    with pytest.raises(MisuseError, match="cannot be written as JSON"):
+        body_of(extra_body={"x": value})
+
+
+def test_half_a_surrogate_pair_does_not_stop_a_run():
+    """Text that UTF-8 cannot carry is sent with a question mark in its place."""
+    body = body_of(UserMessage(parts=(TextPart(text="a\ud800b 😀"),)))
+    assert body["messages"][0]["content"] == "a?b 😀"
+
+
+# What comes whole
+
+
+def whole(finish_reason="stop", usage=None, **message):
+    return {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason}], "usage": usage}
+
+
+def test_a_whole_reply_is_read():
+    """Text, calls, finish reason and usage come out of a reply that was not streamed."""
+    usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    reply = decode(whole("tool_calls", usage, content=None, tool_calls=[call]))
+    assert reply.calls == (ProposedCall(id="call_1", name="weather", arguments="{}"),)
+    assert reply.finish_reason is FinishReason.TOOL_CALLS
+    assert reply.usage == Usage(input_tokens=9, output_tokens=2, cached_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("stop", FinishReason.STOP),
+        ("length", FinishReason.LENGTH),
+        ("content_filter", FinishReason.CONTENT_FILTER),
+        ("tool_calls", FinishReason.STOP),
+        ("eos", FinishReason.STOP),
+        (None, FinishReason.STOP),
+    ],
+)
+def test_finish_reasons_are_mapped(said, meant):
+    """Words of other servers, and calls that are none, mean that the model stopped."""
+    assert decode(whole(said, content="x")).finish_reason is meant
+
+
+def test_calls_count_for_more_than_the_word_stop():
+    """A forced tool ends with "stop", and is a tool call all the same."""
+    call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+    assert decode(whole("stop", tool_calls=[call])).finish_reason is FinishReason.TOOL_CALLS
+
+
+def test_a_refusal_is_its_own_reason():
+    """What the model says in refusing is the text of the reply."""
+    reply = decode(whole("stop", content=None, refusal="I cannot."))
+    assert (reply.text, reply.finish_reason) == ("I cannot.", FinishReason.REFUSAL)
+
+
+def test_without_usage_there_is_none():
+    """A server that does not count leaves the counting to the engine."""
+    assert decode(whole(content="x")).usage is None
+
+
+def test_cached_tokens_are_a_share_of_the_input():
+    """A server that counts more cached tokens than input tokens is not believed."""
+    usage = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+    assert decode(whole(usage=usage, content="x")).usage == Usage(input_tokens=3, cached_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["<html>", [], {}, {"choices": []}, {"choices": ["x"]}, {"choices": "x"}, whole(content=["x"])],
+    ids=["page", "list", "nothing", "no choice", "choice of text", "choices of text", "content in parts"],
+)
+def test_what_is_no_chat_completion_is_a_form_error(answer):
+    """Whatever else comes is named, and never taken for an empty reply."""
+    with pytest.raises(FormError):
+        decode(answer)
+
+
+@pytest.mark.parametrize("error", ["out of order", {"message": "out of order"}])
+def test_an_error_in_place_of_a_reply_is_read(error):
+    """Some routers send an error with status 200."""
+    with pytest.raises(SentError, match="out of order"):
+        decode({"error": error})
+
+
+# What comes as a stream
+
+
+def test_text_is_put_together():
+    """Each piece of text is news once, in order, and the empty first one is none."""
+    assembly, pieces = assembled(delta(role="assistant", content=""), delta(content="Hel"), delta("stop", content="lo"))
+    assert pieces == [TextChunk(text="Hel"), TextChunk(text="lo")]
+    assert (assembly.reply().text, assembly.reply().finish_reason) == ("Hello", FinishReason.STOP)
+
+
+def test_interleaved_calls_are_put_together_by_index():
+    """Calls whose pieces alternate, and of which the second comes first, come out whole and in order."""
+    assembly, pieces = assembled(
+        call_delta(1, "b", "second", ""),
+        call_delta(0, "a", "first", ""),
+        call_delta(1, arguments='{"x"'),
+        call_delta(0, arguments="{"),
+        call_delta(1, arguments=":1}"),
+        call_delta(0, arguments="}"),
+        delta("tool_calls"),
+    )
+    assert assembly.reply().calls == (
+        ProposedCall(id="a", name="first", arguments="{}"),
+        ProposedCall(id="b", name="second", arguments='{"x":1}'),
+    )
+    assert pieces[:3] == [
+        CallChunk(index=1, name="second"),
+        CallChunk(index=0, name="first"),
+        CallChunk(index=1, arguments='{"x"'),
+    ]
+
+
+def test_repeated_ids_and_names_count_once():
+    """A server that says id and name with each piece does not get them doubled."""
+    assembly, pieces = assembled(call_delta(0, "a", "f", "{"), call_delta(0, "a", "f", "}"), delta("tool_calls"))
+    assert assembly.reply().calls == (ProposedCall(id="a", name="f", arguments="{}"),)
+    assert [piece.name for piece in pieces] == ["f", ""]
+
+
+def test_missing_indexes_are_made_up_by_id():
+    """Without an index a known id goes on, a new one begins a call, and a piece with neither belongs to the last."""
+    assembly, _ = assembled(
+        call_delta(None, "a", "f", "{"),
+        call_delta(None, None, None, "}"),
+        call_delta(None, "b", "g", "{"),
+        call_delta(None, "b", "g", "}"),
+        call_delta(None, None, "h", "{}"),
+        delta("stop"),
+    )
+    reply = assembly.reply()
+    assert [(call.id, call.name, call.arguments) for call in reply.calls] == [
+        ("a", "f", "{}"),
+        ("b", "g", "{}"),
+        ("", "h", "{}"),
+    ]
+    assert reply.finish_reason is FinishReason.TOOL_CALLS
+
+
+def test_the_last_usage_counts():
+    """The usage comes in a chunk without a choice, after chunks that have none; a later one replaces it."""
+    assembly, _ = assembled(
+        delta(content="x") | {"usage": None},
+        delta("stop") | {"usage": {"prompt_tokens": 1, "completion_tokens": 1}},
+        {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}},
+    )
+    assert assembly.reply().usage == Usage(input_tokens=5, output_tokens=2)
+
+
+def test_a_streamed_refusal_is_text_and_a_reason():
+    """A refusal streams as text, and the reply says that it is one."""
+    assembly, pieces = assembled(delta(refusal="I can"), delta(refusal="not."), delta("stop"))
+    assert pieces == [TextChunk(text="I can"), TextChunk(text="not.")]
+    assert (assembly.reply().text, assembly.reply().finish_reason) == ("I cannot.", FinishReason.REFUSAL)
+
+
+def test_a_second_choice_is_left_out():
+    """Only the first of several answers is read."""
+    second = {"choices": [{"index": 1, "delta": {"content": "B"}, "finish_reason": "stop"}]}
+    assembly, pieces = assembled(delta(content="A"), second)
+    assert pieces == [TextChunk(text="A")]
+    assert assembly.finish is None
+
+
+def test_events_may_arrive_in_any_portions():
+    """Byte by byte, with CRLF, comments and other fields, a stream reads the same; after [DONE] nothing counts."""
+    stream = (
+        ": keep alive\r\n\r\nid: 1\r\nevent: message\r\n"
+        f"data:{json.dumps(delta(content='é'), ensure_ascii=False)}\r\n\r\n"
+        "data: " + json.dumps(delta("stop"), indent=1).replace("\n", "\ndata: ") + "\n\n"
+        "data: [DONE]\n\ndata: nonsense\n\n"
+    ).encode()
+    for size in (1, 7, len(stream)):
+        assembly = Assembly()
+        pieces = []
+        for start in range(0, len(stream), size):
+            if not assembly.done:
+                pieces += assembly.feed(stream[start : start + size])
+        assert pieces == [TextChunk(text="é")]
+        assert (assembly.done, assembly.finish) == (True, "stop")
+
+
+@pytest.mark.parametrize("chunk", [[], {"choices": {}}, delta(content=1), delta(tool_calls=["x"])])
+def test_a_malformed_chunk_is_a_form_error(chunk):
+    """A chunk of another form is named, and never skipped."""
+    with pytest.raises(FormError):
+        assembled(chunk)
+
+
+def test_an_error_in_the_stream_is_read():
+    """An error in mid-stream carries its fields."""
+    with pytest.raises(SentError) as caught:
+        assembled(delta(content="x"), {"error": {"message": "overloaded", "code": 503}})
+    assert caught.value.body == {"message": "overloaded", "code": 503}
