@@ -38,7 +38,7 @@ soak: $(VENV)/ready  ## long runs: many crashes and seeds
 	$(BIN)/pytest -m soak
 
 docs: $(VENV)/ready  ## run every example of README and docs
-	$(BIN)/pytest tests/test_docs.py tests/test_diagram.py
+	$(BIN)/pytest tests/test_docs.py tests/test_pictures.py
 
 diagram: $(VENV)/ready  ## draw the machine into README and docs from the table
 	$(BIN)/python tests/draw.py

@@ -11,7 +11,7 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
@@ -23,7 +23,7 @@ from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Reject, Rerun, Settle
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import Message, Outcome, Part, Usage, parts_of
+from agentfsm.core.messages import Message, Outcome, Part, Usage, check_history, clean, parts_of
 from agentfsm.core.run import Header, Phase, Run, begin
 from agentfsm.engine import journal as journals
 from agentfsm.engine.journal import Journal
@@ -59,6 +59,20 @@ def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> ToolRe
     return ToolRegistry.of(tools)
 
 
+def _engine_of(agent: Agent) -> Engine:
+    return Engine(
+        model=agent.model,
+        instructions=agent.instructions,
+        registry=agent.tools,
+        limits=agent.limits,
+        settings=agent.settings,
+        context=agent.context,
+        clock=agent.clock,
+        load_counter=load_counter,
+        log_prompts=agent.log_prompts,
+    )
+
+
 @attrs.define(eq=False, kw_only=True)
 class Agent:
     """A model with tools and instructions, and the limits within which it works.
@@ -89,22 +103,10 @@ class Agent:
     # Where the command line finds this agent again: "module:attribute".
     log_prompts: bool = False
     # Whether prompts are logged at DEBUG, masked.
-    _engine: Engine = attrs.field(init=False)
+    _engine: Engine = attrs.field(init=False, default=attrs.Factory(_engine_of, takes_self=True))
+    _fingerprints: dict[int, str] = attrs.field(init=False, factory=dict)
+    # By the number of tools, since tools may be registered later.
     _tallies: OrderedDict[tuple[str, float], Tally] = attrs.field(init=False, factory=OrderedDict)
-
-    @_engine.default
-    def _make_engine(self) -> Engine:
-        return Engine(
-            model=self.model,
-            instructions=self.instructions,
-            registry=self.tools,
-            limits=self.limits,
-            settings=self.settings,
-            context=self.context,
-            clock=self.clock,
-            load_counter=load_counter,
-            log_prompts=self.log_prompts,
-        )
 
     # The ladder.
 
@@ -133,9 +135,10 @@ class Agent:
             metadata: Anything of yours, as plain JSON.
 
         Raises:
-            MisuseError: when the prompt is empty, two histories are given, or the metadata is no JSON.
+            MisuseError: when the prompt is empty, two histories are given, one is torn, or the metadata is no JSON.
         """
         parts = parts_of(prompt)
+        check_history(messages)
         if sum((after is not None, session is not None, bool(messages))) > 1:
             raise MisuseError("after=, session= and messages= each name a history to go on from: give one of them")
         if after is not None and not after.is_over:
@@ -143,7 +146,7 @@ class Agent:
         header = Header(
             id=new_id() if id is None else _checked_id(id),
             prompt=parts,
-            created_at=round(self.clock.now(), 3),
+            created_at=self.clock.now(),
             session=session,
             after=None if after is None else after.id,
             history=tuple(messages),
@@ -169,13 +172,12 @@ class Agent:
         """
         return run if run.is_over else await self._drive(run, deps, once=True)
 
-    async def steps(self, run: Run, *, deps: Any = None) -> AsyncIterator[Run]:
-        """Perform effects until the run is over or waits, and yield the run after each."""
-        while True:
-            before, run = run, await self.step(run, deps=deps)
-            if run is before or run.version == before.version:
-                return
-            yield run
+    def steps(self, run: Run, *, deps: Any = None) -> AsyncIterator[Run]:
+        """Perform effects until the run is over or waits: `async for run in agent.steps(run): ...`.
+
+        Between two steps nothing is held, so the loop may be left at any time.
+        """
+        return _Steps(self, run, deps)
 
     async def finish(self, run: Run, *, deps: Any = None) -> Run:
         """Drive the run until it is over or waits for a person.
@@ -373,15 +375,20 @@ class Agent:
 
     async def aclose(self) -> None:
         """Close the model's connections and the store."""
-        await self.model.aclose()
-        await self.store.aclose()
+        try:
+            await self.model.aclose()
+        finally:
+            await self.store.aclose()
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Hash of what shapes the agent's behaviour: instructions, model and tools with their schemas."""
-        tools = [attrs.asdict(definition) for definition in self._engine.definitions]
-        shape = json.dumps([self.instructions, self.model.name, tools], sort_keys=True, default=str)
-        return hashlib.sha256(shape.encode()).hexdigest()[:16]
+        known = self._fingerprints.get(len(self.tools))
+        if known is None:
+            tools = [attrs.asdict(definition) for definition in self.tools.definitions]
+            shape = json.dumps([self.instructions, self.model.name, tools], sort_keys=True, default=str)
+            known = self._fingerprints[len(self.tools)] = hashlib.sha256(shape.encode()).hexdigest()[:16]
+        return known
 
     # The engine room.
 
@@ -397,19 +404,20 @@ class Agent:
     ) -> Run:
         """Take the lease, perform effects until the run is over or waits, and give the lease back."""
         self._check_price()
-        journal = await Journal.open(self.store, run, self.clock, listen, see)
+        journal = await Journal.open(self.store, run, self.clock, listen, see, exact=once)
         try:
-            before = journal.run
-            if once and isinstance(run, Run) and before.version != run.version:
-                raise ConflictError(f"run {run.id!r} exists, at version {before.version}: go on from agent.load(...)")
-            if check and before.version:
+            if check and journal.run.version:
                 self._check_tools(journal)
-            drive = drive_of(self._engine, journal, deps, self._tally_of(before))
+            drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run))
             await self._engine.drive(drive, once=once)
+        except BaseException:
+            await journal.settle()
+            raise
+        else:
             self._keep(journal.run, drive.tally)
             return journal.run
         finally:
-            await journal.close()
+            journal.close()
 
     def _check_price(self) -> None:
         if self.limits.usd is not None and self.model.cost_usd(Usage(input_tokens=1)) is None:
@@ -425,14 +433,14 @@ class Agent:
             return
         journal.log.warning("agent_changed", was=run.header.fingerprint, now=self.fingerprint)
         for entry in run.open:
-            if entry.phase is not Phase.FINISHED and self.tools.get(entry.call.name) is None:
+            if entry.phase is not Phase.FINISHED and not entry.call.invented and entry.call.name not in self.tools:
                 raise MisuseError(
                     f"run {run.id!r} has an open call {entry.call.id} of the tool {entry.call.name!r}, which this "
                     "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",
                 )
 
     def _tally_of(self, run: Run) -> Tally:
-        return self._tallies.pop((run.id, run.created_at), None) or Tally()
+        return self._tallies.pop((run.id, run.created_at), None) or Tally(first=run.first)
 
     def _keep(self, run: Run, tally: Tally) -> None:
         if run.is_over:
@@ -442,20 +450,35 @@ class Agent:
             self._tallies.popitem(last=False)
 
 
+@attrs.define(eq=False)
+class _Steps(AsyncIterator[Run]):
+    """A loop over `step`. No async generator, since one that is left early has to be closed by somebody."""
+
+    _agent: Agent
+    _run: Run
+    _deps: Any
+
+    async def __anext__(self) -> Run:
+        before, self._run = self._run, await self._agent.step(self._run, deps=self._deps)
+        if self._run.version == before.version:
+            raise StopAsyncIteration
+        return self._run
+
+
 def new_id() -> str:
     """Return an id for a run: 80 bits by chance, short enough to type."""
     return secrets.token_hex(10)
 
 
 def _checked_id(run_id: str) -> str:
-    if not run_id or len(run_id) > 200 or not run_id.isprintable():  # noqa: PLR2004  what any store takes as a key
-        raise MisuseError(f"a run's id has 1 to 200 printable characters, unlike {run_id[:50]!r}")
+    if not isinstance(run_id, str) or not run_id or len(run_id) > 200 or not run_id.isprintable():  # noqa: PLR2004  what any store takes as a key
+        raise MisuseError(f"a run's id has 1 to 200 printable characters, unlike {str(run_id)[:50]!r}")
     return run_id
 
 
 def _checked_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return dict(json.loads(json.dumps(metadata, allow_nan=False)))
+        return dict(json.loads(clean(json.dumps(metadata, allow_nan=False, ensure_ascii=False))))
     except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"metadata must be plain JSON, since it is stored with the run: {error}") from None
 

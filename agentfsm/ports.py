@@ -71,6 +71,8 @@ class Request:
     # A valid history: each call has its result.
     tools: Sequence[ToolDefinition] = ()
     settings: Settings = Settings()
+    timeout_s: float = 60.0
+    # The longest silence, seconds, after which the model gives up; a stream that goes on may take longer.
 
 
 @attrs.frozen(kw_only=True)
@@ -149,6 +151,7 @@ class Model(Protocol):
 
     async def aclose(self) -> None:
         """Close what the model holds open; the default holds nothing."""
+        return
 
 
 class TokenCounter(Protocol):
@@ -201,8 +204,13 @@ class Clock(Protocol):
 class SystemClock(Clock):
     """The machine's own clocks."""
 
-    now = staticmethod(time.time)
-    monotonic = staticmethod(time.monotonic)
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds since some moment."""
+        return time.monotonic()
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -318,8 +326,8 @@ class Store(Protocol):
         """
         ...
 
-    async def release(self, lease: Lease) -> None:
-        """Give the lease back; harmless when it is lost."""
+    def release(self, lease: Lease) -> Commit:
+        """Give the lease back, after the appends before; returns at once, and is harmless when the lease is lost."""
         ...
 
     async def post(self, run_id: str, key: str, item: InboxItem) -> Posted:

@@ -21,8 +21,8 @@ from agentfsm.ports import TokenCounter
 if TYPE_CHECKING:
     from agentfsm.ports import ToolDefinition
 
-BYTES_PER_TOKEN: Final = 4
-# Of English and code; of Chinese it is about as many too, since a character has three bytes.
+BYTES_PER_TOKEN: Final = 3
+# English and code have four, Chinese too (a character has three bytes), JSON and logs two: what is between them.
 
 MESSAGE_TOKENS: Final = 4
 # What a provider writes around each message: its start, role and end, and a line break. A call is written likewise.
@@ -60,12 +60,12 @@ def count_message(message: Message, counter: TokenCounter) -> int:
 
 
 def _of_assistant(message: AssistantMessage, count: Count) -> int:
-    calls = [count(c.id) + count(c.name) + count(c.arguments) + MESSAGE_TOKENS for c in message.calls]
+    calls = [count(f"{call.id} {call.name} {call.arguments}") + MESSAGE_TOKENS for call in message.calls]
     return count(message.text) + sum(calls)
 
 
 def _of_result(message: ToolResult, count: Count) -> int:
-    return count(message.call_id) + count(message.text)
+    return count(f"{message.call_id} {message.text}")
 
 
 def _of_user(message: UserMessage, count: Count) -> int:
@@ -93,6 +93,8 @@ class Tally:
 
     counter: TokenCounter = BYTES
     # `BYTES` until there is a vocabulary, see `recount`.
+    first: int = attrs.field(default=0, kw_only=True)
+    # Where the run's own messages start; what is before them is of runs that it goes on from.
     task: int | None = attrs.field(default=None, init=False)
     # Where the first user message is; None where there is none yet.
     _sums: list[int] = attrs.field(factory=lambda: [0], init=False)
@@ -125,7 +127,7 @@ class Tally:
             msg = f"the history has {len(messages)} messages, but {known} were counted: a fork needs a Tally of its own"
             raise MisuseError(msg)
         for index, message in enumerate(messages[known:], known):
-            if self.task is None and isinstance(message, UserMessage):
+            if self.task is None and index >= self.first and isinstance(message, UserMessage):
                 self.task = index
             self._sums.append(self._sums[-1] + count_message(message, self.counter))
 
@@ -136,6 +138,8 @@ class Tally:
 
     def shown(self, start: int) -> int:
         """Return the tokens of what a request shows whose window starts at `start`: task, note on the gap, the rest."""
+        if start == 0:
+            return self._sums[-1]
         kept = self.task is not None and self.task < start
         removed = start - kept
         if not removed:

@@ -8,15 +8,19 @@ facts.
 from __future__ import annotations
 
 import json
-from typing import Any, Union
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Union, get_args, get_origin
 
 from cattrs import Converter
 from cattrs.strategies import configure_tagged_union
 
 from agentfsm.core import events
 from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
-from agentfsm.core.inbox import InboxItem
-from agentfsm.core.messages import Message, Part
+from agentfsm.core.inbox import InboxItem, InputKind
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import Message, Outcome, Part
 from agentfsm.core.run import Header
 
 VERSION = 1
@@ -27,8 +31,34 @@ LIMIT_CHARS = 64 * 1024 * 1024
 _AnyEvent: Any = Union[events.EVENTS]  # noqa: UP007  built from the list, so that there is one list
 
 
+_PRIMITIVES: dict[type, tuple[type, ...]] = {str: (str,), bool: (bool,), int: (int,), float: (float, int)}
+
+
+def _exactly(accepted: tuple[type, ...], value: Any, kind: type) -> Any:
+    """Take a value of the right type as it is; cattrs by itself would make "5" a number and 5 a text."""
+    if type(value) not in accepted or (kind is float and not math.isfinite(value)):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return float(value) if kind is float else value
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+def _tuple(converter: Converter, value: Any, kind: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    item = get_args(kind)[0]
+    return tuple([converter.structure(each, item) for each in value])
+
+
 def _converter() -> Converter:
     converter = Converter(omit_if_default=True, forbid_extra_keys=True, detailed_validation=False)
+    for kind, accepted in _PRIMITIVES.items():
+        converter.register_structure_hook(kind, partial(_exactly, accepted))
+    for enum in (InputKind, Outcome, StopReason):  # each by itself, since the hook for str would serve them as well
+        converter.register_structure_hook(enum, lambda value, kind: kind(value))
+    converter.register_structure_hook_func(_is_tuple, partial(_tuple, converter))
     for union in (Part, Message, InboxItem, _AnyEvent):
         configure_tagged_union(union, converter, tag_name="is")
     return converter
@@ -43,7 +73,7 @@ def encode_event(event: events.Event) -> str:
     Raises:
         MisuseError: when it is larger than a record may be, or holds what JSON cannot.
     """
-    return _dump(_CONVERTER.unstructure(event, unstructure_as=_AnyEvent))
+    return _dump(lambda: _CONVERTER.unstructure(event, unstructure_as=_AnyEvent))
 
 
 def decode_event(text: str) -> events.Event:
@@ -62,7 +92,7 @@ def encode_header(header: Header) -> str:
     Raises:
         MisuseError: when the metadata holds what JSON cannot, or it is larger than a record may be.
     """
-    return _dump({"v": VERSION, **_CONVERTER.unstructure(header)})
+    return _dump(lambda: {"v": VERSION, **_CONVERTER.unstructure(header)})
 
 
 def decode_header(text: str) -> Header:
@@ -74,7 +104,7 @@ def decode_header(text: str) -> Header:
     """
     value = _load(text)
     version = value.pop("v", None)
-    if not isinstance(version, int):
+    if type(version) is not int or version < 1:
         raise CorruptError(f"the record has no format version: {_excerpt(text)}")
     if version > VERSION:
         raise TooNewError(
@@ -86,7 +116,7 @@ def decode_header(text: str) -> Header:
 
 def encode_item(item: InboxItem) -> str:
     """Return an inbox item as JSON text."""
-    return _dump(_CONVERTER.unstructure(item, unstructure_as=InboxItem))
+    return _dump(lambda: _CONVERTER.unstructure(item, unstructure_as=InboxItem))
 
 
 def decode_item(text: str) -> InboxItem:
@@ -99,9 +129,9 @@ def decode_item(text: str) -> InboxItem:
     return item
 
 
-def _dump(value: object) -> str:
+def _dump(value: Callable[[], object]) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(value(), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"the record cannot be written as JSON ({error}): metadata must be plain JSON") from None
     if len(text) > LIMIT_CHARS:

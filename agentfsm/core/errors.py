@@ -31,6 +31,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agentfsm.core.messages import Usage
     from agentfsm.core.run import Run
 
 
@@ -46,11 +47,14 @@ class IllegalTransitionError(MisuseError):
     """An event was applied to a state that does not take it; the run is untouched."""
 
     def __init__(self, state: str, event: str, takes: tuple[str, ...]) -> None:
+        super().__init__(state, event, takes)
         self.state = state
         self.event = event
         self.takes = takes
-        accepted = f"it takes {', '.join(takes)}" if takes else "it is final and takes no event"
-        super().__init__(f"{event} does not fit the state {state.upper()}: {accepted}.")
+
+    def __str__(self) -> str:
+        accepted = f"it takes {', '.join(self.takes)}" if self.takes else "it is final and takes no event"
+        return f"{self.event} does not fit the state {self.state.upper()}: {accepted}."
 
 
 class DuplicateToolError(MisuseError):
@@ -69,8 +73,11 @@ class RunError(AgentError):
     """
 
     def __init__(self, message: str, run: Run) -> None:
+        super().__init__(message, run)
         self.run = run
-        super().__init__(message)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class StepError(AgentError):
@@ -78,7 +85,13 @@ class StepError(AgentError):
 
 
 class ModelError(StepError):
-    """The model could not be asked, or refused the request for good (400, 401, 403, 404)."""
+    """The model could not be asked, or refused the request for good (400, 401, 403, 404).
+
+    Attributes:
+        usage: What was paid all the same, for replies that could not be used; None where nothing was.
+    """
+
+    usage: Usage | None = None
 
 
 class ModelUnavailableError(ModelError):
@@ -96,6 +109,10 @@ class ModelUnavailableError(ModelError):
 class ModelReplyError(ModelError):
     """The model answered, but the reply cannot be used: no choice, not JSON, cut short. Asking again may help."""
 
+    def __init__(self, message: str, usage: Usage | None = None) -> None:
+        super().__init__(message)
+        self.usage = usage
+
 
 class ContextTooLongError(ModelError):
     """The request is larger than the model's context window."""
@@ -109,8 +126,11 @@ class LimitError(StepError):
     """
 
     def __init__(self, reason: str, message: str) -> None:
+        super().__init__(reason, message)
         self.reason = reason
-        super().__init__(message)
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class StoreError(AgentError):

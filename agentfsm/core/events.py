@@ -6,7 +6,7 @@ events, so that the table alone decides what comes next.
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypedDict
+from typing import TypeAlias
 
 import attrs
 
@@ -15,16 +15,9 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolResult, Usage
 
 
-class Stamp(TypedDict):
-    """When an event happened, for `Observed(inputs=..., **stamp)`."""
-
-    at: float
-    took_s: float
-
-
 @attrs.frozen(kw_only=True)
 class Event:
-    """What all events say; the one base class among values, since every fact has a time."""
+    """What all events say; the one base class among values, since every fact has a time. The journal writes it."""
 
     at: float = 0.0
     # Seconds since 1970.
@@ -68,6 +61,8 @@ class ModelFaltered(Event):
     """The model could not be asked, retries included; the turn is an error turn."""
 
     error: str
+    usage: Usage = Usage()
+    # What replies cost that could not be used.
 
 
 @attrs.frozen(kw_only=True)

@@ -35,13 +35,17 @@ OUT_OF_BUDGET = frozenset(
 # The reasons that a larger limit would have prevented.
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _positive(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    if not 0 < value < float("inf"):
+    if not _is_number(value) or not 0 < value < float("inf"):
         raise MisuseError(f"Limits({attribute.name}={value!r}): give a finite number above 0; there is no 'unlimited'")
 
 
 def _not_negative(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    if not 0 <= value < float("inf"):
+    if not _is_number(value) or not 0 <= value < float("inf"):
         raise MisuseError(f"Limits({attribute.name}={value!r}): give a finite number, 0 or more")
 
 
@@ -62,7 +66,7 @@ class Limits:
     tool_timeout_s: float = attrs.field(default=30.0, validator=_positive)
     # Seconds for a call whose tool sets none of its own: a slow HTTP request, not a hung one.
     model_timeout_s: float = attrs.field(default=60.0, validator=_positive)
-    # Seconds for one attempt at a model call: long answers take 30.
+    # Seconds that a model may be silent: a working one is not, and a stream that goes on may take longer.
     model_retries: int = attrs.field(default=3, validator=_not_negative)
     # Attempts after the first: with the waits below they span the usual overload.
     retry_wait_s: float = attrs.field(default=1.0, validator=_positive)

@@ -1,7 +1,8 @@
 """Finding out that a run goes round in circles, by turn.
 
 A loop is the same calls three turns running, a sequence of calls repeated (A B A B, A B C A B C), or the same reply
-three turns running. Equal results of different calls are a finding too, but only a hint: polling looks like that.
+three turns running. Equal results of different calls are a finding too, but only a hint: polling looks like that. What
+the user says ends the look back. A reply that says the same as before but calls something else is progress, no loop.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentfsm.core.messages import AssistantMessage, Message, ToolResult
+from agentfsm.core.messages import AssistantMessage, Message, ToolResult, UserMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ class Loop:
 @attrs.frozen(kw_only=True)
 class _Turn:
     said: AssistantMessage
-    signature: tuple[tuple[str, str], ...]
+    signature: tuple[tuple[str, object], ...]
     results: tuple[str, ...]
 
 
@@ -48,13 +49,13 @@ def find(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset()) ->
         messages: The history, oldest first.
         exempt: Names of tools whose repetition is their job (polling).
     """
-    if not _suspicious(messages):
+    if not _suspicious(messages, exempt):
         return None
     turns = _newest(messages, 2 * LONGEST, exempt)
     return _same_calls(turns) or _sequence(turns) or _same_reply(turns) or _same_results(turns)
 
 
-def _suspicious(messages: Sequence[Message]) -> bool:
+def _suspicious(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
     """Whether the newest turn is like any of those that a loop would need: a quick look that usually settles it."""
     newest: AssistantMessage | None = None
     results: set[str] = set()
@@ -66,35 +67,45 @@ def _suspicious(messages: Sequence[Message]) -> bool:
                 newest = message
             elif turns > LONGEST + 1:
                 return False
-            elif _alike_in_part(message, newest):
+            elif _alike_at_all(message, newest, exempt):
                 return True
-        elif turns <= 1 and isinstance(message, ToolResult):  # of the newest turn, then of the one before
-            if turns and message.content in results:
+        elif isinstance(message, ToolResult):
+            if turns == 1 and message.content in results:
                 return True
-            results.add(message.content)
+            if turns == 0:
+                results.add(message.content)
+        elif isinstance(message, UserMessage):
+            return False
     return False
 
 
-def _alike_in_part(turn: AssistantMessage, newest: AssistantMessage) -> bool:
-    same_calls = bool(newest.calls) and turn.signature == newest.signature
-    return same_calls or (newest.text != "" and turn.text == newest.text)
+def _signature(message: AssistantMessage, exempt: AbstractSet[str]) -> tuple[tuple[str, object], ...]:
+    if not exempt:
+        return message.signature
+    return tuple([call for call in message.signature if call[0] not in exempt])
+
+
+def _alike_at_all(one: AssistantMessage, other: AssistantMessage, exempt: AbstractSet[str]) -> bool:
+    if _signature(one, exempt) != _signature(other, exempt):
+        return False
+    return bool(one.calls) or one.text.strip() == other.text.strip()
 
 
 def _newest(messages: Sequence[Message], count: int, exempt: AbstractSet[str]) -> list[_Turn]:
-    """Return up to `count` turns, newest first, up to the first user message met on the way back."""
+    """Return up to `count` turns, newest first, up to what the user said last or a turn of exempt calls only."""
     turns: list[_Turn] = []
     results: list[str] = []
     for message in reversed(messages):
         if isinstance(message, ToolResult):
             results.append(message.content)
         elif isinstance(message, AssistantMessage):
-            signature = tuple([call for call in message.signature if call[0] not in exempt])
-            if message.calls and not signature:
+            signature = _signature(message, exempt)
+            if (message.calls and not signature) or len(turns) == count:
                 return turns
             turns.append(_Turn(said=message, signature=signature, results=tuple(results)))
             results = []
-            if len(turns) == count:
-                return turns
+        elif isinstance(message, UserMessage):
+            return turns
     return turns
 
 
@@ -126,7 +137,7 @@ def _sequence(turns: Sequence[_Turn]) -> Loop | None:
 
 
 def _same_reply(turns: Sequence[_Turn]) -> Loop | None:
-    if not _alike(turns, lambda turn: turn.said.text.strip()):
+    if not _alike(turns, lambda turn: not turn.said.calls and turn.said.text.strip()):
         return None
     return Loop(what=f"the same reply {REPEATS} turns running", tools=_tools(turns[:1]))
 

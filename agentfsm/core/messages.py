@@ -7,6 +7,7 @@ result, in call order, right behind it; `Run` builds histories so that this alwa
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import TypeAlias
@@ -14,10 +15,6 @@ from typing import TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
-
-_parsed = json.JSONDecoder().decode
-_sorted = json.JSONEncoder(sort_keys=True).encode
-# Made once: json.dumps makes an encoder at each call with options.
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -41,20 +38,19 @@ class TextPart:
     text: str
 
 
+def _check_url(_part: object, _attribute: object, url: str) -> None:
+    if not url.startswith(("https://", "http://", "data:image/")):
+        raise MisuseError(f"an image is given by an http(s) address or a data:image/... URL, not {url[:40]!r}")
+
+
 @attrs.frozen(kw_only=True)
 class ImagePart:
     """An image, by reference."""
 
-    url: str = attrs.field()
+    url: str = attrs.field(validator=_check_url)
     # An https: address that the provider can fetch, or a data: URL that carries the image.
     detail: str = "auto"
     # How closely the model looks: "auto", "low" or "high".
-
-    @url.validator
-    def _check_url(self, _attribute: object, value: str) -> None:
-        if not value.startswith(("https://", "http://", "data:image/")):
-            msg = f"an image is given by an http(s) address or a data:image/... URL, not {value[:40]!r}"
-            raise MisuseError(msg)
 
 
 Part: TypeAlias = TextPart | ImagePart
@@ -93,6 +89,8 @@ class ToolCall:
     # The idempotency key: the same on every attempt at this call, unlike that of any other call.
     provider_id: str = ""
     # The provider's own id.
+    invented: bool = False
+    # Whether the agent had no tool of that name when the model asked for it.
     malformed: str | None = None
     # Where the model's arguments are not a JSON object: why, and how they began; else None.
 
@@ -105,7 +103,7 @@ class AssistantMessage:
     calls: tuple[ToolCall, ...] = ()
 
     @cached_property
-    def signature(self) -> tuple[tuple[str, str], ...]:
+    def signature(self) -> tuple[tuple[str, object], ...]:
         """The calls as names and arguments with sorted keys: equal for equal calls, however they were written."""
         return tuple([(call.name, _sorted(_parsed(call.arguments))) for call in self.calls])
 
@@ -127,12 +125,12 @@ class ToolResult:
     def text(self) -> str:
         """The result as the model reads it: tool, status, content, and a note where it was cut."""
         head = f"[{self.name}: {self.outcome}]\n"
-        if self.shown_chars is None or len(self.content) <= self.shown_chars:
+        size = len(self.content)
+        if self.shown_chars is None or size <= self.shown_chars:
             return head + self.content
-        first, last = self.shown_chars * 3 // 4, self.shown_chars // 4
-        cut = len(self.content) - first - last
-        note = f"\n[... {cut} of {len(self.content)} characters cut; ask for a narrower result to see them ...]\n"
-        return head + self.content[:first] + note + self.content[-last:]
+        first, last = self.shown_chars * 3 // 4, size - self.shown_chars // 4
+        note = f"\n[... {last - first} of {size} characters cut; ask for a narrower result to see them ...]\n"
+        return head + self.content[:first] + note + self.content[last:]
 
 
 Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult
@@ -167,6 +165,45 @@ class Usage:
         )
 
 
+def clean(text: str) -> str:
+    """Return the text without lone surrogates, which no wire and no database takes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+_parsed = json.JSONDecoder().decode
+
+
+def _sorted(value: object) -> object:
+    """Return a JSON value with the keys of its objects in order, made for comparing: 4 us less than writing it out."""
+    if isinstance(value, dict):
+        return dict, tuple([(key, _sorted(value[key])) for key in sorted(value)])
+    if isinstance(value, list):
+        return list, tuple([_sorted(item) for item in value])
+    return value if isinstance(value, str) else (type(value), value)  # True is not 1 here
+
+
+def check_history(messages: Sequence[Message]) -> None:
+    """Check that a history is one that a model accepts.
+
+    Raises:
+        MisuseError: when something in it is no message, or a call has not exactly one result right behind it.
+    """
+    open_ids: list[str] = []
+    for message in messages:
+        if not isinstance(message, SystemMessage | UserMessage | AssistantMessage | ToolResult):
+            raise MisuseError(f"a history is made of messages of agentfsm, and {type(message).__name__} is none")
+        if isinstance(message, ToolResult):
+            if message.call_id not in open_ids:
+                raise MisuseError(f"the history has a result of {message.call_id!r} without its call right before it")
+            open_ids.remove(message.call_id)
+        elif open_ids:
+            break
+        elif isinstance(message, AssistantMessage):
+            open_ids = [call.id for call in message.calls]
+    if open_ids:
+        raise MisuseError(f"the history has no result of {open_ids[0]!r}: each call needs one, right behind it")
+
+
 def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part, ...]:
     """Normalise what a user may pass as a prompt.
 
@@ -175,10 +212,12 @@ def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
     """
     if isinstance(content, str):
         content = TextPart(text=content)
-    parts = (content,) if isinstance(content, TextPart | ImagePart) else tuple(content)
-    if strange := next((part for part in parts if not isinstance(part, TextPart | ImagePart)), None):
-        msg = f"a prompt is text or a sequence of TextPart and ImagePart, not {type(strange).__name__}"
-        raise MisuseError(msg)
+    parts = tuple(content) if isinstance(content, tuple | list) else (content,)
+    for part in parts:
+        if not isinstance(part, TextPart | ImagePart):
+            msg = f"a prompt is text or a sequence of TextPart and ImagePart, not {type(part).__name__}"
+            raise MisuseError(msg)
+    parts = tuple([TextPart(text=clean(part.text)) if isinstance(part, TextPart) else part for part in parts])
     if not any(isinstance(part, ImagePart) or part.text.strip() for part in parts):
         msg = "the prompt is empty: say what the agent shall do, for example agent.run('Summarise notes.md')"
         raise MisuseError(msg)

@@ -6,9 +6,11 @@ run can be tested, folded from its journal, forked and replayed without an event
 
 from __future__ import annotations
 
+import copyreg
 import json
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +38,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
+# Runs are copied and sent to other processes, and Python cannot do that to a mapping proxy by itself.
+copyreg.pickle(MappingProxyType, lambda proxy: (MappingProxyType, (dict(proxy),)))
+
+
+def _read_only(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(metadata))
+
+
 @attrs.frozen(kw_only=True)
 class Header:
     """Entry 0 of a journal: what a run was begun with. It never changes."""
@@ -59,8 +69,8 @@ class Header:
     # Where the command line finds the agent again: "module:attribute".
     user: str | None = None
     roles: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = attrs.field(factory=dict)
-    # JSON values, as the caller gave them.
+    metadata: Mapping[str, Any] = attrs.field(factory=dict, converter=_read_only)
+    # JSON values, as the caller gave them; read-only.
 
 
 class Phase(StrEnum):
@@ -74,6 +84,7 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
+_ERRORS: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
 UNDECIDED: Final = frozenset({Phase.ASKED, Phase.LOST})
 
 
@@ -231,7 +242,12 @@ class Run:
     @property
     def shown(self) -> tuple[Message, ...]:
         """The messages that the model is shown: all, or the task, a note on the gap, and the window."""
-        return shown(self.messages, self.window)
+        return shown(self.messages, self.window, self.first)
+
+    @property
+    def first(self) -> int:
+        """Where the run's own messages start; those before are of what it goes on from."""
+        return len(self.prior) + len(self.header.history)
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:
@@ -270,14 +286,14 @@ def begin(header: Header, prior: tuple[Message, ...] = ()) -> Run:
     return Run(header=header, prior=prior, turns_before=before, updated_at=header.created_at)
 
 
-def shown(messages: tuple[Message, ...], start: int) -> tuple[Message, ...]:
+def shown(messages: tuple[Message, ...], start: int, first: int = 0) -> tuple[Message, ...]:
     """Return what the model is shown when the window starts at `start`.
 
-    The task (the first user message) is always shown; a note says how many messages are not.
+    The task (the first user message from `first` on) is always shown; a note says how many messages are not.
     """
     if start == 0:
         return messages
-    task = next((i for i in range(start) if isinstance(messages[i], UserMessage)), None)
+    task = next((i for i in range(first, start) if isinstance(messages[i], UserMessage)), None)
     kept = () if task is None else (messages[task],)
     removed = start - len(kept)
     return (*kept, gap_note(removed), *messages[start:]) if removed else messages
@@ -296,7 +312,7 @@ def turns_of(messages: Iterable[Message]) -> int:
 
 def _turn_in(call_id: str) -> int:
     number = call_id[1:].partition(".")[0]
-    return int(number) if call_id[:1] == "t" and number.isdigit() and len(number) < 9 else 0  # noqa: PLR2004
+    return int(number) if call_id[:1] == "t" and number.isascii() and number.isdigit() and len(number) < 9 else 0  # noqa: PLR2004
 
 
 def arguments_of(call: ToolCall) -> dict[str, JSON]:
@@ -336,7 +352,7 @@ def _reflect(run: Run) -> Effect:
 
 _EFFECT: Mapping[State, Callable[[Run], Effect | None]] = {
     State.OBSERVE: lambda _run: ReadInbox(),
-    State.THINK: lambda run: AskModel(turn=run.turn + 1, messages=run.shown),
+    State.THINK: lambda run: AskModel(turn=run.turn + 1, messages=run.shown if run.window else run.messages),
     State.ACT: _act,
     State.REFLECT: _reflect,
     State.DONE: lambda _run: None,
@@ -361,10 +377,13 @@ Changes = dict[str, Any]
 
 
 def _observed(run: Run, event: e.Observed) -> Changes:
-    history = run.messages
-    if run.version == 0:
-        history = (*run.prior, *run.header.history, UserMessage(parts=run.header.prompt))
-    return {"messages": (*history, *(item.message for item in event.inputs)) if event.inputs else history}
+    history = run.messages if run.version else _opening(run)
+    return {"messages": (*history, *[item.message for item in event.inputs]) if event.inputs else history}
+
+
+def _opening(run: Run) -> tuple[Message, ...]:
+    """Return the history at version 0: what the run goes on from, and the prompt."""
+    return (*run.prior, *run.header.history, UserMessage(parts=run.header.prompt))
 
 
 def _tools_chosen(run: Run, event: e.ToolsChosen) -> Changes:
@@ -393,6 +412,7 @@ def _model_faltered(run: Run, event: e.ModelFaltered) -> Changes:
     fault = Fault(turn=run.turn + 1, source="model", message=event.error)
     return {
         "turn": run.turn + 1,
+        "usage": run.usage + event.usage,
         "faults": (*run.faults, fault),
         "consecutive_errors": run.consecutive_errors + 1,
     }
@@ -402,36 +422,53 @@ def _compacted(_run: Run, event: e.Compacted) -> Changes:
     return {"window": event.start}
 
 
-def _set_entry(run: Run, call_id: str, **changes: Any) -> Changes:
-    index = run._index(call_id)  # noqa: SLF001  the fold is the run's own inside
+# The phases in which each of these events may come to a call.
+_COMES_IN: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
+    e.ToolStarted: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING}),
+    e.ToolFinished: frozenset(Phase) - {Phase.FINISHED},
+    e.ToolLost: frozenset({Phase.RUNNING}),
+    e.ApprovalAsked: frozenset({Phase.INTENDED}),
+    e.ApprovalGiven: frozenset({Phase.ASKED, Phase.LOST}),
+}
+
+
+def _with_entry(run: Run, event: e.Event, call_id: str, after: Callable[[OpenCall], OpenCall]) -> Changes:
+    """Replace the entry of a call, if the event may come to it in its phase."""
     entries = list(run.open)
-    entries[index] = attrs.evolve(entries[index], **changes)
+    index = run._index(call_id)  # noqa: SLF001  the fold is the run's own inside
+    was = entries[index]
+    if was.phase not in _COMES_IN[type(event)]:
+        raise MisuseError(f"{type(event).__name__} does not fit the call {call_id} of run {run.id}: it is {was.phase}")
+    entries[index] = after(was)
     return {"open": tuple(entries)}
 
 
 def _tool_started(run: Run, event: e.ToolStarted) -> Changes:
-    attempts = run.entry(event.call_id).attempts + 1
-    return _set_entry(run, event.call_id, phase=Phase.RUNNING, attempts=attempts, repeatable=event.repeatable)
+    def after(was: OpenCall) -> OpenCall:
+        return attrs.evolve(was, phase=Phase.RUNNING, attempts=was.attempts + 1, repeatable=event.repeatable)
+
+    return _with_entry(run, event, event.call_id, after)
 
 
 def _tool_finished(run: Run, event: e.ToolFinished) -> Changes:
-    index = run._index(event.result.call_id)  # noqa: SLF001  as above
-    entries = list(run.open)
-    was = entries[index]
-    entries[index] = OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=event.result)
-    return {"open": tuple(entries)}
+    def after(was: OpenCall) -> OpenCall:
+        return OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=event.result)
+
+    return _with_entry(run, event, event.result.call_id, after)
 
 
 def _tool_lost(run: Run, event: e.ToolLost) -> Changes:
-    return _set_entry(run, event.call_id, phase=Phase.LOST)
+    return _with_entry(run, event, event.call_id, lambda was: attrs.evolve(was, phase=Phase.LOST))
 
 
 def _approval_asked(run: Run, event: e.ApprovalAsked) -> Changes:
-    return _set_entry(run, event.call_id, phase=Phase.ASKED, expires_at=event.expires_at)
+    asked = partial(attrs.evolve, phase=Phase.ASKED, expires_at=event.expires_at)
+    return _with_entry(run, event, event.call_id, asked)
 
 
 def _approval_given(run: Run, event: e.ApprovalGiven) -> Changes:
-    return _set_entry(run, event.call_id, phase=Phase.APPROVED, expires_at=None)
+    approved = partial(attrs.evolve, phase=Phase.APPROVED, expires_at=None)
+    return _with_entry(run, event, event.call_id, approved)
 
 
 def _tools_returned(run: Run, _event: e.ToolsReturned) -> Changes:
@@ -444,9 +481,7 @@ def _tools_returned(run: Run, _event: e.ToolsReturned) -> Changes:
 def _errors_after(run: Run, results: list[ToolResult]) -> int:
     """Count an error turn where all calls failed; one success resets; a refused or withdrawn call is neither."""
     outcomes = {result.outcome for result in results}
-    if Outcome.DONE in outcomes:
-        return 0
-    return run.consecutive_errors + (outcomes <= {Outcome.FAILED, Outcome.TIMED_OUT})
+    return 0 if Outcome.DONE in outcomes else run.consecutive_errors + (outcomes <= _ERRORS)
 
 
 def _continued(run: Run, event: e.Continued) -> Changes:
@@ -472,14 +507,14 @@ def _failed(run: Run, event: e.Failed) -> Changes:
 def _closed(run: Run, results: list[ToolResult]) -> Changes:
     """Move the open turn into the history: the assistant's message together with all its results."""
     if run.reply is None:
-        return {}
+        return {} if run.version else {"messages": _opening(run)}
     return {"messages": (*run.messages, run.reply, *results), "reply": None, "open": ()}
 
 
 def _closing(entry: OpenCall, event: e.Failed) -> ToolResult:
     """Return the result of a call that the end of the run closes."""
     if entry.phase is Phase.INTENDED or entry.phase is Phase.ASKED or entry.phase is Phase.APPROVED:
-        outcome, text = Outcome.SKIPPED, f"not started: the run was stopped ({event.reason})"
+        outcome, text = Outcome.SKIPPED, f"no result: the run was stopped ({event.reason}) before it came to that"
     elif entry.phase is Phase.RUNNING and entry.repeatable:
         outcome, text = Outcome.CANCELLED, f"cut off: the run was stopped ({event.reason}); it may be called again"
     else:
@@ -513,7 +548,7 @@ _FOLD: Mapping[type[e.Event], Callable[[Run, Any], Changes]] = MappingProxyType(
 
 
 def _own(run: Run) -> tuple[Message, ...]:
-    return run.messages[len(run.prior) + len(run.header.history) :]
+    return run.messages[run.first :]
 
 
 def _records(run: Run) -> Iterable[CallRecord]:

@@ -12,12 +12,11 @@ import attrs
 
 from agentfsm.core.errors import LimitError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import ToolCall, Usage
+from agentfsm.core.messages import ToolCall, Usage, clean
 from agentfsm.engine.arguments import check_object, object_text
 from agentfsm.engine.log import redacted
-from agentfsm.engine.render import clean
 from agentfsm.engine.stream import CallDelta, TextDelta
-from agentfsm.ports import CallChunk, Chunk, Emit, Reply, Request, TextChunk
+from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Reply, Request, TextChunk
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -31,6 +30,12 @@ if TYPE_CHECKING:
 
 ANSWER_TOKENS: Final = 4_096
 # Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
+FLAWS: Final = {
+    FinishReason.LENGTH: "the answer was cut off at the length limit; allow more with Settings(max_tokens=...), or a "
+    "larger token budget",
+    FinishReason.CONTENT_FILTER: "the provider's content filter cut the answer off",
+}
+# Answers that must not be taken for whole ones, and that asking again would not mend.
 MALFORMED_CHARS: Final = 2_000
 # Of arguments that are no JSON object, kept for the record and shown to the model.
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
@@ -46,23 +51,27 @@ async def ask(engine: Engine, journal: Journal, effect: AskModel, tally: Tally) 
     request = _request(engine, journal.run, effect, tally)
     if engine.log_prompts:
         journal.log.debug("prompt", turn=effect.turn, text=redacted(str(request.messages[-1:])))
-    attempt = 1
+    attempt, wasted = 1, Usage()
     while True:
         try:
             reply = await _attempt(engine, request, _emitter(journal, effect.turn, attempt))
         except (ModelUnavailableError, ModelReplyError) as error:
+            wasted += _priced(engine, error.usage or Usage())
+            error.usage = wasted
             if attempt > engine.limits.model_retries:
                 raise
             wait_s = _wait_s(engine, error, attempt)
-            journal.log.warning("model_retry", turn=effect.turn, attempt=attempt, wait_s=wait_s, error=str(error))
+            kind = type(error).__name__
+            journal.log.warning("model_retry", turn=effect.turn, attempt=attempt, wait_s=wait_s, error=kind)
             await anyio.sleep(wait_s)
             attempt += 1
         else:
-            return reply, _usage(engine, journal.run, reply, tally)
+            usage = _usage(engine, journal.run, reply, tally)
+            return reply, usage + wasted if wasted.tokens else usage
 
 
 def _request(engine: Engine, run: Run, effect: AskModel, tally: Tally) -> Request:
-    definitions = engine.definitions
+    definitions = engine.registry.definitions
     if run.disabled:
         definitions = tuple(each for each in definitions if each.name not in run.disabled)
     return Request(
@@ -70,6 +79,7 @@ def _request(engine: Engine, run: Run, effect: AskModel, tally: Tally) -> Reques
         messages=effect.messages,
         tools=definitions,
         settings=_capped(engine, run, tally),
+        timeout_s=engine.limits.model_timeout_s,
     )
 
 
@@ -92,16 +102,12 @@ def _input_tokens(engine: Engine, run: Run, tally: Tally) -> int:
 
 
 async def _attempt(engine: Engine, request: Request, emit: Emit | None) -> Reply:
-    timeout_s = engine.limits.model_timeout_s
     try:
-        with anyio.CancelScope(deadline=anyio.current_time() + timeout_s) as scope:
-            reply = await engine.model.reply(request, emit)
+        reply = await engine.model.reply(request, emit)
     except OSError as error:  # a model of the user's own, which does not translate it
         raise ModelUnavailableError(f"{engine.model.name} cannot be reached: {error}") from error
-    if scope.cancelled_caught:
-        raise ModelUnavailableError(f"{engine.model.name} did not answer within {timeout_s:g} s")
-    if not reply.calls and not reply.text.strip():
-        raise ModelReplyError(f"{engine.model.name} gave an empty reply ({reply.finish_reason})")
+    if not reply.calls and not reply.text.strip() and reply.finish_reason not in FLAWS:
+        raise ModelReplyError(f"{engine.model.name} gave an empty reply ({reply.finish_reason})", reply.usage)
     return reply
 
 
@@ -119,9 +125,14 @@ def _usage(engine: Engine, run: Run, reply: Reply, tally: Tally) -> Usage:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
         asked = _input_tokens(engine, run, tally)
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
-    if engine.limits.usd is not None and usage.cost_usd is None:
-        usage = attrs.evolve(usage, cost_usd=engine.model.cost_usd(usage))
-    return usage
+    return _priced(engine, usage)
+
+
+def _priced(engine: Engine, usage: Usage) -> Usage:
+    """Return the usage with its price, where one is asked for."""
+    if engine.limits.usd is None or usage.cost_usd is not None or not usage.tokens:
+        return usage
+    return attrs.evolve(usage, cost_usd=engine.model.cost_usd(usage))
 
 
 def _emitter(journal: Journal, turn: int, attempt: int) -> Emit | None:
@@ -164,9 +175,10 @@ def _minted(run: Run, call_id: str, call: ProposedCall, registry: ToolRegistry) 
     return ToolCall(
         id=call_id,
         name=call.name if call.name in registry else _legal_name(call.name),
+        invented=call.name not in registry,
         arguments=arguments if flaw is None else "{}",
         key=f"{run.id}:{call_id}",
-        provider_id=call.id,
+        provider_id=clean(call.id),
         malformed=None if flaw is None else f"{flaw}; it began: {clean(arguments[:MALFORMED_CHARS])}",
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 import attrs
 
-from agentfsm.core.errors import ConflictError, LeaseLostError, StoreError
+from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.run import Run, begin
 from agentfsm.engine.log import Facts
 from agentfsm.engine.stream import Listener, StateChanged
@@ -22,13 +22,15 @@ from agentfsm.threads import waker
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agentfsm.core.events import Event, Stamp
+    from agentfsm.core.events import Event
     from agentfsm.core.inbox import Posted
     from agentfsm.core.messages import Message
     from agentfsm.ports import Stored
 
-CLOSE_S: Final = 5.0
-# Seconds that the end of a driving call may take to write what is under way and to give the lease back.
+_put = object.__setattr__
+
+SETTLE_S: Final = 5.0
+# Seconds that a driving call which is cut off may take to write what is under way.
 
 
 async def load(store: Store, run_id: str, at: int | None = None) -> Run:
@@ -40,6 +42,8 @@ async def load(store: Store, run_id: str, at: int | None = None) -> Run:
         at: The version to stop at; None for the newest.
     """
     stored = await store.read(run_id)
+    if at is not None and not 0 <= at <= len(stored.events):
+        raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
     run = begin(stored.header, await prior_of(store, stored.header.after))
     return run.fold(stored.events if at is None else stored.events[:at])
 
@@ -68,8 +72,8 @@ class Journal:
     see: Callable[[Run], None] | None = None
     # Told of each new state of the run.
     log: Facts
-    seen: int = 0
-    # The newest inbox number that was looked at.
+    struck: int = 0
+    # The newest inbox number up to which everything was taken in.
     scope: anyio.CancelScope | None = None
     # Around the driving call; cancelled when somebody asks for the run's end, or takes it over.
     _last: Commit | None = None
@@ -83,6 +87,8 @@ class Journal:
         clock: Clock,
         listen: Listener | None = None,
         see: Callable[[Run], None] | None = None,
+        *,
+        exact: bool = False,
     ) -> Self:
         """Take the lease of a run.
 
@@ -93,11 +99,12 @@ class Journal:
             clock: For the times in the journal.
             listen: Told of each change of state.
             see: Given each new value of the run.
+            exact: Whether a run at version 0 must be new, too.
 
         Raises:
             ConflictError: when the run has moved on, or somebody else drives it.
         """
-        lease, run = await _opened(store, run)
+        lease, run = await _opened(store, run, exact=exact)
         log = Facts(run.id, run.header.agent)
         journal = cls(store=store, lease=lease, run=run, clock=clock, listen=listen, see=see, log=log)
         journal._mark = clock.monotonic()
@@ -108,18 +115,28 @@ class Journal:
         if self.scope is not None:
             self.scope.cancel()
 
-    def stamp(self) -> Stamp:
-        """Return the time for an event: now, and the active seconds since the event before."""
+    @property
+    def used_s(self) -> float:
+        """Active seconds of the run, up to this moment."""
+        return self.run.duration_s + self.clock.monotonic() - self._mark
+
+    def _stamp(self, events: Sequence[Event]) -> None:
+        """Write the time into events that nobody else has seen yet: a copy would cost three times their making."""
         now = self.clock.monotonic()
         took_s, self._mark = now - self._mark, now
-        return {"at": round(self.clock.now(), 3), "took_s": took_s}
+        at = self.clock.now()
+        for event in events:
+            _put(event, "at", at)
+            _put(event, "took_s", took_s)
+            took_s = 0.0
 
     def commit(self, *events: Event, taken: Sequence[int] = ()) -> None:
-        """Apply events and append them, in one transaction; returns before they are durable.
+        """Stamp events, apply them and append them, in one transaction; returns before they are durable.
 
         Raises:
             IllegalTransitionError: when one does not fit; nothing is written.
         """
+        self._stamp(events)
         run = self.run
         for event in events:
             run = run.apply(event)
@@ -131,11 +148,15 @@ class Journal:
 
     async def conclude(self, *events: Event, taken: Sequence[int] = ()) -> bool:
         """Append the last events of a run, unless something has arrived in its inbox: then return False."""
+        mark = self._mark
+        self._stamp(events)
         run = self.run.fold(events)
         self._last = self.store.append(self.lease, run, events, taken=taken, final=True)
+        written = False
         with anyio.CancelScope(shield=True):  # once it is on its way, the run must know what became of it
             written = await self._last.wait()
         if not written:
+            self._mark = mark
             return False
         self._advance(run, events)
         return True
@@ -161,24 +182,23 @@ class Journal:
 
     async def rows(self) -> tuple[Posted, ...]:
         """Return what waits in the inbox; asks the store only when it has told of something new."""
-        if self.lease.newest <= self.seen:
-            return ()
-        rows = await self.store.inbox(self.run.id)
-        self.seen = max((row.number for row in rows), default=self.lease.newest)
-        return rows
+        return await self.store.inbox(self.run.id) if self.lease.newest > self.struck else ()
 
-    async def close(self) -> None:
-        """Write what is under way and give the lease back; shielded from cancellation, and bounded in time."""
+    def close(self) -> None:
+        """Give the lease back; it goes behind the appends that are under way."""
         self.lease.wake = None
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + CLOSE_S) as scope:
+        self.store.release(self.lease)
+
+    async def settle(self) -> None:
+        """Wait for what is under way, when the driving call is cut off: shielded from cancellation, bounded in time."""
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + SETTLE_S) as scope:
             try:
                 if self._last is not None:
                     await self._last.wait()
             except StoreError as error:
                 self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
-            await self.store.release(self.lease)
         if scope.cancelled_caught:
-            self.log.error("journal_not_closed", seconds=CLOSE_S)
+            self.log.error("journal_not_written", seconds=SETTLE_S)
 
 
 def _changes(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
@@ -188,17 +208,21 @@ def _changes(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
             yield StateChanged(run_id=run.id, turn=run.turn, state=run.state, event=type(event).__name__)
 
 
-async def _opened(store: Store, run: Run | str) -> tuple[Lease, Run]:
+async def _opened(store: Store, run: Run | str, *, exact: bool) -> tuple[Lease, Run]:
     if isinstance(run, str):
         lease = await store.lease(run)
         return lease, await _under(store, lease)
     if run.version == 0:
         header, lease = await store.create(run.header)
-        return lease, run if lease.version == 0 and header == run.header else await _under(store, lease)
-    lease = await store.lease(run.id)
+        if lease.version == 0 and header == run.header:
+            return lease, run
+        if lease.version == 0 or not exact:
+            return lease, await _under(store, lease)
+    else:
+        lease = await store.lease(run.id)
     if lease.version == run.version:
         return lease, run
-    await store.release(lease)
+    store.release(lease)
     raise ConflictError(
         f"this is run {run.id!r} at version {run.version}, and its journal is at {lease.version}: "
         f"go on from agent.load({run.id!r})",
@@ -210,6 +234,5 @@ async def _under(store: Store, lease: Lease) -> Run:
     try:
         return await load(store, lease.run_id)
     except BaseException:
-        with anyio.CancelScope(shield=True):
-            await store.release(lease)
+        store.release(lease)
         raise

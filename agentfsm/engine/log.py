@@ -18,7 +18,7 @@ LOGGER: Final = logging.getLogger("agentfsm")
 LOGGER.addHandler(logging.NullHandler())
 
 _SECRETS: Final = re.compile(
-    r"(?i)\b(?:sk|pk|rk|ghp|gho|xox[abp])[-_][\w-]{8,}|\bbearer\s+\S+|\b(?:api[_-]?key|password|secret|token)\b\W{1,4}\S+",
+    r"(?i)\b(?:sk|pk|rk|ghp|gho|xox[abp])[-_][\w-]{8,}|\bbearer\s+\S+|[\w-]*(?:key|password|secret|token)\W{1,4}\S+",
 )
 PROMPT_CHARS: Final = 2_000
 # Of a prompt in the log: enough to recognise it.

@@ -24,17 +24,16 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.inbox import Approve, Cancel, Input, Posted, Reject, Rerun, Settle
 from agentfsm.core.limits import Limits, StopReason
-from agentfsm.core.messages import AssistantMessage, Outcome, ToolCall, ToolResult, Usage
+from agentfsm.core.messages import AssistantMessage, Outcome, ToolCall, ToolResult, Usage, clean
 from agentfsm.core.run import UNDECIDED, OpenCall, Phase
-from agentfsm.engine.ask import ANSWER_TOKENS, ask, mint
+from agentfsm.engine.ask import ANSWER_TOKENS, FLAWS, ask, mint
 from agentfsm.engine.queue import ToolQueue
 from agentfsm.engine.stream import ToolEvent, ToolEventType, UsageReported
 from agentfsm.engine.tools import RunContext, Tool, ToolRegistry
-from agentfsm.ports import Clock, ContextPolicy, FinishReason, Model, Reply, Settings, TokenCounter, ToolDefinition
+from agentfsm.ports import Clock, ContextPolicy, Model, Reply, Settings, TokenCounter
 from agentfsm.tally import BYTES, Tally, count_tools
 
 if TYPE_CHECKING:
-
     from agentfsm.core.run import Run
     from agentfsm.engine.journal import Journal
 
@@ -56,20 +55,8 @@ class Engine:
     load_counter: Callable[[str], Awaitable[TokenCounter]]
     # Loads the token counter for a model name; called only when a history comes near the window.
     log_prompts: bool = False
-    definitions: tuple[ToolDefinition, ...] = attrs.field(init=False)
-    # Of all tools, made once.
-    polls: frozenset[str] = attrs.field(init=False)
-    # Names of the tools whose repetition is their job.
-    _overhead: dict[str, int] = attrs.field(factory=dict, init=False)
-    # Tokens of what every request holds, by encoding.
-
-    @polls.default
-    def _polling(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.registry if tool.poll)
-
-    @definitions.default
-    def _define(self) -> tuple[ToolDefinition, ...]:
-        return tuple(tool.definition for tool in self.registry)
+    _overhead: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
+    # Tokens of what every request holds, by encoding and number of tools.
 
     def room_tokens(self, counter: TokenCounter) -> int:
         """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
@@ -77,10 +64,12 @@ class Engine:
 
     def overhead_tokens(self, counter: TokenCounter) -> int:
         """Return the tokens of instructions and tool definitions; counted once per counter."""
-        if counter.encoding not in self._overhead:
-            tools = count_tools(self.definitions, counter)
-            self._overhead[counter.encoding] = counter.count(self.instructions) + tools
-        return self._overhead[counter.encoding]
+        key = counter.encoding, len(self.registry)
+        tokens = self._overhead.get(key)
+        if tokens is None:
+            tokens = counter.count(self.instructions) + count_tools(self.registry.definitions, counter)
+            self._overhead[key] = tokens
+        return tokens
 
     async def drive(self, drive: Drive, *, once: bool = False) -> None:
         """Perform effects until the run is over or waits, within the active time that its limits leave."""
@@ -121,8 +110,8 @@ class Drive:
 
     def fail(self, reason: StopReason, message: str) -> None:
         """Commit the end of the run."""
-        self.journal.log.error("run_failed", reason=str(reason), turn=self.journal.run.turn, detail=message)
-        self.journal.commit(e.Failed(reason=reason, message=message, **self.journal.stamp()))
+        self.journal.log.error("run_failed", reason=reason.value, turn=self.journal.run.turn)
+        self.journal.commit(e.Failed(reason=reason, message=message))
 
 
 async def _cut(engine: Engine, drive: Drive) -> None:
@@ -134,8 +123,8 @@ async def _cut(engine: Engine, drive: Drive) -> None:
     if drive.journal.lease.cancelled:
         return await _cancel(drive)
     await drive.journal.flush()
-    used, limit = drive.journal.run.duration_s + drive.journal.stamp()["took_s"], engine.limits.seconds
-    return drive.fail(StopReason.TIMEOUT, f"{used:.1f} of {limit:.1f} seconds used; what ran was cut off")
+    used_s, limit_s = drive.journal.used_s, engine.limits.seconds
+    return drive.fail(StopReason.TIMEOUT, f"{used_s:.1f} of {limit_s:.1f} seconds used; what ran was cut off")
 
 
 async def _cancel(drive: Drive) -> None:
@@ -148,8 +137,13 @@ async def _cancel(drive: Drive) -> None:
 async def _observe(_engine: Engine, drive: Drive, _effect: ReadInbox) -> None:
     journal = drive.journal
     rows = await journal.rows()
-    inputs = tuple(row.item for row in rows if isinstance(row.item, Input))
-    journal.commit(e.Observed(inputs=inputs, **journal.stamp()), taken=[row.number for row in rows])
+    if any(isinstance(row.item, Cancel) for row in rows):
+        return await _cancel(drive)
+    inputs = tuple([row.item for row in rows if isinstance(row.item, Input)])
+    numbers = [row.number for row in rows]
+    journal.commit(e.Observed(inputs=inputs), taken=numbers)
+    journal.struck = max(numbers, default=journal.struck)
+    return None
 
 
 # THINK
@@ -164,8 +158,8 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
     try:
         reply, usage = await ask(engine, journal, effect, drive.tally)
     except (ModelUnavailableError, ModelReplyError) as error:
-        journal.log.warning("model_faltered", turn=effect.turn, error=str(error))
-        return journal.commit(e.ModelFaltered(error=str(error), **journal.stamp()))
+        journal.log.warning("model_faltered", turn=effect.turn, error=type(error).__name__)
+        return journal.commit(e.ModelFaltered(error=str(error), usage=error.usage or Usage()))
     except LimitError as error:
         return drive.fail(StopReason(error.reason), str(error))
     except ModelError as error:
@@ -187,32 +181,23 @@ async def _compacted(engine: Engine, drive: Drive) -> e.Compacted | None:
         return None
     before, after = tally.shown(run.window), tally.shown(start)
     why = f"{before:,} tokens of messages, {room:,} of room in the window of {engine.model.name}"
-    return e.Compacted(start=start, tokens_before=before, tokens_after=after, why=why, **drive.journal.stamp())
+    return e.Compacted(start=start, tokens_before=before, tokens_after=after, why=why)
 
 
 async def _hear(engine: Engine, drive: Drive, reply: Reply, usage: Usage) -> None:
     """Commit what the model said: calls, an answer, or one that cannot be used."""
     journal, run = drive.journal, drive.journal.run
     _note_turn(engine, journal, len(reply.calls), usage)
-    stamp = journal.stamp()
     if reply.calls:
         calls = mint(run, reply.calls, engine.registry)
-        journal.commit(e.ToolsChosen(message=AssistantMessage(text=reply.text, calls=calls), usage=usage, **stamp))
+        journal.commit(e.ToolsChosen(message=AssistantMessage(text=clean(reply.text), calls=calls), usage=usage))
         return
-    message = AssistantMessage(text=reply.text)
-    draft = e.AnswerDrafted(message=message, usage=usage, **stamp)
-    if (flaw := _FLAWS.get(reply.finish_reason)) is not None:
-        journal.commit(draft, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw, at=stamp["at"]))
-    elif not await journal.conclude(e.AnswerGiven(message=message, usage=usage, **stamp)):
+    message = AssistantMessage(text=clean(reply.text))
+    draft = e.AnswerDrafted(message=message, usage=usage)
+    if (flaw := FLAWS.get(reply.finish_reason)) is not None:
+        journal.commit(draft, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw))
+    elif not await journal.conclude(e.AnswerGiven(message=message, usage=usage)):
         journal.commit(draft)
-
-
-_FLAWS: Final = {
-    FinishReason.LENGTH: "the answer was cut off at the length limit; allow more with Settings(max_tokens=...), or a "
-    "larger token budget",
-    FinishReason.CONTENT_FILTER: "the provider's content filter cut the answer off",
-}
-# Answers that must not be taken for whole ones.
 
 
 def _note_turn(engine: Engine, journal: Journal, calls: int, usage: Usage) -> None:
@@ -228,17 +213,20 @@ def _note_turn(engine: Engine, journal: Journal, calls: int, usage: Usage) -> No
 # ACT
 
 
-async def _act(engine: Engine, drive: Drive, _effect: RunTools | Wait) -> None:
+async def _act(engine: Engine, drive: Drive, effect: RunTools | Wait) -> None:
     """Run what may run; where nothing may and calls are open, leave the run as it is: it waits for a person."""
-    await _decide(engine, drive)
-    drive.unfinished = sum([entry.phase is not Phase.FINISHED for entry in drive.journal.run.open])
+    entries, calls = drive.journal.run.open, effect.calls if isinstance(effect, RunTools) else ()
+    if not all(entry.phase is Phase.INTENDED and entry.call.name not in engine.registry.asking for entry in entries):
+        await _decide(engine, drive)
+        entries, calls = drive.journal.run.open, _ready(drive)
+    drive.unfinished = len([entry for entry in entries if entry.phase is not Phase.FINISHED])
     if not drive.unfinished:
-        drive.journal.commit(e.ToolsReturned(**drive.journal.stamp()))
-    elif calls := _ready(drive):
+        drive.journal.commit(e.ToolsReturned())
+    elif calls:
         await drive.queue.execute_all(calls)
 
 
-def _ready(drive: Drive) -> list[ToolCall]:
+def _ready(drive: Drive) -> tuple[ToolCall, ...]:
     """Return the calls that may run now: those before the first one that still needs a decision."""
     ready: list[ToolCall] = []
     for entry in drive.journal.run.open:
@@ -246,14 +234,13 @@ def _ready(drive: Drive) -> list[ToolCall]:
             break
         if entry.phase is not Phase.FINISHED:
             ready.append(entry.call)
-    return ready
+    return tuple(ready)
 
 
 async def _decide(engine: Engine, drive: Drive) -> None:
     """Commit what is to be said of open calls before any runs: approvals to ask, decisions taken, calls lost."""
     rows: dict[str, Posted] = {}
     if any(entry.phase in UNDECIDED for entry in drive.journal.run.open):
-        drive.journal.seen = 0  # rows that were left for later count again
         posted = await drive.journal.rows()
         rows = {row.item.call_id: row for row in posted if not isinstance(row.item, Input | Cancel)}
     facts: list[e.Event] = []
@@ -262,41 +249,41 @@ async def _decide(engine: Engine, drive: Drive) -> None:
         row = rows.get(entry.call.id)
         if row is not None and isinstance(row.item, Approve | Rerun):
             drive.granted[entry.call.id] = row  # spent in the very append that marks the call as started
-        elif (fact := _fact(engine, drive.journal, entry, row)) is not None:
+        elif (fact := _fact(engine, drive.journal.run, entry, row)) is not None:
             facts.append(fact)
             taken += [row.number] if row is not None else []
     if facts:
         drive.journal.commit(*facts, taken=taken)
 
 
-def _fact(engine: Engine, journal: Journal, entry: OpenCall, row: Posted | None) -> e.Event | None:
+def _fact(engine: Engine, run: Run, entry: OpenCall, row: Posted | None) -> e.Event | None:
     """Return what is to be recorded of an open call before any call runs, if anything."""
     call, tool = entry.call, engine.registry.get(entry.call.name)
-    if entry.phase is Phase.INTENDED and (tool is None or not tool.requires_approval):
-        return None  # the usual case
-    stamp = journal.stamp()
+    now = engine.clock.now()
     match entry.phase, row.item if row is not None else None:
-        case Phase.INTENDED, _ if tool is not None and _is_sound(tool, call):
-            return e.ApprovalAsked(call_id=call.id, expires_at=stamp["at"] + tool.approval_expires_s, **stamp)
+        case Phase.INTENDED, _ if tool is not None and _needs_approval(run, tool, call):
+            return e.ApprovalAsked(call_id=call.id, expires_at=now + tool.approval_expires_s)
         case Phase.RUNNING, _ if tool is None or not tool.repeatable:
-            return e.ToolLost(call_id=call.id, **stamp)
+            return e.ToolLost(call_id=call.id)
         case Phase.ASKED, Reject(by=by, message=message):
-            return e.ToolFinished(result=_rejected(call, message), by=by, **stamp)
-        case Phase.ASKED, None if entry.expires_at is not None and stamp["at"] >= entry.expires_at:
-            return e.ToolFinished(result=_rejected(call, "nobody answered in time"), **stamp)
+            return e.ToolFinished(result=_rejected(call, message), by=by)
+        case Phase.ASKED, None if entry.expires_at is not None and now >= entry.expires_at:
+            return e.ToolFinished(result=_rejected(call, "nobody answered in time"))
         case Phase.LOST, Settle(by=by, outcome=outcome, content=content):
             result = ToolResult(call_id=call.id, name=call.name, outcome=outcome, content=content)
-            return e.ToolFinished(result=result, by=by, **stamp)
+            return e.ToolFinished(result=result, by=by)
     return None
 
 
-def _is_sound(tool: Tool[..., Any], call: ToolCall) -> bool:
-    """Whether the call can run at all; one that cannot is answered with its errors, and nobody is asked."""
+def _needs_approval(run: Run, tool: Tool[..., Any], call: ToolCall) -> bool:
+    """Whether a person has to be asked; a call that will not run anyway is answered, and nobody is asked."""
+    if not tool.requires_approval or tool.name in run.disabled or call.malformed is not None:
+        return False
     try:
         tool.bind(call.arguments)
     except ArgumentsError:
         return False
-    return call.malformed is None
+    return True
 
 
 def _rejected(call: ToolCall, message: str) -> ToolResult:
@@ -310,9 +297,9 @@ async def _starting(drive: Drive, call: ToolCall, tool: Tool[..., Any]) -> None:
     facts: list[e.Event] = []
     row = drive.granted.pop(call.id, None)
     if row is not None and isinstance(row.item, Approve | Rerun):
-        facts.append(e.ApprovalGiven(call_id=call.id, by=row.item.by, **journal.stamp()))
+        facts.append(e.ApprovalGiven(call_id=call.id, by=row.item.by))
     if not tool.read_only:
-        facts.append(e.ToolStarted(call_id=call.id, repeatable=tool.repeatable, **journal.stamp()))
+        facts.append(e.ToolStarted(call_id=call.id, repeatable=tool.repeatable))
     if facts:
         journal.commit(*facts, taken=[row.number] if row is not None else ())
     if not tool.read_only:
@@ -322,15 +309,15 @@ async def _starting(drive: Drive, call: ToolCall, tool: Tool[..., Any]) -> None:
 def _finished(drive: Drive, result: ToolResult) -> None:
     """Record a call's result, as it comes; the last one ends the turn, in the same append."""
     journal = drive.journal
-    stamp = journal.stamp()
-    finished = e.ToolFinished(result=result, **stamp)
+    finished = e.ToolFinished(result=result)
     drive.unfinished -= 1
     if drive.unfinished:
         journal.commit(finished)
     else:
-        journal.commit(finished, e.ToolsReturned(at=stamp["at"]))
+        journal.commit(finished, e.ToolsReturned())
+    tool = result.name if result.name in drive.queue.registry else "(unknown)"  # what a model invents is no fact
     outcome, wall_s = result.outcome.value, result.duration_s
-    journal.log.info("call", call=result.call_id, tool=result.name, outcome=outcome, wall_s=wall_s)
+    journal.log.info("call", call=result.call_id, tool=tool, outcome=outcome, wall_s=wall_s)
 
 
 # REFLECT
@@ -338,28 +325,29 @@ def _finished(drive: Drive, result: ToolResult) -> None:
 
 async def _reflect(engine: Engine, drive: Drive, effect: Reflect) -> None:
     journal = drive.journal
-    if (stop := engine.limits.spent(drive.journal.run)) is not None:
-        return drive.fail(*stop)
     if effect.draft is not None:
         return await _judge(drive)
-    loop = loops.find(drive.journal.run.messages, engine.polls)
+    if (stop := engine.limits.spent(drive.journal.run)) is not None:
+        return drive.fail(*stop)
+    loop = loops.find(drive.journal.run.messages, engine.registry.polls)
     if loop is None:
-        return journal.commit(e.Continued(**journal.stamp()))
+        return journal.commit(e.Continued())
     if drive.journal.run.loops >= len(_LADDER) and not loop.hint:
         return drive.fail(StopReason.LOOP_DETECTED, f"{loop.what}, after {drive.journal.run.loops} warnings")
     journal.log.warning("loop", turn=drive.journal.run.turn, what=loop.what)
-    return journal.commit(_warning(drive.journal.run, loop, journal.stamp()))
+    return journal.commit(_warning(drive.journal.run, loop))
 
 
 async def _judge(drive: Drive) -> None:
     """Accept the draft, unless input has arrived that it does not answer."""
     journal = drive.journal
-    journal.seen = 0
     rows = await journal.rows()
-    if any(isinstance(row.item, Input) for row in rows) or not await journal.conclude(
-        e.Accepted(**journal.stamp()), taken=[row.number for row in rows]
-    ):
-        journal.commit(e.Continued(**journal.stamp()))
+    if any(isinstance(row.item, Cancel) for row in rows):
+        return await _cancel(drive)
+    unread = any(isinstance(row.item, Input) for row in rows)
+    if unread or not await journal.conclude(e.Accepted(), taken=[row.number for row in rows]):
+        journal.commit(e.Continued())
+    return None
 
 
 _LADDER: Final = (
@@ -369,12 +357,12 @@ _LADDER: Final = (
 # What a finding says, the first and the second time; the third stops the run.
 
 
-def _warning(run: Run, loop: loops.Loop, stamp: e.Stamp) -> e.Continued:
+def _warning(run: Run, loop: loops.Loop) -> e.Continued:
     """Return the event that tells the model of a loop: first a nudge, then the tools are withdrawn."""
     if loop.hint:
-        return e.Continued(note=f"Note: {loop.what}, though the arguments differ.", **stamp)
+        return e.Continued(note=f"Note: {loop.what}, though the arguments differ.")
     note = _LADDER[run.loops].format(what=loop.what, tools=", ".join(loop.tools))
-    return e.Continued(note=note, loop=True, disabled=loop.tools if run.loops else (), **stamp)
+    return e.Continued(note=note, loop=True, disabled=loop.tools if run.loops else ())
 
 
 Performer: TypeAlias = Callable[[Engine, Drive, Any], Awaitable[None]]
@@ -390,10 +378,11 @@ PERFORM: Final[Mapping[type[Effect], Performer]] = {
 def drive_of(engine: Engine, journal: Journal, deps: Any, tally: Tally) -> Drive:
     """Return a driving call with its queue, which records each call's start and end in the journal."""
     queue = ToolQueue(
-        registry=engine.registry,
+        engine.registry,
         limit=engine.limits.parallel,
         timeout_s=engine.limits.tool_timeout_s,
         clock=engine.clock,
+        owner=journal.run.id,
         context=lambda call, deadline: _context(drive, call, deadline),
         starting=lambda call, tool: _starting(drive, call, tool),
         finished=lambda result: _finished(drive, result),

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from inspect import isawaitable
+from typing import Any, Final
 
 import anyio
 import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentfsm.core.errors import ArgumentsError, ModelRetry
+from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult
-from agentfsm.engine.render import failure_text, malformed_text, result_text, timeout_text, unknown_text
+from agentfsm.engine.log import LOGGER
+from agentfsm.engine.places import Place, left_behind
+from agentfsm.engine.render import failure_text, malformed_text, result_text, retry_text, timeout_text, unknown_text
 from agentfsm.engine.stream import ToolEvent, ToolEventType
 from agentfsm.engine.tools import RunContext, Tool, ToolRegistry
 from agentfsm.ports import Clock, SystemClock
-from agentfsm.threads import in_thread
-
-if TYPE_CHECKING:
-    from agentfsm.threads import Outcome as Handed
+from agentfsm.threads import in_thread, is_foreign, isolated
 
 LIMIT: Final = 20
 # Calls in flight at once: a model seldom asks for more, and most services bear it.
@@ -49,14 +50,6 @@ def _plain_context(call: ToolCall, deadline: float) -> RunContext[Any]:
     return RunContext(deps=None, call_id=call.id, idempotency_key=call.key, deadline=deadline)
 
 
-@attrs.define(eq=False)
-class _Straggler:
-    """A thread that outlived its call; until it ends it keeps the place that its tool had."""
-
-    tool: Tool[..., Any]
-    handed: Handed[Any]
-
-
 @attrs.frozen(kw_only=True)
 class QueueStatistics:
     """The inside of a queue, at one moment."""
@@ -65,15 +58,24 @@ class QueueStatistics:
     # Calls in flight.
     abandoned: int
     # Threads of plain functions that outlived their calls and still run.
+    missed: int
+    # Events that a listener failed to take.
+
+
+def _at_least_one(_queue: object, _attribute: object, value: int) -> None:
+    if value < 1:
+        raise MisuseError(f"ToolQueue(limit={value}) could run nothing: give 1 or more calls in flight at once")
 
 
 @attrs.define(eq=False, kw_only=True)
 class ToolQueue:
-    """Runs the calls of a reply. Serves an agent, or by itself: `await ToolQueue(registry=r).execute_all(calls)`."""
+    """Runs the calls of a reply. Serves an agent, or by itself: `await ToolQueue(registry).execute_all(calls)`."""
 
-    registry: ToolRegistry
-    limit: int = LIMIT
+    registry: ToolRegistry = attrs.field(kw_only=False)
+    limit: int = attrs.field(default=LIMIT, validator=_at_least_one)
     # Calls in flight at once, 1 or more.
+    owner: object = attrs.field(factory=object)
+    # Whose calls these are: a thread that outlives its call blocks later ones of the same owner only. A run's id.
     timeout_s: float = TIMEOUT_S
     clock: Clock = attrs.field(factory=SystemClock)
     disabled: Callable[[], Collection[str]] = tuple
@@ -86,12 +88,12 @@ class ToolQueue:
     finished: Finished | None = None
     # Called with each result, as they come.
     listen: Callable[[ToolEvent], None] | None = None
-    _stragglers: list[_Straggler] = attrs.field(factory=list, init=False)
+    _missed: int = attrs.field(default=0, init=False)
     _running: int = attrs.field(default=0, init=False)
 
     def statistics(self) -> QueueStatistics:
         """Return what runs now."""
-        return QueueStatistics(running=self._running, abandoned=len(self._alive()))
+        return QueueStatistics(running=self._running, abandoned=len(left_behind(self.owner)), missed=self._missed)
 
     async def execute_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Run the calls and return their results, in call order.
@@ -103,10 +105,12 @@ class ToolQueue:
             for position, call in enumerate(calls):
                 self._tell(ToolEventType.QUEUED, call, position=position)
         results: list[ToolResult] = []
-        for batch in self.batches(calls):
+        for batch in self.batches(calls) if len(calls) > 1 else [calls]:
+            if results:
+                await checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
             results += [await self._one(batch[0])] if len(batch) == 1 else await self._together(batch)
         if self.listen is not None:
-            self.listen(ToolEvent(type=ToolEventType.DRAINED))
+            self._hand_out(ToolEvent(type=ToolEventType.DRAINED))
         return results
 
     def batches(self, calls: Sequence[ToolCall]) -> list[list[ToolCall]]:
@@ -130,6 +134,7 @@ class ToolQueue:
 
         async def work() -> None:
             for index, call in waiting:
+                await checkpoint_if_cancelled()
                 results[index] = await self._one(call)
 
         try:
@@ -175,7 +180,7 @@ class ToolQueue:
         except ArgumentsError as error:
             return Outcome.FAILED, str(error), None
         timeout_s = tool.timeout_s or self.timeout_s
-        if self._stragglers and (blocker := await self._blocker(tool, timeout_s)) is not None:
+        if (blocker := await self._blocker(tool, timeout_s)) is not None:
             return Outcome.FAILED, f"blocked: {blocker} is still running from an earlier call; try again later", None
         if self.starting is not None and (tool.requires_approval or not tool.read_only):
             await self.starting(call, tool)
@@ -186,46 +191,69 @@ class ToolQueue:
         return await self._invoke(tool, partial(tool.function, *args, **kwargs), timeout_s)
 
     async def _invoke(self, tool: Tool[..., Any], function: Callable[[], Any], timeout_s: float) -> _End:
+        value: object = None
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + timeout_s) as scope:
-                value = await function() if tool.is_async else await self._threaded(tool, function)
+                value = await (isolated(function()) if tool.is_async else self._threaded(tool, function))
         except ModelRetry as hint:
-            return Outcome.FAILED, str(hint), None
+            return _shown(Outcome.FAILED, retry_text(hint), tool)
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a tool raises is its result
-            return Outcome.FAILED, failure_text(error, tool), None
+            await checkpoint_if_cancelled()  # unless that is how it took its end
+            return _shown(Outcome.FAILED, failure_text(error, tool), tool)
+        except BaseExceptionGroup as group:
+            await checkpoint_if_cancelled()
+            if group.subgroup(KeyboardInterrupt) is not None:
+                raise
+            return _shown(Outcome.FAILED, failure_text(group, tool), tool)
+        except anyio.get_cancelled_exc_class() as cancellation:
+            if not is_foreign(cancellation):
+                raise
+            return _shown(Outcome.FAILED, failure_text(cancellation, tool), tool)
         if scope.cancelled_caught:
             return Outcome.TIMED_OUT, timeout_text(tool, timeout_s), None
-        text = result_text(value)
-        return Outcome.DONE, text, tool.shown_chars if len(text) > tool.shown_chars else None
+        return _shown(Outcome.DONE, result_text(value), tool)
 
     async def _threaded(self, tool: Tool[..., Any], function: Callable[[], Any]) -> Any:
         """Run a plain function in a thread; a cancelled call leaves the thread behind, counted and with its place."""
-        handed = in_thread(function)
+        place = Place(tool.name, shared=tool.concurrency_safe)
+        handed = in_thread(function, place.give_up)
         try:
-            return await handed.wait()
+            value = await handed.wait()
         except anyio.get_cancelled_exc_class():
-            self._stragglers.append(_Straggler(tool, handed))
+            place.keep_for(self.owner)
             raise
-
-    def _alive(self) -> list[_Straggler]:
-        self._stragglers = [straggler for straggler in self._stragglers if not straggler.handed.ended]
-        return self._stragglers
+        return await isolated(value) if isawaitable(value) else value
 
     async def _blocker(self, tool: Tool[..., Any], timeout_s: float) -> str | None:
         """Wait for threads that the tool must not overlap; return the name of one that does not end in time."""
-        with anyio.move_on_after(timeout_s):
-            for straggler in tuple(self._alive()):
-                if not (tool.concurrency_safe and straggler.tool.concurrency_safe):
-                    await straggler.handed.finish()
+        places = [place for place in left_behind(self.owner) if not (place.shared and tool.concurrency_safe)]
+        if not places:
             return None
-        return next((s.tool.name for s in self._alive()), None)
+        with anyio.move_on_after(timeout_s):
+            for place in places:
+                await place.given_up()
+            return None
+        return next((place.name for place in places if not place.is_free), None)
 
     def _tell(self, kind: ToolEventType, call: ToolCall, **details: Any) -> None:
-        if self.listen is not None:
-            self.listen(ToolEvent(type=kind, call_id=call.id, tool=call.name, **details))
+        self._hand_out(ToolEvent(type=kind, call_id=call.id, tool=call.name, **details))
 
     def _tell_end(self, call: ToolCall, result: ToolResult) -> None:
         if result.outcome is Outcome.DONE:
             self._tell(ToolEventType.COMPLETED, call, duration_s=result.duration_s, success=True)
         else:
             self._tell(ToolEventType.ERROR, call, duration_s=result.duration_s, message=result.content)
+
+    def _hand_out(self, event: ToolEvent) -> None:
+        """Tell the listener; one that raises changes nothing but the count of what it missed."""
+        if self.listen is None:
+            return
+        try:
+            self.listen(event)
+        except Exception:  # noqa: BLE001  a watcher breaks nothing
+            self._missed += 1
+            LOGGER.exception("a listener of the tool queue failed")
+
+
+def _shown(outcome: Outcome, text: str, tool: Tool[..., Any]) -> _End:
+    return outcome, text, tool.shown_chars if len(text) > tool.shown_chars else None

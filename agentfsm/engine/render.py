@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentfsm.core.messages import clean
+
 if TYPE_CHECKING:
+    from agentfsm.core.errors import ModelRetry
     from agentfsm.engine.tools import Tool, ToolRegistry
 
 NAMES_SHOWN = 30
@@ -25,34 +28,51 @@ def result_text(value: object) -> str:
     if value is None:
         return "(done, no output)"
     try:
-        return str(_to_json()(value, fallback=_plain).decode())
+        return _json(value)
     except Exception as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
         return f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe(error)})"
 
 
+def _json(value: object) -> str:
+    core = _pydantic_core()
+    try:
+        return str(core.to_json(value, fallback=_plain).decode())
+    except UnicodeError:
+        pass  # half of a surrogate pair somewhere in it
+    except core.PydanticSerializationError as error:
+        if "surrogates" not in str(error):
+            raise
+    return clean(json.dumps(core.to_jsonable_python(value, fallback=_plain), ensure_ascii=False))
+
+
 @cache
-def _to_json() -> Callable[..., bytes]:
+def _pydantic_core() -> Any:
     """Return pydantic's writer: it is loaded with the first schema, not with this module."""
-    writer: Callable[..., bytes] = import_module("pydantic_core").to_json
-    return writer
+    return import_module("pydantic_core")
 
 
 def _plain(value: Any) -> Any:
     return attrs.asdict(value, recurse=False) if attrs.has(type(value)) else str(value)
 
 
-def clean(text: str) -> str:
-    """Return the text without lone surrogates, which no wire and no database takes."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
 def describe(error: BaseException) -> str:
-    """Return the error's type and text; never raises, and never shows a traceback."""
+    """Return the error's type and text; never raises, and never shows a traceback. Of a group, what is in it."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(describe(each) for each in error.exceptions)[:ERROR_CHARS]
+    text = _words(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _words(error: BaseException) -> str:
     try:
-        text = str(error)
+        return clean(str(error)[:ERROR_CHARS])
     except Exception:  # noqa: BLE001  a broken __str__ must not hide the error
-        text = "(its text cannot be read)"
-    return clean(f"{type(error).__name__}: {text}"[:ERROR_CHARS] if text else type(error).__name__)
+        return "(its text cannot be read)"
+
+
+def retry_text(hint: ModelRetry) -> str:
+    """Say what the tool wants instead."""
+    return _words(hint) or "not like this; try other arguments"
 
 
 def failure_text(error: BaseException, tool: Tool[..., Any]) -> str:

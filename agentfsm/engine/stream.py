@@ -160,6 +160,9 @@ class Stream:
         trace: TracebackType | None,
     ) -> bool | None:
         self._tasks.cancel_scope.cancel()
+        if isinstance(error, Exception):  # the reader's own: it is not for the task group to wrap it
+            await self._tasks.__aexit__(None, None, None)
+            return False
         suppressed = await self._tasks.__aexit__(kind, error, trace)
         if kind is None:
             self._raise()

@@ -160,7 +160,7 @@ def make_tool(
     **options: Any,
 ) -> Tool[..., Any]:
     """Make a tool; `tool` is this as a decorator."""
-    name = name or getattr(function, "__name__", None) or type(function).__name__
+    name = name or str(getattr(function, "__name__", type(function).__name__))
     _check_name(name)
     schema = import_module("agentfsm.engine.schema")  # here, since it brings pydantic: `import agentfsm` must not
     signature = schema.signature_of(function, context_type=RunContext, name=name)
@@ -197,6 +197,12 @@ class ToolRegistry:
     """The tools of an agent, by name, in the order in which they were registered."""
 
     _tools: dict[str, Tool[..., Any]] = attrs.field(factory=dict, init=False)
+    definitions: tuple[ToolDefinition, ...] = attrs.field(default=(), init=False)
+    # What a model is told of them. This and the next two are kept with each registration, and read with each turn.
+    polls: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    # Names of the tools whose repetition is their job.
+    asking: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    # Names of the tools that need a person's yes.
 
     @classmethod
     def of(cls, tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> ToolRegistry:
@@ -223,6 +229,9 @@ class ToolRegistry:
                 f"two tools are called {added.name!r}: rename one, for example with @tool(name='{added.name}_2')",
             )
         self._tools[added.name] = added
+        self.definitions += (added.definition,)
+        self.polls |= {added.name} if added.poll else set()
+        self.asking |= {added.name} if added.requires_approval else set()
         return added
 
     def __contains__(self, name: object) -> bool:

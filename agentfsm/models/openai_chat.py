@@ -109,8 +109,6 @@ class OpenAIChat(Model):
         headers: Sent with each request.
         http_client: A client of your own (proxies, certificates); it stays yours to close, and belongs to one event
             loop.
-        timeout_s: The longest silence of the server, seconds, more than 0. One minute is more than a working server
-            is silent while it streams; raise it for models that think long before an answer that is not streamed.
         window_tokens: The context window. Default: that of the model's family, else 128,000.
         price: What the model costs. Default: the public list of genai-prices, where that package is installed.
 
@@ -126,7 +124,6 @@ class OpenAIChat(Model):
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         http_client: httpx.AsyncClient | httpx2.AsyncClient | None = None,
-        timeout_s: float = 60.0,
         window_tokens: int | None = None,
         price: Price | None = None,
     ) -> None:
@@ -145,7 +142,6 @@ class OpenAIChat(Model):
             "base_url": str(url),
             "api_key": key,
             "default_headers": headers,
-            "timeout": _checked_timeout(timeout_s),
             "max_retries": 0,
         }
         self._clients: dict[object, _Kept] = {}
@@ -157,8 +153,8 @@ class OpenAIChat(Model):
         body = encode(request, model=self.name, limit_field=self._limit_field, streamed=emit is not None)
         client = await self._client()
         if emit is None:
-            return await self._asked(client, body)
-        return await self._streamed(client, body, emit)
+            return await self._asked(client, body, request.timeout_s)
+        return await self._streamed(client, body, request.timeout_s, emit)
 
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply, or None where no price is known."""
@@ -195,7 +191,7 @@ class OpenAIChat(Model):
             theirs = cast("httpx2.AsyncClient", self._http_client)  # the package takes either, and says only one
             return _Kept(client=openai.AsyncOpenAI(**self._options, http_client=theirs))
         # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
-        ours = openai.DefaultAsyncHttpxClient(timeout=self._options["timeout"], verify=_certificates())
+        ours = openai.DefaultAsyncHttpxClient(verify=_certificates())
         keeper = _keep(openai.AsyncOpenAI(**self._options, http_client=ours))
         return _Kept(client=await anext(keeper), keeper=keeper)
 
@@ -204,15 +200,15 @@ class OpenAIChat(Model):
             if kept.client.is_closed():
                 self._clients.pop(loop, None)
 
-    async def _asked(self, client: openai.AsyncOpenAI, body: bytes) -> Reply:
+    async def _asked(self, client: openai.AsyncOpenAI, body: bytes, timeout_s: float) -> Reply:
         try:
-            answer: object = await client.post(_PATH, content=body, cast_to=object)
+            answer: object = await client.post(_PATH, content=body, cast_to=object, options={"timeout": timeout_s})
             return decode(answer)
         except _FAILURES as error:
             raise self._translated(error) from None
 
-    async def _streamed(self, client: openai.AsyncOpenAI, body: bytes, emit: Emit) -> Reply:
-        response = await self._connected(client, body)
+    async def _streamed(self, client: openai.AsyncOpenAI, body: bytes, timeout_s: float, emit: Emit) -> Reply:
+        response = await self._connected(client, body, timeout_s)
         data, assembly = response.aiter_bytes(), Assembly()
         try:
             # `emit` stands outside of what is translated: its errors are not the server's.
@@ -225,10 +221,11 @@ class OpenAIChat(Model):
             raise self._broken_off(response, assembly)
         return assembly.reply()
 
-    async def _connected(self, client: openai.AsyncOpenAI, body: bytes) -> httpx2.Response:
+    async def _connected(self, client: openai.AsyncOpenAI, body: bytes, timeout_s: float) -> httpx2.Response:
         post = cast("Callable[..., Awaitable[httpx2.Response]]", client.post)  # its types insist on a stream class
         try:
-            return await post(_PATH, content=body, cast_to=httpx2.Response, stream=True)
+            options = {"timeout": timeout_s}
+            return await post(_PATH, content=body, cast_to=httpx2.Response, stream=True, options=options)
         except _FAILURES as error:
             raise self._translated(error) from None
 
@@ -279,7 +276,6 @@ class OpenAIChat(Model):
             where=self._where(),
             model=self.name,
             base_url=self._base_url,
-            timeout_s=self._options["timeout"],
             detail=" ".join(detail.split())[:_LONGEST_DETAIL],
             **facts,
         )
@@ -382,13 +378,6 @@ def _secret_words(*values: str) -> list[str]:
     return sorted(words, key=len, reverse=True)
 
 
-def _checked_timeout(timeout_s: float) -> float:
-    if not timeout_s > 0:
-        msg = f"timeout_s is {timeout_s}, but it has to be more than 0 seconds; 60 is the default"
-        raise MisuseError(msg)
-    return timeout_s
-
-
 def _checked_window(name: str, window_tokens: int | None) -> int:
     if window_tokens is None:
         family = name.rpartition("/")[2].removeprefix("ft:")  # "openai/gpt-4o" of a router; a fine-tuned model
@@ -411,7 +400,6 @@ class _Trouble:
     # Model and address, for a sentence.
     model: str
     base_url: str
-    timeout_s: float
     detail: str
     # What the server or the transport said.
     status: int | None = None
@@ -501,8 +489,8 @@ def _unreachable(trouble: _Trouble) -> ModelError:
 
 def _timed_out(trouble: _Trouble) -> ModelError:
     return ModelUnavailableError(
-        f"{trouble.where} was silent for {trouble.timeout_s:g} s {trouble.said}. Ask again, or raise timeout_s of "
-        "OpenAIChat."
+        f"{trouble.where} was silent for too long {trouble.said}. Ask again, or allow more with "
+        "Limits(model_timeout_s=...)."
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.core.errors import ConflictError
+from agentfsm.core.inbox import Settle
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
 from agentfsm.ports import Summary
@@ -48,9 +49,14 @@ def told_winner(run_id: str, winner: Posted, item: InboxItem) -> Posted:
     Raises:
         ConflictError: when it says something else, showing who was first.
     """
-    if type(winner.item) is type(item):
+    if _says(winner.item) == _says(item):
         return winner
     raise ConflictError(f"run {run_id!r}: {winner.key} was decided already, by {winner.item!r}")
+
+
+def _says(item: InboxItem) -> tuple[object, ...]:
+    """Return what a post comes down to, whoever says it and in whatever words."""
+    return (Settle, item.outcome, item.content) if isinstance(item, Settle) else (type(item),)
 
 
 def prompt_of(header: Header) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -62,11 +62,19 @@ class _Record:
 
 @attrs.define(eq=False)
 class MemoryStore(Store):
-    """Keeps journals in this process. Finished runs are dropped, oldest first, beyond the newest 1,000."""
+    """Keeps journals in this process.
+
+    Of finished runs it keeps the newest 1,000, and those that a kept run goes on from.
+    """
 
     _records: dict[str, _Record] = attrs.field(factory=dict, init=False)
     _finished: OrderedDict[str, None] = attrs.field(factory=OrderedDict, init=False)
+    _followed: Counter[str] = attrs.field(factory=Counter, init=False)
+    # How many kept runs go on from a run.
     _numbers: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
+    # Of inbox rows.
+    _tokens: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
+    # Of leases: unique in the store, so that a lease of a deleted run says nothing of a new one with its id.
 
     async def create(self, header: Header) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
@@ -74,6 +82,8 @@ class MemoryStore(Store):
         if record is None:
             header = self._in_session(header)
             record = self._records[header.id] = _Record(begin(header))
+            if header.after is not None:
+                self._followed[header.after] += 1
         elif record.run.header.prompt != header.prompt:
             raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
         return record.run.header, self._take(record)
@@ -91,7 +101,7 @@ class MemoryStore(Store):
     def _take(self, record: _Record) -> Lease:
         if record.lease is not None:
             raise LeaseHeldError(f"run {record.run.id!r} is being driven by another task; wait for it, or resume it")
-        record.token += 1
+        record.token = next(self._tokens)
         lease = Lease(
             run_id=record.run.id,
             token=record.token,
@@ -136,14 +146,28 @@ class MemoryStore(Store):
     def _retire(self, run_id: str) -> None:
         self._finished[run_id] = None
         if len(self._finished) > KEEP_FINISHED:
-            oldest, _ = self._finished.popitem(last=False)
-            self._records.pop(oldest, None)
+            oldest = next((each for each in self._finished if each not in self._followed and each != run_id), None)
+            while oldest is not None:
+                oldest = self._forget(oldest)
 
-    async def release(self, lease: Lease) -> None:
+    def _forget(self, run_id: str) -> str | None:
+        """Drop a run; return the run that it went on from, if that is over and no other goes on from it."""
+        after = self._records.pop(run_id).run.header.after
+        self._finished.pop(run_id, None)
+        if after is None:
+            return None
+        self._followed[after] -= 1
+        if self._followed[after]:
+            return None
+        del self._followed[after]
+        return after if after in self._finished else None
+
+    def release(self, lease: Lease) -> Commit:
         """Give the lease back."""
         record = self._records.get(lease.run_id)
         if record is not None and record.lease is lease:
             record.holder = None
+        return _WRITTEN
 
     async def post(self, run_id: str, key: str, item: InboxItem) -> Posted:
         """Put an item into the inbox; the first post of a key wins."""
@@ -180,8 +204,7 @@ class MemoryStore(Store):
         """Remove a run that nobody drives."""
         if self._record(run_id).lease is not None:
             raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
-        del self._records[run_id]
-        self._finished.pop(run_id, None)
+        self._forget(run_id)
 
     async def aclose(self) -> None:
         """Do nothing: memory has nothing to close, and the runs stay readable."""

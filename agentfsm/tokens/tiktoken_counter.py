@@ -49,11 +49,11 @@ class TiktokenCounter(TokenCounter):
     encoding: str
     exact: bool
     # False where the model is unknown to tiktoken and its vocabulary is assumed.
-    _vocabulary: tiktoken.Encoding
+    vocabulary: tiktoken.Encoding = attrs.field(repr=False)
 
     def count(self, text: str) -> int:
         """Count the tokens; special tokens count as the plain text they are written in, a lone surrogate as U+FFFD."""
-        encode = self._vocabulary.encode_ordinary
+        encode = self.vocabulary.encode_ordinary
         if len(text) <= PIECE_CHARS:
             return len(encode(text))
         return sum(len(encode(piece[0])) for piece in _PIECE.finditer(text))

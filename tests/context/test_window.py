@@ -22,7 +22,16 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.run import shown
 from agentfsm.ports import TokenCounter, ToolDefinition
-from agentfsm.tally import BYTES, IMAGE_TOKENS, LOW_IMAGE_TOKENS, MESSAGE_TOKENS, Tally, count_message, count_tools
+from agentfsm.tally import (
+    BYTES,
+    BYTES_PER_TOKEN,
+    IMAGE_TOKENS,
+    LOW_IMAGE_TOKENS,
+    MESSAGE_TOKENS,
+    Tally,
+    count_message,
+    count_tools,
+)
 from agentfsm.tokens.estimate import EstimatedCounter
 
 
@@ -106,28 +115,52 @@ def assert_whole(messages):
     assert not owed
 
 
-@given(groups=GROUPS, counter=st.sampled_from([Words(), BYTES]), part=st.floats(-0.1, 1.1), share=st.floats(0.1, 1))
-def test_what_is_shown_is_whole_fits_and_holds_the_task(groups, counter, part, share):
-    """Along the whole run, whatever was said: nothing is torn, only the last group may overflow, nothing comes back."""
+def missing(history, start):
+    view = shown(history, start)
+    return sum(message not in view for message in history)
+
+
+def assert_sound(history, group, tally, start, allowance):
+    """The view is whole, holds the task and the last group, and fits unless there is nothing else in it."""
+    view = shown(history, start)
+    assert_whole(view)
+    assert view[-len(group) :] == tuple(group)
+    task = next((message for message in history if isinstance(message, UserMessage)), None)
+    assert task is None or task in view
+    tokens = sum(count_message(message, tally.counter) for message in view)
+    assert tokens == tally.shown(start)
+    assert tokens <= allowance or not [m for m in view if m in history and m not in (task, *group)]
+
+
+@given(groups=GROUPS, counter=st.sampled_from([Words(), BYTES]), percent=st.integers(-10, 110))
+def test_what_is_shown_is_sound_all_along_a_run(groups, counter, percent):
+    """Whatever is said: nothing is torn, only the last group may overflow, and what has gone does not come back."""
     everything = [message for number, drawn in enumerate(groups) for message in group_of(number, drawn)]
-    budget = int(part * sum(count_message(message, counter) for message in everything))
-    window, history, tally, start = SlidingWindow(share=share), (), Tally(counter), 0
+    budget = sum(count_message(message, counter) for message in everything) * percent // 100
+    window, history, tally, start = SlidingWindow(), (), Tally(counter), 0
     for number, drawn in enumerate(groups):
         group = group_of(number, drawn)
         history = (*history, *group)
         tally.extend_to(history)
         before, start = start, window.start(history, tally, start, budget)
-        view = shown(history, start)
+        assert_sound(history, group, tally, start, window.share * budget)
+        assert start == before or missing(history, start) > missing(history, before)
 
-        assert start == before or (start > before and len(view) < len(shown(history, before)) + (before == 0))
-        assert_whole(view)
-        assert view[-len(group) :] == tuple(group)
-        task = next((message for message in history if isinstance(message, UserMessage)), None)
-        assert task is None or task in view
-        tokens = sum(count_message(message, counter) for message in view)
-        assert tokens == tally.shown(start)
-        needless = [message for message in view if message not in (task, *group) and message in history]
-        assert tokens <= share * budget or not needless
+
+@pytest.mark.parametrize("counter", [Words(), BYTES])
+@pytest.mark.parametrize("task_words", [1, 150])
+def test_what_is_shown_is_sound_at_every_budget(counter, task_words):
+    """Wherever the cut falls: between groups, inside of one, or where only the task and the note are in the way."""
+    turns = [message for number in range(6) for message in turn(number, [9, 5, 30])]
+    remarks = [AssistantMessage(text=f"remark {number}") for number in range(20)]
+    history, group = (user("task " * task_words), *turns, *remarks), remarks[-1:]
+    tally, window = Tally(counter), SlidingWindow(share=1)
+    tally.extend_to(history)
+    starts = [window.start(history, tally, 0, budget) for budget in range(tally.total + 1)]
+    for budget, start in enumerate(starts):
+        assert_sound(history, group, tally, start, budget)
+    assert starts == sorted(starts, reverse=True)
+    assert {0, len(history) - len(group)} < set(starts)
 
 
 @given(groups=GROUPS, start=st.integers(0, 60))
@@ -136,10 +169,9 @@ def test_the_note_counts_what_is_missing(groups, start):
     history = tuple(message for number, drawn in enumerate(groups) for message in group_of(number, drawn))
     view = shown(history, min(start, len(history)))
     notes = [message for message in view if message not in history]
-    missing = len(history) - (len(view) - len(notes))
-    assert [note.text for note in notes] == (
-        [f"[{missing} earlier messages removed to fit the context window.]"] if missing else []
-    )
+    count = missing(history, min(start, len(history)))
+    expected = [f"[{count} earlier messages removed to fit the context window.]"] if count else []
+    assert [note.text for note in notes] == expected
 
 
 def test_a_request_that_shows_everything_is_the_history_itself():
@@ -157,7 +189,8 @@ def test_a_long_run_counts_each_message_once_and_cuts_seldom():
         tally.extend_to(history)
         before, start = start, window.start(history, tally, start, budget_tokens=4_000)
         cuts += start > before
-    assert [words.asked[message.text] for message in history] == [1] * len(history)
+    pieces = [1 + len(message.calls) if isinstance(message, AssistantMessage) else 1 for message in history]
+    assert sum(n for text, n in words.asked.items() if "earlier messages" not in text) == sum(pieces)
     assert 0 < cuts <= tally.total / (4_000 * 0.5 * AFTER_CUT)
 
 
@@ -180,7 +213,7 @@ def test_bytes_are_a_bound_until_there_is_a_vocabulary():
     tally.extend_to(history)
     assert window.fits(tally, 0, 1_000)
     assert not window.fits(tally, 0, 200)
-    assert tally.estimate(0) == tally.total // 4
+    assert tally.estimate(0) == tally.total // BYTES_PER_TOKEN
     tally.recount(history, Words())
     assert tally.estimate(0) == tally.total
     assert window.fits(tally, 0, 200)

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vocabulary import vocabulary_dir
 
-from agentfsm.tokens import tiktoken_counter
+from agentfsm.tokens import load_counter, tiktoken_counter
 from agentfsm.tokens.estimate import EstimatedCounter
-from agentfsm.tokens.tiktoken_counter import PIECE_CHARS, TiktokenCounter, Vocabularies, load_counter
+from agentfsm.tokens.tiktoken_counter import PIECE_CHARS, TiktokenCounter, Vocabularies
 
 DICE = random.Random(7)
 RECORDS = [{"id": n, "user_id": DICE.randrange(10**6), "price": round(DICE.random(), 4)} for n in range(400)]
@@ -41,6 +41,7 @@ TEXTS = {
     "minified JSON": json.dumps(RECORDS, separators=(",", ":")),
     "escaped JSON": json.dumps({"text": CHINESE}),
     "log": "\n".join(f"2026-11-20 10:{n % 60:02}:07,{n:03} INFO GET /users/{n * 37} 200 {n}ms" for n in range(300)),
+    "numbers": "\n".join(str(DICE.random()) for _ in range(300)),
     "emoji": "Shipped 🚀 at last 🎉 and 👍 from all 🙏🔥 " * 200,
 }
 

@@ -1,0 +1,125 @@
+"""What a run asks of a person: put to whoever sits at the terminal, exactly as it will be done."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from agentfsm.cli.clean import exact_json
+from agentfsm.cli.show import moment
+from agentfsm.core.effects import PendingKind
+from agentfsm.core.errors import ConflictError
+from agentfsm.core.inbox import Approve, Decision, Reject, Rerun, Settle
+from agentfsm.core.messages import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agentfsm.agent import Agent
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.effects import Pending
+
+Answer: TypeAlias = Callable[["Pending"], Decision | None]
+# Decides what a run waits for; None leaves it for later.
+
+
+def user_name() -> str:
+    """Return who sits at the terminal, for the record; empty where the system does not say."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return ""
+
+
+def ask_person(terminal: Terminal) -> Answer:
+    """Return what asks at the terminal."""
+    return lambda item: _QUESTIONS[item.kind](terminal, item)
+
+
+def leave(_item: Pending) -> None:
+    """Decide nothing: nobody is there."""
+    return
+
+
+def _ask_approval(terminal: Terminal, item: Pending) -> Decision | None:
+    terminal.err(f"\n{item.tool} ({item.call_id}) asks for your approval. It would be given exactly this:")
+    terminal.err(exact_json(item.arguments))
+    if item.expires_at is not None:
+        terminal.err(f"No answer until {moment(item.expires_at)} is a no. Ctrl-D leaves it for later.")
+    match _choice(terminal, "May it run? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"}):
+        case "y":
+            return Approve(call_id=item.call_id, by=user_name())
+        case "n":
+            why = terminal.ask("Why not? (for the model; may be empty)") or ""
+            return Reject(call_id=item.call_id, by=user_name(), message=why)
+    return None
+
+
+def _ask_outcome(terminal: Terminal, item: Pending) -> Decision | None:
+    terminal.err(
+        f"\n{item.tool} ({item.call_id}) was running when its worker died or was stopped. Whether it took effect is\n"
+        "not known here, and the tool does not promise that it may be repeated. Look at what it acts on, then say.\n"
+        "It had been given:",
+    )
+    terminal.err(exact_json(item.arguments))
+    words = ("done", "failed", "rerun", "later")
+    choices = {form: word for word in words for form in (word, word[0])}
+    match _choice(terminal, "What became of it? [done/failed/rerun/later]", choices):
+        case "done":
+            content = terminal.ask("What did it return?")
+            return None if content is None else _settled(item, Outcome.DONE, content)
+        case "failed":
+            content = terminal.ask("How did it fail?")
+            return None if content is None else _settled(item, Outcome.FAILED, content)
+        case "rerun":
+            return Rerun(call_id=item.call_id, by=user_name())
+    return None
+
+
+def _settled(item: Pending, outcome: Outcome, content: str) -> Decision:
+    return Settle(call_id=item.call_id, by=user_name(), outcome=outcome, content=content)
+
+
+_QUESTIONS: Final[Mapping[PendingKind, Callable[[Terminal, Pending], Decision | None]]] = {
+    PendingKind.APPROVAL: _ask_approval,
+    PendingKind.OUTCOME: _ask_outcome,
+}
+
+
+def _choice(terminal: Terminal, question: str, choices: Mapping[str, str]) -> str | None:
+    """Ask until the answer is one of the choices; None where there is no answer."""
+    while (answer := terminal.ask(question)) is not None:
+        if (chosen := choices.get(answer.lower())) is not None:
+            return chosen
+    return None
+
+
+async def tell(agent: Agent, run_id: str, decisions: Iterable[Decision]) -> list[str]:
+    """Hand decisions in.
+
+    Returns:
+        What was refused, because somebody else had decided otherwise.
+    """
+    refused: list[str] = []
+    for decision in decisions:
+        try:
+            await _tell(agent, run_id, decision)
+        except ConflictError as error:
+            refused.append(str(error))
+    return refused
+
+
+async def _tell(agent: Agent, run_id: str, decision: Decision) -> None:
+    call_id, by = decision.call_id, decision.by
+    match decision:
+        case Approve():
+            await agent.approve(run_id, call_id, by=by)
+        case Reject(message=message):
+            await agent.reject(run_id, call_id, message=message, by=by)
+        case Rerun():
+            await agent.settle(run_id, call_id, rerun=True, by=by)
+        case Settle(outcome=Outcome.DONE, content=content):
+            await agent.settle(run_id, call_id, result=content, by=by)
+        case Settle(content=content):
+            await agent.settle(run_id, call_id, failed=content, by=by)

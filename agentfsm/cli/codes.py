@@ -1,0 +1,42 @@
+"""What the command's exit code says."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from agentfsm.core.errors import MisuseError, RunNotFoundError
+from agentfsm.core.limits import OUT_OF_BUDGET
+from agentfsm.core.machine import State
+
+if TYPE_CHECKING:
+    from agentfsm.core.errors import AgentError
+    from agentfsm.core.run import Run
+
+
+class Exit(IntEnum):
+    """The exit codes."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    WAITING = 3
+    # For a person.
+    LIMIT = 4
+    # A limit was reached; a larger one would have prevented it.
+    INTERRUPTED = 130
+    # What shells say of a command that Ctrl-C ended.
+
+
+def of_run(run: Run) -> Exit:
+    """Return the code for a run that a driving call has given back."""
+    if run.state is State.DONE:
+        return Exit.DONE
+    if run.is_waiting:
+        return Exit.WAITING
+    return Exit.LIMIT if run.stop_reason in OUT_OF_BUDGET else Exit.FAILED
+
+
+def of_error(error: AgentError) -> Exit:
+    """Return the code for an error: whose fault it is."""
+    return Exit.USAGE if isinstance(error, MisuseError | RunNotFoundError) else Exit.FAILED

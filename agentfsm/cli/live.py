@@ -1,0 +1,159 @@
+"""The live tree: the one file that loads rich.
+
+Turns that are closed are printed once and scroll away; only the open one is redrawn. So a long run stays readable,
+and nothing is drawn twice.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from rich.tree import Tree
+
+from agentfsm.cli.clean import clean, one_line
+from agentfsm.cli.show import NOTE_CHARS, CallView, TurnView, turns_of
+from agentfsm.core.machine import State
+from agentfsm.core.messages import Outcome
+from agentfsm.core.run import Phase, Run
+from agentfsm.engine.stream import CallDelta, StateChanged, StreamEvent, TextDelta, ToolEvent, ToolEventType
+
+REFRESHES_PER_S: Final = 12
+# Often enough to look fluent, seldom enough for a slow line.
+TEXT_CHARS: Final = 2_000
+# Of a text that streams in, kept to be shown.
+TEXT_LINES: Final = 8
+# Of it shown: the newest.
+
+_STYLES: Final = {
+    Outcome.DONE: "green",
+    Outcome.REJECTED: "yellow",
+    Outcome.SKIPPED: "yellow",
+    Outcome.UNKNOWN: "bold red",
+    Phase.ASKED: "yellow",
+    Phase.LOST: "bold red",
+    "running": "cyan",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Draft:
+    """What is known of the open turn beside the run itself. Frozen, since another thread draws it."""
+
+    attempt: int = 1
+    text: str = ""
+    calls: tuple[tuple[str, int], ...] = ()
+    # The calls that stream in: name, and characters of arguments so far.
+    notes: tuple[tuple[str, str], ...] = ()
+    # What calls say of their progress, by id; empty text for one that has just started.
+
+
+class LiveView:
+    """Shows the open turn while it happens."""
+
+    def __init__(self) -> None:
+        """Prepare; nothing is shown before `begin`."""
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._run: Run | None = None
+        self._draft = Draft()
+        self._printed: int | None = None
+        # How many turns have been printed for good; None before the first `begin`.
+        self._live: Live | None = None
+
+    def begin(self, run: Run) -> None:
+        """Show the open turn from here on; turns of before the first `begin` are not told again."""
+        if self._printed is None:
+            self._printed = len([turn for turn in turns_of(run) if turn.closed])
+        self._run, self._draft = run, Draft()
+        self._live = live = Live(
+            console=self._console,
+            get_renderable=self._draw,
+            transient=True,
+            refresh_per_second=REFRESHES_PER_S,
+        )
+        live.start()
+
+    def see(self, event: StreamEvent, run: Run) -> None:
+        """Take an event in; the tree is drawn by its own thread."""
+        if run is not self._run:
+            self._run = run
+            self._print_closed(run)
+        self._draft = _noted(self._draft, event)
+
+    def end(self, run: Run) -> None:
+        """Take the open turn off the screen."""
+        self._run = run
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print_closed(self, run: Run) -> None:
+        closed = [turn for turn in turns_of(run) if turn.closed]
+        shown = closed[:-1] if run.state is State.DONE else closed  # the answer is the result: it goes to stdout
+        for turn in shown[self._printed or 0 :]:
+            self._console.print(_tree(turn, ()))
+        self._printed = max(self._printed or 0, len(shown))
+
+    def _draw(self) -> Tree | Text:
+        run, draft = self._run, self._draft
+        turns = () if run is None else turns_of(run)
+        if turns and not turns[-1].closed:
+            return _tree(turns[-1], draft.notes)
+        if run is None or run.state is not State.THINK:
+            return Text("")
+        return _forming(run.turn + 1, draft)
+
+
+def _noted(draft: Draft, event: StreamEvent) -> Draft:
+    match event:
+        case StateChanged(state=State.THINK):
+            return Draft()
+        case TextDelta() | CallDelta() if event.attempt != draft.attempt:
+            return _noted(Draft(attempt=event.attempt), event)
+        case TextDelta():
+            return attrs.evolve(draft, text=(draft.text + event.text)[-TEXT_CHARS:])
+        case CallDelta():
+            return attrs.evolve(draft, calls=_grown(draft.calls, event))
+        case ToolEvent(type=ToolEventType.STARTED | ToolEventType.PROGRESS):
+            return attrs.evolve(draft, notes=(*draft.notes, (event.call_id, event.message)))
+    return draft
+
+
+def _grown(calls: tuple[tuple[str, int], ...], event: CallDelta) -> tuple[tuple[str, int], ...]:
+    padded = [*calls, *[("", 0)] * (event.index + 1 - len(calls))]
+    name, size = padded[event.index]
+    padded[event.index] = (name or event.name, size + len(event.arguments))
+    return tuple(padded)
+
+
+def _forming(number: int, draft: Draft) -> Tree:
+    tree = Tree(Text(f"turn {number}", style="bold"), guide_style="dim")
+    lines = clean(draft.text).splitlines()[-TEXT_LINES:]
+    if lines:
+        tree.add(Text("\n".join(lines)))
+    for name, size in draft.calls:
+        tree.add(Text.assemble(one_line(name, NOTE_CHARS), (f"  being written, {size:,} characters", "dim")))
+    if not lines and not draft.calls:
+        tree.add(Text("thinking", style="dim"))
+    return tree
+
+
+def _tree(turn: TurnView, notes: tuple[tuple[str, str], ...]) -> Tree:
+    tree = Tree(Text(f"turn {turn.number}", style="bold"), guide_style="dim")
+    if turn.fault:
+        tree.add(Text(f"no reply: {one_line(turn.fault, NOTE_CHARS)}", style="red"))
+    if turn.text.strip():
+        tree.add(Text(clean(turn.text).strip()))
+    for call in turn.calls:
+        tree.add(_call(call, dict(notes).get(call.id)))
+    return tree
+
+
+def _call(call: CallView, note: str | None) -> Text:
+    running = note is not None and call.duration_s is None
+    ending = f"running {one_line(note or '', NOTE_CHARS)}".strip() if running else call.ending
+    style = _STYLES.get("running" if running else call.status, "red" if call.failed else "dim")
+    return Text.assemble((f"{call.id} ", "dim"), call.title, "\n", (ending, style))

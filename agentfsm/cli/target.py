@@ -1,0 +1,100 @@
+"""From "module:agent" to an agent."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from agentfsm.agent import Agent
+from agentfsm.cli.terminal import aside
+from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.engine.render import describe
+
+FORM: Final = "an agent is named as module:attribute, for example app:agent"
+
+
+def load_agent(target: str) -> Agent:
+    """Return the agent that a target names: an `Agent`, or what a function without parameters returns.
+
+    Raises:
+        MisuseError: saying what is wrong with the target, and what to do.
+    """
+    name, _, path = target.partition(":")
+    if not all(part.isidentifier() for part in (*name.split("."), *path.split("."))):
+        raise MisuseError(f"{target!r} names no agent: {FORM}")
+    with aside():
+        return _agent_of(_attribute(_imported(name), path), target)
+
+
+def _imported(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    try:
+        return import_module(name)
+    except AgentError:
+        raise  # it says itself what to do
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise MisuseError(
+                f"there is no module {name!r}: it was looked for in {here} and among the installed packages; go to "
+                "the folder that holds it, or install it here",
+            ) from None
+        raise MisuseError(f"the module {name!r} cannot be imported: {_told(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise MisuseError(f"the module {name!r} cannot be imported: {_told(error)}") from error
+
+
+def _attribute(module: ModuleType, path: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            agents = [name for name, value in vars(module).items() if isinstance(value, Agent)]
+            known = f"its agents: {', '.join(agents)}" if agents else "it holds no Agent by any other name either"
+            raise MisuseError(f"the module {module.__name__!r} has no attribute {path!r}; {known}") from None
+    return found
+
+
+def _agent_of(found: Any, target: str) -> Agent:
+    if callable(found) and not isinstance(found, type):
+        found = _called(found, target)
+    if isinstance(found, Agent):
+        return found
+    what = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+    if inspect.iscoroutine(found):
+        found.close()
+        what = "a coroutine: the function has to be a plain one"
+    raise MisuseError(f"{target!r} is no Agent, but {what}: name an Agent, or a function that returns one")
+
+
+def _called(factory: Any, target: str) -> Any:
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise MisuseError(
+            f"{target!r} cannot be called without arguments ({error}): name a function without parameters, or an Agent",
+        ) from None
+    except ValueError:  # it has no signature that could be read: then the call will tell
+        pass
+    try:
+        return factory()
+    except AgentError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise MisuseError(f"{target!r} failed: {_told(error)}") from error
+
+
+def _told(error: BaseException) -> str:
+    """Return the error with the line of code that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"  # which names file and line itself
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{describe(error)}{where}"

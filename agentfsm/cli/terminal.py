@@ -1,0 +1,108 @@
+"""Where the command line reads and writes: results on stdout, everything else on stderr, and nothing uncleaned."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from contextlib import AbstractContextManager, redirect_stdout, suppress
+from typing import Any, TextIO, cast
+
+import attrs
+
+from agentfsm.cli.clean import clean
+
+
+@attrs.define(eq=False, kw_only=True)
+class Terminal:
+    """The three streams of the process. A reader that has gone away breaks nothing."""
+
+    json: bool = False
+    # Whether the result is one JSON document.
+    stdout: TextIO = attrs.field(factory=lambda: sys.stdout)
+    # Kept, because `sys.stdout` is turned to stderr while code of the user's runs.
+
+    def out(self, text: str) -> None:
+        """Write lines of the result."""
+        _write_result(self.stdout, clean(text) + "\n")
+
+    def document(self, value: object) -> None:
+        """Write the result as one JSON document, in ASCII: no character of it does anything to a terminal."""
+        _write_result(self.stdout, json.dumps(value, indent=2, default=str) + "\n")
+
+    def err(self, text: str, end: str = "\n") -> None:
+        """Write lines for whoever watches."""
+        _write_aside(clean(text) + end)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether stderr is a terminal."""
+        return _is_terminal(sys.stderr)
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether somebody is there to answer."""
+        return self.is_watched and _is_terminal(sys.stdin)
+
+    def ask(self, question: str) -> str | None:
+        """Ask, and return the answer; None where there is none (Ctrl-D)."""
+        self.err(question, end=" ")
+        answer = sys.stdin.readline()
+        if not answer:
+            self.err("")
+        return answer.strip() if answer else None
+
+
+class _Aside:
+    """Stands for stdout while code of the user's runs: what it prints goes to stderr, read or not."""
+
+    def write(self, text: str) -> int:
+        _write_aside(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+def aside() -> AbstractContextManager[object]:
+    """Return a block in which nothing that is printed gets to stdout, which belongs to results."""
+    return redirect_stdout(cast("TextIO", _Aside()))
+
+
+def tolerate(*streams: TextIO) -> None:
+    """Let no character that a stream's encoding lacks be an error: a question mark stands for it."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+def _write_result(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:  # whoever read it has had enough; a disk that is full is another matter
+        _silence(stream)
+
+
+def _write_aside(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:  # nobody watches any more: no reason to stop
+        _silence(sys.stderr)
+
+
+def _silence(stream: TextIO) -> None:
+    """Send to nowhere what is still written to a stream that nobody reads, at exit too."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with suppress(OSError, ValueError):
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

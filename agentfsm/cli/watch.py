@@ -1,0 +1,111 @@
+"""Who watches a run that is driven: a view is told each event of the stream, and shows it."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from agentfsm.cli.clean import one_line
+from agentfsm.cli.show import NOTE_CHARS, CallView, seconds, turns_of
+from agentfsm.core.machine import State
+from agentfsm.engine.stream import StateChanged, ToolEvent, ToolEventType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.run import Run
+    from agentfsm.engine.stream import StreamEvent
+
+
+class View(Protocol):
+    """Shows a run while it is driven, between `begin` and `end`; several times, where a person decides in between."""
+
+    def begin(self, run: Run) -> None:
+        """Show what is there when driving starts."""
+        ...
+
+    def see(self, event: StreamEvent, run: Run) -> None:
+        """Show an event; `run` is the newest state."""
+        ...
+
+    def end(self, run: Run) -> None:
+        """Leave the terminal in order."""
+        ...
+
+
+def view_of(terminal: Terminal) -> View:
+    """Return the live tree where stderr is a terminal that can show it and rich is installed, else plain lines."""
+    if terminal.is_watched and os.environ.get("TERM") != "dumb" and find_spec("rich") is not None:
+        view: View = import_module("agentfsm.cli.live").LiveView()  # the one file that loads rich
+        return view
+    return PlainView(terminal=terminal)
+
+
+@attrs.define(eq=False, kw_only=True)
+class PlainView:
+    """Writes a line for each thing that happens."""
+
+    terminal: Terminal
+    _run: Run | None = None
+
+    def begin(self, run: Run) -> None:
+        """Say nothing: the first event will."""
+        self._run = run
+
+    def see(self, event: StreamEvent, run: Run) -> None:
+        """Write a line, if the event deserves one."""
+        self._run = run
+        if isinstance(event, StateChanged):
+            for line in _state_lines(event, run):
+                self.terminal.err(line)
+        elif isinstance(event, ToolEvent) and (tell := _TOLD.get(event.type)) is not None:
+            self.terminal.err(f"  {event.call_id} {tell(event, run)}")
+
+    def end(self, run: Run) -> None:
+        """Say nothing: the report will."""
+        self._run = run
+
+
+def _state_lines(event: StateChanged, run: Run) -> list[str]:
+    if event.state is State.THINK:
+        return [f"turn {event.turn + 1}"]
+    if event.state is not State.ACT:
+        return []
+    text = next((turn.text for turn in turns_of(run) if turn.number == event.turn), "")
+    return [f"  | {line}" for line in text.splitlines()]
+
+
+def call_of(run: Run, call_id: str) -> CallView | None:
+    """Return the call of that id, open or closed."""
+    return next((call for turn in reversed(turns_of(run)) for call in turn.calls if call.id == call_id), None)
+
+
+def _started(event: ToolEvent, run: Run) -> str:
+    call = call_of(run, event.call_id)
+    return event.tool if call is None else call.title
+
+
+def _completed(event: ToolEvent, _run: Run) -> str:
+    return f"done in {seconds(event.duration_s or 0.0)}"
+
+
+def _failed(event: ToolEvent, _run: Run) -> str:
+    message = one_line(event.message, NOTE_CHARS)
+    return f"{event.tool} failed after {seconds(event.duration_s or 0.0)}: {message}"
+
+
+def _progress(event: ToolEvent, _run: Run) -> str:
+    return one_line(event.message, NOTE_CHARS)
+
+
+_TOLD: Mapping[ToolEventType, Callable[[ToolEvent, Run], str]] = {
+    ToolEventType.STARTED: _started,
+    ToolEventType.COMPLETED: _completed,
+    ToolEventType.ERROR: _failed,
+    ToolEventType.PROGRESS: _progress,
+}

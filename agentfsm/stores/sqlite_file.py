@@ -1,0 +1,334 @@
+"""One SQLite file, opened, checked, and written in transactions. Knows what the file is, not what is in the tables.
+
+WAL is what lets several processes share the file: readers never wait, writers wait for one another only while one
+commits. Its checkpoint (moving pages from the log into the file) is kept out of commits, see `tidy`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar
+
+import attrs
+
+from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+T = TypeVar("T")
+Inode: TypeAlias = tuple[int, int]
+# Device and inode: which file it is, whatever its path.
+Durability: TypeAlias = Literal["full", "normal"]
+
+APPLICATION_ID: Final = 0x6166736D
+# "afsm": tells our files from others that are SQLite's too.
+BUSY_S = 10.0
+# Seconds to wait for another process's transaction. Ours take milliseconds: one that takes longer was left open.
+TRY_S = 1.0
+# Seconds of these that SQLite waits by itself. It gives up at once where waiting could be a deadlock: then we wait.
+WAL_BYTES: Final = 16 * 1024 * 1024
+# What the log is cut back to after a burst.
+
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_OF_ONE_JOB: Final = frozenset(
+    {
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_TOOBIG,
+    },
+)
+# What one job's own rows can bring about; all other codes speak of the file, the disk or the lock.
+_NEXT: Final[Mapping[int, str]] = {
+    sqlite3.SQLITE_BUSY: "another process holds the write lock: end the transaction that was left open there (a shell, "
+    "a backup), then call again",
+    sqlite3.SQLITE_LOCKED: "another connection holds a lock: end its transaction, then call again",
+    sqlite3.SQLITE_FULL: "the disk is full: free some space, then resume the runs",
+    sqlite3.SQLITE_IOERR: "the disk or its file system failed: check it, then resume the runs",
+    sqlite3.SQLITE_READONLY: "this process may not write there: grant it the file and its folder",
+    sqlite3.SQLITE_PERM: "this process may not write there: grant it the file and its folder",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: see whether it is there and this process may write its folder",
+    sqlite3.SQLITE_NOTADB: "it is not a SQLite database: give another path, or put the file back",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged: restore a backup, or save what is left with `sqlite3 FILE .recover`",
+    sqlite3.SQLITE_CONSTRAINT: "the journal holds records that this agentfsm did not write: restore a backup",
+    sqlite3.SQLITE_NOMEM: "there is no memory left: free some, then call again",
+    sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite takes (1 GB): make it smaller",
+    sqlite3.SQLITE_PROTOCOL: "the file's locks do not work: keep it on a local disk, not on a network share",
+}
+# By SQLite's primary result code: why, and what next.
+_CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CONSTRAINT})
+
+_OPEN: Final[dict[int, tuple[int, Inode | None]]] = {}
+# The connections that are open: by id, the process that opened it, and the file. A forked child inherits the list.
+_LEFT_OPEN: Final[list[object]] = []
+# Connections to files that were replaced. Closing one would remove the log that now goes with another file.
+
+
+class Cursor(Protocol):
+    """What `execute` returns, as in sqlite3."""
+
+    def fetchone(self) -> Any:
+        """Return the next row as a tuple, or None."""
+        ...
+
+    def fetchall(self) -> list[Any]:
+        """Return the rows that are left, as tuples."""
+        ...
+
+
+class Connection(Protocol):
+    """What `connect` returns: as sqlite3's in autocommit mode; errors carry `sqlite_errorcode` as sqlite3's do."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Cursor:
+        """Run one statement."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
+
+
+Connect: TypeAlias = Callable[[str], Connection]
+
+
+def connect_sqlite3(path: str) -> Connection:
+    """Open the file with the standard library, in autocommit mode: transactions are begun and ended here."""
+    return sqlite3.connect(path, isolation_level=None)
+
+
+@attrs.frozen(kw_only=True)
+class Schema:
+    """What a file of ours holds."""
+
+    version: int
+    # Of the tables, kept in the file as `user_version`.
+    tables: frozenset[str]
+    statements: tuple[str, ...]
+    # Make them in an empty file.
+
+
+@attrs.define(eq=False, kw_only=True)
+class DatabaseFile:
+    """The file, opened when it is needed. It belongs to the thread that uses it."""
+
+    path: str
+    schema: Schema
+    connect: Connect
+    durability: Durability
+    _place: Path = attrs.field(default=attrs.Factory(lambda self: Path(self.path), takes_self=True), init=False)
+    _db: Connection | None = attrs.field(default=None, init=False)
+    _inode: Inode | None = attrs.field(default=None, init=False)
+    # Of the open file; None where the path names no file of the operating system.
+    _after: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    # What has to be done once the transaction is committed.
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Cursor:
+        """Run one statement, inside a transaction."""
+        assert self._db is not None  # noqa: S101  a transaction opened it
+        return self._db.execute(sql, parameters)
+
+    def after_commit(self, act: Callable[[], None]) -> None:
+        """Do something once the transaction is committed; never when it is rolled back."""
+        self._after.append(act)
+
+    @contextmanager
+    def transaction(self, *, write: bool) -> Iterator[None]:
+        """Run the block in one transaction, committed at its end or rolled back; waits for other processes."""
+        self._after.clear()
+        self._open()
+        # IMMEDIATE takes the write lock at once: what is then read holds until the commit, and nothing is done twice.
+        self._patiently(lambda: self.execute("BEGIN IMMEDIATE" if write else "BEGIN"))
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+        for act in self._after:
+            act()
+
+    def tidy(self) -> None:
+        """Move the log's pages into the file, as far as no reader needs them. Never waits for another process."""
+        if self._db is not None:
+            self.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    def close(self) -> None:
+        """Close the file; the next transaction opens it again. The last process to close it removes the log."""
+        self._shut()
+
+    def is_of_one_job(self, error: Exception) -> bool:
+        """Whether the error came of one job's values or rows, not of the file, the disk or a lock."""
+        code = _code(error)
+        return not isinstance(error, AgentError) and (code is None or code in _OF_ONE_JOB)
+
+    def explain(self, error: Exception) -> AgentError:
+        """Return the error that callers are told."""
+        if isinstance(error, AgentError):
+            return error
+        told = self._told(error, _code(error))
+        told.__cause__ = error
+        return told
+
+    def _told(self, error: Exception, code: int | None) -> AgentError:
+        if code is not None:
+            kind = CorruptError if code in _CORRUPT else StoreError
+            why = _NEXT.get(code, "nothing of it was acknowledged: see SQLite's own words, then resume the runs")
+            return kind(f"{self.path}: SQLite says {str(error)!r}; {why}")
+        if isinstance(error, ValueError | OverflowError | sqlite3.Error):
+            return MisuseError(f"{self.path} cannot hold a value ({error}): ids, keys and names are plain text")
+        return StoreError(f"{self.path}: the store failed by a fault of its own ({error!r}): please report it")
+
+    def _shut(self) -> None:
+        db, self._db = self._db, None
+        if db is None:
+            return
+        if self._is_replaced():
+            _LEFT_OPEN.append(db)
+            return
+        db.close()
+        _OPEN.pop(id(db), None)
+
+    def _roll_back(self) -> None:
+        try:
+            self.execute("ROLLBACK")
+        except Exception:  # noqa: BLE001  SQLite has ended it already, or the connection is of no more use
+            with suppress(Exception):
+                self._shut()
+
+    def _patiently(self, act: Callable[[], T]) -> T:
+        deadline = time.monotonic() + BUSY_S
+        while True:
+            try:
+                return act()
+            except Exception as error:
+                if _code(error) not in _BUSY or time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.01)  # in the store's own thread; SQLite has waited longer where waiting can help
+
+    # Opening.
+
+    def _open(self) -> None:
+        if self._db is not None and self._is_replaced():
+            self._shut()
+            raise StoreError(
+                f"{self.path} was deleted or replaced while it was open, so nothing more was written to it: put it "
+                "back, or resume from what is there now",
+            )
+        if self._db is None:
+            self._check_place()
+            self._check_fork()
+            db = self.connect(self.path)
+            try:
+                db.execute(f"PRAGMA busy_timeout = {int(TRY_S * 1000)}")
+                self._patiently(lambda: self._prepare(db))
+            except BaseException:
+                db.close()
+                raise
+            self._db, self._inode = db, _inode(self._place)
+            _OPEN[id(db)] = os.getpid(), self._inode
+
+    def _check_place(self) -> None:
+        """Say what SQLite does not: it has one message for all of this."""
+        folder = self._place.parent
+        if self._place.is_dir():
+            raise StoreError(f"{self.path} is a folder: give the path of a file in it")
+        if not folder.is_dir():
+            what = "is no folder" if folder.exists() else "does not exist"
+            raise StoreError(f"{self.path} cannot be opened: {folder} {what}; make it first, or give another path")
+
+    def _check_fork(self) -> None:
+        """Refuse a file that was open when this process was forked.
+
+        SQLite believes that this process holds the locks which its parent holds, and takes none: when the parent closes
+        the file, what the child writes is lost (tried here; see also sqlite.org/howtocorrupt.html, 2.6).
+        """
+        here = _inode(self._place)
+        if here is not None and any(file == here and pid != os.getpid() for pid, file in list(_OPEN.values())):
+            raise MisuseError(
+                f"{self.path} was open when this process was forked, and SQLite cannot share it with its parent: fork "
+                "before the store is used, or after aclose, or start the process by 'spawn'",
+            )
+
+    def _prepare(self, db: Connection) -> None:
+        """Check that the file is ours, before anything is changed in it; then set it up."""
+        with _block(db, "BEGIN"):  # one view of the file: another process may be making it
+            is_new = self._is_new(db)
+        mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise StoreError(
+                f"{self.path}: SQLite cannot keep a write-ahead log there (it offers {mode!r}): put the file on a "
+                "local disk",
+            )
+        for pragma in _PRAGMAS[self.durability]:
+            db.execute(pragma)
+        if is_new:
+            self._create(db)
+
+    def _is_new(self, db: Connection) -> bool:
+        application = db.execute("PRAGMA application_id").fetchone()[0]
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()}
+        if not (application or version or tables):
+            return True
+        if application != APPLICATION_ID:
+            raise StoreError(f"{self.path} is the database of another program: give another path; it was left as it is")
+        if version > self.schema.version:
+            raise TooNewError(
+                f"{self.path} was written by a newer agentfsm (tables {version}, this one knows {self.schema.version}):"
+                " upgrade agentfsm",
+            )
+        if missing := self.schema.tables - tables:
+            raise CorruptError(f"{self.path} lacks the tables {', '.join(sorted(missing))}: restore a backup")
+        return False
+
+    def _create(self, db: Connection) -> None:
+        with _block(db, "BEGIN IMMEDIATE"):
+            if self._is_new(db):  # another process may have been first
+                for statement in self.schema.statements:
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {self.schema.version}")
+
+    def _is_replaced(self) -> bool:
+        """Whether the path no longer names the file that was opened: writes would go to a file that nobody finds."""
+        return self._inode is not None and _inode(self._place) != self._inode
+
+
+_WAL_PRAGMAS: Final = ("PRAGMA wal_autocheckpoint = 0", f"PRAGMA journal_size_limit = {WAL_BYTES}")
+_PRAGMAS: Final[Mapping[Durability, tuple[str, ...]]] = {
+    # FULL waits for the disk in each commit; macOS has to be told that "the disk" is not the drive's own memory.
+    "full": (*_WAL_PRAGMAS, "PRAGMA synchronous = FULL", "PRAGMA fullfsync = ON"),
+    "normal": (*_WAL_PRAGMAS, "PRAGMA synchronous = NORMAL"),
+}
+
+
+@contextmanager
+def _block(db: Connection, begin: str) -> Iterator[None]:
+    db.execute(begin)
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(Exception):
+            db.execute("ROLLBACK")
+        raise
+
+
+def _code(error: Exception) -> int | None:
+    """Return SQLite's primary result code, or None where SQLite was not what failed."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _inode(place: Path) -> Inode | None:
+    try:
+        found = place.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,325 @@
+"""One thread that does what many coroutines ask for, in groups.
+
+A commit costs a wait for the disk, however much it holds. So one thread takes everything that is queued, does it in one
+transaction, commits once and wakes each waiter. While it waits for the disk the next group gathers: the busier the
+store, the larger the groups and the cheaper each job.
+
+The thread knows nothing of SQL: what it works on is a `Desk`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from copy import copy
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+import attrs
+
+from agentfsm.core.errors import AgentError, ClosedError, StoreError
+from agentfsm.threads import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+T = TypeVar("T")
+D = TypeVar("D", bound="Desk")
+
+GROUP = 1_000
+# Jobs in one transaction at most, so that the first of them does not wait for ever: 1,000 take about 25 ms.
+QUEUE = 100_000
+# Jobs that may wait. Appends do not block, so a disk that hangs has to be noticed here: about 100 MB of records.
+QUIET_S = 0.25
+# Seconds without a job after which the desk is tidied: a pause that a row of quick appends does not have.
+TIDY_S = 5.0
+# Seconds after which it is tidied all the same, so that what has to be tidied stays small under unbroken load.
+IDLE_S = 5.0
+# Seconds without a job after which the thread ends, if nothing is held; starting another costs less than 1 ms.
+
+_log = logging.getLogger("agentfsm.stores")
+
+
+class Desk(Protocol):
+    """What the thread works on. Only the thread calls it."""
+
+    @property
+    def holds(self) -> int:
+        """How many things are held that have to be renewed."""
+        ...
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two renewals."""
+        ...
+
+    def transaction(self, *, write: bool) -> AbstractContextManager[None]:
+        """Return a block that is committed as a whole, or not at all when it raises."""
+        ...
+
+    def is_of_one_job(self, error: Exception) -> bool:
+        """Whether one job brought the error about, so that its neighbours may do without it."""
+        ...
+
+    def explain(self, error: Exception) -> AgentError:
+        """Return the error that callers are told: what, why, what next."""
+        ...
+
+    def beat(self) -> None:
+        """Renew what is held."""
+        ...
+
+    def tidy(self) -> None:
+        """Do what is better done when nobody waits."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; the next transaction opens it again."""
+        ...
+
+
+class Job(Generic[T, D]):
+    """A piece of work for the thread, and the way back to who waits for it.
+
+    `work` raises an AgentError to refuse, before it has written anything. Any number of coroutines may wait, or none;
+    a cancelled wait leaves the job alone.
+    """
+
+    __slots__ = ("_done", "_error", "_spoilt", "_value", "_waiters", "_work", "writes")
+
+    def __init__(
+        self,
+        work: Callable[[D], T],
+        *,
+        writes: bool = True,
+        spoilt: Callable[[D, AgentError], None] | None = None,
+    ) -> None:
+        """Make a job.
+
+        Args:
+            work: What to do at the desk.
+            writes: Whether it needs a transaction that may write.
+            spoilt: Told, in the thread, when the world failed it; not when it refused.
+        """
+        self.writes = writes
+        self._work: Callable[[D], T] | None = work
+        self._spoilt = spoilt
+        self._waiters: list[Outcome[None]] = []
+        self._done = False
+        self._value: T = None  # type: ignore[assignment]  # until the work has returned
+        self._error: AgentError | None = None
+
+    @classmethod
+    def done(cls, value: T) -> Self:
+        """Return a job that is done already."""
+        job = cls(lambda _desk: value)
+        job._value = value
+        job.settle()
+        return job
+
+    async def wait(self) -> T:
+        """Return what the work returned once that is committed, or raise its error."""
+        if not self._done:
+            outcome: Outcome[None] = Outcome()
+            self._waiters.append(outcome)
+            if not self._done:  # settled in between, it may not have seen this waiter
+                await outcome.wait()
+        if self._error is not None:
+            raise copy(self._error) from self._error.__cause__  # raised itself, it would hold the waiter's frames
+        return self._value
+
+    def attempt(self, desk: D) -> None:
+        """Do the work inside a transaction; it is asked again when a neighbour spoilt that."""
+        assert self._work is not None  # noqa: S101  only a job that is done has none
+        self._error = None
+        try:
+            self._value = self._work(desk)
+        except AgentError as error:
+            self._error = error.with_traceback(None)
+
+    def spoil(self, desk: D, error: AgentError) -> None:
+        """End the job with an error that is not its own word."""
+        self._value = None  # type: ignore[assignment]  # it was rolled back; a lease ends with it
+        self._error = error
+        if self._spoilt is not None:
+            self._spoilt(desk, error)
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell everybody who waits."""
+        self._work = self._spoilt = None  # what they hold need not live as long as the outcome
+        self._done = True
+        for outcome in self._waiters:
+            outcome.set(None)
+
+
+@attrs.frozen(kw_only=True)
+class Statistics:
+    """What a store's thread has done so far in this process, and what it is at."""
+
+    commits: int
+    # Transactions of jobs that were committed.
+    jobs: int
+    # Writes done, refused and failed ones included.
+    largest_group: int
+    # Writes in one transaction, at most.
+    leases: int
+    # Held now.
+    queued: int
+    # Jobs that wait now.
+
+
+class Writer(Generic[D]):
+    """A daemon thread that serves one desk; it starts with the first job and ends when nothing is left to do."""
+
+    def __init__(self, desk: D) -> None:
+        self.desk = desk
+        self._queue: SimpleQueue[Job[Any, D] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        # Guards the start and the end of the thread, so that no job is queued for one that has just gone.
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._closed = Job[None, D](lambda _desk: None)
+        self._commits = self._jobs = self._largest_group = 0
+        self._worked_at = self._beaten_at = self._tidied_at = 0.0
+        # Monotonic seconds: the last job, the last renewal, the last tidying.
+        self._untidy = False
+
+    def submit(self, job: Job[T, D]) -> None:
+        """Queue a job; never blocks.
+
+        Raises:
+            ClosedError: after `close`.
+            StoreError: when the queue is full.
+        """
+        if self._queue.qsize() >= QUEUE:
+            raise StoreError(f"{QUEUE:,} jobs wait for the store already, so this one was refused: see why it hangs")
+        with self._lock:
+            if self._closing:
+                raise ClosedError("the store is closed; make a new one")
+            self._queue.put(job)
+            if self._thread is None:
+                self._start()
+
+    async def close(self) -> None:
+        """Do what is queued, let go of the desk and end the thread. A cancelled close goes on by itself."""
+        with self._lock:
+            first, self._closing = not self._closing, True
+            thread = self._thread
+            if thread is None:
+                self._closed.settle()
+            elif first:
+                self._queue.put(None)
+        await self._closed.wait()
+        if thread is not None:
+            thread.join()  # it has nothing left to do but to return
+
+    def statistics(self) -> Statistics:
+        """Return what was done so far."""
+        return Statistics(
+            commits=self._commits,
+            jobs=self._jobs,
+            largest_group=self._largest_group,
+            leases=self.desk.holds,
+            queued=self._queue.qsize(),
+        )
+
+    def _start(self) -> None:
+        self._worked_at = self._tidied_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="agentfsm-writer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ends():
+            self._turn()
+
+    def _turn(self) -> None:
+        """Do what is queued, or what is due."""
+        group = self._group()
+        if not self.desk.holds:
+            self._beaten_at = time.monotonic()
+        if group:
+            self._serve(group)
+            self._worked_at = time.monotonic()
+        self._upkeep()
+
+    def _group(self) -> list[Job[Any, D]]:
+        """Return what is queued, oldest first; wait for it, but no longer than until some upkeep is due."""
+        try:
+            jobs = [self._queue.get(timeout=self._patience_s())]
+        except Empty:
+            return []
+        while len(jobs) < GROUP and not self._queue.empty():
+            jobs.append(self._queue.get())
+        return [job for job in jobs if job is not None]
+
+    def _patience_s(self) -> float:
+        due = self._beaten_at + self.desk.beat_s if self.desk.holds else self._worked_at + IDLE_S
+        if self._untidy:
+            due = min(due, self._worked_at + QUIET_S)
+        return max(0.0, due - time.monotonic())
+
+    def _serve(self, group: list[Job[Any, D]]) -> None:
+        writes = [job for job in group if job.writes]
+        reads = [job for job in group if not job.writes]
+        if writes:
+            self._untidy = True
+            self._jobs += len(writes)
+            self._transact(writes, write=True)
+        if reads:
+            self._transact(reads, write=False)
+
+    def _transact(self, jobs: list[Job[Any, D]], *, write: bool) -> None:
+        """Do the jobs in one transaction; where one of them spoils it, each in one of its own."""
+        try:
+            with self.desk.transaction(write=write):
+                for job in jobs:
+                    job.attempt(self.desk)
+        except Exception as error:  # noqa: BLE001  whatever it is, everybody who waits has to hear of it
+            self._fail(jobs, error, write=write)
+            return
+        if write:
+            self._commits += 1
+            self._largest_group = max(self._largest_group, len(jobs))
+        for job in jobs:
+            job.settle()
+
+    def _fail(self, jobs: list[Job[Any, D]], error: Exception, *, write: bool) -> None:
+        if len(jobs) > 1 and self.desk.is_of_one_job(error):
+            for job in jobs:
+                self._transact([job], write=write)
+            return
+        for job in jobs:
+            job.spoil(self.desk, self.desk.explain(error))
+
+    def _upkeep(self) -> None:
+        now = time.monotonic()
+        if self.desk.holds and now >= self._beaten_at + self.desk.beat_s:
+            self._beaten_at = now
+            self._quietly(self.desk.beat)
+        if self._untidy and (now >= self._worked_at + QUIET_S or now >= self._tidied_at + TIDY_S):
+            self._untidy, self._tidied_at = False, now
+            self._quietly(self.desk.tidy)
+
+    def _ends(self) -> bool:
+        """Whether nothing is left to do; then the desk is let go of, and the next job starts a new thread."""
+        idle = not self.desk.holds and time.monotonic() >= self._worked_at + IDLE_S
+        if not (self._closing or idle) or not self._queue.empty():
+            return False
+        self._quietly(self.desk.close)  # not under the lock: it may take long, and `submit` must not wait
+        with self._lock:
+            if not self._queue.empty():
+                return False
+            self._thread = None
+            if self._closing:
+                self._closed.settle()
+            return True
+
+    def _quietly(self, act: Callable[[], None]) -> None:
+        """Do upkeep: nobody waits for it, so its failure is logged, and the thread lives on."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001  as above
+            _log.warning("the store's upkeep (%s) failed: %s", act.__name__, self.desk.explain(error))

@@ -1,0 +1,904 @@
+"""The checks that every store has to pass, for users who write one of their own.
+
+    from agentfsm.testing.conformance import StoreConformance
+
+    class TestMyStore(StoreConformance):
+        @pytest.fixture
+        async def store(self):
+            store = MyStore(...)  # new and empty for each test
+            yield store
+            await store.aclose()
+
+Inherit, override the fixture, and run pytest: each `test_` method is one promise, told in its docstring. They need
+anyio's pytest plugin and its fixture `anyio_backend`, which decides whether they run on asyncio, on trio, or on both.
+"""
+
+# ruff: noqa: S101, PLR2004  a test kit asserts, and its numbers speak for themselves
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import attrs
+import pytest
+
+from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
+from agentfsm.core.events import (
+    EVENTS,
+    Accepted,
+    AnswerDrafted,
+    AnswerGiven,
+    ApprovalAsked,
+    ApprovalGiven,
+    Compacted,
+    Continued,
+    Event,
+    Failed,
+    ModelFaltered,
+    Observed,
+    ToolFinished,
+    ToolLost,
+    ToolsChosen,
+    ToolsReturned,
+    ToolStarted,
+)
+from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Reject, Rerun, Settle
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import State
+from agentfsm.core.messages import (
+    AssistantMessage,
+    ImagePart,
+    Outcome,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
+from agentfsm.core.run import Header, Run, begin
+from agentfsm.threads import waker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentfsm.core.inbox import InboxItem
+    from agentfsm.ports import Commit, Lease, Store
+
+HOSTILE: Final = (
+    "NUL \x00, escape \x1b[31m, bidi \u202e, zero width \u200b, tag \U000e0041, emoji 👩‍👩‍👧, quotes '\"`;--, \\ \n\r\t"
+)
+# Text that is awkward to store, and has to come back as it was.
+DONE: Final = AnswerGiven(message=AssistantMessage(text="done"), usage=Usage(input_tokens=7, output_tokens=3))
+
+
+def header(run_id: str = "r1", prompt: str = "Sort the notes", **fields: object) -> Header:
+    """Return the header of a run to create."""
+    values: dict[str, object] = {"created_at": 1_800_000_000.0, **fields}
+    return Header(id=run_id, prompt=(TextPart(text=prompt),), **values)  # type: ignore[arg-type]
+
+
+def words(text: str) -> Input:
+    """Return an input of the user's."""
+    return Input(parts=(TextPart(text=text),))
+
+
+@attrs.define(eq=False)
+class Driver:
+    """A run that is being driven, as the engine does it."""
+
+    store: Store
+    lease: Lease
+    run: Run
+
+    @classmethod
+    async def of(cls, store: Store, head: Header | None = None) -> Driver:
+        """Create a run, or take up one that exists."""
+        head, lease = await store.create(head or header())
+        stored = await store.read(head.id)
+        return cls(store, lease, begin(head).fold(stored.events))
+
+    @classmethod
+    async def again(cls, store: Store, run_id: str = "r1") -> Driver:
+        """Take up a run that exists."""
+        lease = await store.lease(run_id)
+        stored = await store.read(run_id)
+        return cls(store, lease, begin(stored.header).fold(stored.events))
+
+    def append(self, *events: Event, taken: Sequence[int] = (), final: bool = False) -> Commit:
+        """Apply and append events; the run moves on."""
+        self.run = self.run.fold(events)
+        return self.store.append(self.lease, self.run, events, taken=taken, final=final)
+
+    def turn(self) -> tuple[Event, ...]:
+        """Return the events of a whole turn with one call."""
+        call = ToolCall(id=f"t{self.run.turn + 1}.0", name="look", arguments='{"at":"x"}', key=f"k{self.run.turn}")
+        result = ToolResult(call_id=call.id, name="look", outcome=Outcome.DONE, content="seen")
+        return (
+            ToolsChosen(at=5.0, message=AssistantMessage(calls=(call,)), usage=Usage(input_tokens=5, output_tokens=2)),
+            ToolFinished(at=6.0, took_s=0.5, result=result),
+            ToolsReturned(at=6.0),
+            Continued(at=6.0),
+            Observed(at=7.0),
+        )
+
+    async def release(self) -> None:
+        """Give the lease back."""
+        await self.store.release(self.lease).wait()
+
+
+async def finished(store: Store, head: Header | None = None) -> Run:
+    """Drive a run to DONE, and give its lease back."""
+    driver = await Driver.of(store, head)
+    await driver.append(Observed(), DONE).wait()
+    await driver.release()
+    return driver.run
+
+
+def every_event() -> tuple[Event, ...]:
+    """Return one event of each type, with all fields set. They make no run: a journal does not look at that."""
+    call = ToolCall(id="t1.0", name="n", arguments='{"a":[1,2.5,null]}', key="k", provider_id="p", malformed="{")
+    result = ToolResult(
+        call_id="t1.0", name="n", outcome=Outcome.TIMED_OUT, content=HOSTILE, duration_s=0.25, shown_chars=9
+    )
+    usage = Usage(input_tokens=1, output_tokens=2, cached_tokens=1, cost_usd=0.125, estimated=True)
+    said = AssistantMessage(text=HOSTILE, calls=(call,))
+    parts = (TextPart(text="x"), ImagePart(url="https://example.org/x.png", detail="low"))
+    return (
+        Observed(at=1.5, took_s=0.5, inputs=(Input(kind=InputKind.TIMER, parts=parts),)),
+        ToolsChosen(at=2.0, message=said, usage=usage),
+        AnswerGiven(at=2.0, message=said, usage=usage),
+        AnswerDrafted(at=2.0, message=said, usage=usage),
+        ModelFaltered(at=2.0, error=HOSTILE),
+        Compacted(at=2.0, start=3, tokens_before=9, tokens_after=4, why="window"),
+        ToolStarted(at=2.0, call_id="t1.0", repeatable=True),
+        ToolFinished(at=2.0, result=result, by="ann"),
+        ToolLost(at=2.0, call_id="t1.0"),
+        ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5),
+        ApprovalGiven(at=2.0, call_id="t1.0", by="ann"),
+        ToolsReturned(at=2.0),
+        Continued(at=2.0, note=HOSTILE, loop=True, disabled=("n",)),
+        Accepted(at=2.0),
+        Failed(at=2.0, reason=StopReason.CANCELLED, message=HOSTILE),
+    )
+
+
+def at_version(run: Run, version: int) -> Run:
+    """Return the run as if it were at another version, for events that make no run."""
+    return attrs.evolve(run, version=version)
+
+
+async def refused(commit: Commit, kind: type[StoreError]) -> None:
+    """Check that the append is refused, by its wait."""
+    with pytest.raises(kind):
+        await commit.wait()
+
+
+@pytest.mark.anyio
+class StoreConformance:
+    """What a store promises. Override `store` with a fixture that yields a new and empty one."""
+
+    @pytest.fixture
+    async def store(self) -> Store:
+        """Return the store to check."""
+        raise NotImplementedError("override the fixture `store` with one that yields your store, new and empty")
+
+    # Create.
+
+    async def test_a_new_run_is_at_version_0(self, store: Store) -> None:
+        """A run that is created has a header and no events."""
+        stored, lease = await store.create(header())
+        assert (stored, lease.run_id, lease.version) == (header(), "r1", 0)
+        assert (await store.read("r1")).events == ()
+
+    async def test_a_header_comes_back_as_it_was(self, store: Store) -> None:
+        """Every field of the header is kept, awkward text included."""
+        call = ToolCall(id="t1.0", name="n", arguments="{}", key="k")
+        result = ToolResult(call_id="t1.0", name="n", outcome=Outcome.DONE, content="x")
+        whole = Header(
+            id="r1",
+            prompt=(TextPart(text=HOSTILE), ImagePart(url="data:image/png;base64,AA==")),
+            created_at=1_800_000_000.25,
+            session="s1",
+            after="r0",
+            history=(
+                SystemMessage(text="note"),
+                UserMessage(parts=(TextPart(text="hi"),)),
+                AssistantMessage(calls=(call,)),
+                result,
+            ),
+            agent="sorter",
+            agent_version="2",
+            fingerprint="f",
+            target="module:agent",
+            user="ann",
+            roles=("admin", "ops"),
+            metadata={"ticket": 7, "deep": {"list": [1, None, True, "x"]}},
+        )
+        stored, _lease = await store.create(whole)
+        assert stored == whole
+        assert (await store.read("r1")).header == whole
+
+    async def test_the_same_id_and_prompt_is_the_same_run(self, store: Store) -> None:
+        """A request that arrives twice does not start two runs: the second finds the first."""
+        await finished(store)
+        stored, lease = await store.create(header(created_at=1_900_000_000.0))
+        assert stored == header()
+        assert lease.version == 2
+
+    async def test_the_same_id_with_another_prompt_is_refused(self, store: Store) -> None:
+        """An id stands for one prompt, and the run that has it is not touched."""
+        await finished(store)
+        with pytest.raises(ConflictError, match="another prompt"):
+            await store.create(header(prompt="Burn the notes"))
+        assert (await store.read("r1")).header == header()
+
+    async def test_a_driven_run_cannot_be_created_again(self, store: Store) -> None:
+        """The same request at the same time is refused while the first is at work."""
+        driver = await Driver.of(store)
+        with pytest.raises(LeaseHeldError):
+            await store.create(header())
+        assert not driver.lease.lost
+
+    async def test_of_many_that_create_one_id_one_wins(self, store: Store) -> None:
+        """However many race for one id, one drives it."""
+        leases: list[Lease] = []
+
+        async def race() -> None:
+            try:
+                leases.append((await store.create(header()))[1])
+            except LeaseHeldError:
+                return
+
+        async with anyio.create_task_group() as group:
+            for _ in range(30):
+                group.start_soon(race)
+        assert len(leases) == 1
+
+    # Leases.
+
+    async def test_a_run_that_nobody_created_cannot_be_leased(self, store: Store) -> None:
+        """There is no lease of an unknown run."""
+        with pytest.raises(RunNotFoundError, match="nowhere"):
+            await store.lease("nowhere")
+
+    async def test_a_lease_is_exclusive(self, store: Store) -> None:
+        """While one drives nobody else can, and the error says which run."""
+        driver = await Driver.of(store)
+        with pytest.raises(LeaseHeldError, match="r1"):
+            await store.lease("r1")
+        assert await driver.append(Observed()).wait()
+
+    async def test_a_lease_given_back_can_be_taken(self, store: Store) -> None:
+        """The next owner starts at the version that the last one left."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        await driver.release()
+        assert (await store.lease("r1")).version == 1
+
+    async def test_the_fencing_token_grows(self, store: Store) -> None:
+        """Each owner has a higher token than the one before it."""
+        tokens = []
+        for _ in range(3):
+            _head, lease = await store.create(header())
+            tokens.append(lease.token)
+            await store.release(lease).wait()
+        assert tokens == sorted(set(tokens))
+
+    async def test_of_many_that_want_the_lease_one_gets_it(self, store: Store) -> None:
+        """However many race for the lease, one holds it."""
+        await finished(store)
+        leases: list[Lease] = []
+
+        async def race() -> None:
+            try:
+                leases.append(await store.lease("r1"))
+            except LeaseHeldError:
+                return
+
+        async with anyio.create_task_group() as group:
+            for _ in range(30):
+                group.start_soon(race)
+        assert len(leases) == 1
+
+    async def test_a_lease_can_be_given_back_twice(self, store: Store) -> None:
+        """Giving back what is not held is harmless."""
+        driver = await Driver.of(store)
+        await driver.release()
+        await driver.release()
+        await store.lease("r1")
+
+    async def test_a_late_release_leaves_the_new_owner_alone(self, store: Store) -> None:
+        """Only the owner's own release ends its lease."""
+        late = await Driver.of(store)
+        await late.release()
+        now = await Driver.again(store)
+        await late.release()
+        with pytest.raises(LeaseHeldError):
+            await store.lease("r1")
+        assert await now.append(Observed()).wait()
+
+    async def test_a_lease_that_was_dropped_is_free(self, store: Store) -> None:
+        """An owner that was thrown away without a release does not block its own process."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        del driver
+        gc.collect()
+        assert (await store.lease("r1")).version == 1
+
+    # Appends.
+
+    async def test_events_are_read_in_order(self, store: Store) -> None:
+        """What was appended is what is read."""
+        driver = await Driver.of(store)
+        events = (Observed(at=1.0), *driver.turn())
+        for event in events:
+            assert await driver.append(event).wait()
+        assert (await store.read("r1")).events == events
+
+    async def test_one_append_takes_several_events(self, store: Store) -> None:
+        """Events appended together are versions of their own."""
+        driver = await Driver.of(store)
+        events = (Observed(), *driver.turn())
+        assert await driver.append(*events).wait()
+        assert (await store.read("r1")).events == events
+        await driver.release()
+        assert (await store.lease("r1")).version == 6
+
+    async def test_every_event_comes_back_as_it_was(self, store: Store) -> None:
+        """No field of any event is lost, awkward text included."""
+        events = every_event()
+        assert {type(event) for event in events} == set(EVENTS)
+        driver = await Driver.of(store)
+        assert await store.append(driver.lease, at_version(driver.run, len(events)), events).wait()
+        assert (await store.read("r1")).events == events
+
+    async def test_appends_that_nobody_waits_for_are_written_in_order(self, store: Store) -> None:
+        """An append may be left to itself: the last one's wait covers all before it."""
+        driver = await Driver.of(store)
+        events = [Observed(at=1.0)]
+        driver.append(*events)
+        for _ in range(20):
+            for event in driver.turn():
+                driver.append(event)
+                events.append(event)  # type: ignore[arg-type]
+        assert await driver.append(DONE).wait()
+        assert (await store.read("r1")).events == (*events, DONE)
+
+    async def test_a_read_sees_an_append_before_it(self, store: Store) -> None:
+        """A read that is asked for after an append sees it, waited for or not."""
+        driver = await Driver.of(store)
+        driver.append(Observed())
+        assert len((await store.read("r1")).events) == 1
+
+    async def test_a_commit_can_be_waited_for_again(self, store: Store) -> None:
+        """Every wait gives the same answer, by whomever and whenever."""
+        driver = await Driver.of(store)
+        commit = driver.append(Observed())
+        answers = []
+
+        async def wait() -> None:
+            answers.append(await commit.wait())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            group.start_soon(wait)
+        assert [*answers, await commit.wait()] == [True, True, True]
+
+    async def test_a_cancelled_wait_does_not_undo_the_append(self, store: Store) -> None:
+        """Who stops waiting does not take back what was asked for."""
+        driver = await Driver.of(store)
+        commit = driver.append(Observed())
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await commit.wait()
+        assert await commit.wait()
+        assert len((await store.read("r1")).events) == 1
+
+    async def test_a_wrong_version_is_refused(self, store: Store) -> None:
+        """An append that does not follow on what is stored writes nothing."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        stale = begin(header()).apply(Observed(at=9.0))
+        await refused(store.append(driver.lease, stale, (Observed(at=9.0),)), ConflictError)
+        ahead = at_version(driver.run, 7)
+        await refused(store.append(driver.lease, ahead, (DONE,)), ConflictError)
+        assert (await store.read("r1")).events == (Observed(),)
+
+    async def test_after_a_refusal_there_is_no_gap(self, store: Store) -> None:
+        """When an append is refused, so are those that were queued behind it."""
+        driver = await Driver.of(store)
+        commits = [store.append(driver.lease, at_version(driver.run, n), (Observed(),)) for n in (2, 3, 4)]
+        for commit in commits:
+            await refused(commit, ConflictError)
+        assert (await store.read("r1")).events == ()
+
+    async def test_a_late_owner_writes_nothing(self, store: Store) -> None:
+        """An owner that was replaced is told so at its next append, and the new owner does not notice."""
+        late = await Driver.of(store)
+        await late.release()
+        now = await Driver.again(store)
+        await refused(late.append(Observed(at=9.0)), LeaseLostError)
+        assert await now.append(Observed(at=1.0)).wait()
+        assert (await store.read("r1")).events == (Observed(at=1.0),)
+
+    async def test_a_late_owner_takes_nothing(self, store: Store) -> None:
+        """A refused append strikes no inbox rows either."""
+        late = await Driver.of(store)
+        row = await store.post("r1", "k", words("x"))
+        await late.release()
+        _now = await Driver.again(store)
+        await refused(late.append(Observed(), taken=[row.number]), LeaseLostError)
+        assert await store.inbox("r1") == (row,)
+
+    async def test_errors_come_from_the_wait(self, store: Store) -> None:
+        """Append itself returns at once, whatever becomes of it."""
+        driver = await Driver.of(store)
+        commit = store.append(driver.lease, at_version(driver.run, 5), (Observed(),))
+        await refused(commit, ConflictError)
+        await refused(commit, ConflictError)
+
+    async def test_a_refused_append_leaves_its_neighbours_alone(self, store: Store) -> None:
+        """Appends of other runs that are written together with a refused one are written."""
+        drivers = [await Driver.of(store, header(f"r{n}")) for n in range(10)]
+        bad = store.append(drivers[0].lease, at_version(drivers[0].run, 9), (Observed(),))
+        good = [driver.append(Observed()) for driver in drivers[1:]]
+        await refused(bad, ConflictError)
+        assert [await commit.wait() for commit in good] == [True] * 9
+
+    async def test_runs_do_not_mix(self, store: Store) -> None:
+        """Many runs at once keep their own events in their own order."""
+
+        async def drive(number: int) -> None:
+            driver = await Driver.of(store, header(f"r{number}"))
+            await driver.append(Observed(at=float(number))).wait()
+            for _ in range(3):
+                for event in driver.turn():
+                    driver.append(event)
+            await driver.append(DONE, final=True).wait()
+            await driver.release()
+
+        async with anyio.create_task_group() as group:
+            for number in range(40):
+                group.start_soon(drive, number)
+        for number in range(40):
+            stored = await store.read(f"r{number}")
+            run = begin(stored.header).fold(stored.events)
+            assert (run.state, run.turn, stored.events[0].at) == (State.DONE, 4, float(number))
+
+    async def test_a_read_can_start_in_the_middle(self, store: Store) -> None:
+        """Only the events after a version are read, with the header."""
+        driver = await Driver.of(store)
+        events = (Observed(), *driver.turn())
+        await driver.append(*events).wait()
+        for after in range(len(events) + 1):
+            stored = await store.read("r1", after)
+            assert (stored.header, stored.events) == (header(), events[after:])
+        assert (await store.read("r1", 99)).events == ()
+
+    async def test_a_long_journal_is_read_whole(self, store: Store) -> None:
+        """A thousand events in one append are a thousand versions."""
+        driver = await Driver.of(store)
+        events = tuple([Observed(at=float(n)) for n in range(1000)])
+        await store.append(driver.lease, at_version(driver.run, 1000), events).wait()
+        assert (await store.read("r1")).events == events
+
+    async def test_a_large_record_comes_back_whole(self, store: Store) -> None:
+        """A record of a megabyte is a record like others."""
+        driver = await Driver.of(store)
+        text = "wörd " * 200_000
+        await driver.append(Observed(), AnswerGiven(message=AssistantMessage(text=text))).wait()
+        answer = (await store.read("r1")).events[1]
+        assert isinstance(answer, AnswerGiven)
+        assert answer.message.text == text
+
+    async def test_lone_surrogates_do_no_harm(self, store: Store) -> None:
+        """Text that is no text (half a UTF-16 pair) is stored, at worst with a replacement."""
+        driver = await Driver.of(store, header(prompt="half \ud83d pair", metadata={"k\udc00": "v\udc00"}))
+        await store.post("r1", "k", words("x\udfff"))
+        await driver.append(Observed(), AnswerGiven(message=AssistantMessage(text="a\ud800b"))).wait()
+        answer = (await store.read("r1")).events[1]
+        assert isinstance(answer, AnswerGiven)
+        assert answer.message.text[0] + answer.message.text[-1] == "ab"
+        assert len(await store.runs()) == 1
+
+    async def test_the_same_surrogates_are_the_same_prompt(self, store: Store) -> None:
+        """A request with such text that arrives twice is still one run."""
+        driver = await Driver.of(store, header(prompt="half \ud83d pair"))
+        await driver.release()
+        _head, lease = await store.create(header(prompt="half \ud83d pair"))
+        assert lease.version == 0
+
+    async def test_huge_numbers_do_no_harm(self, store: Store) -> None:
+        """A model that claims to have used 10**30 tokens does not break the store."""
+        driver = await Driver.of(store)
+        await driver.append(
+            Observed(), AnswerGiven(message=AssistantMessage(), usage=Usage(input_tokens=10**30))
+        ).wait()
+        (summary,) = await store.runs()
+        assert summary.tokens >= 2**31
+
+    # The inbox.
+
+    async def test_a_post_waits_in_the_inbox(self, store: Store) -> None:
+        """Rows are read oldest first, with the numbers that their posts returned."""
+        await Driver.of(store)
+        rows = [await store.post("r1", f"k{n}", words(str(n))) for n in range(5)]
+        assert await store.inbox("r1") == tuple(rows)
+        numbers = [row.number for row in rows]
+        assert numbers == sorted(set(numbers))
+        assert numbers[0] > 0
+
+    async def test_every_item_comes_back_as_it_was(self, store: Store) -> None:
+        """No field of any item is lost."""
+        items: list[InboxItem] = [
+            Input(kind=InputKind.WEBHOOK, parts=(TextPart(text=HOSTILE), ImagePart(url="https://example.org/x"))),
+            Approve(call_id="t1.0", by="ann"),
+            Reject(call_id="t1.0", by="ann", message=HOSTILE),
+            Settle(call_id="t1.0", by="ann", outcome=Outcome.FAILED, content=HOSTILE),
+            Rerun(call_id="t1.0", by="ann"),
+            Cancel(by="ann", message=HOSTILE),
+        ]
+        await Driver.of(store)
+        for number, item in enumerate(items):
+            await store.post("r1", f"k{number}", item)
+        assert [row.item for row in await store.inbox("r1")] == items
+
+    async def test_the_first_post_of_a_key_wins(self, store: Store) -> None:
+        """A second post of the kind is shown the winner, and adds nothing."""
+        await Driver.of(store)
+        first = await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="ann"))
+        second = await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="bob"))
+        assert second == first
+        assert await store.inbox("r1") == (first,)
+
+    async def test_the_opposite_decision_is_refused(self, store: Store) -> None:
+        """A second post that says something else is an error that names the winner."""
+        await Driver.of(store)
+        await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="ann"))
+        with pytest.raises(ConflictError, match="ann"):
+            await store.post("r1", "approval:t1.0", Reject(call_id="t1.0", by="bob"))
+
+    async def test_of_many_posts_of_a_key_one_wins(self, store: Store) -> None:
+        """However many race for a key, all are shown the same winner."""
+        await Driver.of(store)
+        winners = []
+
+        async def race(number: int) -> None:
+            winners.append(await store.post("r1", "k", words(str(number))))
+
+        async with anyio.create_task_group() as group:
+            for number in range(30):
+                group.start_soon(race, number)
+        assert len(winners) == 30
+        assert winners == [winners[0]] * 30
+
+    async def test_keys_are_of_one_run(self, store: Store) -> None:
+        """The same key in another run is another key."""
+        await Driver.of(store, header("r1"))
+        await Driver.of(store, header("r2"))
+        await store.post("r1", "k", words("one"))
+        await store.post("r2", "k", words("two"))
+        assert [row.item for row in await store.inbox("r2")] == [words("two")]
+
+    async def test_awkward_keys_are_keys(self, store: Store) -> None:
+        """Keys may hold any text."""
+        await Driver.of(store)
+        row = await store.post("r1", HOSTILE, words("x"))
+        assert (row.key, await store.inbox("r1")) == (HOSTILE, (row,))
+
+    async def test_taken_rows_are_struck(self, store: Store) -> None:
+        """An append strikes the rows that its events took in, and no others."""
+        driver = await Driver.of(store)
+        rows = [await store.post("r1", f"k{n}", words(str(n))) for n in range(4)]
+        await driver.append(Observed(), taken=[rows[0].number, rows[2].number]).wait()
+        assert await store.inbox("r1") == (rows[1], rows[3])
+
+    async def test_a_key_stays_taken(self, store: Store) -> None:
+        """A post that arrives again after it was taken in is not taken in twice."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", words("x"))
+        await driver.append(Observed(), taken=[row.number]).wait()
+        assert await store.post("r1", "k", words("x")) == row
+        assert await store.inbox("r1") == ()
+
+    async def test_numbers_grow_after_rows_were_taken(self, store: Store) -> None:
+        """No number is given twice, taken or not."""
+        driver = await Driver.of(store)
+        first = await store.post("r1", "k1", words("x"))
+        await driver.append(Observed(), taken=[first.number]).wait()
+        assert (await store.post("r1", "k2", words("y"))).number > first.number
+
+    async def test_unknown_runs_are_said_to_be_unknown(self, store: Store) -> None:
+        """No operation invents a run."""
+        for operation in (
+            store.post("nowhere", "k", words("x")),
+            store.inbox("nowhere"),
+            store.read("nowhere"),
+            store.delete("nowhere"),
+        ):
+            with pytest.raises(RunNotFoundError, match="nowhere"):
+                await operation
+        assert await store.runs() == ()
+
+    async def test_a_finished_run_takes_no_posts(self, store: Store) -> None:
+        """Input for a run that is over is refused, whether it is done or failed."""
+        await finished(store)
+        with pytest.raises(ConflictError, match="over"):
+            await store.post("r1", "k", words("x"))
+        failed = await Driver.of(store, header("r2"))
+        await failed.append(Failed(reason=StopReason.CANCELLED, message="")).wait()
+        with pytest.raises(ConflictError, match="cancelled"):
+            await store.post("r2", "k", words("x"))
+
+    async def test_a_finished_run_still_shows_winners(self, store: Store) -> None:
+        """Who decided is shown also when the run is over: a late click is not an error."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", Approve(call_id="t1.0", by="ann"))
+        await driver.append(Observed(), DONE, taken=[row.number]).wait()
+        assert await store.post("r1", "k", Approve(call_id="t1.0", by="bob")) == row
+
+    async def test_a_run_does_not_end_over_its_inbox(self, store: Store) -> None:
+        """A final append to an inbox that holds something writes nothing, and says so."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        row = await store.post("r1", "k", words("wait!"))
+        before = driver.run
+        assert await driver.append(DONE, final=True).wait() is False
+        assert ((await store.read("r1")).events, await store.inbox("r1")) == ((Observed(),), (row,))
+        driver.run = before
+        drafted = AnswerDrafted(message=AssistantMessage(text="done"))
+        assert await driver.append(drafted, taken=[row.number]).wait()
+
+    async def test_a_final_append_may_take_what_is_left(self, store: Store) -> None:
+        """What the append itself takes does not stand in its way; anything else does."""
+        driver = await Driver.of(store)
+        rows = [await store.post("r1", f"k{n}", words(str(n))) for n in range(2)]
+        before = driver.run
+        assert await driver.append(Observed(), DONE, taken=[rows[0].number], final=True).wait() is False
+        assert len(await store.inbox("r1")) == 2
+        driver.run = before
+        taken = [row.number for row in rows]
+        assert await driver.append(Observed(), DONE, taken=taken, final=True).wait() is True
+
+    async def test_an_empty_inbox_lets_a_run_end(self, store: Store) -> None:
+        """A final append to an empty inbox is written; rows that were taken before do not count."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", words("x"))
+        await driver.append(Observed(), taken=[row.number]).wait()
+        assert await driver.append(DONE, final=True).wait() is True
+
+    async def test_input_at_the_last_moment_is_not_lost(self, store: Store) -> None:
+        """Of a post and the end of the run that race, one is refused: no post is accepted and never read."""
+        for number in range(20):
+            driver = await Driver.of(store, header(f"r{number}"))
+            await driver.append(Observed()).wait()
+            posted, ended = await self._raced(driver, post_first=bool(number % 2))
+            assert posted is not ended
+
+    async def _raced(self, driver: Driver, *, post_first: bool) -> tuple[bool, bool]:
+        outcome = {}
+
+        async def post() -> None:
+            try:
+                await driver.store.post(driver.run.id, "k", words("x"))
+            except ConflictError:
+                outcome["posted"] = False
+            else:
+                outcome["posted"] = True
+
+        async def end() -> None:
+            outcome["ended"] = await driver.append(DONE, final=True).wait()
+
+        async with anyio.create_task_group() as group:
+            for racer in (post, end) if post_first else (end, post):
+                group.start_soon(racer)
+        return outcome["posted"], outcome["ended"]
+
+    # What a lease is told.
+
+    async def test_a_lease_is_told_of_posts(self, store: Store) -> None:
+        """The owner learns the newest number without asking."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", words("x"))
+        assert driver.lease.newest == row.number
+        assert not driver.lease.cancelled
+
+    async def test_a_lease_knows_what_was_posted_before(self, store: Store) -> None:
+        """Posts to a run that nobody drives are known to its next owner."""
+        driver = await Driver.of(store)
+        await driver.release()
+        row = await store.post("r1", "k", words("x"))
+        await store.post("r1", "cancel", Cancel())
+        lease = await store.lease("r1")
+        assert lease.newest > row.number
+        assert lease.cancelled
+
+    async def test_cancel_reaches_the_owner(self, store: Store) -> None:
+        """A request to stop marks the lease, and wakes who drives."""
+        driver = await Driver.of(store)
+        woken = anyio.Event()
+        driver.lease.wake = waker(woken.set)
+        await store.post("r1", "cancel", Cancel(by="ann"))
+        with anyio.fail_after(10):
+            await woken.wait()
+        assert driver.lease.cancelled
+
+    async def test_input_wakes_nobody(self, store: Store) -> None:
+        """Input is for the next look at the inbox; it interrupts nothing."""
+        driver = await Driver.of(store)
+        woken: list[bool] = []
+        driver.lease.wake = lambda: woken.append(True)
+        await store.post("r1", "k", words("x"))
+        await driver.append(Observed()).wait()
+        assert woken == []
+
+    async def test_a_new_run_has_nothing_to_tell(self, store: Store) -> None:
+        """A fresh lease knows of no posts and no cancel."""
+        driver = await Driver.of(store)
+        assert (driver.lease.newest, driver.lease.cancelled, driver.lease.lost) == (0, False, False)
+
+    # Lists.
+
+    async def test_an_empty_store_lists_nothing(self, store: Store) -> None:
+        """There is nothing before the first run."""
+        assert await store.runs() == ()
+
+    async def test_the_list_is_newest_first(self, store: Store) -> None:
+        """Runs are listed by the time of their creation; of equal times the one created last comes first."""
+        for run_id, at in (("a", 5.0), ("b", 9.0), ("c", 7.0), ("d", 7.0)):
+            await Driver.of(store, header(run_id, created_at=at))
+        assert [summary.id for summary in await store.runs()] == ["b", "d", "c", "a"]
+
+    async def test_the_list_can_be_cut(self, store: Store) -> None:
+        """At most as many as asked for, the newest."""
+        for number in range(5):
+            await Driver.of(store, header(f"r{number}", created_at=float(number)))
+        assert [summary.id for summary in await store.runs(limit=2)] == ["r4", "r3"]
+        assert await store.runs(limit=0) == ()
+
+    async def test_the_list_of_a_session(self, store: Store) -> None:
+        """Only the session's runs, newest first."""
+        for number in range(4):
+            await finished(store, header(f"r{number}", created_at=float(number), session="ab"[number % 2]))
+        await finished(store, header("r9"))
+        assert [summary.id for summary in await store.runs(session="a")] == ["r2", "r0"]
+        assert await store.runs(session="nowhere") == ()
+
+    async def test_a_line_of_the_list_says_how_the_run_is(self, store: Store) -> None:
+        """State, turn, version, tokens and times are those of the newest event; the prompt is cut."""
+        driver = await Driver.of(store, header(prompt="p" * 500, agent="sorter", session="s"))
+        await driver.append(Observed(at=3.0), *driver.turn()).wait()
+        (line,) = await store.runs()
+        assert (line.id, line.agent, line.session, line.prompt) == ("r1", "sorter", "s", "p" * 200)
+        assert (line.state, line.stop_reason, line.waiting, line.driven) == (State.THINK, None, False, True)
+        assert (line.turn, line.version, line.tokens) == (1, 6, 7)
+        assert (line.created_at, line.updated_at) == (1_800_000_000.0, 7.0)
+        await driver.append(attrs.evolve(DONE, at=8.0)).wait()
+        await driver.release()
+        (line,) = await store.runs()
+        assert (line.state, line.stop_reason, line.driven) == (State.DONE, StopReason.COMPLETED, False)
+        assert (line.turn, line.version, line.tokens, line.updated_at) == (2, 7, 17, 8.0)
+
+    async def test_the_list_shows_who_waits(self, store: Store) -> None:
+        """A run that needs a person is marked, until the person has decided."""
+        driver = await Driver.of(store)
+        chosen, *_rest = driver.turn()
+        await driver.append(Observed(), chosen, ApprovalAsked(call_id="t1.0", expires_at=9.0)).wait()
+        assert [summary.waiting for summary in await store.runs()] == [True]
+        await driver.append(ApprovalGiven(call_id="t1.0")).wait()
+        assert [summary.waiting for summary in await store.runs()] == [False]
+
+    # Sessions.
+
+    async def test_the_first_run_of_a_session_goes_on_from_nothing(self, store: Store) -> None:
+        """There is no run before the first."""
+        stored, _lease = await store.create(header(session="s"))
+        assert stored.after is None
+
+    async def test_the_next_run_goes_on_from_the_last(self, store: Store) -> None:
+        """The header names the session's last run, as returned and as stored; other sessions do not count."""
+        for number in range(3):
+            await finished(store, header(f"r{number}", session="s"))
+        await finished(store, header("other", session="t"))
+        stored, _lease = await store.create(header("r3", session="s"))
+        assert stored.after == "r2"
+        assert (await store.read("r3")).header == stored
+
+    async def test_a_session_has_one_run_at_a_time(self, store: Store) -> None:
+        """A second run is refused while the first is not over, driven or not, and the error names it."""
+        driver = await Driver.of(store, header("first", session="s"))
+        with pytest.raises(ConflictError, match="first"):
+            await store.create(header("second", session="s"))
+        await driver.release()
+        with pytest.raises(ConflictError, match="first"):
+            await store.create(header("second", session="s"))
+        with pytest.raises(RunNotFoundError):
+            await store.read("second")
+
+    async def test_a_session_goes_on_after_an_error(self, store: Store) -> None:
+        """A run that failed is over: the next one goes on from it."""
+        driver = await Driver.of(store, header("first", session="s"))
+        await driver.append(Failed(reason=StopReason.CANCELLED, message="")).wait()
+        await driver.release()
+        stored, _lease = await store.create(header("second", session="s"))
+        assert stored.after == "first"
+
+    async def test_of_many_that_start_in_a_session_one_wins(self, store: Store) -> None:
+        """However many race, the session has one run that is not over."""
+        started = []
+
+        async def race(number: int) -> None:
+            try:
+                started.append(await store.create(header(f"r{number}", session="s")))
+            except ConflictError:
+                return
+
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(race, number)
+        assert len(started) == 1
+        assert len(await store.runs(session="s")) == 1
+
+    # Deletion.
+
+    async def test_a_deleted_run_is_gone(self, store: Store) -> None:
+        """Header, events and inbox are removed, and other runs are not."""
+        driver = await Driver.of(store, header("r1"))
+        await store.post("r1", "k", words("x"))
+        await driver.append(Observed()).wait()
+        await driver.release()
+        kept = await finished(store, header("r2"))
+        await store.delete("r1")
+        for operation in (store.read("r1"), store.inbox("r1"), store.lease("r1"), store.delete("r1")):
+            with pytest.raises(RunNotFoundError):
+                await operation
+        assert [summary.id for summary in await store.runs()] == ["r2"]
+        assert len((await store.read("r2")).events) == kept.version
+
+    async def test_a_driven_run_is_not_deleted(self, store: Store) -> None:
+        """Who drives is not pulled the ground from under the feet."""
+        driver = await Driver.of(store)
+        with pytest.raises(LeaseHeldError):
+            await store.delete("r1")
+        assert await driver.append(Observed()).wait()
+
+    async def test_the_id_of_a_deleted_run_is_free(self, store: Store) -> None:
+        """A new run of the id has nothing of the old one: no events, no posts, no keys, no prompt."""
+        driver = await Driver.of(store)
+        await store.post("r1", "k", words("old"))
+        await driver.append(Observed()).wait()
+        await driver.release()
+        await store.delete("r1")
+        _head, lease = await store.create(header(prompt="Something else"))
+        assert (lease.version, lease.newest, await store.inbox("r1")) == (0, 0, ())
+        assert (await store.post("r1", "k", words("new"))).item == words("new")
+
+    async def test_an_owner_of_a_deleted_run_cannot_write_to_its_successor(self, store: Store) -> None:
+        """A lease is of one run, not of an id."""
+        late = await Driver.of(store)
+        await late.release()
+        await store.delete("r1")
+        _now = await Driver.of(store)
+        await refused(late.append(Observed()), LeaseLostError)
+        assert (await store.read("r1")).events == ()
+
+    # The end.
+
+    async def test_a_release_comes_after_the_appends_before_it(self, store: Store) -> None:
+        """Who ends need not wait: what was appended is written, and then the lease is given back."""
+        driver = await Driver.of(store)
+        commit = driver.append(Observed(), DONE, final=True)
+        store.release(driver.lease)
+        assert await commit.wait()
+        assert (await store.lease("r1")).version == 2
+
+    async def test_a_store_can_be_closed_twice(self, store: Store) -> None:
+        """Closing what is closed is harmless; so is giving a lease back to a closed store."""
+        driver = await Driver.of(store)
+        driver.append(Observed())
+        await store.aclose()
+        await store.aclose()
+        await driver.release()

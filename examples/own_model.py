@@ -1,0 +1,33 @@
+"""A model of your own: a name, and how it replies. This one repeats what it is told, a word at a time."""
+
+from __future__ import annotations
+
+import anyio
+
+from agentfsm import Agent, Usage
+from agentfsm.ports import Emit, Model, Reply, Request, TextChunk
+
+
+class Echo(Model):
+    """Repeats the newest message."""
+
+    name = "echo"
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Reply, and stream the words if somebody watches."""
+        text = getattr(request.messages[-1], "text", "")
+        if emit is not None:
+            for word in text.split():
+                emit(TextChunk(text=f"{word} "))
+        return Reply(text=text, usage=Usage(input_tokens=len(text), output_tokens=len(text)))
+
+
+async def main() -> None:
+    """Watch a run."""
+    async with Agent(Echo()).stream("Well said is half done.") as stream:
+        async for event in stream:
+            print(type(event).__name__, getattr(event, "text", ""))
+
+
+if __name__ == "__main__":
+    anyio.run(main)

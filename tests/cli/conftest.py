@@ -1,0 +1,32 @@
+"""The command line in a folder of its own, as a process and in this one."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commandline import APP, OURS, Here, Shell
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A folder that holds the agents of `app.py.txt` as its module `app`."""
+    (tmp_path / "app.py").write_text(APP.read_text(encoding="utf-8"), encoding="utf-8")
+    shell = Shell(tmp_path)
+    yield shell
+    for process in shell.started:
+        process.close()
+
+
+@pytest.fixture
+def here(shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
+    """The command in this process, in the shell's folder."""
+    for name in list(os.environ):
+        if name.startswith(OURS):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(shell.folder)
+    monkeypatch.syspath_prepend(shell.folder)  # and back again
+    monkeypatch.delitem(sys.modules, "app", raising=False)
+    yield Here(capsys, shell.folder)
+    sys.modules.pop("app", None)

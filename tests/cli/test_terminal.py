@@ -1,0 +1,218 @@
+"""At a terminal: the live tree, and questions that are answered there. A pseudo terminal stands for one."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from commandline import HANG_S
+
+CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\r\x07]")
+
+
+class Terminal:
+    """The command on a pseudo terminal, and what its screen was sent."""
+
+    def __init__(self, shell, *words, **env):
+        ours, theirs = pty.openpty()
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "agentfsm", *words],
+            cwd=shell.folder,
+            env=shell.env | {"COLUMNS": "120", "LINES": "50"} | env,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.fd = ours
+        self.raw = ""
+        self._news = threading.Condition()
+        self._open = True
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        while True:
+            try:
+                data = os.read(self.fd, 65536)
+            except OSError:  # the other end is closed
+                data = b""
+            with self._news:
+                self.raw += data.decode("utf-8", "replace")
+                self._open = bool(data)
+                self._news.notify_all()
+            if not data:
+                return
+
+    @property
+    def text(self):
+        return CONTROLS.sub("", self.raw)
+
+    def wait_for(self, text, times=1):
+        with self._news:
+            found = self._news.wait_for(lambda: self.text.count(text) >= times or not self._open, HANG_S)
+        assert found, f"{text!r} never came"
+        assert self.text.count(text) >= times, f"{text!r} never came:\n{self.text}"
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def end(self):
+        code = self.popen.wait(HANG_S)
+        self._reader.join(HANG_S)
+        os.close(self.fd)
+        return code
+
+
+@pytest.fixture
+def terminal(shell):
+    """A function that runs a command at a terminal."""
+    started = []
+
+    def run(*words, **env):
+        started.append(Terminal(shell, *words, **env))
+        return started[-1]
+
+    yield run
+    for each in started:
+        if each.popen.poll() is None:
+            each.popen.kill()
+            each.end()
+
+
+def effects(shell):
+    return (shell.folder / "paid.txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_yes_at_the_terminal_lets_the_call_run(shell, terminal, term):
+    """The question shows exactly what would be done, hidden characters spelt out; live or in plain lines."""
+    screen = terminal("run", "app:payer", "Pay.", TERM=term)
+    screen.wait_for("May it run? [y/n]")
+    assert "pay (t1.0) asks for your approval" in screen.text
+    assert '"account": "17\\u202e",' in screen.text
+    assert '"cents": 5' in screen.text
+    assert not (shell.folder / "paid.txt").exists()
+    screen.type("perhaps\n")
+    screen.wait_for("May it run? [y/n]", times=2)
+    screen.type("y\n")
+    assert screen.end() == 0
+    assert "paid 5 to 17" in screen.text
+    assert len(effects(shell)) == 1
+    assert ("\x1b[" in screen.raw) == (term == "xterm")
+
+
+def test_a_no_at_the_terminal_is_told_to_the_model(shell, terminal):
+    """With the reason, if one is given."""
+    screen = terminal("run", "app:payer", "Pay.")
+    screen.wait_for("May it run? [y/n]")
+    screen.type("n\n")
+    screen.wait_for("Why not?")
+    screen.type("too much\n")
+    assert screen.end() == 0
+    assert "not run: a person rejected it (too much)" in screen.text
+    assert not (shell.folder / "paid.txt").exists()
+
+
+def test_ctrl_d_leaves_it_for_later(shell, terminal):
+    """The run waits, and the commands are printed."""
+    screen = terminal("run", "app:payer", "Pay.")
+    screen.wait_for("May it run? [y/n]")
+    screen.type("\x04")
+    assert screen.end() == 3
+    assert "agentfsm approve" in screen.text
+
+
+def test_ctrl_c_at_the_question_pauses(shell, terminal):
+    """Nothing is decided."""
+    screen = terminal("run", "app:payer", "Pay.")
+    screen.wait_for("May it run? [y/n]")
+    os.killpg(screen.popen.pid, signal.SIGINT)
+    assert screen.end() == 130
+    assert "To go on: agentfsm resume" in screen.text
+    assert "Traceback" not in screen.text
+
+
+def test_ctrl_c_while_it_runs_pauses(shell, terminal):
+    """The live tree is taken off the screen first."""
+    screen = terminal("run", "app:waiter", "Wait.")
+    screen.wait_for("running waiting")
+    os.killpg(screen.popen.pid, signal.SIGINT)
+    assert screen.end() == 130
+    assert "To go on: agentfsm resume" in screen.text
+    assert screen.raw.rindex("\x1b[?25h") > screen.raw.rindex("\x1b[?25l")  # the cursor is back
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer", "count"),
+    [
+        (("done", "it flew"), "it flew", 1),
+        (("f", "it fell"), "it fell", 1),
+        (("rerun",), "launched again", 2),
+        (("later",), "agentfsm settle", 1),
+    ],
+)
+def test_what_became_of_it_is_asked(shell, terminal, typed, answer, count):
+    """After a kill in mid-call the person is told what is not known, and asked."""
+    process = shell.start("run", "app:launcher", "Launch.")
+    process.wait_for("t1.0 launch()")
+    shell.until((shell.folder / "launched.txt").exists)
+    process.kill()
+    process.end()
+    screen = terminal("resume", process.run_id)
+    screen.wait_for("What became of it? [done/failed/rerun/later]")
+    assert "Whether it took effect is" in screen.text
+    screen.type(f"{typed[0]}\n")
+    for question, text in zip(("it return?", "it fail?"), typed[1:], strict=False):
+        screen.wait_for(question if typed[0] == "done" else "How did it fail?")
+        screen.type(f"{text}\n")
+    assert screen.end() == (3 if typed == ("later",) else 0)
+    assert answer in screen.text
+    assert len((shell.folder / "launched.txt").read_text(encoding="utf-8").splitlines()) == count
+
+
+def test_hostile_text_at_a_terminal(terminal):
+    """In the live tree too: nothing to act on but what rich itself writes, and no markup read in it."""
+    screen = terminal("run", "app:hostile", "Shout.")
+    assert screen.end() == 0
+    assert "red]0;title abc zero tag [/x] [bold]" in screen.text
+    assert not set(screen.text) & set("\x1b\x07\u202e\u202c\u200b\U000e0041")
+    assert "\x1b]" not in screen.raw
+
+
+def test_the_live_tree_prints_closed_turns_once(terminal):
+    """They scroll away; only the open turn is redrawn."""
+    screen = terminal("run", "app:shopper", "Shop.")
+    assert screen.end() == 0
+    kept = screen.raw.rpartition("\x1b[?25h")[0]
+    assert kept.count("done in") >= 1
+    assert "done: 2 turns" in screen.text
+    assert screen.text.rstrip().endswith("7")
+
+
+def test_a_terminal_to_watch_but_none_to_answer(shell, terminal):
+    """With stdin from elsewhere nobody is asked."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentfsm", "run", "app:payer", "Pay."],
+        cwd=shell.folder,
+        env=shell.env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=slave,
+    )
+    os.close(slave)
+    seen = b""
+    try:
+        while data := os.read(master, 65536):
+            seen += data
+    except OSError:  # the other end is closed
+        pass
+    os.close(master)
+    assert process.wait(HANG_S) == 3
+    assert b"agentfsm approve" in seen

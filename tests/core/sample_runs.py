@@ -1,0 +1,139 @@
+"""Small builders for the core's tests: calls, results, events, and a run in every state and phase."""
+
+from agentfsm.core import events as e
+from agentfsm.core.inbox import Input
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import State
+from agentfsm.core.messages import (
+    AssistantMessage,
+    Outcome,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
+from agentfsm.core.run import Header, Run, begin
+
+PROMPT = (TextPart(text="What is the weather in Beijing?"),)
+TASK = UserMessage(parts=PROMPT)
+USAGE = Usage(input_tokens=10, output_tokens=2)
+
+
+def header(**changes):
+    return Header(**{"id": "r1", "prompt": PROMPT, "created_at": 100.0} | changes)
+
+
+def call(number=0, turn=1, name="search", arguments="{}"):
+    call_id = f"t{turn}.{number}"
+    return ToolCall(id=call_id, name=name, arguments=arguments, key=f"r1:{call_id}")
+
+
+def result(call_id="t1.0", outcome=Outcome.DONE, content="ok", name="search", **fields):
+    return ToolResult(call_id=call_id, name=name, outcome=outcome, content=content, **fields)
+
+
+def chosen(count=1, turn=1, text="", **fields):
+    """Return the event of a turn with so many calls."""
+    calls = tuple(call(number, turn, **fields) for number in range(count))
+    return e.ToolsChosen(message=AssistantMessage(text=text, calls=calls), usage=USAGE)
+
+
+def finished(call_id="t1.0", outcome=Outcome.DONE, content="ok", **fields):
+    return e.ToolFinished(result=result(call_id, outcome, content, **fields))
+
+
+def round_trip(turn, outcome=Outcome.DONE, content="ok", **fields):
+    """Return the events of one turn with one call, from THINK to OBSERVE."""
+    return [
+        chosen(turn=turn, **fields),
+        finished(f"t{turn}.0", outcome, content),
+        e.ToolsReturned(),
+        e.Continued(),
+    ]
+
+
+def answer(text="Sunny."):
+    return AssistantMessage(text=text)
+
+
+def failed(reason=StopReason.CANCELLED, message="by ann"):
+    return e.Failed(reason=reason, message=message)
+
+
+def observing():
+    return begin(header())
+
+
+def thinking(**changes):
+    return begin(header(**changes)).apply(e.Observed())
+
+
+def acting(*events, count=1):
+    """Return a run with so many open calls, after these events."""
+    return thinking().apply(chosen(count)).fold(events)
+
+
+ASKED = e.ApprovalAsked(call_id="t1.0", expires_at=500.0)
+APPROVED = e.ApprovalGiven(call_id="t1.0", by="ann")
+STARTED = e.ToolStarted(call_id="t1.0")
+LOST = e.ToolLost(call_id="t1.0")
+
+SAMPLES = {
+    e.Observed: e.Observed(inputs=(Input(parts=PROMPT),)),
+    e.ToolsChosen: chosen(),
+    e.AnswerGiven: e.AnswerGiven(message=answer(), usage=USAGE),
+    e.AnswerDrafted: e.AnswerDrafted(message=answer(), usage=USAGE),
+    e.ModelFaltered: e.ModelFaltered(error="overloaded"),
+    e.Compacted: e.Compacted(start=0, tokens_before=9, tokens_after=8, why="full"),
+    e.ToolStarted: STARTED,
+    e.ToolFinished: finished(),
+    e.ToolLost: LOST,
+    e.ApprovalAsked: ASKED,
+    e.ApprovalGiven: APPROVED,
+    e.ToolsReturned: e.ToolsReturned(),
+    e.Continued: e.Continued(note="go on"),
+    e.Accepted: e.Accepted(),
+    e.Failed: failed(),
+}
+# One event of every type; each names the call that the runs below have open.
+
+BEFORE = {
+    e.ToolFinished: (STARTED,),
+    e.ToolLost: (STARTED,),
+    e.ApprovalGiven: (ASKED,),
+    e.ToolsReturned: (finished(),),
+}
+# What has to have happened in ACT before an event makes sense there.
+
+
+def run_in(state, before=()) -> Run:
+    """Return a run in the state; in ACT after these events."""
+    match state:
+        case State.OBSERVE:
+            return observing()
+        case State.THINK:
+            return thinking()
+        case State.ACT:
+            return acting(*before)
+        case State.REFLECT:
+            return thinking().apply(SAMPLES[e.AnswerDrafted])
+        case State.DONE:
+            return thinking().apply(SAMPLES[e.AnswerGiven])
+    return thinking().apply(failed())
+
+
+def sound_history(messages):
+    """Fail unless each call has exactly one result, in call order, right behind its message, and no result is alone."""
+    waiting = []
+    for message in messages:
+        if waiting:
+            assert isinstance(message, ToolResult)
+            assert (message.call_id, message.name) == (waiting[0].id, waiting[0].name)
+            waiting = waiting[1:]
+        elif isinstance(message, AssistantMessage):
+            waiting = list(message.calls)
+        else:
+            assert isinstance(message, SystemMessage | UserMessage)
+    assert not waiting

@@ -1,0 +1,330 @@
+"""The codec: what is written is read again, exactly and for ever, and nothing else is read."""
+
+import contextlib
+import json
+import math
+import types
+import typing
+from enum import StrEnum
+
+import attrs
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from sample_runs import PROMPT, SAMPLES, header
+
+from agentfsm.core import codec
+from agentfsm.core import events as e
+from agentfsm.core.codec import (
+    VERSION,
+    decode_event,
+    decode_header,
+    decode_item,
+    encode_event,
+    encode_header,
+    encode_item,
+)
+from agentfsm.core.errors import AgentError, CorruptError, MisuseError, TooNewError
+from agentfsm.core.inbox import Approve, Cancel, InboxItem, Input, Reject, Rerun, Settle
+from agentfsm.core.messages import ImagePart, Outcome, TextPart
+from agentfsm.core.run import Header
+
+ITEMS = typing.get_args(InboxItem)
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+plain = st.none() | st.booleans() | st.integers(-(10**30), 10**30) | numbers | st.text()
+metadata = st.dictionaries(
+    st.text(), st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
+)
+urls = st.text().map("https://{}".format) | st.binary().map(lambda data: f"data:image/png;base64,{data.hex()}")
+SIMPLE = {str: st.text(), int: st.integers(), float: numbers, bool: st.booleans(), types.NoneType: st.none()}
+
+
+def values(kind):
+    """Return a strategy for values of the type with every field drawn, so that no field is forgotten here."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind in SIMPLE:
+        return SIMPLE[kind]
+    if origin is tuple:
+        return st.lists(values(inner[0]), max_size=3).map(tuple)
+    if origin in {types.UnionType, typing.Union}:
+        return st.one_of([values(each) for each in inner])
+    if origin is not None:
+        return metadata
+    if issubclass(kind, StrEnum):
+        return st.sampled_from(kind)
+    attrs.resolve_types(kind)
+    fields = {field.name: values(field.type) for field in attrs.fields(kind)}
+    return st.builds(kind, **fields | ({"url": urls} if kind is ImagePart else {}))
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("kind", e.EVENTS)
+@given(data=st.data())
+def test_every_event_comes_back(kind, data):
+    """Any event, with any text and any number in it, is read as it was written, and is one line of UTF-8."""
+    event = data.draw(values(kind))
+    text = encode_event(event)
+    assert decode_event(text) == event
+    assert encode_event(decode_event(text)) == text
+    assert "\n" not in text
+    assert text.encode().decode() == text
+
+
+@given(values(Header))
+def test_every_header_comes_back(header):
+    """Any header is read as it was written, its metadata included."""
+    assert decode_header(encode_header(header)) == header
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+@given(data=st.data())
+def test_every_inbox_item_comes_back(kind, data):
+    """Any inbox item is read as it was written."""
+    item = data.draw(values(kind))
+    assert decode_item(encode_item(item)) == item
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\0", "a\u2028b\x85c", "\U0001f600", "é e\u0301", "\u202e\u200b\ufeff", '"\\/\n\r\t', "x" * 10_000]
+)
+def test_awkward_text_comes_back(text):
+    """NUL, line separators, direction marks and the like are kept as they are."""
+    event = e.ModelFaltered(error=text)
+    assert decode_event(encode_event(event)) == event
+
+
+@example("a\ud800b\udfff")
+@given(st.text(st.characters(exclude_categories=())))
+def test_half_characters_become_question_marks(text):
+    """A lone surrogate, which no store could write, becomes "?", and all around it stays."""
+    written = encode_event(e.ModelFaltered(error=text))
+    assert written.encode().decode() == written
+    assert decode_event(written).error == text.encode("utf-8", "replace").decode()
+
+
+def test_defaults_are_left_out():
+    """What has its default is not written, so that the usual event is short; it is read as what it was."""
+    assert encode_event(e.Accepted()) == '{"is":"Accepted"}'
+    assert decode_event('{"is":"Accepted"}') == e.Accepted(at=0.0, took_s=0.0)
+    assert encode_item(Approve(call_id="t1.0")) == '{"call_id":"t1.0","is":"Approve"}'
+
+
+# Refusals
+
+EVENT = {"is": "ToolStarted", "call_id": "t1.0"}
+RESULT = {"call_id": "t1.0", "name": "f", "outcome": "done", "content": ""}
+HEADER = {"v": VERSION, "id": "r1", "prompt": [], "created_at": 1.0}
+
+NO_RECORD = [
+    "",
+    "{",
+    "nope",
+    '{"is": "Accepted"} x',
+    "[]",
+    "5",
+    "null",
+    '"Accepted"',
+    "\ufeff{}",
+    "\0",
+    "{'is': 'Accepted'}",
+]
+DEEP = ["[" * 200_000, '{"a":' * 200_000, "[" * 200_000 + "]" * 200_000, '{"is":"Accepted","at":' + "[" * 200_000]
+HUGE_NUMBER = '{"is":"Accepted","at":' + "9" * 5_000 + "}"
+
+
+@pytest.mark.parametrize("decode", [decode_event, decode_header, decode_item])
+@pytest.mark.parametrize(
+    "text", [*NO_RECORD, *DEEP, HUGE_NUMBER], ids=lambda text: getattr(text, "__name__", text[:24])
+)
+def test_what_is_no_record_is_refused(decode, text):
+    """What is not JSON, no object, nested 200,000 deep or a number of 5,000 digits is corrupt, and quoted in short."""
+    with pytest.raises(CorruptError) as caught:
+        decode(text)
+    assert repr(text[:120]) in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"call_id": "t1.0"},
+        EVENT | {"is": "ToolExploded"},
+        EVENT | {"is": "Event"},
+        EVENT | {"is": "object"},
+        EVENT | {"is": None},
+        EVENT | {"is": ["ToolStarted"]},
+        EVENT | {"is": "Approve"},
+        EVENT | {"at": None},
+        EVENT | {"at": "soon"},
+        EVENT | {"at": [1]},
+        {"is": "Failed", "reason": "boredom", "message": ""},
+        {"is": "Failed", "reason": None, "message": ""},
+        {"is": "Observed", "inputs": [{"parts": [{"is": "Header", "id": "x"}]}]},
+        {"is": "Observed", "inputs": [{"parts": [{"is": "TextPart", "text": "x", "more": 1}]}]},
+        {"is": "Observed", "inputs": [{"parts": [{"is": "ImagePart", "url": "file:///etc/passwd"}]}]},
+        {"is": "Observed", "inputs": 5},
+        {"is": "ToolFinished", "result": RESULT | {"outcome": "great"}},
+        {"is": "ToolFinished", "result": RESULT | {"more": 1}},
+        {"is": "ToolFinished", "result": "ok"},
+        {"is": "ToolFinished", "result": None},
+        {"is": "AnswerGiven", "message": {"text": "hi", "is": "AssistantMessage", "calls": [{}]}},
+    ],
+    ids=str,
+)
+def test_what_is_no_event_is_refused(record):
+    """The set of types is closed: unknown types, keys and values are corrupt, also deep inside."""
+    with pytest.raises(CorruptError, match="does not fit the format"):
+        decode_event(json.dumps(record))
+
+
+WRONG_LISTS = [
+    {"is": "Continued", "disabled": "abc"},
+    {"is": "Continued", "disabled": {"a": 1}},
+    {"is": "Continued", "disabled": None},
+    {"is": "Observed", "inputs": {}},
+]
+WRONG_VALUES = [
+    EVENT | {"call_id": 5},
+    EVENT | {"call_id": None},
+    EVENT | {"call_id": ["t1.0"]},
+    EVENT | {"repeatable": "false"},
+    EVENT | {"repeatable": 1},
+    EVENT | {"at": "5"},
+    EVENT | {"at": True},
+    EVENT | {"at": math.nan},
+    EVENT | {"at": math.inf},
+    {"is": "ToolFinished", "result": RESULT | {"shown_chars": "7"}},
+    {"is": "ToolFinished", "result": RESULT | {"shown_chars": 1.5}},
+    {"is": "ToolFinished", "result": RESULT | {"shown_chars": True}},
+]
+
+
+@pytest.mark.parametrize("record", WRONG_LISTS, ids=str)
+def test_wrong_lists_are_refused(record):
+    """Text or an object where a list belongs is corrupt, and not taken apart into items."""
+    with pytest.raises(CorruptError):
+        decode_event(json.dumps(record))
+
+
+@pytest.mark.parametrize("record", WRONG_VALUES, ids=str)
+def test_wrong_types_are_refused(record):
+    """A value of another type than its field's is corrupt, and never turned into something that fits."""
+    with pytest.raises(CorruptError):
+        decode_event(json.dumps(record))
+
+
+def test_a_whole_number_is_a_number():
+    """Other writers of JSON leave the ".0" out: it is the same time."""
+    event = decode_event('{"is":"Accepted","at":5}')
+    assert (event, type(event.at)) == (e.Accepted(at=5.0), float)
+
+
+def least(value):
+    """Return the value with only what it must have."""
+    needed = [field.name for field in attrs.fields(type(value)) if field.default is attrs.NOTHING]
+    return type(value)(**{name: getattr(value, name) for name in needed})
+
+
+MANNERS = [
+    *[(encode_event, decode_event, event) for event in SAMPLES.values()],
+    *[(encode_item, decode_item, decision(call_id="t1.0")) for decision in (Approve, Reject, Rerun)],
+    (encode_item, decode_item, Settle(call_id="t1.0", outcome=Outcome.DONE, content="ok")),
+    (encode_item, decode_item, Input(parts=PROMPT)),
+    (encode_item, decode_item, Cancel()),
+    (encode_header, decode_header, header()),
+]
+# How to write and read each type, with a sample of it.
+
+
+@pytest.mark.parametrize(("encode", "decode", "sample"), MANNERS, ids=[type(sample).__name__ for *_, sample in MANNERS])
+def test_a_missing_or_extra_key_is_refused(encode, decode, sample):
+    """Each key of the smallest record of each type is needed, and no further one is taken."""
+    record = json.loads(encode(least(sample)))
+    assert decode(json.dumps(record)) == least(sample)
+    for key in record:
+        with pytest.raises(CorruptError):
+            decode(json.dumps({name: value for name, value in record.items() if name != key}))
+    with pytest.raises(CorruptError):
+        decode(json.dumps(record | {"more": 1}))
+
+
+def test_the_samples_cover_the_items():
+    """The samples above leave no type out."""
+    assert {type(sample) for *_, sample in MANNERS} == {*e.EVENTS, *ITEMS, Header}
+
+
+@pytest.mark.parametrize("decode", [decode_event, decode_header, decode_item])
+@given(text=st.text() | metadata.map(json.dumps))
+def test_nothing_else_escapes(decode, text):
+    """Whatever the text, reading it gives a value or an error of ours."""
+    with contextlib.suppress(AgentError):
+        decode(text)
+
+
+def test_a_newer_header_is_refused():
+    """A run of a newer format is not half understood: the error names both versions and says what to do."""
+    with pytest.raises(TooNewError, match=rf"format {VERSION + 1}, .* up to {VERSION}: upgrade"):
+        decode_header(json.dumps(HEADER | {"v": VERSION + 1, "what_is": "this"}))
+
+
+@pytest.mark.parametrize("version", [None, "1", 1.0, [1]])
+def test_a_header_without_a_version_is_refused(version):
+    """The version is a whole number, and without it there is no knowing what the rest means."""
+    with pytest.raises(CorruptError, match="no format version"):
+        decode_header(json.dumps(HEADER | {"v": version}))
+
+
+@pytest.mark.parametrize("version", [0, -1, True])
+def test_a_version_that_never_was_is_refused(version):
+    """Versions count from 1."""
+    with pytest.raises(CorruptError):
+        decode_header(json.dumps(HEADER | {"v": version}))
+
+
+@pytest.mark.parametrize(
+    "value", [{1}, b"x", object(), math.nan, math.inf, 10**5_000, TextPart], ids=lambda value: type(value).__name__
+)
+def test_metadata_is_plain_json(value):
+    """Metadata that JSON does not have is a misuse, told when the run begins."""
+    with pytest.raises(MisuseError, match="metadata must be plain JSON"):
+        encode_header(header(metadata={"value": value}))
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def endless():
+    value = {}
+    value["again"] = value
+    return value
+
+
+@pytest.mark.parametrize("value", [nested(5_000), endless()], ids=["deep", "endless"])
+def test_metadata_ends_somewhere(value):
+    """Metadata that is nested without end, or nearly so, is a misuse as well."""
+    with pytest.raises(MisuseError):
+        encode_header(header(metadata={"value": value}))
+
+
+def test_a_number_that_json_lacks_is_refused():
+    """An event whose time is no number is not written."""
+    with pytest.raises(MisuseError, match="cannot be written as JSON"):
+        encode_event(e.Accepted(at=math.nan))
+
+
+def test_a_record_has_a_size(monkeypatch):
+    """A record over the limit is a misuse when written and corrupt when read; one just within it is fine."""
+    text = encode_event(e.ModelFaltered(error="x" * 100))
+    monkeypatch.setattr(codec, "LIMIT_CHARS", len(text))
+    assert decode_event(text) == decode_event(encode_event(e.ModelFaltered(error="x" * 100)))
+    with pytest.raises(MisuseError, match=f"{len(text) + 1} characters, more than the {len(text)}"):
+        encode_event(e.ModelFaltered(error="x" * 101))
+    with pytest.raises(CorruptError, match=f"{len(text) + 1} characters"):
+        decode_event(text + " ")

@@ -1,0 +1,189 @@
+"""What a run says has to happen next, in each state and for each mixture of open calls."""
+
+import pytest
+from sample_runs import APPROVED, ASKED, LOST, STARTED, TASK, acting, call, failed, finished, run_in, thinking
+
+from agentfsm.core import events as e
+from agentfsm.core.effects import AskModel, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.machine import State
+from agentfsm.core.messages import AssistantMessage, Outcome
+from agentfsm.core.run import Phase
+
+
+def asked(number, expires_at=500.0):
+    return e.ApprovalAsked(call_id=f"t1.{number}", expires_at=expires_at)
+
+
+def lost(number):
+    return e.ToolLost(call_id=f"t1.{number}")
+
+
+def started(number):
+    return e.ToolStarted(call_id=f"t1.{number}")
+
+
+def ids(calls):
+    return [call.id for call in calls]
+
+
+def test_observe_reads_the_inbox():
+    """A fresh run looks at what has arrived."""
+    assert run_in(State.OBSERVE).effect == ReadInbox()
+
+
+def test_think_asks_for_the_next_turn():
+    """THINK asks for the reply after those there are, and shows the history."""
+    assert thinking().effect == AskModel(turn=1, messages=(TASK,))
+    faltered = thinking().apply(e.ModelFaltered(error="overloaded"))
+    assert faltered.effect == AskModel(turn=2, messages=(TASK,))
+
+
+def test_reflect_judges_the_draft_or_the_turn():
+    """After a draft its text is to be judged, after tools there is none."""
+    assert run_in(State.REFLECT).effect == Reflect(draft="Sunny.")
+    assert acting(finished(), e.ToolsReturned()).effect == Reflect(draft=None)
+
+
+@pytest.mark.parametrize("state", [State.DONE, State.ERROR])
+def test_a_run_that_is_over_wants_nothing(state):
+    """A final state has no effect, does not wait, and is over; all others are not."""
+    run = run_in(state)
+    assert run.effect is None
+    assert run.is_over
+    assert not run.is_waiting
+    assert not any(run_in(other).is_over for other in State if other not in {State.DONE, State.ERROR})
+
+
+@pytest.mark.parametrize(
+    ("before", "runnable"),
+    [
+        ([], ["t1.0", "t1.1", "t1.2"]),
+        ([started(0)], ["t1.0", "t1.1", "t1.2"]),
+        ([finished("t1.0")], ["t1.1", "t1.2"]),
+        ([asked(1)], ["t1.0"]),
+        ([started(1), lost(1)], ["t1.0"]),
+        ([asked(2), finished("t1.0")], ["t1.1"]),
+        ([asked(0), APPROVED], ["t1.0", "t1.1", "t1.2"]),
+        ([asked(0), APPROVED, asked(1)], ["t1.0"]),
+        ([finished("t1.0"), finished("t1.2")], ["t1.1"]),
+        ([finished(f"t1.{number}") for number in (2, 0, 1)], []),
+    ],
+)
+def test_calls_before_the_first_undecided_one_run(before, runnable):
+    """Calls run in the model's order up to the first that waits for a person; finished ones do not run again."""
+    run = acting(*before, count=3)
+    assert isinstance(run.effect, RunTools)
+    assert ids(run.effect.calls) == runnable
+    assert not run.is_waiting
+
+
+@pytest.mark.parametrize(
+    ("before", "waits"),
+    [
+        ([asked(0)], [("t1.0", PendingKind.APPROVAL)]),
+        ([started(0), lost(0)], [("t1.0", PendingKind.OUTCOME)]),
+        ([finished("t1.0"), asked(1)], [("t1.1", PendingKind.APPROVAL)]),
+        ([asked(0), asked(2)], [("t1.0", PendingKind.APPROVAL), ("t1.2", PendingKind.APPROVAL)]),
+        ([started(0), lost(0), asked(1)], [("t1.0", PendingKind.OUTCOME), ("t1.1", PendingKind.APPROVAL)]),
+    ],
+)
+def test_where_nothing_can_run_the_run_waits(before, waits):
+    """With no call left before the first undecided one the run waits, for all that is undecided, in call order."""
+    run = acting(*before, count=3)
+    assert run.is_waiting
+    assert run.effect == Wait(pending=run.pending)
+    assert [(item.call_id, item.kind) for item in run.pending] == waits
+
+
+def test_what_is_pending_says_exactly_what_it_is():
+    """A pending item names run, call, tool, exact arguments and expiry; a lost call waits for ever."""
+    chosen = e.ToolsChosen(message=AssistantMessage(calls=(call(name="pay", arguments='{"cents": 5}'),)))
+    run = thinking().apply(chosen).apply(ASKED)
+    wants = {"run_id": "r1", "call_id": "t1.0", "tool": "pay", "arguments": {"cents": 5}}
+    assert run.pending == (Pending(kind=PendingKind.APPROVAL, expires_at=500.0, **wants),)
+    gone = run.fold([APPROVED, STARTED, LOST])
+    assert gone.pending == (Pending(kind=PendingKind.OUTCOME, expires_at=None, **wants),)
+
+
+def test_items_are_pending_while_others_run():
+    """What waits for a person is listed also while a call before it can run."""
+    run = acting(asked(1), count=2)
+    assert isinstance(run.effect, RunTools)
+    assert [item.call_id for item in run.pending] == ["t1.1"]
+
+
+def test_a_call_goes_through_its_phases():
+    """Each event moves its call to its phase, counts attempts, and touches no other call."""
+    steps = [
+        (ASKED, Phase.ASKED, 0),
+        (APPROVED, Phase.APPROVED, 0),
+        (e.ToolStarted(call_id="t1.0", repeatable=True), Phase.RUNNING, 1),
+        (LOST, Phase.LOST, 1),
+        (APPROVED, Phase.APPROVED, 1),
+        (STARTED, Phase.RUNNING, 2),
+        (finished("t1.0", Outcome.FAILED, "no"), Phase.FINISHED, 2),
+    ]
+    run = acting(count=2)
+    assert (run.entry("t1.0").phase, run.entry("t1.0").attempts) == (Phase.INTENDED, 0)
+    for event, phase, attempts in steps:
+        run = run.apply(event)
+        assert (run.entry("t1.0").phase, run.entry("t1.0").attempts) == (phase, attempts)
+        assert run.entry("t1.0").expires_at == (500.0 if phase is Phase.ASKED else None)
+        assert run.entry("t1.1").phase is Phase.INTENDED
+    assert run.entry("t1.0").result == steps[-1][0].result
+
+
+@pytest.mark.parametrize(
+    "call_id",
+    ["t1.1", "t2.0", "t1.00", "t1.-1", "t1.", "t1", "", "0", "x.0", "t1.\u00b2", "t1.\u0660", "t1." + "9" * 5_000],
+)
+def test_a_call_that_is_not_open_is_named(call_id):
+    """An id that no open call has, however it is made up, is a misuse that lists those there are."""
+    run = acting()
+    for event in (e.ToolStarted(call_id=call_id), finished(call_id), e.ToolLost(call_id=call_id)):
+        with pytest.raises(MisuseError, match=r"no open call .*; open calls: t1\.0"):
+            run.apply(event)
+    with pytest.raises(MisuseError, match="open calls: none"):
+        thinking().entry(call_id)
+    assert run == acting()
+
+
+def test_the_turn_ends_only_when_every_call_has_its_result():
+    """`ToolsReturned` is refused while a call is open, and the run is untouched."""
+    run = acting(finished("t1.0"), count=2)
+    with pytest.raises(MisuseError, match="while calls are open"):
+        run.apply(e.ToolsReturned())
+    assert run == acting(finished("t1.0"), count=2)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [ASKED, STARTED],
+        [APPROVED],
+        [finished(), STARTED],
+        [finished(), finished(content="another")],
+        [finished(), ASKED],
+        [LOST],
+    ],
+    ids=[
+        "started unapproved",
+        "approved unasked",
+        "started when finished",
+        "finished twice",
+        "asked when finished",
+        "lost before it started",
+    ],
+)
+def test_phases_move_one_way(events):
+    """An event that does not fit its call's phase is a misuse, as one that does not fit the state is."""
+    run = acting(*events[:-1])
+    with pytest.raises(MisuseError):
+        run.apply(events[-1])
+
+
+def test_failing_leaves_nothing_open():
+    """After `Failed` nothing is pending and nothing wants to run."""
+    run = acting(asked(1), count=2).apply(failed())
+    assert (run.open, run.pending, run.reply, run.effect) == ((), (), None, None)

@@ -1,0 +1,162 @@
+"""Loops: what is one, what is a hint, and what looks like one and is none.
+
+A turn is written as a letter: equal letters are equal calls. Results differ from turn to turn unless the test says so.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_runs import TASK, answer, call, result
+
+from agentfsm.core import loops
+from agentfsm.core.loops import LONGEST, REPEATS, find
+from agentfsm.core.messages import AssistantMessage, SystemMessage, UserMessage
+
+
+def turn(number, name="look", arguments="{}", content=None, text=""):
+    """Return the messages of one turn: a call and its result."""
+    asked = call(turn=number, name=name, arguments=arguments)
+    content = f"result {number}" if content is None else content
+    return [AssistantMessage(text=text, calls=(asked,)), result(asked.id, content=content, name=name)]
+
+
+def history(letters, **fields):
+    """Return a task and a turn per letter; the tool is named after the letter."""
+    turns = (turn(number, f"tool_{letter}", **fields) for number, letter in enumerate(letters, 1))
+    return [TASK, *(message for each in turns for message in each)]
+
+
+@pytest.mark.parametrize("letters", ["AAA", "AAAA", "BCAAA"])
+def test_the_same_call_three_turns_running(letters):
+    """The same call three times is a loop that names the tool."""
+    loop = find(history(letters))
+    assert (loop.tools, loop.hint) == (("tool_A",), False)
+    assert loop.what == f"the same call of tool_A {REPEATS} turns running"
+
+
+def test_the_same_call_however_written():
+    """Order and spacing of the arguments do not make a call another one."""
+    spellings = ['{"a": 1, "b": 2}', '{"b":2,"a":1}', '{ "a" : 1,\n"b" : 2 }']
+    messages = [message for n, text in enumerate(spellings, 1) for message in turn(n, arguments=text)]
+    assert "same call of look" in find(messages).what
+
+
+@pytest.mark.parametrize(
+    ("letters", "period"),
+    [("ABAB", 2), ("CABAB", 2), ("ABCABC", 3), ("AABAAB", 3), ("ABCDABCD", 4), ("XXABCDABCD", 4)],
+)
+def test_a_sequence_twice_running(letters, period):
+    """A sequence of two to four turns that comes twice is a loop that names its tools."""
+    loop = find(history(letters))
+    assert f"same sequence of {period} turns" in loop.what
+    assert set(loop.tools) == {f"tool_{letter}" for letter in letters[-period:]}
+    assert not loop.hint
+
+
+def test_calls_of_one_turn_count_together():
+    """Turns of several calls are alike when all their calls are."""
+    messages = []
+    for number in range(1, 4):
+        calls = tuple(call(index, number, name) for index, name in enumerate("xy"))
+        messages += [AssistantMessage(calls=calls), *(result(c.id, content=f"{number}", name=c.name) for c in calls)]
+    assert find(messages).tools == ("x", "y")
+    assert find(messages[3:]) is None
+
+
+@pytest.mark.parametrize(
+    "letters",
+    ["", "A", "AA", "ABA", "AAB", "AAAB", "ABABC", "ABCD", "ABCDEFGH", "ABCAB", "ABCDABC", "ABCDEABCDE"],
+)
+def test_no_loop(letters):
+    """Two repeats are a retry, a broken sequence is progress, and a period beyond the longest is not looked for."""
+    assert LONGEST == 4
+    assert find(history(letters)) is None
+    assert find(history(letters)[1:]) is None
+
+
+def test_the_same_reply_three_times():
+    """The same words three turns running are a loop; twice they are not."""
+    messages = [TASK, *[answer("Let me check.")] * 3]
+    loop = find(messages)
+    assert (loop.what, loop.tools, loop.hint) == ("the same reply 3 turns running", (), False)
+    assert find(messages[:-1]) is None
+
+
+def test_the_same_reply_but_for_its_margins():
+    """White space around the words does not make another reply of them."""
+    assert find([answer("Let me check."), answer(" Let me check."), answer("Let me check.\n")]) is not None
+
+
+def test_saying_nothing_is_no_reply():
+    """Blank text repeated is not a repeated reply: turns with calls say nothing all the time."""
+    assert find([answer(" "), answer(""), answer("\n")]) is None
+    assert find(history("ABC", text=" ")) is None
+
+
+def test_notes_between_turns_do_not_matter():
+    """A system note, such as the nudge of the finding before, does not hide a loop."""
+    messages = []
+    for number in range(1, 4):
+        messages += [*turn(number), SystemMessage(text="You are repeating yourself.")]
+    assert find(messages).tools == ("look",)
+
+
+def test_equal_results_of_different_calls_are_a_hint():
+    """Three equal results are worth a word when the calls differ, and no more than that."""
+    loop = find(history("ABC", content="nothing found"))
+    assert loop.hint
+    assert set(loop.tools) == {"tool_A", "tool_B", "tool_C"}
+    by_arguments = [m for n in range(1, 4) for m in turn(n, arguments=f'{{"page": {n}}}', content="[]")]
+    assert find(by_arguments).hint
+    assert find(history("AB", content="nothing found")) is None
+
+
+@pytest.mark.parametrize("letters", ["AAA", "ABAB", "BBAAA"])
+def test_polling_tools_are_exempt(letters):
+    """A tool whose job is to be asked again makes no loop."""
+    assert find(history(letters), exempt={"tool_A"}) is None
+
+
+def test_polling_does_not_excuse_the_others():
+    """In a turn that also polls, the other calls count; and a turn that only polls ends the look back."""
+    messages = []
+    for number in range(1, 4):
+        calls = (call(0, number, "poll"), call(1, number, "write"))
+        messages += [AssistantMessage(calls=calls), *(result(c.id, content=f"{number}", name=c.name) for c in calls)]
+    assert find(messages, exempt={"poll"}).tools == ("write",)
+    assert find(history("AABA"), exempt={"tool_B"}) is None
+
+
+def test_polling_for_something_new_does_not_excuse_the_others():
+    """The same call three turns running is a loop also beside polls that differ."""
+    messages = []
+    for number in range(1, 4):
+        calls = (call(0, number, "poll", arguments=f'{{"since": {number}}}'), call(1, number, "write"))
+        messages += [
+            AssistantMessage(calls=calls),
+            *(result(c.id, content=f"{c.name} {number}", name=c.name) for c in calls),
+        ]
+    assert find(messages, exempt={"poll"}).tools == ("write",)
+
+
+@given(st.text("ABC", max_size=9), st.sampled_from(["", "same", None]), st.sets(st.sampled_from(["tool_A", "tool_B"])))
+def test_the_quick_look_hides_nothing(letters, content, exempt):
+    """The look that usually settles it agrees with the whole search, and with it on what the loop is."""
+    messages = history(letters, content=content)
+    turns = loops._newest(messages, 2 * LONGEST, exempt)
+    rules = (loops._same_calls, loops._sequence, loops._same_reply, loops._same_results)
+    assert find(messages, exempt) == next((loop for rule in rules if (loop := rule(turns))), None)
+
+
+@pytest.mark.parametrize("letters", ["AAA", "ABAB"])
+def test_a_word_of_the_user_ends_the_look_back(letters):
+    """What was called before the user spoke again, as in an earlier run of the session, makes no loop."""
+    messages = history(letters)
+    again = UserMessage(parts=TASK.parts)
+    assert find([*messages[:-2], again, *messages[-2:]]) is None
+
+
+def test_the_same_words_before_different_calls_are_no_loop():
+    """A model that says "Next file:" before each of three different calls makes progress."""
+    loop = find(history("ABC", text="Next file:"))
+    assert loop is None or loop.hint

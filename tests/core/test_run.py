@@ -1,0 +1,398 @@
+"""The fold: what each event makes of a run, how runs end, and what can be read off the history."""
+
+import attrs
+import pytest
+from sample_runs import (
+    APPROVED,
+    ASKED,
+    LOST,
+    PROMPT,
+    SAMPLES,
+    STARTED,
+    TASK,
+    USAGE,
+    acting,
+    answer,
+    call,
+    chosen,
+    failed,
+    finished,
+    header,
+    observing,
+    result,
+    round_trip,
+    run_in,
+    sound_history,
+    thinking,
+)
+
+from agentfsm.core import events as e
+from agentfsm.core.errors import MisuseError, RunError
+from agentfsm.core.inbox import Input, InputKind
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import State
+from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, UserMessage
+from agentfsm.core.run import CallRecord, Fault, Phase, arguments_of, begin, shown, turns_of
+
+WEATHER = [
+    e.Observed(at=101.0, took_s=0.5),
+    chosen(name="get_weather", arguments='{"city": "Beijing"}'),
+    finished("t1.0", content="Sunny, 25", name="get_weather", duration_s=0.25),
+    e.ToolsReturned(),
+    e.Continued(),
+    e.Observed(),
+    e.AnswerGiven(at=109.0, took_s=1.5, message=answer("It is sunny in Beijing."), usage=USAGE),
+]
+# Document A's example: what the weather is in Beijing today.
+
+
+def visited(run, events):
+    """Return the states that a run goes through, a state once for each stay."""
+    states = [run.state]
+    for event in events:
+        run = run.apply(event)
+        if run.state is not states[-1]:
+            states.append(run.state)
+    return states
+
+
+def test_document_a():
+    """The weather example visits the states that document A draws, with no event loop in sight."""
+    states = " ".join(state.upper() for state in visited(observing(), WEATHER))
+    assert states == "OBSERVE THINK ACT REFLECT OBSERVE THINK DONE"
+
+
+def test_what_the_example_leaves_behind():
+    """After the example the run holds the answer, the history, the costs, and one closed call."""
+    run = observing().fold(WEATHER)
+    sound_history(run.messages)
+    assert (run.output, run.stop_reason) == ("It is sunny in Beijing.", StopReason.COMPLETED)
+    assert (run.version, run.turn, run.usage) == (7, 2, USAGE + USAGE)
+    assert (run.created_at, run.updated_at, run.duration_s) == (100.0, 109.0, 2.0)
+    record = CallRecord(
+        turn=1,
+        call_id="t1.0",
+        name="get_weather",
+        arguments={"city": "Beijing"},
+        outcome=Outcome.DONE,
+        duration_s=0.25,
+    )
+    assert run.calls == (record,)
+    assert run.errors == ()
+
+
+def test_an_event_makes_a_new_run():
+    """Applying gives another value and leaves the old one as it was: a prefix of the events is a fork."""
+    run = observing()
+    after = run.fold(WEATHER)
+    assert run == observing()
+    assert after == run.fold(WEATHER[:3]).fold(WEATHER[3:])
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        after.state = State.THINK
+
+
+def test_the_header_shows_through():
+    """What a run was begun with is read off the run."""
+    run = begin(header(id="r9", session="user-7", metadata={"order": 17}))
+    assert (run.id, run.session, run.metadata, run.created_at) == ("r9", "user-7", {"order": 17}, 100.0)
+    assert run.updated_at == 100.0
+    with pytest.raises(TypeError):
+        run.metadata["order"] = 18
+
+
+# OBSERVE
+
+
+def test_the_first_look_takes_in_the_prompt():
+    """History that the run goes on from, then the prompt, then what has arrived; later looks add what is new."""
+    earlier, given = (UserMessage(parts=PROMPT), answer()), (SystemMessage(text="house rules"),)
+    late = Input(kind=InputKind.TIMER, parts=(TextPart(text="ping"),))
+    run = begin(header(history=given), prior=earlier).apply(e.Observed(inputs=(late,)))
+    assert run.messages == (*earlier, *given, TASK, late.message)
+    again = run.fold([chosen(), finished(), e.ToolsReturned(), e.Continued()])
+    assert again.apply(e.Observed()).messages == again.messages
+    assert again.apply(e.Observed(inputs=(late, late))).messages == (*again.messages, late.message, late.message)
+
+
+def test_a_run_cancelled_before_it_began_keeps_its_conversation():
+    """The next run of the session goes on from this one's messages, so they must hold the earlier ones."""
+    run = begin(header(), prior=(TASK, answer())).apply(failed())
+    assert run.messages == (TASK, answer(), TASK)
+    assert (run.calls, run.errors) == ((), ())
+
+
+# THINK
+
+
+def test_a_reply_counts_and_costs():
+    """Every reply is a turn and its usage adds up, whether it holds calls, an answer or a draft."""
+    for kind in (e.ToolsChosen, e.AnswerGiven, e.AnswerDrafted):
+        run = thinking().apply(SAMPLES[kind])
+        assert (run.turn, run.usage) == (1, USAGE)
+
+
+def test_a_turn_with_calls_is_no_history_yet():
+    """The assistant's message stays out of the history until all its calls have their results."""
+    run = acting(count=2)
+    assert run.messages == (TASK,)
+    assert run.reply == chosen(2).message
+    assert [entry.phase for entry in run.open] == [Phase.INTENDED] * 2
+    closed = run.fold([finished("t1.1"), finished("t1.0"), e.ToolsReturned()])
+    assert closed.messages == (TASK, run.reply, result("t1.0"), result("t1.1"))
+    assert (closed.reply, closed.open) == (None, ())
+
+
+def test_error_turns_add_up_and_one_success_resets():
+    """A faltering model and a turn whose calls all failed are error turns; an answer or a good call ends the row."""
+    run = thinking().fold([e.ModelFaltered(error="503", usage=USAGE)] * 2)
+    assert (run.state, run.turn, run.consecutive_errors, run.usage) == (State.THINK, 2, 2, USAGE + USAGE)
+    run = run.fold([*round_trip(3, Outcome.TIMED_OUT), e.Observed()])
+    assert run.consecutive_errors == 3
+    assert run.apply(SAMPLES[e.AnswerDrafted]).consecutive_errors == 0
+    assert run.fold(round_trip(4)).consecutive_errors == 0
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "errors"),
+    [
+        ([Outcome.FAILED], 2),
+        ([Outcome.FAILED, Outcome.TIMED_OUT], 2),
+        ([Outcome.FAILED, Outcome.DONE], 0),
+        ([Outcome.REJECTED], 1),
+        ([Outcome.FAILED, Outcome.REJECTED], 1),
+        ([Outcome.SKIPPED], 1),
+        ([Outcome.REJECTED, Outcome.DONE], 0),
+    ],
+)
+def test_which_turn_is_an_error_turn(outcomes, errors):
+    """All calls failed: one more. One succeeded: none. What a person refused or a loop withdrew is neither."""
+    results = [finished(f"t2.{number}", outcome) for number, outcome in enumerate(outcomes)]
+    run = thinking().fold([e.ModelFaltered(error="503"), chosen(len(outcomes), turn=2), *results, e.ToolsReturned()])
+    assert run.consecutive_errors == errors
+
+
+# The window
+
+
+def exchange(count):
+    """Return so many user messages and answers, in turn."""
+    words = (UserMessage(parts=(TextPart(text=f"q{n}"),)) if n % 2 == 0 else answer(f"a{n}") for n in range(count))
+    return tuple(words)
+
+
+def note(count):
+    return SystemMessage(text=f"[{count} earlier messages removed to fit the context window.]")
+
+
+def test_the_whole_history_is_shown_until_it_is_compacted():
+    """Compacting moves the window and removes nothing; what stays shown is the task of this run, not an older one."""
+    run = begin(header(history=exchange(6))).apply(e.Observed())
+    assert run.shown == run.messages == run.effect.messages
+    assert run.messages[run.first] == TASK
+    less = run.apply(e.Compacted(start=4, tokens_before=90, tokens_after=40, why="full"))
+    assert less.messages == run.messages
+    assert less.shown == (note(4), *run.messages[4:]) == less.effect.messages
+    assert (less.state, less.turn) == (State.THINK, run.turn)
+    later = less.fold([*round_trip(1), e.Observed(), e.Compacted(start=9, tokens_before=2, tokens_after=1, why="full")])
+    assert later.shown == (TASK, note(8))
+
+
+@pytest.mark.parametrize(
+    ("messages", "start", "first", "expected"),
+    [
+        (exchange(4), 0, 0, exchange(4)),
+        (exchange(4), 1, 0, exchange(4)),
+        (exchange(4), 2, 0, (exchange(1)[0], note(1), *exchange(4)[2:])),
+        ((answer("hello"), *exchange(2)), 1, 0, (note(1), *exchange(2))),
+        ((answer("hello"), *exchange(4)), 3, 0, (exchange(1)[0], note(2), *exchange(4)[2:])),
+        ((answer("a"), answer("b"), answer("c")), 2, 0, (note(2), answer("c"))),
+        (exchange(6), 3, 2, (exchange(3)[2], note(2), *exchange(6)[3:])),
+        (exchange(6), 2, 2, (note(2), *exchange(6)[2:])),
+        (exchange(6), 1, 2, (note(1), *exchange(6)[1:])),
+    ],
+    ids=[
+        "all",
+        "only the task is before it",
+        "gap",
+        "task inside",
+        "task between",
+        "no task",
+        "own task",
+        "own task inside",
+        "earlier messages too",
+    ],
+)
+def test_what_is_shown(messages, start, first, expected):
+    """The task is always shown, a note counts what is not, and there is no note where nothing is missing."""
+    assert shown(messages, start, first) == expected
+
+
+# ACT and its ends
+
+
+@pytest.mark.parametrize(
+    ("before", "outcome", "words"),
+    [
+        ([], Outcome.SKIPPED, "before it came to that"),
+        ([ASKED], Outcome.SKIPPED, "before it came to that"),
+        ([ASKED, APPROVED], Outcome.SKIPPED, "before it came to that"),
+        ([e.ToolStarted(call_id="t1.0", repeatable=True)], Outcome.CANCELLED, "may be called again"),
+        ([STARTED], Outcome.UNKNOWN, "may have happened"),
+        ([STARTED, LOST], Outcome.UNKNOWN, "may have happened"),
+        ([e.ToolStarted(call_id="t1.0", repeatable=True), LOST], Outcome.UNKNOWN, "may have happened"),
+        ([STARTED, finished("t1.0", Outcome.FAILED, "no")], Outcome.FAILED, "no"),
+    ],
+    ids=["intended", "asked", "approved", "running, repeatable", "running", "lost", "lost, repeatable", "finished"],
+)
+def test_failing_closes_a_call_as_far_as_it_was(before, outcome, words):
+    """A call that the end of the run cuts off says the truth about itself; one that has a result keeps it."""
+    run = acting(*before, count=2).apply(failed(StopReason.TIMEOUT))
+    sound_history(run.messages)
+    first, second = run.messages[-2:]
+    assert (first.call_id, first.outcome) == ("t1.0", outcome)
+    assert words in first.content
+    assert outcome is Outcome.FAILED or "timeout" in first.content
+    assert (second.call_id, second.outcome) == ("t1.1", Outcome.SKIPPED)
+    assert [record.outcome for record in run.calls] == [outcome, Outcome.SKIPPED]
+
+
+@pytest.mark.parametrize("state", [State.OBSERVE, State.THINK, State.ACT, State.REFLECT])
+@pytest.mark.parametrize("reason", [reason for reason in StopReason if reason is not StopReason.COMPLETED])
+def test_failing_says_why(state, reason):
+    """From every state and for every reason the run ends in ERROR with that reason and a valid history."""
+    run = run_in(state).apply(failed(reason, "17 of 5 used"))
+    assert (run.state, run.stop_reason, run.stop_message) == (State.ERROR, reason, "17 of 5 used")
+    sound_history(run.messages)
+
+
+# REFLECT
+
+
+def test_continuing_may_tell_withdraw_and_count():
+    """A note enters the history, a finding counts, a withdrawn tool stays withdrawn and is listed once."""
+    run = run_in(State.REFLECT)
+    assert run.apply(e.Continued()).messages == run.messages
+    nudged = run.apply(e.Continued(note="Do something else.", loop=True, disabled=("a", "b")))
+    assert nudged.messages == (*run.messages, SystemMessage(text="Do something else."))
+    assert (nudged.loops, nudged.disabled, nudged.state) == (1, ("a", "b"), State.OBSERVE)
+    later = nudged.fold([e.Observed(), SAMPLES[e.AnswerDrafted], e.Continued(loop=True, disabled=("b", "c"))])
+    assert (later.loops, later.disabled) == (2, ("a", "b", "c"))
+
+
+def test_an_accepted_draft_is_the_output():
+    """What was drafted and accepted is the answer."""
+    run = run_in(State.REFLECT).apply(e.Accepted())
+    assert (run.state, run.output, run.stop_reason) == (State.DONE, "Sunny.", StopReason.COMPLETED)
+
+
+def test_accepting_without_a_draft_gives_no_words():
+    """Accepting right after tools ends the run with an empty answer, never with a tool's result as one."""
+    run = acting(finished(), e.ToolsReturned()).apply(e.Accepted())
+    assert run.output == ""
+
+
+# Output
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (observing(), ["r1", "OBSERVE", "not over yet", "agent.finish(run)", "agent.resume('r1')"]),
+        (thinking(), ["THINK", "not over yet"]),
+        (acting(), ["ACT", "not over yet"]),
+        (run_in(State.REFLECT), ["REFLECT", "not over yet"]),
+        (acting(ASKED), ["ACT", "waits for", "approval of search (t1.0)", "resume"]),
+        (acting(STARTED, LOST), ["ACT", "outcome of search (t1.0)"]),
+        (thinking().apply(failed(StopReason.MAX_TURNS, "5 of 5 turns")), ["ERROR", "max_turns", "5 of 5 turns"]),
+    ],
+)
+def test_only_done_has_an_output(run, words):
+    """On any other run the output is an error that carries the run and says where it is and what to do."""
+    with pytest.raises(RunError) as caught:
+        _ = run.output
+    assert caught.value.run is run
+    for word in words:
+        assert word in str(caught.value)
+
+
+# Records
+
+
+def test_records_leave_out_what_came_before():
+    """Calls and errors are the run's own, with its own turn numbers, though the ids count on."""
+    earlier = begin(header()).fold([e.Observed(), *round_trip(1, Outcome.FAILED), e.Observed(), *round_trip(2)])
+    run = begin(header(id="r2"), prior=earlier.messages)
+    assert run.turns_before == 2
+    run = run.fold([e.Observed(), *round_trip(3, Outcome.FAILED, "no"), e.Observed(), *round_trip(4)])
+    sound_history(run.messages)
+    assert [(r.turn, r.call_id) for r in run.calls] == [(1, "t3.0"), (2, "t4.0")]
+    assert run.errors == (Fault(turn=1, source="search", message="no"),)
+    assert len({c.id for m in run.messages if isinstance(m, AssistantMessage) for c in m.calls}) == 4
+
+
+def test_given_history_counts_as_before():
+    """History given in the header is treated as an earlier run's: ids count on, records leave it out."""
+    given = (TASK, AssistantMessage(calls=(call(turn=7),)), result("t7.0"))
+    run = begin(header(history=given)).fold([e.Observed(), *round_trip(8)])
+    assert run.turns_before == 7
+    assert [(record.turn, record.call_id) for record in run.calls] == [(1, "t8.0")]
+
+
+def test_errors_come_by_turn():
+    """Faults of the model and failures of tools are one list, by turn; what a person rejected is no error."""
+    run = thinking().fold(
+        [
+            *round_trip(1, Outcome.TIMED_OUT, "slow"),
+            e.Observed(),
+            e.ModelFaltered(error="503"),
+            chosen(2, turn=3),
+            finished("t3.0", Outcome.REJECTED),
+            finished("t3.1", Outcome.FAILED, "broken"),
+            e.ToolsReturned(),
+        ]
+    )
+    assert [(fault.turn, fault.source, fault.message) for fault in run.errors] == [
+        (1, "search", "slow"),
+        (2, "model", "503"),
+        (3, "search", "broken"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ids", "highest"),
+    [
+        ([], 0),
+        (["t3.0", "t12.4", "t2.0"], 12),
+        (["call_abc", "t", "", "t.1", "tx.0", "3.0", "t-1.0"], 0),
+        (["t12345678.0"], 12_345_678),
+        (["t123456789.0"], 0),
+        (["t5"], 5),
+    ],
+)
+def test_turns_are_read_off_the_ids(ids, highest):
+    """Only ids of our own form count, and a number too long to be a turn is none."""
+    calls = tuple(attrs.evolve(call(), id=call_id) for call_id in ids)
+    assert turns_of([TASK, AssistantMessage(calls=calls)]) == highest
+
+
+@pytest.mark.parametrize("call_id", ["t\u00b2.0", "t\u0663.0"])
+def test_foreign_digits_are_no_turn(call_id):
+    """A history given by the user may hold any ids, and none of them breaks the start of a run."""
+    assert turns_of([AssistantMessage(calls=(attrs.evolve(call(), id=call_id),))]) == 0
+
+
+def test_arguments_are_parsed():
+    """The arguments of a call as a dict."""
+    assert arguments_of(call(arguments='{"a": [1, null]}')) == {"a": [1, None]}
+
+
+def test_a_misnamed_call_is_a_misuse():
+    """`entry` finds an open call by its id, and nothing else."""
+    assert acting(count=2).entry("t1.1").call == call(1)
+    with pytest.raises(MisuseError, match=r"open calls: t1\.0, t1\.1"):
+        acting(count=2).entry("t1.2")
+
+
+def test_a_run_prints_in_short():
+    """The history stays out of a run's `repr`, which lands in logs and tracebacks."""
+    assert "weather in Beijing?" not in repr(attrs.evolve(thinking(), header=header(prompt=())))

@@ -1,0 +1,191 @@
+"""Random walks: whatever legal events a run's own effect can lead to, the promises about every run hold."""
+
+from itertools import pairwise
+
+import attrs
+from hypothesis import event as note
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_runs import TASK, answer, call, header, result, sound_history
+
+from agentfsm.core import events as e
+from agentfsm.core.codec import decode_event, encode_event
+from agentfsm.core.effects import AskModel, PendingKind, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.inbox import Input, InputKind
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import TABLE, State
+from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult, Usage
+from agentfsm.core.run import Phase, begin
+
+text = st.text(max_size=12)
+usage = st.builds(
+    Usage,
+    input_tokens=st.integers(0, 9_999),
+    output_tokens=st.integers(0, 9_999),
+    cost_usd=st.none() | st.integers(0, 9).map(float),
+)
+stamp = st.fixed_dictionaries({"at": st.floats(0, 2**32), "took_s": st.integers(0, 600).map(float)})
+inputs = st.lists(
+    st.builds(Input, kind=st.sampled_from(InputKind), parts=st.tuples(st.builds(TextPart, text=text))), max_size=2
+).map(tuple)
+outcomes = st.sampled_from(Outcome)
+reasons = st.sampled_from([reason for reason in StopReason if reason is not StopReason.COMPLETED])
+thoughts = st.sampled_from([e.ToolsChosen, e.ToolsChosen, e.AnswerDrafted, e.ModelFaltered, e.Compacted])
+names = st.lists(st.sampled_from("xyz"), min_size=1, max_size=4)
+disabled = st.lists(st.sampled_from("xyz"), max_size=2).map(tuple)
+
+EARLIER = (TASK, AssistantMessage(calls=(call(turn=4),)), result("t4.0"), answer())
+GIVEN = (SystemMessage(text="rules"), AssistantMessage(calls=(call(turn=2),)), result("t2.0"))
+
+
+def ask(run, draw):
+    """Draw what may come of asking the model, short of an answer that ends the run."""
+    kind = draw(thoughts)
+    if kind is e.ModelFaltered:
+        return kind(error=draw(text), usage=draw(usage))
+    if kind is e.Compacted:
+        starts = [n for n, m in enumerate(run.messages) if n >= run.window and not isinstance(m, ToolResult)]
+        return kind(start=draw(st.sampled_from(starts)), tokens_before=2, tokens_after=1, why=draw(text))
+    turn = run.turns_before + run.turn + 1
+    calls = tuple(call(number, turn, name) for number, name in enumerate(draw(names)))
+    said = AssistantMessage(text=draw(text), calls=calls if kind is e.ToolsChosen else ())
+    return kind(message=said, usage=draw(usage))
+
+
+def ended(asked, draw, outcomes=outcomes):
+    """Draw how a call ended."""
+    outcome = draw(outcomes)
+    ending = ToolResult(call_id=asked.id, name=asked.name, outcome=outcome, content=draw(text))
+    return e.ToolFinished(result=ending, by=draw(text))
+
+
+def work(run, draw, calls):
+    """Draw what may come of running calls: any of them moves; where none is left, the turn ends."""
+    if not calls:
+        return e.ToolsReturned()
+    asked = draw(st.sampled_from(calls))
+    match run.entry(asked.id).phase, draw(st.integers(0, 2)):
+        case Phase.INTENDED, 0:
+            return e.ApprovalAsked(call_id=asked.id, expires_at=9.0)
+        case Phase.RUNNING, 0:
+            return e.ToolLost(call_id=asked.id)
+        case ((Phase.INTENDED | Phase.APPROVED | Phase.RUNNING), 1):
+            return e.ToolStarted(call_id=asked.id, repeatable=draw(st.booleans()))
+    return ended(asked, draw)
+
+
+def decide(run, draw, pending):
+    """Draw what a person may decide."""
+    item = draw(st.sampled_from(pending))
+    if draw(st.booleans()):
+        return e.ApprovalGiven(call_id=item.call_id, by=draw(text))
+    said_no = Outcome.REJECTED if item.kind is PendingKind.APPROVAL else Outcome.FAILED
+    return ended(run.entry(item.call_id).call, draw, st.just(said_no))
+
+
+def going_on(run, draw):
+    """Draw what may happen next without ending the run, as its own effect has it."""
+    match run.effect:
+        case ReadInbox():
+            return e.Observed(inputs=draw(inputs))
+        case AskModel():
+            return ask(run, draw)
+        case RunTools(calls=calls):
+            return work(run, draw, calls)
+        case Wait(pending=pending):
+            return decide(run, draw, pending)
+        case Reflect():
+            return e.Continued(note=draw(text), loop=draw(st.booleans()), disabled=draw(disabled))
+    raise AssertionError(run.effect)
+
+
+def ending(run, draw):
+    """Draw what ends the run here: the answer where one can be given, and a failure anywhere."""
+    if draw(st.integers(0, 3)):
+        match run.effect:
+            case AskModel():
+                return e.AnswerGiven(message=AssistantMessage(text=draw(text)), usage=draw(usage))
+            case Reflect(draft=str()):
+                return e.Accepted()
+    return e.Failed(reason=draw(reasons), message=draw(text))
+
+
+# What holds after every event.
+
+
+def check_counts(run, events):
+    """The version counts events, turns count replies, time and usage add up."""
+    replies = (e.ToolsChosen, e.AnswerGiven, e.AnswerDrafted, e.ModelFaltered)
+    assert run.version == len(events)
+    assert run.turn == sum(isinstance(event, replies) for event in events)
+    assert run.duration_s == sum(event.took_s for event in events)
+    assert run.usage == sum((event.usage for event in events if isinstance(event, replies)), Usage())
+    assert run.updated_at == events[-1].at
+
+
+def check_histories(run, _events):
+    """The history is valid now, as the model is shown it, and if the run were stopped this moment."""
+    sound_history(run.messages)
+    sound_history(run.shown)
+    if not run.is_over:
+        sound_history(run.apply(e.Failed(reason=StopReason.CANCELLED, message="")).messages)
+
+
+def check_calls(run, events):
+    """Every call that was chosen is open or closed, in order, under an id of its own."""
+    chosen = [asked.id for event in events if isinstance(event, e.ToolsChosen) for asked in event.message.calls]
+    recorded = [record.call_id for record in run.calls]
+    assert [*recorded, *(entry.call.id for entry in run.open)] == chosen
+    everywhere = [asked.id for m in run.messages if isinstance(m, AssistantMessage) for asked in m.calls]
+    before = everywhere[: len(everywhere) - len(recorded)]
+    assert len({*before, *chosen}) == len(before) + len(chosen)
+    assert all(1 <= record.turn <= run.turn for record in run.calls)
+
+
+def check_state(run, _events):
+    """State, effect, stop reason and open calls tell the same story."""
+    assert run.is_over == (run.state in {State.DONE, State.ERROR}) == (run.effect is None)
+    assert run.is_over == (run.stop_reason is not None)
+    assert (run.state is State.DONE) == (run.stop_reason is StopReason.COMPLETED)
+    assert bool(run.open) == (run.state is State.ACT) == (run.reply is not None)
+    assert not run.is_waiting or run.pending
+    if run.state is State.DONE:
+        assert run.output == run.messages[-1].text
+
+
+def check_errors(run, _events):
+    """Errors come by turn, and there are as many as turns failed in a row."""
+    assert all(a.turn <= b.turn for a, b in pairwise(run.errors))
+    assert run.consecutive_errors <= len(run.errors)
+
+
+CHECKS = (check_counts, check_histories, check_calls, check_state, check_errors)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    data=st.data(),
+    steps=st.integers(0, 30),
+    prior=st.sampled_from([(), EARLIER]),
+    history=st.sampled_from([(), GIVEN]),
+)
+def test_whatever_happens_the_promises_hold(data, steps, prior, history):
+    """After every event of a random legal run all checks hold, and the journal read back folds to the same run."""
+    first = run = replayed = begin(header(history=history), prior)
+    events = []
+    while not run.is_over:
+        event = (going_on if len(events) < steps else ending)(run, data.draw)
+        event = attrs.evolve(event, **data.draw(stamp))
+        target = TABLE[run.state][type(event)]
+        run = run.apply(event)
+        events.append(event)
+        assert run.state is target
+        read = decode_event(encode_event(event))
+        assert read == event
+        replayed = replayed.apply(read)
+        assert replayed == run
+        for check in CHECKS:
+            check(run, events)
+    assert first.fold(events) == run
+    for kind in {type(event).__name__ for event in events}:
+        note(kind)

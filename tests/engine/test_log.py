@@ -1,0 +1,227 @@
+"""The log: silent until the application configures it, then facts with the run's id, and nothing that is secret."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from checks import names
+
+from agentfsm import Agent, Limits, ModelRetry, StopReason, tool
+from agentfsm.core.errors import ModelError, ModelUnavailableError
+from agentfsm.testing.models import ScriptedModel, call, fail, say
+
+PROMPT, ARGUMENT, RESULT, ANSWER = "prompt-of-ann", "argument-of-ann", "result-of-ann", "answer-for-ann"
+WORDS, KEY = "words-of-an-error", "sk-abcdefghijklmnop1234567890"
+PRIVATE = (PROMPT, ARGUMENT, RESULT, ANSWER, KEY)
+
+
+@tool
+async def look(at: str) -> str:
+    """Look."""
+    return f"{RESULT} {at}"
+
+
+@tool
+async def broken(at: str) -> str:
+    """Break."""
+    raise RuntimeError(f"{at} {KEY}")
+
+
+@tool
+async def picky(at: str) -> str:
+    """Be picky."""
+    raise ModelRetry(f"not {at}")
+
+
+def lines(caplog) -> list[str]:
+    """All lines of the package's loggers."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("agentfsm")]
+
+
+@pytest.fixture
+def logged(caplog):
+    """Everything that the package logs, down to DEBUG."""
+    caplog.set_level(logging.DEBUG, logger="agentfsm")
+    return caplog
+
+
+def run_script(body: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own."""
+    program = textwrap.dedent(
+        """
+        from agentfsm import Agent, Limits, tool
+        from agentfsm.core.errors import ModelUnavailableError
+        from agentfsm.testing.models import ScriptedModel, call, fail, say
+
+        @tool
+        async def broken(at: str) -> str:
+            '''Break.'''
+            raise RuntimeError("no luck")
+
+        lines = [fail(ModelUnavailableError("529")), *[say("", call("broken", at="x"))] * 5]
+        agent = Agent(ScriptedModel(*lines), tools=[broken], limits=Limits(retry_wait_s=1e-9), log_prompts=True)
+        """
+    )
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program + textwrap.dedent(body)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+
+def test_the_library_is_silent_by_default():
+    """A run with retries, failures and an end in ERROR writes nothing at all, anywhere."""
+    done = run_script("assert agent.run_sync('go').stop_reason == 'too_many_errors'")
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_program_that_configures_logging_sees_facts_on_stderr():
+    """The stdlib's own configuration is enough; nothing goes to stdout, which belongs to results."""
+    done = run_script(
+        """
+        import logging
+        logging.basicConfig(level=logging.INFO)
+        run = agent.run_sync('go')
+        print(run.id)
+        """
+    )
+    run_id = done.stdout.strip()
+    told = done.stderr.splitlines()
+    assert len(told) >= 5
+    assert all(f"run={run_id}" in line for line in told)
+    for event in ("model_retry", "turn", "call", "run_failed"):
+        assert f"event={event} " in done.stderr
+
+
+async def test_every_line_names_its_run_and_its_fact(store, logged):
+    """The lines of many runs can be told apart."""
+    agent = Agent(ScriptedModel(say("", call("look", at="x")), "done"), tools=[look], store=store, name="seer")
+    run = await agent.run("go")
+    told = lines(logged)
+    assert told
+    assert all(f"run={run.id}" in line and "agent=seer" in line and "event=" in line for line in told)
+    turn = next(line for line in told if "event=turn " in line)
+    assert "input=10" in turn
+    assert "output=5" in turn
+    done = next(line for line in told if "event=call " in line)
+    assert "tool=look" in done
+    assert "outcome=done" in done
+    assert "call=t1.0" in done
+
+
+def everything(store, **options: object) -> Agent:
+    """An agent that meets every kind of line: retries, errors of tools, loops, a bad end."""
+    script = [
+        fail(ModelUnavailableError(f"529 {WORDS} {KEY}")),
+        say(ANSWER, call("look", at=ARGUMENT)),
+        say(ANSWER, call("look", at=ARGUMENT)),
+        say(ANSWER, call("look", at=ARGUMENT)),
+        say("", call("broken", at=ARGUMENT)),
+        say("", call("picky", at=ARGUMENT)),
+        say("", call(ARGUMENT, at=ARGUMENT)),
+    ]
+    limits = Limits(retry_wait_s=1e-9)
+    return Agent(
+        ScriptedModel(*script), tools=[look, broken, picky], instructions=PROMPT, limits=limits, store=store, **options
+    )
+
+
+async def test_nothing_private_is_logged(store, logged):
+    """Neither prompts nor arguments, results, answers or secrets are in any line, whatever goes wrong."""
+    agent = everything(store)
+    run = await agent.run(PROMPT)
+    assert run.stop_reason is StopReason.TOO_MANY_ERRORS
+    assert "Failed" in names(await agent.history(run.id))
+    told = "\n".join(lines(logged))
+    assert "event=loop" in told
+    assert "event=model_retry" in told
+    assert "event=run_failed" in told
+    for word in PRIVATE:
+        assert word not in told, f"{word} is in the log"
+
+
+async def test_a_models_refusal_is_logged_without_secrets(store, logged):
+    """Providers repeat the key that they refuse; it does not reach the log."""
+    agent = Agent(ScriptedModel(fail(ModelError(f"401: incorrect API key provided: {KEY}"))), store=store)
+    run = await agent.run(PROMPT)
+    assert run.stop_reason is StopReason.MODEL_ERROR
+    told = "\n".join(lines(logged))
+    assert "event=run_failed" in told
+    assert KEY not in told
+
+
+async def test_prompts_are_logged_where_asked_for_and_masked(store, logged):
+    """`log_prompts=True` shows the newest message at DEBUG, with what looks like a secret masked."""
+    secrets = {
+        KEY: f"my key is {KEY}",
+        "hunter2": "password: hunter2",
+        "hunter3": '{"password": "hunter3"}',
+        "eyJabc.def": "Authorization: Bearer eyJabc.def",
+        "abc123def": "api_key=abc123def",
+        "topsecret9": "OPENAI_API_KEY=topsecret9",
+        "topsecret8": "client_secret: topsecret8",
+        "topsecret7": "access_token=topsecret7",
+    }
+    agent = Agent(ScriptedModel(*["done"] * len(secrets)), store=store, log_prompts=True)
+    for secret, prompt in secrets.items():
+        await agent.run(f"tell me: {prompt} please")
+        told = "\n".join(lines(logged))
+        assert "tell me" in told
+        assert "please" in told
+        assert secret not in told, f"{secret} is in the log"
+        logged.clear()
+
+
+async def test_prompts_are_logged_at_debug_only(store, caplog):
+    """At INFO the switch shows nothing."""
+    caplog.set_level(logging.INFO, logger="agentfsm")
+    await Agent(ScriptedModel("done"), store=store, log_prompts=True).run(PROMPT)
+    assert PROMPT not in "\n".join(lines(caplog))
+
+
+async def test_a_prompt_in_the_log_is_short(store, logged):
+    """A book in the prompt is not a book in the log, and a line stays a line."""
+    agent = Agent(ScriptedModel("done"), store=store, log_prompts=True)
+    await agent.run("a line\nand another\n" * 10_000)
+    (told,) = [line for line in lines(logged) if "event=prompt" in line]
+    assert len(told) < 5_000
+    assert "\n" not in told
+
+
+async def test_what_a_person_writes_cannot_forge_a_line(store, logged):
+    """Names and messages from outside are escaped: one fact, one line."""
+    agent = Agent(ScriptedModel(), store=store, name="x\nevent=forged")
+    run = await agent.step(agent.start("go"))
+    await agent.cancel(run.id, by="ann\nevent=forged run=other", message="bye\x1b[2J")
+    assert lines(logged)
+    for line in lines(logged):
+        assert "\n" not in line
+        assert "\x1b" not in line
+
+
+async def test_unusual_things_are_warnings_and_ends_are_errors(store, logged):
+    """The levels can be relied on."""
+    await everything(store).run(PROMPT)
+    levels = {
+        record.getMessage().split()[0].removeprefix("event="): record.levelno
+        for record in logged.records
+        if record.name.startswith("agentfsm")
+    }
+    assert levels["turn"] == levels["call"] == logging.INFO
+    assert levels["model_retry"] == levels["loop"] == logging.WARNING
+    assert levels["run_failed"] == logging.ERROR
+
+
+async def test_many_turns_are_worth_a_warning(store, logged):
+    """A run that uses more than three quarters of its turns is unusual."""
+    lines_ = [say("", call("look", at=str(n))) for n in range(8)]
+    await Agent(ScriptedModel(*lines_), tools=[look], limits=Limits(turns=8), store=store).run("go")
+    (told,) = [line for line in lines(logged) if "event=many_turns" in line]
+    assert "turn=7" in told
+    assert "limit=8" in told

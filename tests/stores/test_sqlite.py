@@ -1,0 +1,573 @@
+"""SQLiteStore keeps the promises of every store, and those that only a file can make."""
+
+import math
+import sqlite3
+import threading
+from contextlib import closing
+
+import anyio
+import attrs
+import pytest
+from sqlite_faults import Faults
+
+from agentfsm.core.errors import ClosedError, ConflictError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
+from agentfsm.core.events import Observed
+from agentfsm.core.inbox import Cancel
+from agentfsm.stores import SQLiteStore, writer
+from agentfsm.stores.sqlite import _Ledger
+from agentfsm.testing.conformance import DONE, Driver, StoreConformance, finished, header, refused, words
+
+
+@attrs.define
+class Time:
+    """A boot clock that stands still until it is moved."""
+
+    now: float = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class TestSQLiteStore(StoreConformance):
+    """The published kit."""
+
+    @pytest.fixture
+    async def store(self, tmp_path):
+        store = SQLiteStore(tmp_path / "runs.db", durability="normal")
+        yield store
+        await store.aclose()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "runs.db"
+
+
+@pytest.fixture
+async def store(path):
+    store = SQLiteStore(path, durability="normal")
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture
+def time():
+    return Time()
+
+
+@pytest.fixture
+async def pair(path, time):
+    """Two workers on one file, whose leases end when the test says so."""
+    stores = [SQLiteStore(path, durability="normal") for _ in range(2)]
+    for store in stores:
+        store._clock = time
+    yield stores
+    for store in stores:
+        await store.aclose()
+
+
+async def beat(store):
+    """Let the store's thread renew its leases now."""
+    store._writer._beaten_at = -math.inf
+    await store.runs()
+    await store.runs()  # jobs and upkeep take turns: what was due behind the first is done
+
+
+def hold(store):
+    """Keep the store's thread busy until the gate is opened, so that jobs queue up."""
+    gate = threading.Event()
+    store._writer.submit(writer.Job[bool, _Ledger](lambda _ledger: gate.wait()))
+    return gate
+
+
+# What is written stays written.
+
+
+async def test_runs_outlive_the_store(path):
+    """What one store wrote the next one reads, whatever it was opened with."""
+    first = SQLiteStore(path)
+    driver = await Driver.of(first)
+    await first.post("r1", "k", words("x"))
+    await driver.append(Observed(), *driver.turn()).wait()
+    await first.aclose()
+    second = SQLiteStore(str(path), durability="normal")
+    stored = await second.read("r1")
+    assert (stored.header, len(stored.events)) == (header(), 6)
+    assert [row.key for row in await second.inbox("r1")] == ["k"]
+    assert (await second.lease("r1")).version == 6
+    await second.aclose()
+
+
+async def test_closing_writes_what_is_queued(path):
+    """Appends that nobody waited for are in the file when aclose returns; the log is folded into it."""
+    store = SQLiteStore(path)
+    driver = await Driver.of(store)
+    gate = hold(store)
+    driver.append(Observed())
+    for _ in range(50):
+        driver.append(*driver.turn())
+    gate.set()
+    await store.aclose()
+    assert [file.name for file in path.parent.iterdir()] == ["runs.db"]
+    again = SQLiteStore(path)
+    assert len((await again.read("r1")).events) == 251
+    await again.aclose()
+
+
+async def test_closing_goes_on_when_cancelled(path):
+    """Who stops waiting for aclose does not keep the store from closing."""
+    store = SQLiteStore(path)
+    await store.runs()
+    thread = store._writer._thread
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await store.aclose()
+    await store.aclose()
+    thread.join()
+    with pytest.raises(ClosedError):
+        await store.runs()
+
+
+async def test_a_closed_store_says_so(path):
+    """Every use after aclose is an error in the calling code; the thread is gone."""
+    store = SQLiteStore(path)
+    driver = await Driver.of(store)
+    thread = store._writer._thread
+    await store.aclose()
+    assert not thread.is_alive()
+    for use in (store.runs, store.read, store.lease, store.delete, store.inbox):
+        with pytest.raises(ClosedError):
+            await (use() if use == store.runs else use("r1"))
+    with pytest.raises(ClosedError):
+        driver.append(Observed())
+
+
+async def test_a_store_that_was_never_used_can_be_closed(path):
+    """Nothing was opened, so nothing is there."""
+    await SQLiteStore(path).aclose()
+    assert not path.exists()
+
+
+async def test_closing_gives_leases_back(pair):
+    """Who takes over need not wait for the leases of a store that was closed."""
+    first, second = pair
+    await Driver.of(first)
+    lease = await first.lease("r1")
+    await first.aclose()
+    assert (await second.lease("r1")).token == lease.token + 1
+
+
+# One file, two workers.
+
+
+async def test_a_lease_holds_against_other_stores(pair):
+    """A second worker on the file meets the lease of the first, for driving and for deleting."""
+    first, second = pair
+    driver = await Driver.of(first)
+    for attempt in (second.lease("r1"), second.create(header()), second.delete("r1")):
+        with pytest.raises(LeaseHeldError):
+            await attempt
+    assert [line.driven for line in await second.runs()] == [True]
+    await driver.release()
+    assert await second.lease("r1")
+
+
+async def test_a_lease_ends(pair, time):
+    """An owner that was not heard of for the time of a lease is replaced, and learns it at its next append."""
+    first, second = pair
+    late = await Driver.of(first)
+    woken = []
+    late.lease.wake = lambda: woken.append(True)
+    time.now += 10.1
+    assert [line.driven for line in await second.runs()] == [False]
+    now = await Driver.again(second)
+    commits = [late.append(Observed(at=9.0)), late.append(DONE)]
+    for commit in commits:
+        await refused(commit, LeaseLostError)
+    assert (late.lease.lost, woken) == (True, [True])
+    assert await now.append(Observed(at=1.0)).wait()
+    assert (await first.read("r1")).events == (Observed(at=1.0),)
+
+
+async def test_a_lease_that_ended_and_that_nobody_took_goes_on(pair, time):
+    """A worker that slept through the end of its lease goes on if nobody has taken it."""
+    first, second = pair
+    driver = await Driver.of(first)
+    time.now += 1000.0
+    assert await driver.append(Observed()).wait()
+    with pytest.raises(LeaseHeldError):
+        await second.lease("r1")
+
+
+async def test_an_append_renews_the_lease(pair, time):
+    """A worker that writes is alive."""
+    first, second = pair
+    driver = await Driver.of(first)
+    time.now += 9.0
+    await driver.append(Observed()).wait()
+    time.now += 9.0
+    with pytest.raises(LeaseHeldError):
+        await second.lease("r1")
+
+
+async def test_the_thread_renews_leases(pair, time):
+    """A worker whose event loop is blocked keeps its runs: the thread renews them, all in one transaction."""
+    first, second = pair
+    drivers = [await Driver.of(first, header(f"r{number}")) for number in range(3)]
+    time.now += 9.0
+    await beat(first)
+    time.now += 9.0
+    for number in range(3):
+        with pytest.raises(LeaseHeldError):
+            await second.lease(f"r{number}")
+    assert not any(driver.lease.lost for driver in drivers)
+
+
+async def test_a_renewal_learns_of_posts_and_cancel(pair):
+    """What was posted by another process reaches the owner within one renewal; cancel wakes it, once."""
+    first, second = pair
+    driver = await Driver.of(first)
+    woken = []
+    driver.lease.wake = lambda: woken.append(True)
+    row = await second.post("r1", "k", words("x"))
+    await beat(first)
+    assert (driver.lease.newest, driver.lease.cancelled, woken) == (row.number, False, [])
+    await second.post("r1", "cancel", Cancel())
+    await beat(first)
+    await beat(first)
+    assert (driver.lease.cancelled, woken) == (True, [True])
+
+
+async def test_an_append_learns_of_posts_and_cancel(pair):
+    """What was posted by another process reaches the owner with its next append, also one that is refused."""
+    first, second = pair
+    driver = await Driver.of(first)
+    row = await second.post("r1", "k", words("x"))
+    await driver.append(Observed()).wait()
+    assert (driver.lease.newest, driver.lease.cancelled) == (row.number, False)
+    await second.post("r1", "cancel", Cancel())
+    assert await driver.append(DONE, final=True).wait() is False
+    assert driver.lease.cancelled
+
+
+async def test_a_renewal_learns_that_the_lease_is_lost(pair, time):
+    """An owner that was replaced is told without asking, and is not renewed."""
+    first, second = pair
+    driver = await Driver.of(first)
+    woken = []
+    driver.lease.wake = lambda: woken.append(True)
+    time.now += 10.1
+    lease = await second.lease("r1")
+    await beat(first)
+    assert (driver.lease.lost, woken, lease.lost) == (True, [True], False)
+    assert first.statistics().leases == 0
+
+
+async def test_a_dropped_lease_is_let_go_of(pair):
+    """A lease whose owner was thrown away is free for other processes after one renewal."""
+    first, second = pair
+    driver = await Driver.of(first)
+    with pytest.raises(LeaseHeldError):
+        await second.lease("r1")
+    del driver
+    await beat(first)
+    assert await second.lease("r1")
+    assert first.statistics().leases == 0
+
+
+async def test_a_lease_of_another_boot_is_over(pair, path):
+    """Boot clocks of two boots do not compare: after a restart every lease is over."""
+    first, second = pair
+    await Driver.of(first)
+    lease = await first.lease("r1")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE runs SET owner = 'another-boot' || substr(owner, 37), until = 1e9")
+        db.commit()
+    assert (await second.lease("r1")).token == lease.token + 1
+
+
+async def test_a_lease_that_no_clock_of_this_boot_can_have_written_is_over(pair, path):
+    """Where no boot id tells two boots apart, a lease that seems to last for hours is of another one."""
+    first, second = pair
+    await Driver.of(first)
+    lease = await first.lease("r1")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE runs SET until = 1e9")
+        db.commit()
+    assert (await second.lease("r1")).token == lease.token + 1
+
+
+async def test_nobody_heard_of_counts_as_alive(pair, path, time):
+    """An owner of whom nothing is known (a later format) keeps its lease until it ends."""
+    first, second = pair
+    await finished(first)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE runs SET owner = 'v2:somebody', until = ?", (time.now + 5,))
+        db.commit()
+    with pytest.raises(LeaseHeldError):
+        await second.lease("r1")
+    time.now += 5
+    assert await second.lease("r1")
+
+
+async def test_a_wake_that_fails_harms_nobody(store, caplog):
+    """The thread serves everybody: what one owner's wake does is logged and goes no further."""
+    driver = await Driver.of(store)
+    driver.lease.wake = lambda: 1 / 0
+    await store.post("r1", "cancel", Cancel())
+    assert driver.lease.cancelled
+    assert await driver.append(Observed()).wait()
+    assert "wake" in caplog.text
+
+
+async def test_nothing_held_nothing_renewed(path):
+    """A store that drives no run writes nothing of its own accord."""
+    faults = Faults()
+    store = SQLiteStore(path, connect=faults)
+    await finished(store)
+    before = faults.seen.count("BEGIN IMMEDIATE")
+    await beat(store)
+    assert faults.seen.count("BEGIN IMMEDIATE") == before
+    await store.aclose()
+
+
+# Groups.
+
+
+async def test_appends_are_committed_in_groups(store):
+    """A hundred runs that append at once share a commit."""
+    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(100)]
+    before = store.statistics()
+    gate = hold(store)
+    commits = [driver.append(Observed()) for driver in drivers]
+    assert store.statistics().queued >= 99
+    gate.set()
+    for commit in commits:
+        assert await commit.wait()
+    after = store.statistics()
+    assert (after.jobs - before.jobs, after.leases, after.queued) == (101, 100, 0)
+    assert after.commits - before.commits <= 2
+    assert after.largest_group >= 100
+
+
+async def test_a_group_has_a_bound(store, monkeypatch):
+    """The first of many does not wait for all of them."""
+    monkeypatch.setattr(writer, "GROUP", 10)
+    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(35)]
+    gate = hold(store)
+    commits = [driver.append(Observed()) for driver in drivers]
+    gate.set()
+    for commit in commits:
+        assert await commit.wait()
+    assert store.statistics().largest_group == 10
+
+
+async def test_a_job_that_cannot_be_stored_harms_nobody_else(store):
+    """A value that SQLite does not take is its caller's mistake; what is written together with it is written."""
+    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(5)]
+    errors = []
+
+    async def misuse():
+        with pytest.raises(MisuseError, match="plain text") as caught:
+            await store.post("r1", "half \ud800", words("x"))
+        errors.append(caught.value)
+
+    gate = hold(store)
+    async with anyio.create_task_group() as group:
+        group.start_soon(misuse)
+        await anyio.lowlevel.checkpoint()
+        commits = [driver.append(Observed()) for driver in drivers]
+        gate.set()
+    assert [await commit.wait() for commit in commits] == [True] * 5
+    assert len(errors) == 1
+    assert await store.inbox("r1") == ()
+
+
+async def test_an_event_that_cannot_be_encoded_is_the_callers_mistake(store):
+    """It is raised by append itself, and nothing is queued: the lease is as good as before."""
+    driver = await Driver.of(store)
+    with pytest.raises(MisuseError):
+        store.append(driver.lease, driver.run.apply(Observed()), (Observed(at=math.nan),))
+    assert await driver.append(Observed()).wait()
+
+
+async def test_a_queue_that_is_full_refuses(store, monkeypatch):
+    """When the disk hangs, appends are refused at last instead of filling the memory; none of those queued is lost."""
+    driver = await Driver.of(store)
+    gate = hold(store)
+    monkeypatch.setattr(writer, "QUEUE", 5)
+    driver.append(Observed())
+    while store.statistics().queued < 5:
+        driver.append(*driver.turn())
+    with pytest.raises(StoreError, match="wait for the store already"):
+        store.append(driver.lease, driver.run, (Observed(),))
+    gate.set()
+    monkeypatch.undo()
+    assert len((await store.read("r1")).events) == driver.run.version
+
+
+# Event loops and threads.
+
+
+def test_one_store_serves_event_loops_one_after_another(path):
+    """A lease that was taken in one event loop goes on in the next, of whichever kind; nothing has to be closed."""
+    store = SQLiteStore(path)
+    driver = anyio.run(Driver.of, store)
+
+    async def go_on():
+        assert await driver.append(*((Observed(),) if driver.run.version == 0 else driver.turn())).wait()
+
+    for backend in ("trio", "asyncio", "trio", "asyncio"):
+        anyio.run(go_on, backend=backend)
+    assert len(anyio.run(store.read, "r1").events) == 16
+    anyio.run(store.aclose)
+
+
+def test_one_store_serves_event_loops_at_the_same_time(path):
+    """Threads with event loops of their own share a store."""
+    store = SQLiteStore(path, durability="normal")
+
+    async def drive(name):
+        for number in range(20):
+            await finished(store, header(f"{name}{number}"))
+
+    threads = [
+        threading.Thread(target=anyio.run, args=(drive, backend), kwargs={"backend": backend})
+        for backend in ("asyncio", "trio")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(anyio.run(store.runs)) == 40
+    anyio.run(store.aclose)
+
+
+def test_a_loop_that_is_gone_harms_nobody(path):
+    """A waiter whose event loop was closed does not keep the thread from serving others."""
+    store = SQLiteStore(path)
+    driver = anyio.run(Driver.of, store)
+    gate = hold(store)
+
+    async def leave():
+        commit = driver.append(Observed())
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await commit.wait()
+
+    anyio.run(leave)
+    gate.set()
+    assert len(anyio.run(store.read, "r1").events) == 1
+    anyio.run(store.aclose)
+
+
+async def test_the_thread_ends_when_idle_and_starts_again(path, monkeypatch):
+    """A store that nobody closes holds no thread and no file for long; a lease keeps it, since it has to be renewed."""
+    store = SQLiteStore(path)
+    driver = await Driver.of(store)
+    monkeypatch.setattr(writer, "IDLE_S", 0.0)
+    monkeypatch.setattr(writer, "QUIET_S", 0.0)
+    await driver.append(Observed()).wait()
+    thread = store._writer._thread
+    assert thread.is_alive()
+    await driver.release()
+    thread.join()
+    assert [file.name for file in path.parent.iterdir()] == ["runs.db"]
+    assert len((await store.read("r1")).events) == 1
+    await store.aclose()
+
+
+async def test_the_log_is_folded_in_when_quiet(path, monkeypatch):
+    """Commits do not stop to move the log's pages; the first quiet moment does."""
+    faults = Faults()
+    store = SQLiteStore(path, connect=faults)
+    driver = await Driver.of(store)
+    monkeypatch.setattr(writer, "QUIET_S", math.inf)
+    await driver.append(Observed()).wait()
+    assert "PRAGMA wal_checkpoint(PASSIVE)" not in faults.seen
+    monkeypatch.setattr(writer, "QUIET_S", 0.0)
+    await store.runs()
+    await store.runs()
+    assert "PRAGMA wal_checkpoint(PASSIVE)" in faults.seen
+    await store.aclose()
+
+
+async def test_the_log_is_folded_in_under_unbroken_load(path, monkeypatch):
+    """Where no moment is quiet it is done all the same, so that the log does not grow for ever."""
+    faults = Faults()
+    store = SQLiteStore(path, connect=faults)
+    monkeypatch.setattr(writer, "QUIET_S", math.inf)
+    monkeypatch.setattr(writer, "TIDY_S", 0.0)
+    await finished(store)
+    await store.runs()
+    assert "PRAGMA wal_checkpoint(PASSIVE)" in faults.seen
+    await store.aclose()
+
+
+# What is given to it.
+
+
+@pytest.mark.parametrize("path", [":memory:", "", b"runs.db"])
+def test_a_path_is_the_path_of_a_file(path):
+    """A database in memory would be lost; the error names the store that is meant."""
+    with pytest.raises(MisuseError, match="MemoryStore"):
+        SQLiteStore(path)
+
+
+@pytest.mark.parametrize("lease_s", [0, -1, math.nan, math.inf, 3601])
+def test_a_lease_has_a_length(lease_s):
+    """A lease without an end would outlive its owner."""
+    with pytest.raises(MisuseError, match="lease_s"):
+        SQLiteStore("runs.db", lease_s=lease_s)
+
+
+def test_durability_is_full_or_normal():
+    """Anything else is a slip of the pen."""
+    with pytest.raises(MisuseError, match="'full' or 'normal'"):
+        SQLiteStore("runs.db", durability="ful")
+
+
+@pytest.mark.parametrize(("durability", "level"), [("full", 2), ("normal", 1)])
+async def test_durability_is_what_sqlite_is_told(path, durability, level):
+    """FULL waits for the disk in each commit, NORMAL does not; both keep a log beside the file."""
+    opened = []
+
+    def connect(name):
+        opened.append(sqlite3.connect(name, isolation_level=None, check_same_thread=False))
+        return opened[-1]
+
+    store = SQLiteStore(path, durability=durability, connect=connect)
+    await store.runs()
+    assert opened[0].execute("PRAGMA synchronous").fetchone() == (level,)
+    assert opened[0].execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    await store.aclose()
+
+
+async def test_a_relative_path_stays_the_same_file(tmp_path, monkeypatch):
+    """The path means what it meant when the store was made."""
+    monkeypatch.chdir(tmp_path)
+    store = SQLiteStore("runs.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    await finished(store)
+    await store.aclose()
+    assert (tmp_path / "runs.db").exists()
+
+
+async def test_records_are_small(path):
+    """A turn costs less than a KiB on disk, at the four hundredth turn as at the first."""
+    store = SQLiteStore(path, durability="normal")
+    driver = await Driver.of(store)
+    driver.append(Observed())
+    for _ in range(400):
+        driver.append(*driver.turn())
+    await store.aclose()
+    assert path.stat().st_size / 400 < 1024
+
+
+async def test_a_stored_run_of_another_prompt_is_not_touched_by_a_race(pair):
+    """Two processes that create one id with different prompts: one run, one refusal."""
+    first, second = pair
+    await Driver.of(first)
+    with pytest.raises(ConflictError, match="another prompt"):
+        await second.create(header(prompt="Something else"))

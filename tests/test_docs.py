@@ -1,0 +1,93 @@
+"""README, docs and examples run, and print what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+from agentfsm.testing import LocalServer, Say
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+_BLOCK = re.compile(
+    r"(?:<!-- brain: (?P<brain>\w+) -->\n)?```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<out>.*?)```)?", re.DOTALL
+)
+
+
+@attrs.frozen
+class Block:
+    """A piece of Python in a page."""
+
+    name: str
+    code: str
+    out: str | None
+    # What it prints, where the page says so.
+    brain: str | None
+
+
+def _weather(body: dict[str, object]) -> Say:
+    """Play the model of the first example: ask for the weather, then tell it."""
+    messages = body["messages"]
+    assert isinstance(messages, list)
+    if messages[-1]["role"] == "user":
+        return Say(calls=(("get_weather", {"city": "Beijing"}),))
+    assert '"temp":28' in messages[-1]["content"].replace(" ", "")
+    return Say(text="It is sunny in Beijing, 28 degrees.")
+
+
+BRAINS = {"weather": _weather}
+
+
+def blocks() -> list[Block]:
+    """Return all Python blocks of all pages."""
+    return [
+        Block(f"{page.name}-{number}", match["code"], match["out"], match["brain"])
+        for page in PAGES
+        for number, match in enumerate(_BLOCK.finditer(page.read_text()), 1)
+    ]
+
+
+def run(code: str, folder: Path, **environment: str) -> str:
+    """Run Python in a folder and return what it printed."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=folder,
+        env={**plain, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.name)
+def test_a_block_does_what_the_page_says(block: Block, tmp_path: Path) -> None:
+    """It runs without a warning, and prints what stands below it."""
+    if block.brain is None:
+        out = run(block.code, tmp_path)
+    else:
+        with LocalServer(BRAINS[block.brain]) as server:
+            out = run(block.code, tmp_path, OPENAI_API_KEY="none-needed", OPENAI_BASE_URL=server.base_url)
+    assert out == (block.out or "")
+
+
+def test_the_pages_have_blocks() -> None:
+    """The search above finds what is there."""
+    assert len(blocks()) >= 4
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(path: Path, tmp_path: Path) -> None:
+    """It needs no key and prints something."""
+    assert run(path.read_text(), tmp_path).strip()

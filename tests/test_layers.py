@@ -1,0 +1,114 @@
+"""The layers: imports point down the table of the architecture, and each vendor library is imported by one file."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import agentfsm
+
+ROOT = Path(agentfsm.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+CORE = {"core"}
+PORTS = CORE | {"ports", "threads", "tally"}
+ENGINE = PORTS | {"engine"}
+ADAPTERS = {"models", "stores", "tokens"}
+FAMILIES = {"context"}
+FRONT = {"agent", "cli", "demo", "testing", "__init__", "__main__"}
+
+MAY_IMPORT = (
+    dict.fromkeys(CORE, CORE)
+    | dict.fromkeys(PORTS - CORE, PORTS)
+    | {"engine": ENGINE}
+    | {adapter: PORTS | {adapter} for adapter in ADAPTERS}
+    | {family: ENGINE | {family} for family in FAMILIES}
+    | dict.fromkeys(FRONT, ENGINE | ADAPTERS | FAMILIES | FRONT)
+)
+# Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
+
+VENDORS = {
+    "cattrs": "core/codec.py",
+    "genai_prices": "models/prices.py",
+    "openai": "models/openai_chat.py",
+    "rich": "cli/live.py",
+    "sqlite3": "stores/sqlite_file.py",
+    "structlog": "engine/log.py",
+    "tiktoken": "tokens/tiktoken_counter.py",
+    "trio": "testing/clock.py",
+}
+# Library -> the one file that imports it.
+
+
+def imports_of(source, package=()):
+    """Return the modules that the source imports: statements anywhere, and `import_module("...")` with a literal."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name for name in names}
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = [*package[: len(package) - level + 1], *([module] if module else [])] if level else [module]
+                found |= {".".join([*base, name.name]) for name in names}
+            case ast.Call(
+                func=ast.Name(id=called) | ast.Attribute(attr=called), args=[ast.Constant(value=str(module)), *_]
+            ):
+                found |= {module} if called in {"import_module", "__import__"} else set()
+    return found
+
+
+def part_of(path):
+    """Return the part of the package that a file, given below the package's folder, belongs to."""
+    return path.parts[0].removesuffix(".py")
+
+
+def imports_in(path):
+    return imports_of(path.read_text(encoding="utf-8"), ("agentfsm", *path.relative_to(ROOT).parts[:-1]))
+
+
+def own_parts(modules):
+    """Return the parts of agentfsm that the modules belong to; a name out of the package itself is its front."""
+    inside = {module.split(".")[1] for module in modules if module.startswith("agentfsm.")}
+    return {name if name in MAY_IMPORT else "__init__" for name in inside}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_point_down(path):
+    """A file imports only from its own part of the package or from those below it."""
+    part = part_of(path.relative_to(ROOT))
+    assert part in MAY_IMPORT, "a new part: give it its place in the table above"
+    assert own_parts(imports_in(path)) <= MAY_IMPORT[part]
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_one_file_per_vendor(vendor):
+    """Each vendor library is imported by exactly one file, so that it can be left out or replaced there."""
+    tops = {path: {module.partition(".")[0] for module in imports_in(path)} for path in FILES}
+    importers = [path.relative_to(ROOT).as_posix() for path in FILES if vendor in tops[path]]
+    assert importers == [VENDORS[vendor]]
+
+
+def test_the_core_needs_nothing():
+    """The core imports the standard library and attrs, and its codec cattrs: no event loop, no I/O, no vendor."""
+    allowed = set(sys.stdlib_module_names) - {"asyncio", "socket", "sqlite3", "subprocess", "threading"}
+    for path in sorted((ROOT / "core").glob("*.py")):
+        tops = {module.partition(".")[0] for module in imports_in(path)}
+        codec = {"cattrs"} if path.name == "codec.py" else set()
+        assert tops <= allowed | {"agentfsm", "attrs"} | codec, path.name
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def f():\n    from agentfsm.engine import queue", {"agentfsm.engine.queue"}),
+        ("if TYPE_CHECKING:\n    import agentfsm.models as m", {"agentfsm.models"}),
+        ("from . import run\nfrom ..engine import log", {"agentfsm.core.run", "agentfsm.engine.log"}),
+        ("x = importlib.import_module('trio.testing').y", {"trio.testing"}),
+        ("from agentfsm import Agent", {"agentfsm.Agent"}),
+        ("import_module(name)", set()),
+    ],
+)
+def test_the_walk_sees_every_kind_of_import(source, found):
+    """Imports inside functions, for type checkers only, relative ones and late ones all count."""
+    assert imports_of(source, ("agentfsm", "core")) == found
