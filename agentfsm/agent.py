@@ -51,6 +51,11 @@ TALLIES: Final = 1_000
 Prompt = str | Part | tuple[Part, ...] | list[Part]
 
 
+def new_id() -> str:
+    """Return an id for a run: 80 bits by chance, short enough to type."""
+    return secrets.token_hex(10)
+
+
 def _model_of(model: Model | str) -> Model:
     return resolve(model) if isinstance(model, str) else model
 
@@ -99,6 +104,8 @@ class Agent:
     context: ContextPolicy = attrs.field(factory=SlidingWindow)
     # What to do when the history outgrows the context window.
     clock: Clock = attrs.field(factory=SystemClock)
+    new_id: Callable[[], str] = new_id
+    # Makes the ids of runs.
     target: str = ""
     # Where the command line finds this agent again: "module:attribute".
     log_prompts: bool = False
@@ -144,7 +151,7 @@ class Agent:
         if after is not None and not after.is_over:
             raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
         header = Header(
-            id=new_id() if id is None else _checked_id(id),
+            id=self.new_id() if id is None else _checked_id(id),
             prompt=parts,
             created_at=self.clock.now(),
             session=session,
@@ -258,8 +265,8 @@ class Agent:
         """Let a call run; it does when the run is resumed.
 
         Raises:
-            MisuseError: when the run waits for no approval of that call.
-            ConflictError: when somebody else has decided otherwise, or the time is up.
+            MisuseError: when the run has no such call.
+            ConflictError: when it was decided already, or the time is up.
         """
         item = await self._awaited(run_id, call_id, PendingKind.APPROVAL)
         if item.expires_at is not None and self.clock.now() >= item.expires_at:
@@ -270,8 +277,8 @@ class Agent:
         """Do not let a call run; the model reads the message.
 
         Raises:
-            MisuseError: when the run waits for no approval of that call.
-            ConflictError: when somebody else has decided otherwise.
+            MisuseError: when the run has no such call.
+            ConflictError: when it was decided already.
         """
         await self._awaited(run_id, call_id, PendingKind.APPROVAL)
         await self.store.post(run_id, f"approval:{call_id}", Reject(call_id=call_id, by=by, message=message))
@@ -297,8 +304,8 @@ class Agent:
             by: Who says so.
 
         Raises:
-            MisuseError: when not exactly one of the three is given, or the run does not ask this of the call.
-            ConflictError: when somebody else has decided otherwise.
+            MisuseError: when not exactly one of the three is given, or the run has no such call.
+            ConflictError: when it was decided already.
         """
         if (result is not None) + (failed is not None) + rerun != 1:
             raise MisuseError("settle takes exactly one of result='...', failed='...' and rerun=True")
@@ -339,7 +346,7 @@ class Agent:
         """End a run: at once if nobody drives it, else as soon as its driver hears of it (seconds).
 
         Raises:
-            ConflictError: when the run is over.
+            ConflictError: when the run is over, and not because it was cancelled.
         """
         await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
         try:
@@ -352,6 +359,10 @@ class Agent:
         for item in run.pending:
             if item.call_id == call_id and item.kind is kind:
                 return item
+        gone = (Phase.APPROVED, Phase.RUNNING, Phase.FINISHED)
+        decided = {entry.call.id for entry in run.open if entry.phase in gone}
+        if call_id in decided | {record.call_id for record in run.calls}:
+            raise ConflictError(f"run {run_id!r} waits for no {kind} of {call_id} any more: it was decided already")
         waits = ", ".join(f"{item.kind} of {item.call_id}" for item in run.pending) or "nothing"
         state = run.state.upper()
         raise MisuseError(f"run {run_id!r} ({state}) waits for no {kind} of {call_id!r}; it waits for: {waits}")
@@ -403,10 +414,12 @@ class Agent:
         see: Callable[[Run], None] | None = None,
     ) -> Run:
         """Take the lease, perform effects until the run is over or waits, and give the lease back."""
-        self._check_price()
+        if isinstance(run, Run):
+            self._check_price()
         journal = await Journal.open(self.store, run, self.clock, listen, see, exact=once)
         try:
-            if check and journal.run.version:
+            if check and journal.run.version and not journal.run.is_over:
+                self._check_price()
                 self._check_tools(journal)
             drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run))
             await self._engine.drive(drive, once=once)
@@ -463,11 +476,6 @@ class _Steps(AsyncIterator[Run]):
         if self._run.version == before.version:
             raise StopAsyncIteration
         return self._run
-
-
-def new_id() -> str:
-    """Return an id for a run: 80 bits by chance, short enough to type."""
-    return secrets.token_hex(10)
 
 
 def _checked_id(run_id: str) -> str:

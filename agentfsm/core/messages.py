@@ -145,7 +145,7 @@ class Usage:
     cached_tokens: int = 0
     # The share of the input tokens that the provider read from its cache.
     cost_usd: float | None = None
-    # US dollars; None where no price is known.
+    # US dollars; None where no price is known, or none was asked for (`Limits.usd`).
     estimated: bool = False
     # Whether the tokens were counted here because the provider did not say.
 
@@ -183,25 +183,40 @@ def _sorted(value: object) -> object:
 
 
 def check_history(messages: Sequence[Message]) -> None:
-    """Check that a history is one that a model accepts.
+    """Check that a history is one that a model accepts: each call has its one result, in call order, right behind it.
 
     Raises:
-        MisuseError: when something in it is no message, or a call has not exactly one result right behind it.
+        MisuseError: when it is not, naming the call; or when something in it is no message.
     """
-    open_ids: list[str] = []
+    seen: set[str] = set()
+    waiting: list[str] = []
     for message in messages:
         if not isinstance(message, SystemMessage | UserMessage | AssistantMessage | ToolResult):
             raise MisuseError(f"a history is made of messages of agentfsm, and {type(message).__name__} is none")
         if isinstance(message, ToolResult):
-            if message.call_id not in open_ids:
-                raise MisuseError(f"the history has a result of {message.call_id!r} without its call right before it")
-            open_ids.remove(message.call_id)
-        elif open_ids:
+            if not waiting or waiting.pop(0) != message.call_id:
+                wrong = message.call_id
+                raise MisuseError(f"the history has a result of {wrong!r} without its call right before it, in order")
+        elif waiting:
             break
         elif isinstance(message, AssistantMessage):
-            open_ids = [call.id for call in message.calls]
-    if open_ids:
-        raise MisuseError(f"the history has no result of {open_ids[0]!r}: each call needs one, right behind it")
+            waiting = [call.id for call in message.calls]
+            if len(set(waiting) - seen) < len(waiting):
+                raise MisuseError(f"the history has a call id twice, among {', '.join(waiting)}: each needs its own")
+            seen.update(waiting)
+            _check_arguments(message.calls)
+    if waiting:
+        raise MisuseError(f"the history has no result of {waiting[0]!r}: each call needs one, right behind it")
+
+
+def _check_arguments(calls: Sequence[ToolCall]) -> None:
+    for call in calls:
+        try:
+            fits = isinstance(_parsed(call.arguments), dict)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise MisuseError(f"the history has a call {call.id!r} with {call.arguments[:80]!r} for a JSON object")
 
 
 def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part, ...]:

@@ -152,9 +152,11 @@ class Journal:
         self._stamp(events)
         run = self.run.fold(events)
         self._last = self.store.append(self.lease, run, events, taken=taken, final=True)
-        written = False
-        with anyio.CancelScope(shield=True):  # once it is on its way, the run must know what became of it
-            written = await self._last.wait()
+        written: bool | None = None
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + SETTLE_S):
+            written = await self._last.wait()  # once it is on its way, the run must know what became of it
+        if written is None:
+            raise StoreError(f"the store did not write the end of run {run.id!r} within {SETTLE_S:g} s; resume it")
         if not written:
             self._mark = mark
             return False

@@ -154,7 +154,7 @@ FIRST, SECOND = result("t1.0"), result("t1.1")
         [],
         [SystemMessage(text="rules"), UserMessage(parts=(TEXT,)), AssistantMessage(text="hi")],
         [ASKING, FIRST, SECOND],
-        [ASKING, SECOND, FIRST, ASKING, FIRST, SECOND, AssistantMessage(text="hi")],
+        [ASKING, FIRST, SECOND, AssistantMessage(text="hi"), UserMessage(parts=(TEXT,))],
     ],
 )
 def test_a_sound_history_is_taken(messages):
@@ -169,6 +169,8 @@ def test_a_sound_history_is_taken(messages):
         ([ASKING], "no result of 't1.0'"),
         ([ASKING, FIRST, UserMessage(parts=(TEXT,)), SECOND], "no result of 't1.1'"),
         ([ASKING, ASKING, FIRST, SECOND], "no result of 't1.0'"),
+        ([ASKING, SECOND, FIRST], "result of 't1.1' without its call"),
+        ([ASKING, FIRST, SECOND, ASKING, FIRST, SECOND], "call id twice"),
         ([FIRST], "result of 't1.0' without its call"),
         ([ASKING, FIRST, SECOND, FIRST], "result of 't1.0' without its call"),
         ([ASKING, FIRST, FIRST], "result of 't1.0' without its call"),

@@ -9,9 +9,20 @@ import attrs
 import pytest
 from checks import HANG_S, calls_of, names, reach, sound, texts, valid_history
 
-from agentfsm import Agent, ConflictError, ImagePart, MisuseError, RunContext, State, StopReason, TextPart, tool
+from agentfsm import (
+    Agent,
+    ConflictError,
+    ImagePart,
+    MisuseError,
+    Outcome,
+    RunContext,
+    State,
+    StopReason,
+    TextPart,
+    tool,
+)
 from agentfsm.core.errors import LeaseHeldError, ModelError
-from agentfsm.core.messages import AssistantMessage, ToolCall, UserMessage
+from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.ports import Model, Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
@@ -114,14 +125,33 @@ def test_metadata_is_a_copy_that_nobody_can_change():
         run.metadata["order"] = None  # type: ignore[index]
 
 
-def test_a_torn_history_is_refused():
-    """A history from outside has to be valid too: each call with its result."""
-    torn = (
-        UserMessage(parts=(TextPart(text="hello"),)),
-        AssistantMessage(calls=(ToolCall(id="t1.0", name="x", arguments="{}", key="k"),)),
-    )
-    with pytest.raises(MisuseError, match=r"t1\.0|result"):
-        Agent(ScriptedModel()).start("more", messages=torn)
+def a_call(call_id: str, arguments: str = "{}") -> ToolCall:
+    """A call of a history from outside."""
+    return ToolCall(id=call_id, name="x", arguments=arguments, key=call_id)
+
+
+def a_result(call_id: str) -> ToolResult:
+    """A result of a history from outside."""
+    return ToolResult(call_id=call_id, name="x", outcome=Outcome.DONE, content="")
+
+
+TORN = {
+    "no result": (AssistantMessage(calls=(a_call("t1.0"),)),),
+    "no call": (a_result("t1.0"),),
+    "two results": (AssistantMessage(calls=(a_call("t1.0"),)), a_result("t1.0"), a_result("t1.0")),
+    "another order": (AssistantMessage(calls=(a_call("t1.0"), a_call("t1.1"))), a_result("t1.1"), a_result("t1.0")),
+    "an id twice": (AssistantMessage(calls=(a_call("t1.0"), a_call("t1.0"))), a_result("t1.0"), a_result("t1.0")),
+    "an id again": (AssistantMessage(calls=(a_call("t1.0"),)), a_result("t1.0")) * 2,
+    "no JSON": (AssistantMessage(calls=(a_call("t1.0", "nope"),)), a_result("t1.0")),
+    "no message": ({"role": "user", "content": "hello"},),
+}
+
+
+@pytest.mark.parametrize("torn", TORN)
+def test_a_torn_history_is_refused(torn):
+    """A history from outside has to be valid too: each call once, with its one result, in order."""
+    with pytest.raises(MisuseError, match="history"):
+        Agent(ScriptedModel()).start("more", messages=TORN[torn])
 
 
 async def test_start_does_no_io(store):

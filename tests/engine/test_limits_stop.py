@@ -161,6 +161,16 @@ async def test_usd_with_a_model_of_unknown_price_is_misuse(store):
     assert not model.requests
 
 
+async def test_an_agent_without_a_price_can_still_look_and_cancel(store):
+    """A run that is over is returned as it is, and a request for the end is obeyed: neither costs anything."""
+    agent = Agent(ScriptedModel("done"), store=store)
+    over, live = await agent.run("one"), await agent.step(agent.start("two"))
+    unpriced = agent.with_(limits=Limits(usd=1.0))
+    assert await unpriced.resume(over.id) == over
+    await unpriced.cancel(live.id)
+    assert (await agent.load(live.id)).stop_reason is StopReason.CANCELLED
+
+
 async def test_usage_that_nobody_told_is_estimated(store):
     """Where the provider says nothing the tokens are counted here, and marked."""
     agent = Agent(ScriptedModel(say("four words of answer", usage=None)), store=store)
