@@ -122,7 +122,7 @@ class Tally:
         Raises:
             MisuseError: when the history is shorter than what was counted.
         """
-        known = len(self)
+        known = len(self._sums) - 1
         if len(messages) < known:
             msg = f"the history has {len(messages)} messages, but {known} were counted: a fork needs a Tally of its own"
             raise MisuseError(msg)

@@ -23,6 +23,9 @@ LONGEST = 4
 # The longest sequence looked for: beyond it, repetition is too rare to be worth the look.
 
 
+Signature = tuple[tuple[str, object], ...]
+
+
 @attrs.frozen(kw_only=True)
 class Loop:
     """A repetition."""
@@ -38,7 +41,7 @@ class Loop:
 @attrs.frozen(kw_only=True)
 class _Turn:
     said: AssistantMessage
-    signature: tuple[tuple[str, object], ...]
+    signature: Signature
     results: tuple[str, ...]
 
 
@@ -58,37 +61,32 @@ def find(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset()) ->
 def _suspicious(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
     """Whether the newest turn is like any of those that a loop would need: a quick look that usually settles it."""
     newest: AssistantMessage | None = None
+    wanted: Signature = ()
     results: set[str] = set()
     turns = 0
     for message in reversed(messages):
         if isinstance(message, AssistantMessage):
             turns += 1
             if newest is None:
-                newest = message
+                newest, wanted = message, _signature(message, exempt)
             elif turns > LONGEST + 1:
                 return False
-            elif _alike_at_all(message, newest, exempt):
+            elif _signature(message, exempt) == wanted and (wanted or message.text.strip() == newest.text.strip()):
                 return True
         elif isinstance(message, ToolResult):
-            if turns == 1 and message.content in results:
-                return True
             if turns == 0:
                 results.add(message.content)
+            elif turns == 1 and message.content in results:
+                return True
         elif isinstance(message, UserMessage):
             return False
     return False
 
 
-def _signature(message: AssistantMessage, exempt: AbstractSet[str]) -> tuple[tuple[str, object], ...]:
+def _signature(message: AssistantMessage, exempt: AbstractSet[str]) -> Signature:
     if not exempt:
         return message.signature
     return tuple([call for call in message.signature if call[0] not in exempt])
-
-
-def _alike_at_all(one: AssistantMessage, other: AssistantMessage, exempt: AbstractSet[str]) -> bool:
-    if _signature(one, exempt) != _signature(other, exempt):
-        return False
-    return bool(one.calls) or one.text.strip() == other.text.strip()
 
 
 def _newest(messages: Sequence[Message], count: int, exempt: AbstractSet[str]) -> list[_Turn]:

@@ -78,6 +78,9 @@ class Journal:
     # Around the driving call; cancelled when somebody asks for the run's end, or takes it over.
     _last: Commit | None = None
     _mark: float = 0.0
+    # The clock's reading at the newest event.
+    _epoch: float = 0.0
+    # What makes a reading of the clock a date; taken once, so that dates do not jump within a driving call.
 
     @classmethod
     async def open(
@@ -108,6 +111,7 @@ class Journal:
         log = Facts(run.id, run.header.agent)
         journal = cls(store=store, lease=lease, run=run, clock=clock, listen=listen, see=see, log=log)
         journal._mark = clock.monotonic()
+        journal._epoch = clock.now() - journal._mark
         lease.wake = waker(journal._interrupt)
         return journal
 
@@ -124,7 +128,7 @@ class Journal:
         """Write the time into events that nobody else has seen yet: a copy would cost three times their making."""
         now = self.clock.monotonic()
         took_s, self._mark = now - self._mark, now
-        at = self.clock.now()
+        at = self._epoch + now
         for event in events:
             _put(event, "at", at)
             _put(event, "took_s", took_s)

@@ -63,4 +63,4 @@ class Place:
 
 def left_behind(owner: object) -> tuple[Place, ...]:
     """Return the places that threads of this owner still hold."""
-    return tuple(_LEFT.get(owner, ()))
+    return tuple(_LEFT.get(owner, ())) if _LEFT else ()

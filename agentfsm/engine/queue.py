@@ -180,7 +180,8 @@ class ToolQueue:
         except ArgumentsError as error:
             return Outcome.FAILED, str(error), None
         timeout_s = tool.timeout_s or self.timeout_s
-        if (blocker := await self._blocker(tool, timeout_s)) is not None:
+        places = left_behind(self.owner)
+        if places and (blocker := await self._blocker(places, tool, timeout_s)) is not None:
             return Outcome.FAILED, f"blocked: {blocker} is still running from an earlier call; try again later", None
         if self.starting is not None and (tool.requires_approval or not tool.read_only):
             await self.starting(call, tool)
@@ -224,11 +225,9 @@ class ToolQueue:
             raise
         return await isolated(value) if isawaitable(value) else value
 
-    async def _blocker(self, tool: Tool[..., Any], timeout_s: float) -> str | None:
+    async def _blocker(self, places: Sequence[Place], tool: Tool[..., Any], timeout_s: float) -> str | None:
         """Wait for threads that the tool must not overlap; return the name of one that does not end in time."""
-        places = [place for place in left_behind(self.owner) if not (place.shared and tool.concurrency_safe)]
-        if not places:
-            return None
+        places = [place for place in places if not (place.shared and tool.concurrency_safe)]
         with anyio.move_on_after(timeout_s):
             for place in places:
                 await place.given_up()

@@ -29,8 +29,8 @@ KEEP_FINISHED: Final = 1_000
 class _Written:
     """The outcome of an append to memory: it is always decided at once."""
 
-    accepted: bool
     error: StoreError | None = None
+    accepted: bool = True
 
     async def wait(self) -> bool:
         if self.error is not None:
@@ -38,7 +38,7 @@ class _Written:
         return self.accepted
 
 
-_WRITTEN: Final = _Written(accepted=True)
+_WRITTEN: Final = _Written()
 _REFUSED: Final = _Written(accepted=False)
 
 
@@ -122,24 +122,19 @@ class MemoryStore(Store):
         final: bool = False,
     ) -> Commit:
         """Write events and strike inbox rows; what is wrong is raised by the wait, as in the other stores."""
-        try:
-            return self._write(lease, run, events, taken, final=final)
-        except StoreError as error:
-            return _Written(accepted=False, error=error)
-
-    def _write(self, lease: Lease, run: Run, events: Sequence[Event], taken: Sequence[int], *, final: bool) -> Commit:
-        record = self._record(lease.run_id)
-        if lease.token != record.token:
-            raise LeaseLostError(f"run {lease.run_id!r} was taken over by another worker")
-        if record.run.version != run.version - len(events):
-            raise ConflictError(f"run {run.id!r} is at version {record.run.version}, not {run.version - len(events)}")
+        record = self._records.get(lease.run_id)
+        before = run.version - len(events)
+        if record is None or lease.token != record.token:
+            return _Written(LeaseLostError(f"run {lease.run_id!r} was taken over by another worker, or deleted"))
+        if record.run.version != before:
+            return _Written(ConflictError(f"run {run.id!r} is at version {record.run.version}, not {before}"))
         if final and record.inbox.keys() - set(taken):
             return _REFUSED
         for number in taken:
             record.inbox.pop(number, None)
         record.events.extend(events)
         record.run = run
-        if run.is_over:
+        if run.stop_reason is not None:
             self._retire(run.id)
         return _WRITTEN
 

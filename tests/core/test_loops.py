@@ -125,6 +125,7 @@ def test_polling_does_not_excuse_the_others():
         messages += [AssistantMessage(calls=calls), *(result(c.id, content=f"{number}", name=c.name) for c in calls)]
     assert find(messages, exempt={"poll"}).tools == ("write",)
     assert find(history("AABA"), exempt={"tool_B"}) is None
+    assert find(history("ABA", content="same"), exempt={"tool_B"}) is None
 
 
 def test_polling_for_something_new_does_not_excuse_the_others():

@@ -174,6 +174,9 @@ def test_a_sound_history_is_taken(messages):
         ([FIRST], "result of 't1.0' without its call"),
         ([ASKING, FIRST, SECOND, FIRST], "result of 't1.0' without its call"),
         ([ASKING, FIRST, FIRST], "result of 't1.0' without its call"),
+        ([AssistantMessage(calls=(call(0), call(0))), FIRST, FIRST], "call id twice"),
+        ([AssistantMessage(calls=(call(arguments="nope"),)), FIRST], "'t1.0' with 'nope' for a JSON object"),
+        ([AssistantMessage(calls=(call(arguments="[1]"),)), FIRST], r"with '\[1\]' for a JSON object"),
         ([{"role": "user", "content": "hi"}], "dict is none"),
         (["hi"], "str is none"),
     ],
@@ -182,6 +185,14 @@ def test_an_unsound_history_is_refused(messages, words):
     """A call without a result, a result without its call, and what is no message are a misuse that says which."""
     with pytest.raises(MisuseError, match=words):
         check_history(messages)
+
+
+@pytest.mark.xfail(strict=True, raises=RecursionError, reason="reported: _check_arguments catches ValueError only")
+def test_a_history_nested_too_deep_is_refused():
+    """Arguments that no reader can take apart are a misuse as well."""
+    deep = call(arguments='{"a":' + "[" * 200_000)
+    with pytest.raises(MisuseError):
+        check_history([AssistantMessage(calls=(deep,)), FIRST])
 
 
 usages = st.builds(

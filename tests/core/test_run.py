@@ -225,6 +225,7 @@ def test_the_whole_history_is_shown_until_it_is_compacted():
 def test_what_is_shown(messages, start, first, expected):
     """The task is always shown, a note counts what is not, and there is no note where nothing is missing."""
     assert shown(messages, start, first) == expected
+    assert first or shown(messages, start) == expected
 
 
 # ACT and its ends
