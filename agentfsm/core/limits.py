@@ -86,7 +86,7 @@ class Limits:
         if run.usage.tokens >= self.tokens:
             return StopReason.TOKEN_BUDGET, f"{run.usage.tokens:,} of {self.tokens:,} tokens used"
         if self.usd is not None and (run.usage.cost_usd or 0.0) >= self.usd:
-            return StopReason.COST_BUDGET, f"{run.usage.cost_usd:.4f} of {self.usd:.4f} US dollars used"
+            return StopReason.COST_BUDGET, f"{run.usage.cost_usd:.4g} of {self.usd:.4g} US dollars used"
         if run.duration_s >= self.seconds:
             return StopReason.TIMEOUT, f"{run.duration_s:.1f} of {self.seconds:.1f} seconds used"
         return None

@@ -213,7 +213,7 @@ def _check_arguments(calls: Sequence[ToolCall]) -> None:
     for call in calls:
         try:
             fits = isinstance(_parsed(call.arguments), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             fits = False
         if not fits:
             raise MisuseError(f"the history has a call {call.id!r} with {call.arguments[:80]!r} for a JSON object")

@@ -6,7 +6,6 @@ run can be tested, folded from its journal, forked and replayed without an event
 
 from __future__ import annotations
 
-import copyreg
 import json
 from collections.abc import Mapping
 from enum import StrEnum
@@ -38,12 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-# Runs are copied and sent to other processes, and Python cannot do that to a mapping proxy by itself.
-copyreg.pickle(MappingProxyType, lambda proxy: (MappingProxyType, (dict(proxy),)))
-
-
-def _read_only(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    return MappingProxyType(dict(metadata))
+def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(metadata)
 
 
 @attrs.frozen(kw_only=True)
@@ -69,8 +64,8 @@ class Header:
     # Where the command line finds the agent again: "module:attribute".
     user: str | None = None
     roles: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = attrs.field(factory=dict, converter=_read_only)
-    # JSON values, as the caller gave them; read-only.
+    metadata: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
+    # JSON values; a copy of what the caller gave.
 
 
 class Phase(StrEnum):
@@ -231,8 +226,8 @@ class Run:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the caller attached at the start."""
-        return self.header.metadata
+        """What the caller attached at the start; read-only."""
+        return MappingProxyType(self.header.metadata)
 
     @property
     def created_at(self) -> float:

@@ -86,19 +86,7 @@ def test_errors_survive_a_copy(error):
     assert (str(twin), twin.args, twin.__dict__) == (str(error), error.args, error.__dict__)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        pytest.param(
-            error,
-            marks=pytest.mark.xfail(strict=True, reason="reported: a mapping proxy in the header is not pickled")
-            if isinstance(error, RunError)
-            else (),
-        )
-        for error in ERRORS
-    ],
-    ids=lambda error: type(error).__name__,
-)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_errors_cross_processes(error):
     """An error comes out of a process pool, or a test runner's worker, as it went in."""
     twin = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes

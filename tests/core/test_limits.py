@@ -62,7 +62,7 @@ def test_wrong_types_are_refused(limits):
         ({"turn": 7}, StopReason.MAX_TURNS, "7 of 5 turns"),
         ({"usage": Usage(input_tokens=900, output_tokens=134)}, StopReason.TOKEN_BUDGET, "1,034 of 1,000 tokens"),
         ({"usage": Usage(input_tokens=1_000)}, StopReason.TOKEN_BUDGET, "1,000 of 1,000 tokens"),
-        ({"usage": Usage(cost_usd=0.5)}, StopReason.COST_BUDGET, "0.5000 of 0.5000 US dollars"),
+        ({"usage": Usage(cost_usd=0.5)}, StopReason.COST_BUDGET, "0.5 of 0.5 US dollars"),
         ({"duration_s": 60.0}, StopReason.TIMEOUT, "60.0 of 60.0 seconds"),
         ({"duration_s": 61.25}, StopReason.TIMEOUT, "61.2 of 60.0 seconds"),
         ({"consecutive_errors": 3}, StopReason.TOO_MANY_ERRORS, "3 error turns in a row"),

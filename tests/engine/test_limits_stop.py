@@ -139,7 +139,7 @@ async def test_cost_budget(store):
     lines = [say("", call("look", at=str(n)), usage=Usage(input_tokens=90_000, output_tokens=10_000)) for n in range(9)]
     agent = Agent(Priced(*lines), tools=[look], limits=Limits(usd=0.25, tokens=10_000_000), store=store)
     run = await agent.run("look around")
-    ended(run, StopReason.COST_BUDGET, "0.3000 of 0.2500 US dollars")
+    ended(run, StopReason.COST_BUDGET, "0.3 of 0.25 US dollars")
     assert run.usage.cost_usd == pytest.approx(0.3)
     assert run.turn == 3
 
