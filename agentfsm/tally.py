@@ -95,6 +95,8 @@ class Tally:
     # `BYTES` until there is a vocabulary, see `recount`.
     first: int = attrs.field(default=0, kw_only=True)
     # Where the run's own messages start; what is before them is of runs that it goes on from.
+    overhead: int = attrs.field(default=0, kw_only=True)
+    # Tokens of what every request holds beside messages: instructions and tool definitions.
     task: int | None = attrs.field(default=None, init=False)
     # Where the first user message is; None where there is none yet.
     _sums: list[int] = attrs.field(factory=lambda: [0], init=False)
@@ -148,8 +150,8 @@ class Tally:
         return task_tokens + count_message(gap_note(removed), self.counter) + self.since(start)
 
     def estimate(self, start: int) -> int:
-        """Return about how many tokens that is, also where only bytes were counted."""
-        return self.shown(start) // (BYTES_PER_TOKEN if self.counter is BYTES else 1)
+        """Return about how many tokens such a request has in all, also where only bytes were counted."""
+        return (self.overhead + self.shown(start)) // (BYTES_PER_TOKEN if self.counter is BYTES else 1)
 
     def first_within(self, tokens: float, start: int) -> int:
         """Return the smallest index >= `start` from which on the messages come to `tokens` at most."""

@@ -135,10 +135,14 @@ def is_foreign(cancellation: BaseException) -> bool:
 
 
 @coroutine
-def isolated(awaitable: Awaitable[T]) -> Generator[Any, Any, T]:
+def isolated(awaitable: Awaitable[T], first_wait: Callable[[], None] | None = None) -> Generator[Any, Any, T]:
     """Await something in a copy of the current context: what it sets in context variables does not leak out.
 
     A task would do the same at ten times the cost. Cancellation and whatever the event loop sends pass through.
+
+    Args:
+        awaitable: What to await.
+        first_wait: Called when it waits for the first time; never for what ends without waiting.
     """
     run = contextvars.copy_context().run
     steps: Any = awaitable.__await__()
@@ -150,6 +154,9 @@ def isolated(awaitable: Awaitable[T]) -> Generator[Any, Any, T]:
         except StopIteration as end:
             result: T = end.value
             return result
+        if first_wait is not None:
+            first_wait()
+            first_wait = None
         try:
             throw, value = None, (yield wish)
         except BaseException as error:  # noqa: BLE001  it belongs to what is awaited

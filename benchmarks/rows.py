@@ -13,7 +13,20 @@ import attrs
 
 from agentfsm import Agent, Limits, Tool, tool
 from agentfsm.core.messages import AssistantMessage, Usage
-from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request, TextChunk
+from agentfsm.core.run import Header
+from agentfsm.ports import (
+    Commit,
+    Emit,
+    FinishReason,
+    Lease,
+    Model,
+    ProposedCall,
+    Reply,
+    Request,
+    Store,
+    TextChunk,
+)
+from agentfsm.stores.memory import WRITTEN, MemoryStore
 from benchmarks import floor
 
 WIDE = Limits(turns=1_000, tokens=10_000_000)
@@ -87,11 +100,37 @@ def _bare_model(turns: int, width: int) -> Callable[[list[floor.Message]], Await
     return model
 
 
-def _loop(name: str, what: str, *, turns: int, width: int, per: int, goal: float, times: int) -> Row:
+class NoStore(MemoryStore):
+    """Keeps nothing, so that what is measured is the engine alone."""
+
+    async def create(self, header: Header) -> tuple[Header, Lease]:
+        """Give a lease of nothing."""
+        return header, Lease(run_id=header.id, token=1, version=0)
+
+    def append(self, *_args: object, **_options: object) -> Commit:
+        """Say that it is written."""
+        return WRITTEN
+
+    def release(self, lease: Lease) -> Commit:
+        """Say that it is done."""
+        return WRITTEN
+
+
+def _loop(
+    name: str,
+    what: str,
+    *,
+    turns: int,
+    width: int,
+    per: int,
+    goal: float,
+    times: int,
+    store: Store | None = None,
+) -> Row:
     """Return a row that runs a loop of this shape `times` times and divides its cost by `per`."""
     bare = _bare_model(turns, width)
     tools: list[Tool[..., Any]] = [add] if turns else []
-    agent = Agent(Counting(turns, width), tools=tools, limits=WIDE)
+    agent = Agent(Counting(turns, width), tools=tools, limits=WIDE, store=store or MemoryStore())
 
     async def on_floor() -> float:
         start = time.perf_counter()
@@ -201,6 +240,7 @@ def rows() -> list[Row]:
     return [
         _loop("run", "one run, no tools", turns=0, width=0, per=1, goal=15.0, times=200),
         _loop("turns", "10 turns of one call, per turn", turns=10, width=1, per=10, goal=4.0, times=20),
+        _loop("engine", "the same without a store", turns=10, width=1, per=10, goal=4.0, times=20, store=NoStore()),
         _loop("fan-out", "100 parallel trivial calls, per call", turns=1, width=100, per=100, goal=3.0, times=5),
         _growth(),
         _chunk(),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -427,43 +426,44 @@ _COMES_IN: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
 }
 
 
-def _with_entry(run: Run, event: e.Event, call_id: str, after: Callable[[OpenCall], OpenCall]) -> Changes:
-    """Replace the entry of a call, if the event may come to it in its phase."""
+def _entry_for(run: Run, event: e.Event, call_id: str) -> tuple[list[OpenCall], int]:
+    """Return the open calls as a list, and where the call of the event is, if it may come to it in its phase."""
     entries = list(run.open)
     index = run._index(call_id)  # noqa: SLF001  the fold is the run's own inside
-    was = entries[index]
-    if was.phase not in _COMES_IN[type(event)]:
-        raise MisuseError(f"{type(event).__name__} does not fit the call {call_id} of run {run.id}: it is {was.phase}")
-    entries[index] = after(was)
+    if entries[index].phase not in _COMES_IN[type(event)]:
+        phase = entries[index].phase
+        raise MisuseError(f"{type(event).__name__} does not fit the call {call_id} of run {run.id}: it is {phase}")
+    return entries, index
+
+
+def _evolved(run: Run, event: e.Event, call_id: str, **changes: Any) -> Changes:
+    entries, index = _entry_for(run, event, call_id)
+    entries[index] = attrs.evolve(entries[index], **changes)
     return {"open": tuple(entries)}
 
 
 def _tool_started(run: Run, event: e.ToolStarted) -> Changes:
-    def after(was: OpenCall) -> OpenCall:
-        return attrs.evolve(was, phase=Phase.RUNNING, attempts=was.attempts + 1, repeatable=event.repeatable)
-
-    return _with_entry(run, event, event.call_id, after)
+    attempts = run.entry(event.call_id).attempts + 1
+    return _evolved(run, event, event.call_id, phase=Phase.RUNNING, attempts=attempts, repeatable=event.repeatable)
 
 
 def _tool_finished(run: Run, event: e.ToolFinished) -> Changes:
-    def after(was: OpenCall) -> OpenCall:
-        return OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=event.result)
-
-    return _with_entry(run, event, event.result.call_id, after)
+    entries, index = _entry_for(run, event, event.result.call_id)
+    was = entries[index]
+    entries[index] = OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=event.result)
+    return {"open": tuple(entries)}
 
 
 def _tool_lost(run: Run, event: e.ToolLost) -> Changes:
-    return _with_entry(run, event, event.call_id, lambda was: attrs.evolve(was, phase=Phase.LOST))
+    return _evolved(run, event, event.call_id, phase=Phase.LOST)
 
 
 def _approval_asked(run: Run, event: e.ApprovalAsked) -> Changes:
-    asked = partial(attrs.evolve, phase=Phase.ASKED, expires_at=event.expires_at)
-    return _with_entry(run, event, event.call_id, asked)
+    return _evolved(run, event, event.call_id, phase=Phase.ASKED, expires_at=event.expires_at)
 
 
 def _approval_given(run: Run, event: e.ApprovalGiven) -> Changes:
-    approved = partial(attrs.evolve, phase=Phase.APPROVED, expires_at=None)
-    return _with_entry(run, event, event.call_id, approved)
+    return _evolved(run, event, event.call_id, phase=Phase.APPROVED, expires_at=None)
 
 
 def _tools_returned(run: Run, _event: e.ToolsReturned) -> Changes:

@@ -17,7 +17,7 @@ from agentfsm.engine.arguments import check_object, object_text
 from agentfsm.engine.log import redacted
 from agentfsm.engine.stream import CallDelta, TextDelta
 from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Reply, Request, TextChunk
-from agentfsm.tally import BYTES, BYTES_PER_TOKEN
+from agentfsm.tally import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
@@ -85,7 +85,7 @@ def _request(engine: Engine, run: Run, effect: AskModel, tally: Tally) -> Reques
 
 def _capped(engine: Engine, run: Run, tally: Tally) -> Settings:
     """Return the settings, with the answer capped by what the token budget leaves."""
-    left = engine.limits.tokens - run.usage.tokens - _input_tokens(engine, run, tally)
+    left = engine.limits.tokens - run.usage.tokens - tally.estimate(run.window)
     if left < 1:
         raise LimitError(
             StopReason.TOKEN_BUDGET,
@@ -93,12 +93,6 @@ def _capped(engine: Engine, run: Run, tally: Tally) -> Settings:
         )
     wanted = engine.settings.max_tokens or ANSWER_TOKENS
     return engine.settings if left >= wanted else attrs.evolve(engine.settings, max_tokens=left)
-
-
-def _input_tokens(engine: Engine, run: Run, tally: Tally) -> int:
-    """Return about how many tokens the request has."""
-    overhead = engine.overhead_tokens(tally.counter) // (BYTES_PER_TOKEN if tally.counter is BYTES else 1)
-    return overhead + tally.estimate(run.window)
 
 
 async def _attempt(engine: Engine, request: Request, emit: Emit | None) -> Reply:
@@ -123,7 +117,7 @@ def _usage(engine: Engine, run: Run, reply: Reply, tally: Tally) -> Usage:
     usage = reply.usage
     if usage is None:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
-        asked = _input_tokens(engine, run, tally)
+        asked = tally.estimate(run.window)
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
     return _priced(engine, usage)
 

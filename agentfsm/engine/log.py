@@ -42,6 +42,11 @@ class Facts:
     run_id: str
     agent: str
 
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody wants to know of turns and calls; asked before their facts are put together."""
+        return LOGGER.isEnabledFor(logging.INFO)
+
     def debug(self, event: str, **facts: object) -> None:
         """Log what only somebody looking for a fault wants."""
         self._write(logging.DEBUG, event, facts)

@@ -58,9 +58,9 @@ class Engine:
     _overhead: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
     # Tokens of what every request holds, by encoding and number of tools.
 
-    def room_tokens(self, counter: TokenCounter) -> int:
+    def room_tokens(self, tally: Tally) -> int:
         """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
-        return self.model.window_tokens - (self.settings.max_tokens or ANSWER_TOKENS) - self.overhead_tokens(counter)
+        return self.model.window_tokens - (self.settings.max_tokens or ANSWER_TOKENS) - tally.overhead
 
     def overhead_tokens(self, counter: TokenCounter) -> int:
         """Return the tokens of instructions and tool definitions; counted once per counter."""
@@ -171,11 +171,13 @@ async def _compacted(engine: Engine, drive: Drive) -> e.Compacted | None:
     """Return the event that makes room in the context window, where there is too little."""
     run, tally = drive.journal.run, drive.tally
     tally.extend_to(run.messages)
-    if engine.context.fits(tally, run.window, engine.room_tokens(tally.counter)):
+    if engine.context.fits(tally, run.window, engine.room_tokens(tally)):
         return None
     if tally.counter is BYTES:  # a sure bound that was too coarse to say yes
-        tally.recount(run.messages, await engine.load_counter(engine.model.name))
-    room = engine.room_tokens(tally.counter)
+        counter = await engine.load_counter(engine.model.name)
+        tally.overhead = engine.overhead_tokens(counter)
+        tally.recount(run.messages, counter)
+    room = engine.room_tokens(tally)
     start = engine.context.start(run.messages, tally, run.window, room)
     if start == run.window:
         return None
@@ -203,7 +205,8 @@ async def _hear(engine: Engine, drive: Drive, reply: Reply, usage: Usage) -> Non
 def _note_turn(engine: Engine, journal: Journal, calls: int, usage: Usage) -> None:
     run = journal.run
     turn = run.turn + 1
-    journal.log.info("turn", turn=turn, calls=calls, input=usage.input_tokens, output=usage.output_tokens)
+    if journal.log.is_read:
+        journal.log.info("turn", turn=turn, calls=calls, input=usage.input_tokens, output=usage.output_tokens)
     if turn == int(engine.limits.turns * UNUSUAL_SHARE) + 1:
         journal.log.warning("many_turns", turn=turn, limit=engine.limits.turns)
     if journal.listen is not None:
@@ -215,11 +218,13 @@ def _note_turn(engine: Engine, journal: Journal, calls: int, usage: Usage) -> No
 
 async def _act(engine: Engine, drive: Drive, effect: RunTools | Wait) -> None:
     """Run what may run; where nothing may and calls are open, leave the run as it is: it waits for a person."""
-    entries, calls = drive.journal.run.open, effect.calls if isinstance(effect, RunTools) else ()
-    if not all(entry.phase is Phase.INTENDED and entry.call.name not in engine.registry.asking for entry in entries):
+    entries, asking, intended = drive.journal.run.open, engine.registry.asking, Phase.INTENDED
+    calls = effect.calls if isinstance(effect, RunTools) else ()
+    drive.unfinished = len(entries)
+    if [each for each in entries if each.phase is not intended or each.call.name in asking]:
         await _decide(engine, drive)
-        entries, calls = drive.journal.run.open, _ready(drive)
-    drive.unfinished = len([entry for entry in entries if entry.phase is not Phase.FINISHED])
+        calls = _ready(drive)
+        drive.unfinished = len([each for each in drive.journal.run.open if each.phase is not Phase.FINISHED])
     if not drive.unfinished:
         drive.journal.commit(e.ToolsReturned())
     elif calls:
@@ -315,9 +320,10 @@ def _finished(drive: Drive, result: ToolResult) -> None:
         journal.commit(finished)
     else:
         journal.commit(finished, e.ToolsReturned())
-    tool = result.name if result.name in drive.queue.registry else "(unknown)"  # what a model invents is no fact
-    outcome, wall_s = result.outcome.value, result.duration_s
-    journal.log.info("call", call=result.call_id, tool=tool, outcome=outcome, wall_s=wall_s)
+    if journal.log.is_read:
+        tool = result.name if result.name in drive.queue.registry else "(unknown)"  # what a model invents is no fact
+        outcome, wall_s = result.outcome.value, result.duration_s
+        journal.log.info("call", call=result.call_id, tool=tool, outcome=outcome, wall_s=wall_s)
 
 
 # REFLECT
@@ -377,6 +383,7 @@ PERFORM: Final[Mapping[type[Effect], Performer]] = {
 
 def drive_of(engine: Engine, journal: Journal, deps: Any, tally: Tally) -> Drive:
     """Return a driving call with its queue, which records each call's start and end in the journal."""
+    tally.overhead = engine.overhead_tokens(tally.counter)
     queue = ToolQueue(
         engine.registry,
         limit=engine.limits.parallel,

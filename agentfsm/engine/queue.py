@@ -194,8 +194,10 @@ class ToolQueue:
     async def _invoke(self, tool: Tool[..., Any], function: Callable[[], Any], timeout_s: float) -> _End:
         value: object = None
         try:
-            with anyio.CancelScope(deadline=anyio.current_time() + timeout_s) as scope:
-                value = await (isolated(function()) if tool.is_async else self._threaded(tool, function))
+            with anyio.CancelScope() as scope:
+                # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
+                arm = partial(_arm, scope, timeout_s)
+                value = await (isolated(function(), arm) if tool.is_async else self._threaded(tool, function, arm))
         except ModelRetry as hint:
             return _shown(Outcome.FAILED, retry_text(hint), tool)
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a tool raises is its result
@@ -214,10 +216,11 @@ class ToolQueue:
             return Outcome.TIMED_OUT, timeout_text(tool, timeout_s), None
         return _shown(Outcome.DONE, result_text(value), tool)
 
-    async def _threaded(self, tool: Tool[..., Any], function: Callable[[], Any]) -> Any:
+    async def _threaded(self, tool: Tool[..., Any], function: Callable[[], Any], arm: Callable[[], None]) -> Any:
         """Run a plain function in a thread; a cancelled call leaves the thread behind, counted and with its place."""
         place = Place(tool.name, shared=tool.concurrency_safe)
         handed = in_thread(function, place.give_up)
+        arm()
         try:
             value = await handed.wait()
         except anyio.get_cancelled_exc_class():
@@ -252,6 +255,10 @@ class ToolQueue:
         except Exception:  # noqa: BLE001  a watcher breaks nothing
             self._missed += 1
             LOGGER.exception("a listener of the tool queue failed")
+
+
+def _arm(scope: anyio.CancelScope, timeout_s: float) -> None:
+    scope.deadline = anyio.current_time() + timeout_s
 
 
 def _shown(outcome: Outcome, text: str, tool: Tool[..., Any]) -> _End:

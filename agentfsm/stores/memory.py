@@ -38,7 +38,7 @@ class _Written:
         return self.accepted
 
 
-_WRITTEN: Final = _Written()
+WRITTEN: Final = _Written()
 _REFUSED: Final = _Written(accepted=False)
 
 
@@ -136,7 +136,7 @@ class MemoryStore(Store):
         record.run = run
         if run.stop_reason is not None:
             self._retire(run.id)
-        return _WRITTEN
+        return WRITTEN
 
     def _retire(self, run_id: str) -> None:
         self._finished[run_id] = None
@@ -162,7 +162,7 @@ class MemoryStore(Store):
         record = self._records.get(lease.run_id)
         if record is not None and record.lease is lease:
             record.holder = None
-        return _WRITTEN
+        return WRITTEN
 
     async def post(self, run_id: str, key: str, item: InboxItem) -> Posted:
         """Put an item into the inbox; the first post of a key wins."""

@@ -1,6 +1,7 @@
 """The command line in a folder of its own, as a process and in this one."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,3 +31,11 @@ def here(shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.delitem(sys.modules, "app", raising=False)
     yield Here(capsys, shell.folder)
     sys.modules.pop("app", None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _children_hear_an_interrupt():
+    """A test run that was started in the background ignores Ctrl-C, and its children would inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
