@@ -26,8 +26,9 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Message, Outcome, Part, Usage, check_history, clean, parts_of
 from agentfsm.core.run import Header, Phase, Run, begin
 from agentfsm.engine import journal as journals
+from agentfsm.engine.engine import Engine
 from agentfsm.engine.journal import Journal
-from agentfsm.engine.perform import Engine, drive_of
+from agentfsm.engine.perform import drive_of, run_steps
 from agentfsm.engine.stream import Stream
 from agentfsm.engine.tools import Tool, ToolRegistry
 from agentfsm.models import resolve
@@ -422,7 +423,7 @@ class Agent:
                 self._check_price()
                 self._check_tools(journal)
             drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run))
-            await self._engine.drive(drive, once=once)
+            await run_steps(self._engine, drive, once=once)
         except BaseException:
             await journal.settle()
             raise

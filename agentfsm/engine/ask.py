@@ -14,6 +14,7 @@ from agentfsm.core.errors import LimitError, ModelReplyError, ModelUnavailableEr
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ToolCall, Usage, clean
 from agentfsm.engine.arguments import check_object, object_text
+from agentfsm.engine.engine import ANSWER_TOKENS, Engine
 from agentfsm.engine.log import redacted
 from agentfsm.engine.stream import CallDelta, TextDelta
 from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Reply, Request, TextChunk
@@ -23,13 +24,10 @@ if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
     from agentfsm.core.run import Run
     from agentfsm.engine.journal import Journal
-    from agentfsm.engine.perform import Engine
     from agentfsm.engine.tools import ToolRegistry
     from agentfsm.ports import ProposedCall, Settings
     from agentfsm.tally import Tally
 
-ANSWER_TOKENS: Final = 4_096
-# Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
 FLAWS: Final = {
     FinishReason.LENGTH: "the answer was cut off at the length limit; allow more with Settings(max_tokens=...), or a "
     "larger token budget",

@@ -1,7 +1,7 @@
 """The edge: one coroutine for each effect, which does it and commits what happened.
 
-`Engine.step` is the whole control flow: take the effect, do it, commit the event. What comes next is the table's
-business. New behaviour is a new event or effect and one function here, never a branch in the step.
+`step` is the whole control flow: take the effect, do it, commit the event. What comes next is the table's business.
+New behaviour is a new event or effect and one function here, never a branch in the step.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from agentfsm.core.errors import (
     ModelUnavailableError,
 )
 from agentfsm.core.inbox import Approve, Cancel, Input, Posted, Reject, Rerun, Settle
-from agentfsm.core.limits import Limits, StopReason
+from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolCall, ToolResult, Usage, clean
 from agentfsm.core.run import UNDECIDED, OpenCall, Phase
-from agentfsm.engine.ask import ANSWER_TOKENS, FLAWS, ask, mint
+from agentfsm.engine.ask import FLAWS, ask, mint
+from agentfsm.engine.engine import Engine
 from agentfsm.engine.queue import ToolQueue
 from agentfsm.engine.stream import ToolEvent, ToolEventType, UsageReported
-from agentfsm.engine.tools import RunContext, Tool, ToolRegistry
-from agentfsm.ports import Clock, ContextPolicy, Model, Reply, Settings, TokenCounter
-from agentfsm.tally import BYTES, Tally, count_tools
+from agentfsm.engine.tools import RunContext, Tool
+from agentfsm.ports import Reply
+from agentfsm.tally import BYTES, Tally
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -39,59 +40,6 @@ if TYPE_CHECKING:
 
 UNUSUAL_SHARE: Final = 0.75
 # Of the turns allowed: beyond it a run is worth a warning in the log.
-
-
-@attrs.frozen(kw_only=True)
-class Engine:
-    """What an agent is made of: ports and settings. It holds nothing of any run."""
-
-    model: Model
-    instructions: str
-    registry: ToolRegistry
-    limits: Limits
-    settings: Settings
-    context: ContextPolicy
-    clock: Clock
-    load_counter: Callable[[str], Awaitable[TokenCounter]]
-    # Loads the token counter for a model name; called only when a history comes near the window.
-    log_prompts: bool = False
-    _overhead: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
-    # Tokens of what every request holds, by encoding and number of tools.
-
-    def room_tokens(self, tally: Tally) -> int:
-        """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
-        return self.model.window_tokens - (self.settings.max_tokens or ANSWER_TOKENS) - tally.overhead
-
-    def overhead_tokens(self, counter: TokenCounter) -> int:
-        """Return the tokens of instructions and tool definitions; counted once per counter."""
-        key = counter.encoding, len(self.registry)
-        tokens = self._overhead.get(key)
-        if tokens is None:
-            tokens = counter.count(self.instructions) + count_tools(self.registry.definitions, counter)
-            self._overhead[key] = tokens
-        return tokens
-
-    async def drive(self, drive: Drive, *, once: bool = False) -> None:
-        """Perform effects until the run is over or waits, within the active time that its limits leave."""
-        journal = drive.journal
-        left_s = max(0.0, self.limits.seconds - journal.run.duration_s)
-        with anyio.CancelScope(deadline=anyio.current_time() + left_s) as journal.scope:
-            while (before := journal.run).stop_reason is None:
-                await self.step(drive)
-                if once or journal.run is before:
-                    break
-        if journal.scope.cancelled_caught:
-            await _cut(self, drive)
-        await journal.flush()
-
-    async def step(self, drive: Drive) -> None:
-        """Perform the run's effect: do it, and commit what happened."""
-        journal = drive.journal
-        effect = journal.run.effect
-        if journal.lease.cancelled:
-            await _cancel(drive)
-        elif effect is not None:
-            await PERFORM[type(effect)](self, drive, effect)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -112,6 +60,30 @@ class Drive:
         """Commit the end of the run."""
         self.journal.log.error("run_failed", reason=reason.value, turn=self.journal.run.turn)
         self.journal.commit(e.Failed(reason=reason, message=message))
+
+
+async def run_steps(engine: Engine, drive: Drive, *, once: bool = False) -> None:
+    """Perform effects until the run is over or waits, within the active time that its limits leave."""
+    journal = drive.journal
+    left_s = max(0.0, engine.limits.seconds - journal.run.duration_s)
+    with anyio.CancelScope(deadline=anyio.current_time() + left_s) as journal.scope:
+        while (before := journal.run).stop_reason is None:
+            await step(engine, drive)
+            if once or journal.run is before:
+                break
+    if journal.scope.cancelled_caught:
+        await _cut(engine, drive)
+    await journal.flush()
+
+
+async def step(engine: Engine, drive: Drive) -> None:
+    """Perform the run's effect: do it, and commit what happened. This is the whole control flow."""
+    journal = drive.journal
+    effect = journal.run.effect
+    if journal.lease.cancelled:
+        await _cancel(drive)
+    elif effect is not None:
+        await PERFORM[type(effect)](engine, drive, effect)
 
 
 async def _cut(engine: Engine, drive: Drive) -> None:

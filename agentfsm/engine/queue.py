@@ -189,15 +189,24 @@ class ToolQueue:
             self._tell(ToolEventType.STARTED, call)
         if tool.takes_context:
             args = (self.context(call, self.clock.now() + timeout_s), *args)
-        return await self._invoke(tool, partial(tool.function, *args, **kwargs), timeout_s)
+        return await self._invoke(tool, args, kwargs, timeout_s)
 
-    async def _invoke(self, tool: Tool[..., Any], function: Callable[[], Any], timeout_s: float) -> _End:
+    async def _invoke(
+        self,
+        tool: Tool[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout_s: float,
+    ) -> _End:
         value: object = None
         try:
             with anyio.CancelScope() as scope:
                 # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
                 arm = partial(_arm, scope, timeout_s)
-                value = await (isolated(function(), arm) if tool.is_async else self._threaded(tool, function, arm))
+                if tool.is_async:
+                    value = await isolated(tool.function(*args, **kwargs), arm)
+                else:
+                    value = await self._threaded(tool, partial(tool.function, *args, **kwargs), arm)
         except ModelRetry as hint:
             return _shown(Outcome.FAILED, retry_text(hint), tool)
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a tool raises is its result

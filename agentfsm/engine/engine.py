@@ -1,0 +1,47 @@
+"""What an agent is made of, as the engine sees it: ports and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import attrs
+
+from agentfsm.core.limits import Limits
+from agentfsm.engine.tools import ToolRegistry
+from agentfsm.ports import Clock, ContextPolicy, Model, Settings, TokenCounter
+from agentfsm.tally import Tally, count_tools
+
+ANSWER_TOKENS: Final = 4_096
+# Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
+
+
+@attrs.frozen(kw_only=True)
+class Engine:
+    """What an agent is made of: ports and settings. It holds nothing of any run."""
+
+    model: Model
+    instructions: str
+    registry: ToolRegistry
+    limits: Limits
+    settings: Settings
+    context: ContextPolicy
+    clock: Clock
+    load_counter: Callable[[str], Awaitable[TokenCounter]]
+    # Loads the token counter for a model name; called only when a history comes near the window.
+    log_prompts: bool = False
+    _overhead: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
+    # Tokens of what every request holds, by encoding and number of tools.
+
+    def room_tokens(self, tally: Tally) -> int:
+        """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
+        return self.model.window_tokens - (self.settings.max_tokens or ANSWER_TOKENS) - tally.overhead
+
+    def overhead_tokens(self, counter: TokenCounter) -> int:
+        """Return the tokens of instructions and tool definitions; counted once per counter."""
+        key = counter.encoding, len(self.registry)
+        tokens = self._overhead.get(key)
+        if tokens is None:
+            tokens = counter.count(self.instructions) + count_tools(self.registry.definitions, counter)
+            self._overhead[key] = tokens
+        return tokens
