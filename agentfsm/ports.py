@@ -267,6 +267,11 @@ class Summary:
 class Commit(Protocol):
     """An append on its way to the disk."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether its outcome is known, so that `wait` does not wait."""
+        ...
+
     async def wait(self) -> bool:
         """Return when it is durable: True if it was written, False if a final append met an inbox that is not empty.
 

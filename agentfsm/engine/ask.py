@@ -164,10 +164,11 @@ def mint(run: Run, proposed: Sequence[ProposedCall], registry: ToolRegistry) -> 
 def _minted(run: Run, call_id: str, call: ProposedCall, registry: ToolRegistry) -> ToolCall:
     arguments = object_text(call.arguments)
     flaw = check_object(arguments)
+    known = call.name in registry
     return ToolCall(
         id=call_id,
-        name=call.name if call.name in registry else _legal_name(call.name),
-        invented=call.name not in registry,
+        name=call.name if known else _legal_name(call.name),
+        invented=not known,
         arguments=arguments if flaw is None else "{}",
         key=f"{run.id}:{call_id}",
         provider_id=clean(call.id),

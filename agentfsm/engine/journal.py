@@ -156,12 +156,7 @@ class Journal:
         self._stamp(events)
         run = self.run.fold(events)
         self._last = self.store.append(self.lease, run, events, taken=taken, final=True)
-        written: bool | None = None
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + SETTLE_S):
-            written = await self._last.wait()  # once it is on its way, the run must know what became of it
-        if written is None:
-            raise StoreError(f"the store did not write the end of run {run.id!r} within {SETTLE_S:g} s; resume it")
-        if not written:
+        if not await _outcome(self._last, run):
             self._mark = mark
             return False
         self._advance(run, events)
@@ -205,6 +200,15 @@ class Journal:
                 self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
         if scope.cancelled_caught:
             self.log.error("journal_not_written", seconds=SETTLE_S)
+
+
+async def _outcome(commit: Commit, run: Run) -> bool:
+    """Wait for the outcome of the last append, shielded: once it is on its way, the run must know what became of it."""
+    if commit.is_settled:
+        return await commit.wait()
+    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + SETTLE_S):
+        return await commit.wait()
+    raise StoreError(f"the store did not write the end of run {run.id!r} within {SETTLE_S:g} s; resume it")
 
 
 def _changes(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:

@@ -41,11 +41,8 @@ class Facts:
 
     run_id: str
     agent: str
-
-    @property
-    def is_read(self) -> bool:
-        """Whether anybody wants to know of turns and calls; asked before their facts are put together."""
-        return LOGGER.isEnabledFor(logging.INFO)
+    is_read: bool = attrs.field(init=False, factory=lambda: LOGGER.isEnabledFor(logging.INFO))
+    # Whether anybody wants to know of turns and calls; asked once, before their facts are put together.
 
     def debug(self, event: str, **facts: object) -> None:
         """Log what only somebody looking for a fault wants."""

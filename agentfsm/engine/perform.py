@@ -109,12 +109,14 @@ async def _cancel(drive: Drive) -> None:
 async def _observe(_engine: Engine, drive: Drive, _effect: ReadInbox) -> None:
     journal = drive.journal
     rows = await journal.rows()
+    if not rows:
+        return journal.commit(e.Observed())
     if any(isinstance(row.item, Cancel) for row in rows):
         return await _cancel(drive)
     inputs = tuple([row.item for row in rows if isinstance(row.item, Input)])
     numbers = [row.number for row in rows]
     journal.commit(e.Observed(inputs=inputs), taken=numbers)
-    journal.struck = max(numbers, default=journal.struck)
+    journal.struck = max(numbers)
     return None
 
 
@@ -307,7 +309,8 @@ async def _reflect(engine: Engine, drive: Drive, effect: Reflect) -> None:
         return await _judge(drive)
     if (stop := engine.limits.spent(drive.journal.run)) is not None:
         return drive.fail(*stop)
-    loop = loops.find(drive.journal.run.messages, engine.registry.polls)
+    early = drive.journal.run.turn < loops.REPEATS
+    loop = None if early else loops.find(drive.journal.run.messages, engine.registry.polls)
     if loop is None:
         return journal.commit(e.Continued())
     if drive.journal.run.loops >= len(_LADDER) and not loop.hint:

@@ -31,6 +31,7 @@ class _Written:
 
     error: StoreError | None = None
     accepted: bool = True
+    is_settled: bool = True
 
     async def wait(self) -> bool:
         if self.error is not None:

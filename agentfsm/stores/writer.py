@@ -119,6 +119,11 @@ class Job(Generic[T, D]):
         job.settle()
         return job
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether its outcome is known."""
+        return self._done
+
     async def wait(self) -> T:
         """Return what the work returned once that is committed, or raise its error."""
         if not self._done:
