@@ -27,6 +27,9 @@ BYTES_PER_TOKEN: Final = 3
 MESSAGE_TOKENS: Final = 4
 # What a provider writes around each message: its start, role and end, and a line break. A call is written likewise.
 
+CALL_TOKENS: Final = MESSAGE_TOKENS + 6
+# The same around a call or a result, with its id: "t12345.67" has six tokens.
+
 IMAGE_TOKENS: Final = 1_445
 # The dearest image of gpt-4o: scaled to 768 x 2,048 it has 8 tiles of 170 tokens, and 85 for the whole. The size is
 # unknown until the image is fetched, which counting must not do. gpt-4.1 takes 1,536 at most; the mini models bill a
@@ -60,12 +63,12 @@ def count_message(message: Message, counter: TokenCounter) -> int:
 
 
 def _of_assistant(message: AssistantMessage, count: Count) -> int:
-    calls = [count(f"{call.id} {call.name} {call.arguments}") + MESSAGE_TOKENS for call in message.calls]
+    calls = [count(call.name) + count(call.arguments) + CALL_TOKENS for call in message.calls]
     return count(message.text) + sum(calls)
 
 
 def _of_result(message: ToolResult, count: Count) -> int:
-    return count(f"{message.call_id} {message.text}")
+    return count(message.text) + CALL_TOKENS
 
 
 def _of_user(message: UserMessage, count: Count) -> int:
@@ -73,7 +76,7 @@ def _of_user(message: UserMessage, count: Count) -> int:
     return count(message.text) + sum(LOW_IMAGE_TOKENS if i.detail == "low" else IMAGE_TOKENS for i in images)
 
 
-_COUNTS: Final[Mapping[type[Message], Callable[[Any, Count], int]]] = {
+_COUNTS: Mapping[type[Message], Callable[[Any, Count], int]] = {
     SystemMessage: lambda message, count: count(message.text),
     UserMessage: _of_user,
     AssistantMessage: _of_assistant,
@@ -128,10 +131,12 @@ class Tally:
         if len(messages) < known:
             msg = f"the history has {len(messages)} messages, but {known} were counted: a fork needs a Tally of its own"
             raise MisuseError(msg)
+        total, count = self._sums[-1], self.counter.count
         for index, message in enumerate(messages[known:], known):
             if self.task is None and index >= self.first and isinstance(message, UserMessage):
                 self.task = index
-            self._sums.append(self._sums[-1] + count_message(message, self.counter))
+            total += MESSAGE_TOKENS + _COUNTS[type(message)](message, count)
+            self._sums.append(total)
 
     def recount(self, messages: Sequence[Message], counter: TokenCounter) -> None:
         """Count the whole history again, with a counter that has become available."""

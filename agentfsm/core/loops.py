@@ -23,7 +23,7 @@ LONGEST = 4
 # The longest sequence looked for: beyond it, repetition is too rare to be worth the look.
 
 
-Signature = tuple[tuple[str, object], ...]
+Signature = tuple[tuple[str, str], ...]
 
 
 @attrs.frozen(kw_only=True)

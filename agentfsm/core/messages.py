@@ -103,9 +103,9 @@ class AssistantMessage:
     calls: tuple[ToolCall, ...] = ()
 
     @cached_property
-    def signature(self) -> tuple[tuple[str, object], ...]:
+    def signature(self) -> tuple[tuple[str, str], ...]:
         """The calls as names and arguments with sorted keys: equal for equal calls, however they were written."""
-        return tuple([(call.name, _sorted(_parsed(call.arguments))) for call in self.calls])
+        return tuple([(call.name, repr(_sorted(_parsed(call.arguments)))) for call in self.calls])
 
 
 @attrs.frozen(kw_only=True)
@@ -174,12 +174,12 @@ _parsed = json.JSONDecoder().decode
 
 
 def _sorted(value: object) -> object:
-    """Return a JSON value with the keys of its objects in order, made for comparing: 4 us less than writing it out."""
+    """Return a JSON value with the keys of its objects in order; json.dumps would do the same in twice the time."""
     if isinstance(value, dict):
-        return dict, tuple([(key, _sorted(value[key])) for key in sorted(value)])
+        return {key: _sorted(value[key]) for key in sorted(value)}
     if isinstance(value, list):
-        return list, tuple([_sorted(item) for item in value])
-    return value if isinstance(value, str) else (type(value), value)  # True is not 1 here
+        return [_sorted(item) for item in value]
+    return value
 
 
 def check_history(messages: Sequence[Message]) -> None:

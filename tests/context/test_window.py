@@ -25,6 +25,7 @@ from agentfsm.ports import TokenCounter, ToolDefinition
 from agentfsm.tally import (
     BYTES,
     BYTES_PER_TOKEN,
+    CALL_TOKENS,
     IMAGE_TOKENS,
     LOW_IMAGE_TOKENS,
     MESSAGE_TOKENS,
@@ -189,7 +190,7 @@ def test_a_long_run_counts_each_message_once_and_cuts_seldom():
         tally.extend_to(history)
         before, start = start, window.start(history, tally, start, budget_tokens=4_000)
         cuts += start > before
-    pieces = [1 + len(message.calls) if isinstance(message, AssistantMessage) else 1 for message in history]
+    pieces = [1 + 2 * len(message.calls) if isinstance(message, AssistantMessage) else 1 for message in history]
     assert sum(n for text, n in words.asked.items() if "earlier messages" not in text) == sum(pieces)
     assert 0 < cuts <= tally.total / (4_000 * 0.5 * AFTER_CUT)
 
@@ -237,7 +238,7 @@ def test_all_that_a_message_carries_is_counted():
     """Calls count with their ids, names and arguments; results as the model reads them; images at a flat rate."""
     call = ToolCall(id="t1.0", name="look", arguments='{"at": 1}', key="k")
     said = AssistantMessage(text="two words", calls=(call, call))
-    assert count_message(said, Words()) == 3 * MESSAGE_TOKENS + 2 + 2 * 4
+    assert count_message(said, Words()) == MESSAGE_TOKENS + 2 + 2 * (CALL_TOKENS + 3)
     result = ToolResult(call_id="t1.0", name="look", outcome=Outcome.DONE, content="x" * 900, shown_chars=100)
     assert count_message(result, BYTES) < 250
     url = "data:image/png;base64," + "A" * 10_000
