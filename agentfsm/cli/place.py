@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -68,4 +71,14 @@ def command(words: str, path: str) -> str:
         path: Of the store.
     """
     usual = Path(path).absolute() == Path(DEFAULT).absolute()
-    return f"agentfsm {words}" if usual else f"agentfsm {words} --store {shlex.quote(path)}"
+    return f"{_program()} {words}" if usual else f"{_program()} {words} --store {shlex.quote(path)}"
+
+
+@cache
+def _program() -> str:
+    """Return how this program can be called again: by its name only where the shell finds it."""
+    script = Path(sys.argv[0])
+    if shutil.which("agentfsm") is not None or script.name != "agentfsm":
+        return "agentfsm"
+    here = Path.cwd()
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))

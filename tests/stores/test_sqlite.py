@@ -8,13 +8,13 @@ from contextlib import closing
 import anyio
 import attrs
 import pytest
+from held import hold
 from sqlite_faults import Faults
 
 from agentfsm.core.errors import ClosedError, ConflictError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.stores import SQLiteStore, writer
-from agentfsm.stores.sqlite import _Ledger
 from agentfsm.testing.conformance import DONE, Driver, StoreConformance, finished, header, refused, words
 
 
@@ -71,13 +71,6 @@ async def beat(store):
     store._writer._beaten_at = -math.inf
     await store.runs()
     await store.runs()  # jobs and upkeep take turns: what was due behind the first is done
-
-
-def hold(store):
-    """Keep the store's thread busy until the gate is opened, so that jobs queue up."""
-    gate = threading.Event()
-    store._writer.submit(writer.Job[bool, _Ledger](lambda _ledger: gate.wait()))
-    return gate
 
 
 # What is written stays written.

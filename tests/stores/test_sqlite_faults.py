@@ -1,18 +1,17 @@
 """What goes wrong with files: foreign, damaged, locked, full, gone."""
 
 import sqlite3
-import threading
 from contextlib import closing
 
 import anyio
 import pytest
+from held import hold
 from sqlite_faults import Faults
 
 from agentfsm.core.errors import CorruptError, LeaseLostError, RunNotFoundError, StoreError, TooNewError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import Header
 from agentfsm.stores import SQLiteStore, sqlite_file
-from agentfsm.stores.writer import Job
 from agentfsm.testing.conformance import DONE, Driver, finished, header, refused, words
 
 WORLD = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR | 4 << 8, sqlite3.SQLITE_READONLY)
@@ -49,13 +48,6 @@ def change(path, statement):
     with closing(sqlite3.connect(path)) as db:
         db.execute(statement)
         db.commit()
-
-
-def hold(store):
-    """Keep the store's thread busy until the gate is opened, so that what is queued is one group."""
-    gate = threading.Event()
-    store._writer.submit(Job(lambda _ledger: gate.wait(), writes=False))
-    return gate
 
 
 async def refuses(path, kind, match):
@@ -304,9 +296,9 @@ async def test_a_disk_that_fails_fails_the_whole_group(frail, faults, on, code):
     Behind a failed append no other one of the lease is written, so there is no gap; with a new lease the run goes on.
     """
     drivers = [await Driver.of(frail, header(f"r{number}")) for number in range(5)]
-    gate = hold(frail)
+    gate = hold(frail, writes=False)
     commits = [driver.append(Observed()) for driver in drivers]
-    faults.strike(code, on)
+    faults.strike(code, on, times=2 if on == "COMMIT" else 1)  # the first one ends what held the thread
     gate.set()
     for commit in commits:
         with pytest.raises(StoreError, match=str(code)) as caught:
