@@ -415,12 +415,14 @@ class Agent:
         see: Callable[[Run], None] | None = None,
     ) -> Run:
         """Take the lease, perform effects until the run is over or waits, and give the lease back."""
-        if isinstance(run, Run):
+        is_stored = isinstance(run, str)
+        if not is_stored:
             self._check_price()
         journal = await Journal.open(self.store, run, self.clock, listen, see, exact=once)
         try:
             if check and journal.run.version and not journal.run.is_over:
-                self._check_price()
+                if is_stored:
+                    self._check_price()
                 self._check_tools(journal)
             drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run))
             await run_steps(self._engine, drive, once=once)

@@ -127,16 +127,14 @@ class Tally:
         Raises:
             MisuseError: when the history is shorter than what was counted.
         """
-        known = len(self._sums) - 1
+        known = len(self)
         if len(messages) < known:
             msg = f"the history has {len(messages)} messages, but {known} were counted: a fork needs a Tally of its own"
             raise MisuseError(msg)
-        total, count = self._sums[-1], self.counter.count
         for index, message in enumerate(messages[known:], known):
             if self.task is None and index >= self.first and isinstance(message, UserMessage):
                 self.task = index
-            total += MESSAGE_TOKENS + _COUNTS[type(message)](message, count)
-            self._sums.append(total)
+            self._sums.append(self._sums[-1] + count_message(message, self.counter))
 
     def recount(self, messages: Sequence[Message], counter: TokenCounter) -> None:
         """Count the whole history again, with a counter that has become available."""
@@ -146,7 +144,7 @@ class Tally:
     def shown(self, start: int) -> int:
         """Return the tokens of what a request shows whose window starts at `start`: task, note on the gap, the rest."""
         if start == 0:
-            return self._sums[-1]
+            return self.total
         kept = self.task is not None and self.task < start
         removed = start - kept
         if not removed:

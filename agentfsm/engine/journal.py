@@ -141,14 +141,9 @@ class Journal:
             IllegalTransitionError: when one does not fit; nothing is written.
         """
         self._stamp(events)
-        run = self.run
-        for event in events:
-            run = run.apply(event)
+        run = self.run.fold(events)
         self._last = self.store.append(self.lease, run, events, taken=taken)
-        if self.see is None and self.listen is None:
-            self.run = run
-        else:
-            self._advance(run, events)
+        self._advance(run, events)
 
     async def conclude(self, *events: Event, taken: Sequence[int] = ()) -> bool:
         """Append the last events of a run, unless something has arrived in its inbox: then return False."""

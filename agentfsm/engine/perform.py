@@ -67,7 +67,7 @@ async def run_steps(engine: Engine, drive: Drive, *, once: bool = False) -> None
     journal = drive.journal
     left_s = max(0.0, engine.limits.seconds - journal.run.duration_s)
     with anyio.CancelScope(deadline=anyio.current_time() + left_s) as journal.scope:
-        while (before := journal.run).stop_reason is None:
+        while not (before := journal.run).is_over:
             await step(engine, drive)
             if once or journal.run is before:
                 break

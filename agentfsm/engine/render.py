@@ -37,10 +37,8 @@ def _json(value: object) -> str:
     core = _pydantic_core()
     try:
         return str(core.to_json(value, fallback=_plain).decode())
-    except UnicodeError:
-        pass  # half of a surrogate pair somewhere in it
     except core.PydanticSerializationError as error:
-        if "surrogates" not in str(error):
+        if "surrogates" not in str(error):  # half of a surrogate pair somewhere in it is replaced below
             raise
     return clean(json.dumps(core.to_jsonable_python(value, fallback=_plain), ensure_ascii=False))
 

@@ -135,7 +135,7 @@ class MemoryStore(Store):
             record.inbox.pop(number, None)
         record.events.extend(events)
         record.run = run
-        if run.stop_reason is not None:
+        if run.is_over:
             self._retire(run.id)
         return WRITTEN
 

@@ -261,11 +261,6 @@ class _Ledger(DatabaseFile):
         left_s = until - self.clock()
         return other.is_of_this_boot and 0 < left_s <= LONGEST_LEASE_S and not other.is_dead
 
-    def release_all(self, leases: Sequence[Lease]) -> None:
-        """Give back what was taken for somebody who is gone."""
-        for lease in leases:
-            self.release(lease)
-
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
         held = self._held.get(lease.run_id)
@@ -580,32 +575,29 @@ class SQLiteStore(Store):
 
     async def create(self, header: Header) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
-        taken: list[Lease] = []
-
-        def create(ledger: _Ledger) -> tuple[Header, Lease]:
-            stored, lease = ledger.create(header)
-            taken[:] = [lease]
-            return stored, lease
-
-        return await self._taking(create, taken)
+        return await self._taking(lambda ledger: ledger.create(header))
 
     async def lease(self, run_id: str) -> Lease:
         """Take the lease of a run that exists."""
+        _, lease = await self._taking(lambda ledger: (run_id, ledger.take(run_id)))
+        return lease
+
+    async def _taking(self, work: Callable[[_Ledger], tuple[T, Lease]]) -> tuple[T, Lease]:
+        """Do what takes a lease; where the wait for it is cancelled, nobody will know of it, so it is given back."""
         taken: list[Lease] = []
 
-        def take(ledger: _Ledger) -> Lease:
-            taken[:] = [ledger.take(run_id)]
-            return taken[0]
+        def take(ledger: _Ledger) -> tuple[T, Lease]:
+            result = work(ledger)
+            taken[:] = result[1:]
+            return result
 
-        return await self._taking(take, taken)
-
-    async def _taking(self, work: Callable[[_Ledger], T], taken: list[Lease]) -> T:
-        """Do what takes a lease; where the wait for it is cancelled, nobody will know of it, so it is given back."""
         try:
-            return await self._do(work)
+            return await self._do(take)
+        except AgentError:
+            raise  # refused or failed: nothing was taken
         except BaseException:
             with suppress(ClosedError):
-                self._writer.submit(Job[None, _Ledger](lambda ledger: ledger.release_all(taken)))
+                self._writer.submit(Job(lambda ledger: [ledger.release(lease) for lease in taken]))
             raise
 
     def append(

@@ -39,18 +39,6 @@ class TestSQLiteStore(StoreConformance):
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "runs.db"
-
-
-@pytest.fixture
-async def store(path):
-    store = SQLiteStore(path, durability="normal")
-    yield store
-    await store.aclose()
-
-
-@pytest.fixture
 def time():
     return Time()
 

@@ -18,18 +18,6 @@ WORLD = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR | 4 << 
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "runs.db"
-
-
-@pytest.fixture
-async def store(path):
-    store = SQLiteStore(path, durability="normal")
-    yield store
-    await store.aclose()
-
-
-@pytest.fixture
 def faults():
     return Faults()
 

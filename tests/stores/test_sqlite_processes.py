@@ -40,18 +40,6 @@ def end(worker):
     return out.splitlines()[-1]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "runs.db"
-
-
-@pytest.fixture
-async def store(path):
-    store = SQLiteStore(path, durability="normal")
-    yield store
-    await store.aclose()
-
-
 def test_killed_workers_lose_nothing_that_was_acknowledged(start, path):
     """However workers are killed while they append: what was told to be written is there, in order, without a gap.
 
