@@ -9,26 +9,36 @@ from agentfsm.core.errors import (
     MisuseError,
     ModelError,
     ModelRetry,
+    RefusedError,
     RunError,
     StoreError,
+    TransientError,
 )
 from agentfsm.core.inbox import InputKind
 from agentfsm.core.limits import Limits, StopReason
 from agentfsm.core.machine import TABLE, State, next_state
-from agentfsm.core.messages import ImagePart, Outcome, TextPart, Usage
+from agentfsm.core.messages import AgentCost, ErrorType, ImagePart, Outcome, TextPart, ToolCall, ToolResult, Usage
 from agentfsm.core.run import Run
+from agentfsm.engine.context import RunContext
+from agentfsm.engine.permission import Level, Permissions, Rule
 from agentfsm.engine.queue import ToolQueue
-from agentfsm.engine.tools import RunContext, Tool, ToolRegistry, tool
+from agentfsm.engine.registry import ToolRegistry
+from agentfsm.engine.tools import Tool, tool
 from agentfsm.ports import Settings
+from agentfsm.subagent import COORDINATION
 
 __all__ = [
+    "COORDINATION",
     "TABLE",
     "Agent",
+    "AgentCost",
     "AgentError",
     "ConflictError",
+    "ErrorType",
     "IllegalTransitionError",
     "ImagePart",
     "InputKind",
+    "Level",
     "Limits",
     "MisuseError",
     "ModelError",
@@ -36,6 +46,9 @@ __all__ = [
     "Outcome",
     "Pending",
     "PendingKind",
+    "Permissions",
+    "RefusedError",
+    "Rule",
     "Run",
     "RunContext",
     "RunError",
@@ -45,8 +58,11 @@ __all__ = [
     "StoreError",
     "TextPart",
     "Tool",
+    "ToolCall",
     "ToolQueue",
     "ToolRegistry",
+    "ToolResult",
+    "TransientError",
     "Usage",
     "next_state",
     "tool",

@@ -18,21 +18,28 @@ import anyio
 import attrs
 from anyio.lowlevel import current_token
 
-from agentfsm.context import SlidingWindow
+from agentfsm import subagent
+from agentfsm.context import AutoSelect, SlidingWindow
 from agentfsm.core.effects import Pending, PendingKind
-from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.errors import ArgumentsError, ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.events import ApprovalGiven, ToolFinished
 from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Reject, Rerun, Settle
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import Message, Outcome, Part, Usage, check_history, clean, parts_of
+from agentfsm.core.messages import JSON, AgentCost, Message, Outcome, Part, Usage, check_history, clean, parts_of
 from agentfsm.core.run import Header, Phase, Run, begin
 from agentfsm.engine import journal as journals
+from agentfsm.engine.budget import Budget
+from agentfsm.engine.builtin import builtin
+from agentfsm.engine.cost import cost_of
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.journal import Journal
 from agentfsm.engine.perform import drive_of, run_steps
+from agentfsm.engine.permission import Permissions
+from agentfsm.engine.registry import ToolRegistry
 from agentfsm.engine.stream import Stream
-from agentfsm.engine.tools import Tool, ToolRegistry
+from agentfsm.engine.tools import Arguments, Tool
 from agentfsm.models import resolve
-from agentfsm.ports import Clock, ContextPolicy, Model, Settings, Store, SystemClock
+from agentfsm.ports import Clock, ContextPolicy, Model, Settings, Store, SystemClock, ToolSelector
 from agentfsm.stores import MemoryStore
 from agentfsm.tally import Tally
 from agentfsm.tokens import load_counter
@@ -70,6 +77,8 @@ def _engine_of(agent: Agent) -> Engine:
         model=agent.model,
         instructions=agent.instructions,
         registry=agent.tools,
+        permissions=agent.permissions,
+        selector=agent.selector,
         limits=agent.limits,
         settings=agent.settings,
         context=agent.context,
@@ -93,9 +102,13 @@ class Agent:
     model: Model = attrs.field(kw_only=False, converter=_model_of)
     # A Model, or a string such as "openai:gpt-4o".
     tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_registry_of)
-    # Tools and plain functions.
+    # Tools and plain functions, or a registry, which is then shared.
     instructions: str = ""
     # The system prompt.
+    permissions: Permissions | None = None
+    # What a run may do with the tools, by their level and by rules; None: everything.
+    selector: ToolSelector = attrs.field(factory=AutoSelect)
+    # Chooses, among many tools, those that the model is told of.
     name: str = "agent"
     version: str = ""
     # Of your agent, for roll-out: it is written into every run's header.
@@ -113,7 +126,7 @@ class Agent:
     # Whether prompts are logged at DEBUG, masked.
     _engine: Engine = attrs.field(init=False, default=attrs.Factory(_engine_of, takes_self=True))
     _fingerprints: dict[int, str] = attrs.field(init=False, factory=dict)
-    # By the number of tools, since tools may be registered later.
+    # By the registry's version, since tools may be registered later.
     _tallies: OrderedDict[tuple[str, float], Tally] = attrs.field(init=False, factory=OrderedDict)
 
     # The ladder.
@@ -129,6 +142,7 @@ class Agent:
         user: str | None = None,
         roles: Iterable[str] = (),
         metadata: Mapping[str, Any] | None = None,
+        parent: Run | None = None,
     ) -> Run:
         """Begin a run, in OBSERVE. No I/O: it is created in the store by the first driving call.
 
@@ -141,6 +155,7 @@ class Agent:
             user: On whose behalf it runs.
             roles: What the user may be.
             metadata: Anything of yours, as plain JSON.
+            parent: The run whose tool this one is, where an agent works for another.
 
         Raises:
             MisuseError: when the prompt is empty, two histories are given, one is torn, or the metadata is no JSON.
@@ -164,7 +179,9 @@ class Agent:
             target=self.target,
             user=user,
             roles=tuple(roles),
-            metadata=_checked_json(metadata) if metadata else {},
+            parent=None if parent is None else parent.id,
+            depth=0 if parent is None else parent.header.depth + 1,
+            metadata=_checked_json(metadata, "metadata") if metadata else {},
         )
         return begin(header, () if after is None else after.messages)
 
@@ -262,17 +279,42 @@ class Agent:
 
     # What anybody may say to a run, from any process.
 
-    async def approve(self, run_id: str, call_id: str, *, by: str = "") -> None:
+    async def approve(
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        by: str = "",
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         """Let a call run; it does when the run is resumed.
 
+        Args:
+            run_id: The run, as `run.pending` names it: a sub-agent's own, where that waits.
+            call_id: The call.
+            by: Who says so.
+            arguments: Run it with these in place of the model's own, as plain JSON; the history then says the same.
+
         Raises:
-            MisuseError: when the run has no such call.
+            MisuseError: when the run has no such call, or the arguments do not fit its tool.
             ConflictError: when it was decided already, or the time is up.
         """
-        item = await self._awaited(run_id, call_id, PendingKind.APPROVAL)
+        run, item = await self._awaited(run_id, call_id, PendingKind.APPROVAL)
         if item.expires_at is not None and self.clock.now() >= item.expires_at:
             raise ConflictError(f"the approval of {call_id} was to be given in time and has expired: that is a no")
-        await self.store.post(run_id, f"approval:{call_id}", Approve(call_id=call_id, by=by))
+        edited = None if arguments is None else self._edited(run, item, arguments)
+        await self.store.post(run_id, f"approval:{call_id}", Approve(call_id=call_id, by=by, arguments=edited))
+
+    def _edited(self, run: Run, item: Pending, arguments: Mapping[str, Any]) -> str:
+        """Return a person's arguments as text, if they fit the tool; for another agent's run that is seen later."""
+        text = json.dumps(_checked_json(arguments, "arguments"), ensure_ascii=False)
+        tool = self.tools.get(item.tool) if run.header.fingerprint == self.fingerprint else None
+        if tool is not None:
+            try:
+                tool.bound(text)
+            except ArgumentsError as error:
+                raise MisuseError(f"{item.call_id} was not approved: {error}") from None
+        return text
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
         """Do not let a call run; the model reads the message.
@@ -282,7 +324,7 @@ class Agent:
             ConflictError: when it was decided already.
         """
         await self._awaited(run_id, call_id, PendingKind.APPROVAL)
-        await self.store.post(run_id, f"approval:{call_id}", Reject(call_id=call_id, by=by, message=message))
+        await self.store.post(run_id, f"approval:{call_id}", Reject(call_id=call_id, by=by, message=clean(message)))
 
     async def settle(
         self,
@@ -315,9 +357,9 @@ class Agent:
         if rerun:
             decision = Rerun(call_id=call_id, by=by)
         elif failed is not None:
-            decision = Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=failed)
+            decision = Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=clean(failed))
         else:
-            decision = Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=result or "")
+            decision = Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=clean(result or ""))
         attempts = (await self.load(run_id)).entry(call_id).attempts
         await self.store.post(run_id, f"outcome:{call_id}:{attempts}", decision)
 
@@ -355,18 +397,77 @@ class Agent:
         except LeaseHeldError:
             return  # its driver ends it
 
-    async def _awaited(self, run_id: str, call_id: str, kind: PendingKind) -> Pending:
+    async def _awaited(self, run_id: str, call_id: str, kind: PendingKind) -> tuple[Run, Pending]:
         run = await self.load(run_id)
         for item in run.pending:
             if item.call_id == call_id and item.kind is kind:
-                return item
+                return run, item
         gone = (Phase.APPROVED, Phase.RUNNING, Phase.FINISHED)
         decided = {entry.call.id for entry in run.open if entry.phase in gone}
         if call_id in decided | {record.call_id for record in run.calls}:
-            raise ConflictError(f"run {run_id!r} waits for no {kind} of {call_id} any more: it was decided already")
+            by = await self._decided_by(run_id, call_id)
+            raise ConflictError(f"run {run_id!r} waits for no {kind} of {call_id} any more: it was decided already{by}")
         waits = ", ".join(f"{item.kind} of {item.call_id}" for item in run.pending) or "nothing"
         state = run.state.upper()
         raise MisuseError(f"run {run_id!r} ({state}) waits for no {kind} of {call_id!r}; it waits for: {waits}")
+
+    async def _decided_by(self, run_id: str, call_id: str) -> str:
+        """Say who has decided on a call, as far as the journal knows."""
+        for event in reversed(await self.history(run_id)):
+            if isinstance(event, ApprovalGiven) and event.call_id == call_id and event.by:
+                return f" by {event.by}"
+            if isinstance(event, ToolFinished) and event.result.call_id == call_id and event.by:
+                return f" by {event.by}"
+        return ""
+
+    # What it may be to others.
+
+    def as_tool(
+        self,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        parameters: Mapping[str, JSON] | None = None,
+        prompt: Callable[[Arguments], str] | None = None,
+        turns: int = subagent.TURNS,
+        timeout_s: float = subagent.TIMEOUT_S,
+        **options: Any,
+    ) -> Tool[..., Any]:
+        """Make a tool of this agent, for another one: `Agent(..., tools=[researcher.as_tool()])`.
+
+        Its run is one of its own, in the caller's store, and spends from the caller's budget. It is read-only, and may
+        run beside others, exactly when all of its tools are and may.
+
+        Args:
+            name: What the caller's model calls it; by default the agent's name.
+            description: When to ask it, for the caller's model.
+            parameters: A JSON Schema of what it is asked; by default one text, `query`.
+            prompt: Makes its first message of the arguments; by default they are given as JSON.
+            turns: Model replies that it may take; then it hands over what it has.
+            timeout_s: Seconds that it may take; then likewise.
+            **options: Further declarations, as for `tool`.
+
+        Raises:
+            MisuseError: when the name or the schema cannot be used.
+        """
+        return subagent.agent_tool(
+            self,
+            Agent._drive,
+            name=name,
+            description=description,
+            parameters=parameters,
+            prompt=prompt,
+            turns=turns,
+            timeout_s=timeout_s,
+            **options,
+        )
+
+    def cost(self, run: Run) -> AgentCost:
+        """Return what a run cost up to now: tokens, US dollars, turns, tool calls, time; sub-agents included.
+
+        `usd` is None where a price is unknown: install agentfsm[prices], or give the model one.
+        """
+        return cost_of(run, self.model)
 
     # Life and variants.
 
@@ -395,11 +496,11 @@ class Agent:
     @property
     def fingerprint(self) -> str:
         """Hash of what shapes the agent's behaviour: instructions, model and tools with their schemas."""
-        known = self._fingerprints.get(len(self.tools))
+        known = self._fingerprints.get(self.tools.version)
         if known is None:
             tools = [attrs.asdict(definition) for definition in self.tools.definitions]
             shape = json.dumps([self.instructions, self.model.name, tools], sort_keys=True, default=str)
-            known = self._fingerprints[len(self.tools)] = hashlib.sha256(shape.encode()).hexdigest()[:16]
+            known = self._fingerprints[self.tools.version] = hashlib.sha256(shape.encode()).hexdigest()[:16]
         return known
 
     # The engine room.
@@ -413,18 +514,19 @@ class Agent:
         check: bool = True,
         listen: Listener | None = None,
         see: Callable[[Run], None] | None = None,
+        above: Budget | None = None,
     ) -> Run:
         """Take the lease, perform effects until the run is over or waits, and give the lease back."""
         is_stored = isinstance(run, str)
         if not is_stored:
-            self._check_price()
+            self.check_price()
         journal = await Journal.open(self.store, run, self.clock, listen, see, exact=once)
         try:
             if check and journal.run.version and not journal.run.is_over:
                 if is_stored:
-                    self._check_price()
+                    self.check_price()
                 self._check_tools(journal)
-            drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run))
+            drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run), above)
             await run_steps(self._engine, drive, once=once)
         except BaseException:
             await journal.settle()
@@ -435,7 +537,8 @@ class Agent:
         finally:
             journal.close()
 
-    def _check_price(self) -> None:
+    def check_price(self) -> None:
+        """Refuse a limit of money that cannot be kept, since the price is unknown."""
         if self.limits.usd is not None and self.model.cost_usd(Usage(input_tokens=1)) is None:
             raise MisuseError(
                 f"Limits(usd=...) needs a price, and none is known for {self.model.name!r}: install agentfsm[prices], "
@@ -449,9 +552,10 @@ class Agent:
             return
         journal.log.warning("agent_changed", was=run.header.fingerprint, now=self.fingerprint)
         for entry in run.open:
-            if entry.phase is not Phase.FINISHED and not entry.call.invented and entry.call.name not in self.tools:
+            name, is_open = entry.call.name, entry.phase is not Phase.FINISHED and not entry.call.invented
+            if is_open and name not in self.tools and builtin(run, name) is None:
                 raise MisuseError(
-                    f"run {run.id!r} has an open call {entry.call.id} of the tool {entry.call.name!r}, which this "
+                    f"run {run.id!r} has an open call {entry.call.id} of the tool {name!r}, which this "
                     "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",
                 )
 
@@ -487,11 +591,11 @@ def _checked_id(run_id: str) -> str:
     return run_id
 
 
-def _checked_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(clean(json.dumps(metadata, allow_nan=False, ensure_ascii=False))))
+        return dict(json.loads(clean(json.dumps(dict(value), allow_nan=False, ensure_ascii=False))))
     except (TypeError, ValueError, RecursionError) as error:
-        raise MisuseError(f"metadata must be plain JSON, since it is stored with the run: {error}") from None
+        raise MisuseError(f"{what} must be plain JSON, since they are stored with the run: {error}") from None
 
 
 def _in_event_loop() -> bool:

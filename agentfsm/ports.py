@@ -6,9 +6,9 @@ A Protocol here may be subclassed for its defaults: a model of your own is a cla
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 
@@ -19,8 +19,6 @@ from agentfsm.core.messages import JSON, Message, Usage
 from agentfsm.core.run import Header, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agentfsm.core.events import Event
     from agentfsm.tally import Tally
 
@@ -35,6 +33,13 @@ class FinishReason(StrEnum):
     REFUSAL = "refusal"
 
 
+def _plain(value: Any) -> Any:
+    """Return a schema as dicts and lists, which json writes and a caller may change; it may hold read-only views."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 @attrs.frozen(kw_only=True)
 class ToolDefinition:
     """A tool as the model is told of it."""
@@ -43,6 +48,21 @@ class ToolDefinition:
     description: str
     parameters: Mapping[str, JSON]
     # A JSON Schema of type "object".
+    strict: bool = False
+    # Whether the provider shall hold the model to the schema while it writes.
+
+    def openai(self) -> dict[str, Any]:
+        """Return a copy as OpenAI's chat completions take it, and whatever speaks like them."""
+        return {"type": "function", "function": self._told("parameters")}
+
+    def anthropic(self) -> dict[str, Any]:
+        """Return a copy as Anthropic's messages take it."""
+        return self._told("input_schema")
+
+    def _told(self, schema: str) -> dict[str, Any]:
+        told = {"name": self.name, "description": self.description, schema: _plain(self.parameters)}
+        # Only where it is set: servers that speak like these two refuse a field that they do not know.
+        return {**told, "strict": True} if self.strict else told
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +75,9 @@ class Settings:
     tool_choice: str | None = None
     # "auto", "none", "required", or the name of one tool.
     parallel_tool_calls: bool | None = None
+    # Whether a reply may hold several calls; False also runs them one by one.
+    stream: bool = False
+    # Whether to ask for a streamed reply also where nobody watches, so that read-only calls start early.
     seed: int | None = None
     stop: tuple[str, ...] = ()
     extra_body: Mapping[str, JSON] = attrs.field(factory=dict)
@@ -115,7 +138,14 @@ class CallChunk:
     # The next piece of the arguments' JSON text.
 
 
-Chunk: TypeAlias = TextChunk | CallChunk
+@attrs.frozen(kw_only=True)
+class FinishChunk:
+    """The model has said why it stops; what follows is its bill. A model that does not tell may leave it out."""
+
+    reason: FinishReason
+
+
+Chunk: TypeAlias = TextChunk | CallChunk | FinishChunk
 Emit: TypeAlias = Callable[[Chunk], None]
 
 
@@ -185,6 +215,62 @@ class ContextPolicy(Protocol):
 
         Returns:
             `current` or more, and never the index of a tool result.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Selection:
+    """Which tools a model is offered, and how they were chosen."""
+
+    tools: tuple[str, ...]
+    # Names, in the order of registration: a request that offers the same tools again begins with the same bytes.
+    how: str
+    # "all", "similarity", "two_stage" or a word of your own; after a colon, what went otherwise than planned.
+    usage: Usage = Usage()
+    # What choosing cost.
+
+
+class Scorer(Protocol):
+    """Tells how well texts fit a query."""
+
+    async def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        """Return one number per text, in their order; higher is better, and the scale is free.
+
+        Args:
+            query: What is looked for, in the user's words.
+            texts: One per thing. The first line is its name; they stay the same from one query to the next.
+
+        Raises:
+            Exception: of any kind, when it cannot tell; whoever asked then does without.
+        """
+        ...
+
+
+Ask: TypeAlias = Callable[[str, str], Awaitable[tuple[str, Usage]]]
+# Asks the agent's own model, without tools: instructions and question in, answer and its cost out. Raises ModelError.
+
+
+class ToolSelector(Protocol):
+    """Chooses the tools that a model is offered, once for each input of a user."""
+
+    def wants(self, count: int) -> bool:
+        """Tell whether so many tools have to be chosen among; where not, all are offered and `select` is not called."""
+        ...
+
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:
+        """Choose.
+
+        Args:
+            task: What the user wants, of any length.
+            tools: All that there are, in the order of registration.
+            ask: For choices that take a model's judgement; each call costs.
+
+        Returns:
+            Names of these tools, in their order.
+
+        Raises:
+            MisuseError: when it is set up wrongly. What the world does to it must not raise.
         """
         ...
 

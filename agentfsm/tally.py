@@ -86,7 +86,7 @@ _COUNTS: Mapping[type[Message], Callable[[Any, Count], int]] = {
 
 def count_tools(definitions: Iterable[ToolDefinition], counter: TokenCounter) -> int:
     """Return the tokens of the tool definitions, as JSON; 0 where there are none."""
-    tools = [attrs.asdict(definition, recurse=False) for definition in definitions]
+    tools = [attrs.asdict(each, recurse=False, filter=lambda _field, value: value is not False) for each in definitions]
     return counter.count(json.dumps(tools, ensure_ascii=False, default=dict)) if tools else 0
 
 

@@ -11,6 +11,7 @@ import contextvars
 import os
 import threading
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from queue import SimpleQueue
 from types import coroutine
 from typing import Any, Generic, TypeVar
@@ -24,8 +25,8 @@ IDLE_THREADS = 16
 # Idle threads kept for reuse: starting one costs 50 us, keeping one costs its stack.
 
 
-def waker(function: Callable[[], object]) -> Callable[[], None]:
-    """Return a callable that, from any thread, makes the current event loop call `function` soon.
+def soon() -> Callable[[Callable[[], object]], None]:
+    """Return a callable that, from any thread, makes the current event loop call a function soon.
 
     It never blocks, and does nothing once the loop is closed. anyio's own way back waits for the loop, which a thread
     that renews leases must not do; the loops' own ways do not wait, and differ in name only.
@@ -33,13 +34,18 @@ def waker(function: Callable[[], object]) -> Callable[[], None]:
     native: Any = current_token().native_token
     call_soon = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon
 
-    def wake() -> None:
+    def call(function: Callable[[], object]) -> None:
         try:
             call_soon(function)
         except RuntimeError:  # asyncio: the loop is closed; trio.RunFinishedError is one too
             return
 
-    return wake
+    return call
+
+
+def waker(function: Callable[[], object]) -> Callable[[], None]:
+    """Return a callable that, from any thread, makes the current event loop call `function` soon."""
+    return partial(soon(), function)
 
 
 class Outcome(Generic[T]):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import attrs
 import pytest
 
 from agentfsm import Agent, Run, State, StopReason
@@ -17,6 +18,7 @@ from agentfsm.core.effects import Wait
 from agentfsm.core.errors import RunError
 from agentfsm.core.events import Event, ToolStarted
 from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
+from agentfsm.engine.dispatch import Host
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.clock import VirtualClock, run_virtual
@@ -35,7 +37,7 @@ def valid_history(messages: Sequence[Message]) -> None:
         if isinstance(message, ToolResult):
             assert owed, f"a result of {message.call_id} that no call asked for"
             call = owed.pop(0)
-            assert (message.call_id, message.name) == (call.id, call.name)
+            assert (message.call_id, message.tool) == (call.id, call.name)
             message.text.encode()
             continue
         assert not owed, f"{[call.id for call in owed]} have no result before {message!r}"
@@ -120,6 +122,17 @@ async def reach(agent: Agent, run: Run, state: State, **options: Any) -> Run:
         assert after is not run, f"it stays in {run.state}"
         run = after
     return run
+
+
+@attrs.define(eq=False)
+class Keeping(Host):
+    """Keeps the results that it is handed, as they come."""
+
+    kept: list[ToolResult] = attrs.field(factory=list)
+
+    def finished(self, result: ToolResult) -> None:
+        """Keep it."""
+        self.kept.append(result)
 
 
 def virtually(play: Callable[[MemoryStore, VirtualClock], Awaitable[T]]) -> T:

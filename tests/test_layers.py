@@ -16,7 +16,7 @@ PORTS = CORE | {"ports", "threads", "tally"}
 ENGINE = PORTS | {"engine"}
 ADAPTERS = {"models", "stores", "tokens"}
 FAMILIES = {"context"}
-FRONT = {"agent", "cli", "demo", "testing", "__init__", "__main__"}
+FRONT = {"agent", "cli", "demo", "subagent", "testing", "__init__", "__main__"}
 
 MAY_IMPORT = (
     dict.fromkeys(CORE, CORE)
@@ -31,6 +31,7 @@ MAY_IMPORT = (
 VENDORS = {
     "cattrs": "core/codec.py",
     "genai_prices": "models/prices.py",
+    "jsonschema_rs": "engine/schema_validator.py",
     "openai": "models/openai_chat.py",
     "rich": "cli/live.py",
     "sqlite3": "stores/sqlite_file.py",

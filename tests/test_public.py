@@ -14,6 +14,7 @@ HEAVY = (
     "genai_prices",
     "httpx",
     "httpx2",
+    "jsonschema_rs",
     "openai",
     "pydantic",
     "rich",

@@ -17,6 +17,7 @@ from agentfsm.cli.codes import Exit
 from agentfsm.cli.place import DEFAULT, VARIABLE
 from agentfsm.cli.terminal import Terminal, tolerate
 from agentfsm.core.errors import AgentError
+from agentfsm.engine.arguments import check_object
 from agentfsm.engine.render import describe
 
 __all__ = ["main"]
@@ -132,7 +133,7 @@ def _add_looking(add: AddParser) -> None:
     graph = _add(add, commands.graph, text="draw the machine from its table")
     graph.add_argument("--format", choices=["mermaid", "dot", "text"], default="mermaid", help="default: %(default)s")
     doctor = _add(add, commands.doctor, text="look at the installation, and at an agent's tools")
-    doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent to look at")
+    doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools to look over")
 
 
 def _add_deciding(add: AddParser) -> None:
@@ -142,6 +143,9 @@ def _add_deciding(add: AddParser) -> None:
     for parser in (approve, reject, settle):
         parser.add_argument("id", help="the run's id")
         parser.add_argument("call", help="the call's id, for example t3.0")
+    approve.add_argument(
+        "--arguments", metavar="JSON", type=_object, help="run it with these, not with the model's own"
+    )
     reject.add_argument("--message", default="", help="why not, for the model")
     what = settle.add_mutually_exclusive_group(required=True)
     what.add_argument("--result", metavar="TEXT", help="it was done, and returned this")
@@ -159,6 +163,12 @@ def _pair(text: str) -> tuple[str, str]:
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
     return key, value
+
+
+def _object(text: str) -> str:
+    if (flaw := check_object(text)) is not None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object ({flaw}): write for example '{{\"cents\": 500}}'")
+    return text
 
 
 def _count(text: str) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import getpass
+import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from agentfsm.cli.clean import exact_json
-from agentfsm.cli.show import moment
+from agentfsm.cli.show import moment, place_of
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError
 from agentfsm.core.inbox import Approve, Decision, Reject, Rerun, Settle
@@ -32,9 +33,9 @@ def user_name() -> str:
         return ""
 
 
-def ask_person(terminal: Terminal) -> Answer:
-    """Return what asks at the terminal."""
-    return lambda item: _QUESTIONS[item.kind](terminal, item)
+def ask_person(terminal: Terminal, run_id: str) -> Answer:
+    """Return what asks at the terminal, for a run; what a sub-agent's run asks is told as such."""
+    return lambda item: _QUESTIONS[item.kind](terminal, item, run_id)
 
 
 def leave(_item: Pending) -> None:
@@ -42,8 +43,11 @@ def leave(_item: Pending) -> None:
     return
 
 
-def _ask_approval(terminal: Terminal, item: Pending) -> Decision | None:
-    terminal.err(f"\n{item.tool} ({item.call_id}) asks for your approval. It would be given exactly this:")
+def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Decision | None:
+    terminal.err(f"\n{item.tool} ({place_of(item, run_id)}) asks for your approval.")
+    if item.description.strip():
+        terminal.err(f"What it says it will do: {exact_json(item.description)}")
+    terminal.err("It would be given exactly this:")
     terminal.err(exact_json(item.arguments))
     if item.expires_at is not None:
         terminal.err(f"No answer until {moment(item.expires_at)} is a no. Ctrl-D leaves it for later.")
@@ -56,11 +60,11 @@ def _ask_approval(terminal: Terminal, item: Pending) -> Decision | None:
     return None
 
 
-def _ask_outcome(terminal: Terminal, item: Pending) -> Decision | None:
+def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Decision | None:
     terminal.err(
-        f"\n{item.tool} ({item.call_id}) was running when its worker died or was stopped. Whether it took effect is\n"
-        "not known here, and the tool does not promise that it may be repeated. Look at what it acts on, then say.\n"
-        "It had been given:",
+        f"\n{item.tool} ({place_of(item, run_id)}) was running when its worker died or was stopped.\n"
+        "Whether it took effect is not known here, and the tool does not promise that it may be repeated.\n"
+        "Look at what it acts on, then say. It had been given:",
     )
     terminal.err(exact_json(item.arguments))
     words = ("done", "failed", "rerun", "later")
@@ -81,7 +85,7 @@ def _settled(item: Pending, outcome: Outcome, content: str) -> Decision:
     return Settle(call_id=item.call_id, by=user_name(), outcome=outcome, content=content)
 
 
-_QUESTIONS: Final[Mapping[PendingKind, Callable[[Terminal, Pending], Decision | None]]] = {
+_QUESTIONS: Final[Mapping[PendingKind, Callable[[Terminal, Pending, str], Decision | None]]] = {
     PendingKind.APPROVAL: _ask_approval,
     PendingKind.OUTCOME: _ask_outcome,
 }
@@ -95,14 +99,14 @@ def _choice(terminal: Terminal, question: str, choices: Mapping[str, str]) -> st
     return None
 
 
-async def tell(agent: Agent, run_id: str, decisions: Iterable[Decision]) -> list[str]:
-    """Hand decisions in.
+async def tell(agent: Agent, decisions: Iterable[tuple[str, Decision]]) -> list[str]:
+    """Hand decisions in, each to the run that asked.
 
     Returns:
         What was refused, because somebody else had decided otherwise.
     """
     refused: list[str] = []
-    for decision in decisions:
+    for run_id, decision in decisions:
         try:
             await _tell(agent, run_id, decision)
         except ConflictError as error:
@@ -113,8 +117,8 @@ async def tell(agent: Agent, run_id: str, decisions: Iterable[Decision]) -> list
 async def _tell(agent: Agent, run_id: str, decision: Decision) -> None:
     call_id, by = decision.call_id, decision.by
     match decision:
-        case Approve():
-            await agent.approve(run_id, call_id, by=by)
+        case Approve(arguments=text):
+            await agent.approve(run_id, call_id, by=by, arguments=None if text is None else json.loads(text))
         case Reject(message=message):
             await agent.reject(run_id, call_id, message=message, by=by)
         case Rerun():

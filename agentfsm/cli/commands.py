@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 
 from agentfsm.agent import Agent
 from agentfsm.cli.ask import leave, tell, user_name
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.drive import Driver, report, resume_line
+from agentfsm.cli.drive import Driver, report, resume_line, top_of
 from agentfsm.cli.place import known_store, make_store, store_path
 from agentfsm.cli.show import event_json, event_lines, run_json, run_text, summary_json, summary_lines, whole_json
-from agentfsm.cli.target import load_agent
+from agentfsm.cli.target import agents_of, load_agent
 from agentfsm.core import diagram
-from agentfsm.core.errors import ConflictError, MisuseError
+from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Approve, Decision, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome
 from agentfsm.core.run import begin
 from agentfsm.engine import journal
+from agentfsm.engine.family import child_id
 from agentfsm.ports import Model
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite import SQLiteStore
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.run import Run
+    from agentfsm.core.events import Event
+    from agentfsm.core.run import Header, Run
     from agentfsm.ports import Emit, Reply, Request, Store
 
 T = TypeVar("T")
@@ -100,10 +104,12 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> Exit:
         agent, own = equipped(load_agent(args.agent), args.agent, path)
         return _go_on(terminal, agent, anyio.run(agent.load, args.id), own)
     store = known_store(path)
-    found = anyio.run(journal.load, store, args.id)
+    found, top = anyio.run(_with_top, store, args.id)
     if found.is_over:
         terminal.err(f"run {found.id} is over")
-        return report(terminal, found, path, resume_line(found, path))
+        return report(terminal, found, path, resume_line(found.id, path))
+    if top.id != found.id:
+        raise MisuseError(f"run {found.id} is driven by the run that it works for: {resume_line(top.id, path)}")
     agent = load_agent(_target_of(found)).with_(store=store, target=found.header.target)
     return _go_on(terminal, agent, found, path)
 
@@ -143,24 +149,26 @@ def show(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Show a run."""
     path = store_path(args.store)
     store = known_store(path)
-    found, events = _in(store, lambda: _read(store, args.id, args.at))
+    found, events, top = _in(store, lambda: _read(store, args.id, args.at))
     if terminal.json:
         journalled = {"events": [event_json(event) for event in events]} if args.events else {}
-        terminal.document(whole_json(found, resume_line(found, path)) | journalled)
+        terminal.document(whole_json(found, resume_line(top, path), events) | journalled)
         return Exit.DONE
-    terminal.out(run_text(found))
+    terminal.out(run_text(found, events))
     for line in event_lines(events) if args.events else ():
         terminal.out(line)
     return Exit.DONE
 
 
-async def _read(store: Store, run_id: str, at: int | None) -> tuple[Run, tuple[Any, ...]]:
+async def _read(store: Store, run_id: str, at: int | None) -> tuple[Run, tuple[Event, ...], str]:
+    """Return a run, its journal up to there, and the id of the run that goes on with it."""
     stored = await store.read(run_id)
     newest = len(stored.events)
     if at is not None and not 0 <= at <= newest:
         raise MisuseError(f"run {run_id} has the versions 0 to {newest}, and not {at}")
     events = stored.events[:at]
-    return begin(stored.header, await journal.prior_of(store, stored.header.after)).fold(events), events
+    run = begin(stored.header, await journal.prior_of(store, stored.header.after)).fold(events)
+    return run, events, (await top_of(store, stored.header)).id
 
 
 def graph(args: argparse.Namespace, terminal: Terminal) -> Exit:
@@ -184,7 +192,8 @@ def doctor(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 def approve(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Let a call run."""
-    return _decide(args, terminal, Approve(call_id=args.call, by=_by(args)))
+    knower = None if args.arguments is None else _knower(args, terminal)
+    return _decide(args, terminal, Approve(call_id=args.call, by=_by(args), arguments=args.arguments), knower)
 
 
 def reject(args: argparse.Namespace, terminal: Terminal) -> Exit:
@@ -207,35 +216,67 @@ def cancel(args: argparse.Namespace, terminal: Terminal) -> Exit:
     store = known_store(path)
     agent = Agent(NoModel(), store=store)
 
-    async def act() -> Run:
-        await agent.cancel(args.id, by=_by(args), message=args.message)
-        return await agent.load(args.id)
+    async def act() -> tuple[Run, Header]:
+        await _end(agent, args.id, _by(args), args.message)
+        return await _with_top(store, args.id)
 
-    found = _in(store, act)
+    found, top = _in(store, act)
     words = "is over" if found.is_over else "will end as soon as its driver hears of it"
     terminal.err(f"run {found.id} {words}")
     if terminal.json:
-        terminal.document(run_json(found, resume_line(found, path)))
+        terminal.document(run_json(found, resume_line(top.id, path)))
     return Exit.DONE
 
 
-def _decide(args: argparse.Namespace, terminal: Terminal, decision: Decision) -> Exit:
+async def _end(agent: Agent, run_id: str, by: str, message: str) -> None:
+    """Cancel a run, and the sub-agents' runs below it, which this agent does not know of for want of its tools."""
+    before = await agent.load(run_id)
+    await agent.cancel(run_id, by=by, message=message)
+    if not (await agent.load(run_id)).is_over:
+        return  # its driver ends it, and them
+    for entry in before.open:
+        child = child_id(run_id, entry.call.id)
+        with suppress(RunNotFoundError):
+            if not (await agent.load(child)).is_over:
+                await _end(agent, child, by, message)
+
+
+def _decide(args: argparse.Namespace, terminal: Terminal, decision: Decision, knower: Agent | None = None) -> Exit:
     path = store_path(args.store)
-    store = known_store(path)
-    agent = Agent(NoModel(), store=store)
+    agent = (knower or Agent(NoModel())).with_(store=known_store(path))
 
-    async def act() -> tuple[list[str], Run]:
-        refused = await tell(agent, args.id, [decision])
-        return refused, await agent.load(args.id)
+    async def act() -> tuple[list[str], Run, Header]:
+        async with agent:
+            refused = await tell(agent, [(args.id, decision)])
+            return refused, *await _with_top(agent.store, args.id)
 
-    refused, found = _in(store, act)
+    refused, found, top = anyio.run(act)
     if refused:
         raise ConflictError(refused[0])
+    go_on = resume_line(top.id, path)
     if terminal.json:
         said = {"decision": type(decision).__name__.lower(), "call_id": decision.call_id, "by": decision.by}
-        terminal.document(run_json(found, resume_line(found, path)) | said)
-    terminal.err(f"noted for {decision.call_id} of run {found.id}. To go on: {resume_line(found, path)}")
+        changed = {"arguments": json.loads(args.arguments)} if isinstance(decision, Approve) and args.arguments else {}
+        terminal.document(run_json(found, go_on) | said | changed)
+    terminal.err(f"noted for {decision.call_id} of run {found.id}. To go on: {go_on}")
     return Exit.DONE
+
+
+def _knower(args: argparse.Namespace, terminal: Terminal) -> Agent | None:
+    """Return the agent whose tools changed arguments have to fit: the run's own, which may be one among the tools."""
+    store = known_store(store_path(args.store))
+    found, top = _in(store, lambda: _with_top(store, args.id))
+    for agent in agents_of(load_agent(top.target)) if top.target else ():
+        if agent.fingerprint == found.header.fingerprint:
+            return agent
+    terminal.err("the agent that the run is of is not known here: the arguments are checked when the call runs")
+    return None
+
+
+async def _with_top(store: Store, run_id: str) -> tuple[Run, Header]:
+    """Return a run, and the header of the one that it works for in the end, or its own."""
+    found = await journal.load(store, run_id)
+    return found, await top_of(store, found.header)
 
 
 def _by(args: argparse.Namespace) -> str:

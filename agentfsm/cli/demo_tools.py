@@ -17,7 +17,8 @@ import attrs
 
 from agentfsm.cli.demo_folder import Found, Walk, inside, is_binary, read
 from agentfsm.core.errors import ModelRetry
-from agentfsm.engine.tools import RunContext, tool
+from agentfsm.engine.context import RunContext
+from agentfsm.engine.tools import tool
 
 SEARCHED: Final = 2_000
 # Files searched, and
@@ -35,7 +36,7 @@ READ_CHARS: Final = 8_000
 REPORT_CHARS: Final = 200_000
 SPARE_S: Final = 2.0
 # Looking ends so long before the call would be cut off: part of an answer is better than none.
-SHOWN_CHARS: Final = 96_000
+SHOWN_BYTES: Final = 96_000
 # Of a result: more than any here can have, so that the JSON is never cut in its middle.
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9]{1,64}:t\d{1,9}\.\d{1,9}")
 # Of keys in this form no two make the same name, so it need not hold a hash.
@@ -51,7 +52,7 @@ def _until(ctx: Folder) -> float:
     return ctx.deadline - SPARE_S
 
 
-@tool(read_only=True, shown_chars=SHOWN_CHARS)
+@tool(read_only=True, shown_tokens=SHOWN_BYTES, shown_bytes=SHOWN_BYTES)
 def list_folder(ctx: Folder, path: str = ".") -> dict[str, Any]:  # noqa: D417  the model is not told of ctx
     """Count the files below a folder: how many, how large, of which kinds, and which are worth reading.
 
@@ -88,7 +89,7 @@ def _listed(files: list[Found]) -> list[dict[str, Any]]:
     return [attrs.asdict(file) for file in files]
 
 
-@tool(read_only=True, shown_chars=SHOWN_CHARS)
+@tool(read_only=True, shown_tokens=SHOWN_BYTES, shown_bytes=SHOWN_BYTES)
 def search_text(ctx: Folder, pattern: str, glob: str = "*") -> dict[str, Any]:  # noqa: D417  the model is not told of ctx
     """Find a piece of text in the files of the folder.
 
@@ -154,7 +155,7 @@ class _Search:
         }
 
 
-@tool(read_only=True, shown_chars=SHOWN_CHARS)
+@tool(read_only=True, shown_tokens=SHOWN_BYTES, shown_bytes=SHOWN_BYTES)
 def read_file(ctx: Folder, path: str, max_chars: int = 2_000) -> dict[str, Any]:  # noqa: D417  the model is not told of ctx
     """Read the beginning of a text file.
 

@@ -1,4 +1,4 @@
-"""`agentfsm doctor`: what is here, what is missing, and what an agent's tools leave unsaid. Nothing is changed."""
+"""`agentfsm doctor`: what is here, what is missing, what could be better about an agent's tools. It changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,23 +20,21 @@ from agentfsm.cli.codes import Exit
 from agentfsm.cli.place import store_path
 from agentfsm.cli.target import load_agent
 from agentfsm.core.errors import AgentError
+from agentfsm.engine.check import Finding
 from agentfsm.stores.sqlite import SQLiteStore
 from agentfsm.stores.sqlite_file import connect_sqlite3
 
 if TYPE_CHECKING:
+    from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.engine.tools import Tool
 
 VOCABULARY_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 # Where tiktoken fetches the usual vocabulary; it keeps the file under the SHA-1 of this address.
-READING: Final = ("search_", "get_", "check_", "list_", "read_", "find_", "fetch_")
-# Names of tools that as a rule change nothing.
-CHANGING: Final = ("save_", "update_", "delete_", "send_", "write_", "create_", "pay_")
-# Names of tools that as a rule do.
 
 
 @attrs.frozen(kw_only=True)
-class Finding:
+class Check:
     """One thing that was looked at."""
 
     name: str
@@ -47,11 +45,24 @@ class Finding:
 
 @attrs.frozen(kw_only=True)
 class ToolReport:
-    """A tool of the agent, and what might be wrong with its declaration."""
+    """A tool of the agent, and what it declares."""
 
     name: str
     declared: tuple[str, ...]
-    hints: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """All that was found. Findings are advice: they break nothing."""
+
+    checks: tuple[Check, ...]
+    tools: tuple[ToolReport, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing that is needed is broken."""
+        return all(check.ok for check in self.checks)
 
 
 def examine(args: argparse.Namespace, terminal: Terminal) -> Exit:
@@ -60,39 +71,41 @@ def examine(args: argparse.Namespace, terminal: Terminal) -> Exit:
     Returns:
         DONE, or FAILED when something needed is broken.
     """
-    findings = list(_findings(store_path(args.store)))
-    tools: list[ToolReport] = []
+    report = Report(checks=tuple(_checks(store_path(args.store))))
     if args.agent is not None:
-        finding, tools = _examined(args.agent)
-        findings.append(finding)
-    ok = all(finding.ok for finding in findings)
+        report = _examined(args.agent, report)
     if terminal.json:
-        checks, reports = [attrs.asdict(each) for each in findings], [attrs.asdict(each) for each in tools]
-        terminal.document({"ok": ok, "checks": checks, "tools": reports})
+        terminal.document({"ok": report.ok, **attrs.asdict(report)})
     else:
-        for line in _lines(findings, tools):
+        for line in _lines(report):
             terminal.out(line)
-    return Exit.DONE if ok else Exit.FAILED
+    return Exit.DONE if report.ok else Exit.FAILED
 
 
-def _lines(findings: list[Finding], tools: list[ToolReport]) -> Iterator[str]:
-    width = max(len(finding.name) for finding in findings)
-    for finding in findings:
-        yield f"{'ok' if finding.ok else 'BROKEN':<7} {finding.name:<{width}}  {finding.detail}"
-    for report in tools:
-        yield f"tool    {report.name}: {', '.join(report.declared) or 'nothing declared: runs alone, never repeated'}"
-        yield from (f"        hint: {hint}" for hint in report.hints)
+def _lines(report: Report) -> Iterator[str]:
+    width = max(len(check.name) for check in report.checks)
+    for check in report.checks:
+        yield f"{'ok' if check.ok else 'BROKEN':<7} {check.name:<{width}}  {check.detail}"
+    for tool in report.tools:
+        yield f"tool    {tool.name}: {', '.join(tool.declared) or 'nothing declared: runs alone, never repeated'}"
+        yield from _advice(report, tool.name)
+    yield from _advice(report, None)
 
 
-def _findings(path: str) -> Iterator[Finding]:
-    yield Finding(name="python", ok=True, detail=f"{platform.python_version()} on {platform.system()}")
+def _advice(report: Report, tool: str | None) -> Iterator[str]:
+    indent = "" if tool is None else " " * 8
+    return (f"{indent}{each.severity}: {each.message}" for each in report.findings if each.tool == tool)
+
+
+def _checks(path: str) -> Iterator[Check]:
+    yield Check(name="python", ok=True, detail=f"{platform.python_version()} on {platform.system()}")
     yield _package("agentfsm")
     for name in _needed():
         yield _package(name)
-    yield Finding(name="sqlite", ok=True, detail=_sqlite_version())
+    yield Check(name="sqlite", ok=True, detail=_sqlite_version())
     yield _store(path)
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        yield Finding(name=name, ok=True, detail="set" if os.environ.get(name) else "not set")
+        yield Check(name=name, ok=True, detail="set" if os.environ.get(name) else "not set")
     yield _vocabulary()
     yield _optional("rich", "the live tree", "plain lines are written; pip install 'agentfsm[cli]'")
     yield _optional("genai-prices", "Limits(usd=...)", "costs are not known; pip install 'agentfsm[prices]'")
@@ -115,15 +128,15 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> Check:
     version = _version(name)
-    return Finding(name=name, ok=version is not None, detail=version or "not installed: pip install agentfsm")
+    return Check(name=name, ok=version is not None, detail=version or "not installed: pip install agentfsm")
 
 
-def _optional(name: str, purpose: str, otherwise: str) -> Finding:
+def _optional(name: str, purpose: str, otherwise: str) -> Check:
     version = _version(name)
     detail = f"{version}, for {purpose}" if version else f"not installed, so {otherwise}"
-    return Finding(name=name, ok=True, detail=detail)
+    return Check(name=name, ok=True, detail=detail)
 
 
 def _sqlite_version() -> str:
@@ -134,15 +147,15 @@ def _sqlite_version() -> str:
         db.close()
 
 
-def _store(path: str) -> Finding:
+def _store(path: str) -> Check:
     """Open the store, if it is there; one that is not is not made."""
     if not Path(path).exists():
-        return Finding(name="store", ok=True, detail=f"{path} is not there yet: the first run makes it")
+        return Check(name="store", ok=True, detail=f"{path} is not there yet: the first run makes it")
     try:
         count = anyio.run(_count, SQLiteStore(path))
     except AgentError as error:
-        return Finding(name="store", ok=False, detail=str(error))
-    return Finding(name="store", ok=True, detail=f"{path} opens and holds {'runs' if count else 'no run'}")
+        return Check(name="store", ok=False, detail=str(error))
+    return Check(name="store", ok=True, detail=f"{path} opens and holds {'runs' if count else 'no run'}")
 
 
 async def _count(store: SQLiteStore) -> int:
@@ -152,32 +165,38 @@ async def _count(store: SQLiteStore) -> int:
         await store.aclose()
 
 
-def _vocabulary() -> Finding:
+def _vocabulary() -> Check:
     """See whether tiktoken has its vocabulary; it is not fetched, and tiktoken is not loaded."""
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     place = Path(tempfile.gettempdir()) / "data-gym-cache" if folder is None else Path(folder)
     name = hashlib.sha1(VOCABULARY_URL.encode(), usedforsecurity=False).hexdigest()
     if folder != "" and (place / name).exists():  # "" tells tiktoken to keep nothing
-        return Finding(name="vocabulary", ok=True, detail=f"o200k_base is in {place}")
+        return Check(name="vocabulary", ok=True, detail=f"o200k_base is in {place}")
     detail = f"o200k_base is not in {place}: it is fetched at the first need, else tokens are estimated"
-    return Finding(name="vocabulary", ok=True, detail=detail)
+    return Check(name="vocabulary", ok=True, detail=detail)
 
 
 # The agent.
 
 
-def _examined(target: str) -> tuple[Finding, list[ToolReport]]:
+def _examined(target: str, report: Report) -> Report:
+    """Add an agent to the report."""
     try:
         agent = load_agent(target)
     except AgentError as error:
-        return Finding(name="agent", ok=False, detail=str(error)), []
-    reports = [ToolReport(name=each.name, declared=_declared(each), hints=tuple(_hints(each))) for each in agent.tools]
-    detail = f"{target}: {agent.name}, model {agent.model.name}, {len(reports)} tools"
+        return attrs.evolve(report, checks=(*report.checks, Check(name="agent", ok=False, detail=str(error))))
+    tools = tuple(ToolReport(name=each.name, declared=_declared(each)) for each in agent.tools)
+    detail = f"{target}: {agent.name}, model {agent.model.name}, {len(tools)} tools"
+    check = _closed(agent, detail)
+    return attrs.evolve(report, checks=(*report.checks, check), tools=tools, findings=agent.tools.check())
+
+
+def _closed(agent: Agent, detail: str) -> Check:
     try:
         anyio.run(agent.aclose)
     except AgentError as error:
-        return Finding(name="agent", ok=False, detail=f"{detail}; it does not close: {error}"), reports
-    return Finding(name="agent", ok=True, detail=detail), reports
+        return Check(name="agent", ok=False, detail=f"{detail}; it does not close: {error}")
+    return Check(name="agent", ok=True, detail=detail)
 
 
 _DECLARATIONS: Final = ("read_only", "idempotent", "concurrency_safe", "requires_approval", "poll")
@@ -185,27 +204,3 @@ _DECLARATIONS: Final = ("read_only", "idempotent", "concurrency_safe", "requires
 
 def _declared(tool: Tool[..., Any]) -> tuple[str, ...]:
     return tuple(name for name in _DECLARATIONS if getattr(tool, name))
-
-
-def _hints(tool: Tool[..., Any]) -> Iterator[str]:
-    return (text for applies, text in _HINTS if applies(tool))
-
-
-_HINTS: Final[tuple[tuple[Callable[[Tool[..., Any]], bool], str], ...]] = (
-    (
-        lambda tool: tool.name.startswith(READING) and not tool.read_only,
-        "by its name it only reads: @tool(read_only=True) lets it run beside others, and again after a crash",
-    ),
-    (
-        lambda tool: tool.name.startswith(CHANGING) and tool.read_only,
-        "by its name it changes something, and it is declared read_only: it may run beside others, and twice",
-    ),
-    (
-        lambda tool: tool.name.startswith(CHANGING) and tool.concurrency_safe and not tool.read_only,
-        "by its name it changes something, and it is declared concurrency_safe: it may overlap itself",
-    ),
-    (
-        lambda tool: not tool.description.strip(),
-        "it has no description: the model knows nothing of it but its name; give the function a docstring",
-    ),
-)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import attrs
@@ -19,7 +18,7 @@ from agentfsm.cli.show import pending_line, run_json, seconds, usage_line
 from agentfsm.cli.terminal import aside
 from agentfsm.cli.watch import PlainView, view_of
 from agentfsm.core.effects import PendingKind
-from agentfsm.core.errors import ConflictError, LeaseHeldError
+from agentfsm.core.errors import ConflictError, LeaseHeldError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.engine.render import describe
 
@@ -32,8 +31,10 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.cli.watch import View
     from agentfsm.core.effects import Pending
-    from agentfsm.core.run import Run
+    from agentfsm.core.inbox import Decision
+    from agentfsm.core.run import Header, Run
     from agentfsm.engine.stream import StreamEvent
+    from agentfsm.ports import Store
 
 POLL_S: Final = 0.2
 # Seconds between two looks at a run that another worker drives: short beside the 10 s that a lease lasts.
@@ -56,13 +57,13 @@ class Driver:
     view: View = attrs.field(init=False, default=attrs.Factory(lambda self: view_of(self.terminal), takes_self=True))
     _begun: bool = attrs.field(default=False, init=False)
     # Whether the run is in the store and its id was told.
-    _put_off: set[str] = attrs.field(factory=set, init=False)
-    # Calls that the person wants to decide later.
+    _put_off: set[tuple[str, str]] = attrs.field(factory=set, init=False)
+    # Calls that the person wants to decide later, by run.
 
     @property
     def resume(self) -> str:
         """The command line that goes on with the run."""
-        line = resume_line(self.run, self.path)
+        line = resume_line(self.run.id, self.path)
         known = self.path is not None and self.agent.target == self.run.header.target
         return line if known else f"{line} --agent {shlex.quote(self.agent.target)}"
 
@@ -103,20 +104,21 @@ class Driver:
         while True:
             with aside():  # what tools print is no result
                 anyio.run(self._watch)
-            decisions = [each for item in self._open() if (each := self._decision(item)) is not None]
+            decisions = [(item.run_id, each) for item in self._open() if (each := self._decision(item)) is not None]
             if not decisions:
                 return
-            for refusal in anyio.run(partial(tell, self.agent, self.run.id, decisions)):
+            for refusal in anyio.run(tell, self.agent, decisions):
                 self.terminal.err(refusal)
 
     def _open(self) -> list[Pending]:
-        return [item for item in self.run.pending if item.call_id not in self._put_off] if self.run.is_waiting else []
+        pending = self.run.pending if self.run.is_waiting else ()
+        return [item for item in pending if (item.run_id, item.call_id) not in self._put_off]
 
-    def _decision(self, item: Pending) -> Any:
-        answer = ask_person(self.terminal) if self.terminal.can_ask else self.absent
+    def _decision(self, item: Pending) -> Decision | None:
+        answer = ask_person(self.terminal, self.run.id) if self.terminal.can_ask else self.absent
         decision = answer(item)
         if decision is None:
-            self._put_off.add(item.call_id)
+            self._put_off.add((item.run_id, item.call_id))
         return decision
 
     async def _watch(self) -> None:
@@ -166,14 +168,14 @@ class Driver:
         return Exit.INTERRUPTED
 
 
-def resume_line(run: Run, path: str | None) -> str:
+def resume_line(run_id: str, path: str | None) -> str:
     """Return the command line that goes on with a run.
 
     Args:
-        run: The run.
+        run_id: The run: of a sub-agent's, the one that it works for.
         path: Of its store; None where only the agent can open it.
     """
-    words = f"resume {shlex.quote(run.id)}"
+    words = f"resume {shlex.quote(run_id)}"
     return f"agentfsm {words}" if path is None else command(words, path)
 
 
@@ -206,7 +208,7 @@ def _end_lines(run: Run, path: str | None, resume: str) -> Iterator[str]:
     else:
         yield "waiting for a person:"
         for item in run.pending:
-            yield f"  {pending_line(item)}"
+            yield f"  {pending_line(item, run.id)}"
             yield from (f"    {line}" for line in _ways(item, path))
         yield f"then: {resume}"
 
@@ -246,6 +248,19 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+async def top_of(store: Store, header: Header) -> Header:
+    """Return the header of the run that a sub-agent's run works for in the end; of any other run its own.
+
+    Runs above that were deleted are not counted.
+    """
+    while header.parent is not None:
+        try:
+            header = (await store.read(header.parent)).header
+        except RunNotFoundError:
+            break
+    return header
 
 
 async def created(agent: Agent, run: Run) -> Run:

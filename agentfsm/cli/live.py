@@ -16,10 +16,19 @@ from rich.tree import Tree
 
 from agentfsm.cli.clean import clean, one_line
 from agentfsm.cli.show import NOTE_CHARS, CallView, TurnView, turns_of
+from agentfsm.cli.watch import agent_line, offer_line
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.run import Phase, Run
-from agentfsm.engine.stream import CallDelta, StateChanged, StreamEvent, TextDelta, ToolEvent, ToolEventType
+from agentfsm.engine.stream import (
+    AgentEvent,
+    CallDelta,
+    StateChanged,
+    StreamEvent,
+    TextDelta,
+    ToolEvent,
+    ToolEventType,
+)
 
 REFRESHES_PER_S: Final = 12
 # Often enough to look fluent, seldom enough for a slow line.
@@ -35,6 +44,7 @@ _STYLES: Final = {
     Outcome.UNKNOWN: "bold red",
     Phase.ASKED: "yellow",
     Phase.LOST: "bold red",
+    Phase.PAUSED: "yellow",
     "running": "cyan",
 }
 
@@ -49,6 +59,8 @@ class Draft:
     # The calls that stream in: name, and characters of arguments so far.
     notes: tuple[tuple[str, str], ...] = ()
     # What calls say of their progress, by id; empty text for one that has just started.
+    agents: tuple[tuple[str, str], ...] = ()
+    # How far the sub-agents are, by their call's id.
 
 
 class LiveView:
@@ -94,17 +106,17 @@ class LiveView:
         closed = [turn for turn in turns_of(run) if turn.closed]
         shown = closed[:-1] if run.state is State.DONE else closed  # the answer is the result: it goes to stdout
         for turn in shown[self._printed or 0 :]:
-            self._console.print(_tree(turn, ()))
+            self._console.print(_tree(turn, Draft()))
         self._printed = max(self._printed or 0, len(shown))
 
     def _draw(self) -> Tree | Text:
         run, draft = self._run, self._draft
         turns = () if run is None else turns_of(run)
         if turns and not turns[-1].closed:
-            return _tree(turns[-1], draft.notes)
+            return _tree(turns[-1], draft)
         if run is None or run.state is not State.THINK:
             return Text("")
-        return _forming(run.turn + 1, draft)
+        return _forming(run, draft)
 
 
 def _noted(draft: Draft, event: StreamEvent) -> Draft:
@@ -118,8 +130,14 @@ def _noted(draft: Draft, event: StreamEvent) -> Draft:
         case CallDelta():
             return attrs.evolve(draft, calls=_grown(draft.calls, event))
         case ToolEvent(type=ToolEventType.STARTED | ToolEventType.PROGRESS):
-            return attrs.evolve(draft, notes=(*draft.notes, (event.call_id, event.message)))
+            return attrs.evolve(draft, notes=_newer(draft.notes, event.call_id, event.message))
+        case AgentEvent():
+            return attrs.evolve(draft, agents=_newer(draft.agents, event.call_id, agent_line(event)))
     return draft
+
+
+def _newer(notes: tuple[tuple[str, str], ...], call_id: str, note: str) -> tuple[tuple[str, str], ...]:
+    return tuple((dict(notes) | {call_id: note}).items())
 
 
 def _grown(calls: tuple[tuple[str, int], ...], event: CallDelta) -> tuple[tuple[str, int], ...]:
@@ -129,8 +147,10 @@ def _grown(calls: tuple[tuple[str, int], ...], event: CallDelta) -> tuple[tuple[
     return tuple(padded)
 
 
-def _forming(number: int, draft: Draft) -> Tree:
-    tree = Tree(Text(f"turn {number}", style="bold"), guide_style="dim")
+def _forming(run: Run, draft: Draft) -> Tree:
+    tree = Tree(Text(f"turn {run.turn + 1}", style="bold"), guide_style="dim")
+    if run.offered is not None:
+        tree.add(Text(offer_line(run.offered), style="dim"))
     lines = clean(draft.text).splitlines()[-TEXT_LINES:]
     if lines:
         tree.add(Text("\n".join(lines)))
@@ -141,19 +161,23 @@ def _forming(number: int, draft: Draft) -> Tree:
     return tree
 
 
-def _tree(turn: TurnView, notes: tuple[tuple[str, str], ...]) -> Tree:
+def _tree(turn: TurnView, draft: Draft) -> Tree:
     tree = Tree(Text(f"turn {turn.number}", style="bold"), guide_style="dim")
     if turn.fault:
         tree.add(Text(f"no reply: {one_line(turn.fault, NOTE_CHARS)}", style="red"))
     if turn.text.strip():
         tree.add(Text(clean(turn.text).strip()))
+    notes = dict(draft.notes)
     for call in turn.calls:
-        tree.add(_call(call, dict(notes).get(call.id)))
+        branch = tree.add(_call(call, notes.get(call.id)))
+        below = [*call.below] or [line for call_id, line in draft.agents if call_id == call.id]
+        for line in below:
+            branch.add(Text(line, style="dim"))
     return tree
 
 
 def _call(call: CallView, note: str | None) -> Text:
-    running = note is not None and call.duration_s is None
+    running = note is not None and call.duration_s is None and call.status != Phase.PAUSED
     ending = f"running {one_line(note or '', NOTE_CHARS)}".strip() if running else call.ending
     style = _STYLES.get("running" if running else call.status, "red" if call.failed else "dim")
     return Text.assemble((f"{call.id} ", "dim"), call.title, "\n", (ending, style))

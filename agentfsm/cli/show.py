@@ -11,16 +11,17 @@ import attrs
 from agentfsm.cli.clean import clean, one_line
 from agentfsm.core import codec
 from agentfsm.core.effects import PendingKind
+from agentfsm.core.events import ApprovalGiven, ToolPaused, ToolsChosen, ToolsOffered
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolResult
 from agentfsm.core.run import arguments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agentfsm.core.effects import Pending
     from agentfsm.core.events import Event
-    from agentfsm.core.messages import JSON, ToolCall, Usage
+    from agentfsm.core.messages import JSON, AgentCost, ToolCall, Usage
     from agentfsm.core.run import OpenCall, Run
     from agentfsm.ports import Summary
 
@@ -45,6 +46,16 @@ class CallView:
     # None while it has none.
     content: str = ""
     # The result's text.
+    description: str = ""
+    # What it will do, where it waits for a yes and its tool says so.
+    waits: tuple[Pending, ...] = ()
+    # What it waits for in the run of a sub-agent.
+    child: AgentCost | None = None
+    # The sub-agent's run, where the tool is one.
+    approved_by: str | None = None
+    # Who said yes; None where nobody was asked, or the journal was not looked at.
+    proposed: dict[str, JSON] | None = None
+    # The model's own arguments, where that person changed them.
 
     @property
     def failed(self) -> bool:
@@ -54,14 +65,26 @@ class CallView:
     @property
     def title(self) -> str:
         """The tool and its arguments, on one line."""
-        values = [f"{name}={short(value)}" for name, value in self.arguments.items()]
-        return one_line(f"{self.name}({', '.join(values)})", CALL_CHARS)
+        return one_line(f"{self.name}({listed(self.arguments)})", CALL_CHARS)
 
     @property
     def ending(self) -> str:
         """How it ended, with the reason where it failed."""
         took = "" if self.duration_s is None else f" in {seconds(self.duration_s)}"
-        return f"{self.status}{took}" + (f": {one_line(self.content, NOTE_CHARS)}" if self.failed else "")
+        told = self.content if self.failed else self.description
+        return f"{self.status}{took}" + (f": {one_line(told, NOTE_CHARS)}" if told.strip() else "")
+
+    @property
+    def below(self) -> Iterator[str]:
+        """What there is to say below it, a line each: who approved it, its sub-agent's run, what that waits for."""
+        if self.approved_by is not None:
+            yield one_line(f"approved by {self.approved_by or 'somebody'}", NOTE_CHARS)
+        if self.proposed is not None:
+            yield one_line(f"the model's own arguments, which were changed: {listed(self.proposed)}", NOTE_CHARS)
+        if self.child is not None:
+            yield from cost_lines(self.child)
+        for item in self.waits:
+            yield one_line(f"waits for the {item.kind} of {place_of(item)}, {item.tool}", NOTE_CHARS)
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +115,22 @@ def turns_of(run: Run) -> tuple[TurnView, ...]:
     return tuple(turns)
 
 
+def with_approvals(turns: Iterable[TurnView], events: Iterable[Event]) -> tuple[TurnView, ...]:
+    """Return the turns with what their journal knows of approvals: who gave them, and what was changed."""
+    proposed: dict[str, ToolCall] = {}
+    given: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if isinstance(event, ToolsChosen):
+            proposed |= {call.id: call for call in event.message.calls}
+        elif isinstance(event, ApprovalGiven):
+            own = None if event.arguments is None else arguments_of(proposed[event.call_id])
+            given[event.call_id] = {"approved_by": event.by, "proposed": own}
+    return tuple(
+        attrs.evolve(turn, calls=tuple(attrs.evolve(call, **given.get(call.id, {})) for call in turn.calls))
+        for turn in turns
+    )
+
+
 def _faults_from(number: int, faults: dict[int, str]) -> Iterator[TurnView]:
     while number in faults:
         yield TurnView(number=number, fault=faults[number])
@@ -114,6 +153,7 @@ def _closed_view(call: ToolCall, result: ToolResult) -> CallView:
         status=str(result.outcome),
         duration_s=result.duration_s,
         content=result.content,
+        child=result.child,
     )
 
 
@@ -121,7 +161,14 @@ def _open_view(entry: OpenCall) -> CallView:
     if entry.result is not None:
         return _closed_view(entry.call, entry.result)
     call = entry.call
-    return CallView(id=call.id, name=call.name, arguments=arguments_of(call), status=str(entry.phase))
+    return CallView(
+        id=call.id,
+        name=call.name,
+        arguments=arguments_of(call),
+        status=str(entry.phase),
+        description=entry.description,
+        waits=entry.waits,
+    )
 
 
 # Plain text.
@@ -133,6 +180,11 @@ def short(value: object) -> str:
     if len(text) <= VALUE_CHARS:
         return text
     return f"{text[:VALUE_CHARS]}... ({len(text):,} characters)"
+
+
+def listed(arguments: Mapping[str, object]) -> str:
+    """Return arguments as they stand in a call, each of them short."""
+    return ", ".join(f"{name}={short(value)}" for name, value in arguments.items())
 
 
 def seconds(value: float) -> str:
@@ -151,7 +203,7 @@ def state_line(run: Run) -> str:
     if run.is_over:
         where += f" ({run.stop_reason})"
     elif run.is_waiting:
-        where += f", waits for a person ({', '.join(item.call_id for item in run.pending)})"
+        where += f", waits for a person ({', '.join(place_of(item, run.id) for item in run.pending)})"
     return f"{where}, version {run.version}"
 
 
@@ -162,14 +214,29 @@ def usage_line(usage: Usage) -> str:
     return f"{usage.tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out{about}){cost}"
 
 
+def cost_lines(cost: AgentCost) -> Iterator[str]:
+    """Return what the run of a sub-agent came to, and those below it further in."""
+    called = f", called {', '.join(cost.tool_calls)}" if cost.tool_calls else ""
+    usage = attrs.evolve(cost.usage, cost_usd=cost.usd)
+    used = f"{cost.turns} turns, {usage_line(usage)}, {seconds(cost.duration_s)}"
+    yield one_line(f"{cost.agent}, run {cost.run_id}: {used}{called}", NOTE_CHARS)
+    for child in cost.children:
+        yield from (f"  {line}" for line in cost_lines(child))
+
+
 def prompt_of(run: Run) -> str:
     """Return the text of the prompt."""
     return "\n".join(part.text if isinstance(part, TextPart) else part.url for part in run.header.prompt)
 
 
-def run_text(run: Run) -> str:
-    """Return the header, the tree of turns, and what the run waits for."""
-    return "\n".join([*_head(run), *tree_lines(turns_of(run)), *_foot(run)])
+def run_text(run: Run, events: Sequence[Event] = ()) -> str:
+    """Return the header, the tree of turns, and what the run waits for.
+
+    Args:
+        run: As it stands.
+        events: Its journal, for who approved what.
+    """
+    return "\n".join([*_head(run), *tree_lines(with_approvals(turns_of(run), events)), *_foot(run)])
 
 
 def _head(run: Run) -> Iterator[str]:
@@ -177,6 +244,8 @@ def _head(run: Run) -> Iterator[str]:
     yield f"run      {run.id}"
     target = f" ({header.target})" if header.target else ""
     yield f"agent    {' '.join(filter(None, (header.agent, header.agent_version)))}{target}"
+    if header.parent is not None:
+        yield f"parent   {header.parent}"
     if header.session is not None:
         yield f"session  {header.session}"
     yield f"created  {moment(run.created_at)}"
@@ -194,29 +263,55 @@ def tree_lines(turns: Sequence[TurnView]) -> Iterator[str]:
         for call in turn.calls:
             yield f"  {call.id} {call.title}"
             yield f"       {call.ending}"
+            yield from (f"       {line}" for line in call.below)
 
 
 def _foot(run: Run) -> Iterator[str]:
     yield f"used     {usage_line(run.usage)}; {seconds(run.duration_s)} active"
-    yield from (f"waits    {pending_line(item)}" for item in run.pending)
+    yield from (f"waits    {pending_line(item, run.id)}" for item in run.pending)
     if run.state is State.ERROR:
         yield f"stopped  {run.stop_reason}: {one_line(run.stop_message, NOTE_CHARS)}"
 
 
-def pending_line(item: Pending) -> str:
-    """Return what a run waits for, in a line."""
+def place_of(item: Pending, run_id: str = "") -> str:
+    """Return which call it is about; of another run than this one with its id."""
+    return item.call_id if item.run_id == run_id else f"{item.call_id} of run {item.run_id}"
+
+
+def pending_line(item: Pending, run_id: str) -> str:
+    """Return what a run waits for, in a line.
+
+    Args:
+        item: One thing that it waits for.
+        run_id: The run that waits; a sub-agent's is named.
+    """
+    where = place_of(item, run_id)
     if item.kind is PendingKind.APPROVAL:
+        what = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
         until = "" if item.expires_at is None else f" (no answer until {moment(item.expires_at)} is a no)"
-        return f"{item.call_id}: may {item.tool} run?{until}"
-    return f"{item.call_id}: {item.tool} was running when its worker died or was stopped; what became of it?"
+        return f"{where}: may {item.tool} run?{what}{until}"
+    return f"{where}: {item.tool} was running when its worker died or was stopped; what became of it?"
 
 
 def event_lines(events: Sequence[Event]) -> Iterator[str]:
     """Return the journal, a line an entry; event number n made version n."""
     for number, event in enumerate(events, 1):
-        facts = {name: value for name, value in event_json(event).items() if name not in ("is", "at", "took_s")}
+        facts = _facts(event)
         told = one_line(json.dumps(facts, ensure_ascii=False), CALL_CHARS) if facts else ""
         yield f"{number:>5}  {moment(event.at)}  {type(event).__name__:<14} {told}".rstrip()
+
+
+def _facts(event: Event) -> dict[str, Any]:
+    """Return what an entry says, the telling part in front, since a line is cut at its end."""
+    facts = {name: value for name, value in event_json(event).items() if name not in ("is", "at", "took_s")}
+    match event:
+        case ToolsOffered(how=how):
+            return {"how": how, **facts}
+        case ToolPaused(pending=pending):
+            return facts | {"pending": [f"{item.kind} of {place_of(item)}" for item in pending]}
+        case ApprovalGiven(arguments=str(text)):
+            return facts | {"arguments": json.loads(text)}
+    return facts
 
 
 def summary_lines(runs: Sequence[Summary]) -> Iterator[str]:
@@ -260,20 +355,21 @@ def run_json(run: Run, resume: str) -> dict[str, Any]:
     }
 
 
-def whole_json(run: Run, resume: str) -> dict[str, Any]:
-    """Return `run_json` with the header and the turns."""
+def whole_json(run: Run, resume: str, events: Sequence[Event] = ()) -> dict[str, Any]:
+    """Return `run_json` with the header and the turns; the journal's `events` tell who approved what."""
     header = run.header
     return run_json(run, resume) | {
         "agent": header.agent,
         "agent_version": header.agent_version,
         "target": header.target,
         "session": header.session,
+        "parent": header.parent,
         "user": header.user,
         "metadata": dict(header.metadata),
         "prompt": prompt_of(run),
         "created_at": run.created_at,
         "updated_at": run.updated_at,
-        "tree": [attrs.asdict(turn) for turn in turns_of(run)],
+        "tree": [attrs.asdict(turn) for turn in with_approvals(turns_of(run), events)],
     }
 
 

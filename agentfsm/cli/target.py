@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
+from collections import deque
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +16,7 @@ from agentfsm.agent import Agent
 from agentfsm.cli.terminal import aside
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.engine.render import describe
+from agentfsm.engine.tools import Tool
 
 FORM: Final = "an agent is named as module:attribute, for example app:agent"
 
@@ -29,6 +32,22 @@ def load_agent(target: str) -> Agent:
         raise MisuseError(f"{target!r} names no agent: {FORM}")
     with aside():
         return _agent_of(_attribute(_imported(name), path), target)
+
+
+def agents_of(agent: Agent) -> Iterator[Agent]:
+    """Yield the agent, and those that are among its tools, however deep."""
+    known: list[Agent] = []
+    found = deque([agent])
+    while found:
+        if (each := found.popleft()) not in known:
+            known.append(each)
+            yield each
+            found += [inner for tool in each.tools if isinstance(inner := _behind(tool), Agent)]
+
+
+def _behind(tool: Tool[..., Any]) -> Any:
+    """Return the agent behind a tool that `Agent.as_tool` made: its function is a method of what holds it."""
+    return getattr(getattr(tool.function, "__self__", None), "agent", None)
 
 
 def _imported(name: str) -> ModuleType:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
+import signal
 import sys
 from contextlib import AbstractContextManager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
@@ -48,10 +50,28 @@ class Terminal:
     def ask(self, question: str) -> str | None:
         """Ask, and return the answer; None where there is none (Ctrl-D)."""
         self.err(question, end=" ")
+        if os.name == "posix":
+            _wait_for(sys.stdin)
         answer = sys.stdin.readline()
         if not answer:
             self.err("")
         return answer.strip() if answer else None
+
+
+def _wait_for(stream: TextIO) -> None:
+    """Return when a terminal has a line to read, or a signal came, whose handler runs then.
+
+    A read that begins right behind a signal does not notice it: Ctrl-C would do nothing until the next line is typed.
+    """
+    news, told = os.pipe()
+    os.set_blocking(told, False)
+    before = signal.set_wakeup_fd(told)
+    try:
+        select.select([stream.fileno(), news], [], [])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(news)
+        os.close(told)
 
 
 class _Aside:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from agentfsm.cli.clean import one_line
-from agentfsm.cli.show import NOTE_CHARS, CallView, seconds, turns_of
+from agentfsm.cli.show import NOTE_CHARS, VALUE_CHARS, CallView, place_of, seconds, turns_of
 from agentfsm.core.machine import State
-from agentfsm.engine.stream import StateChanged, ToolEvent, ToolEventType
+from agentfsm.engine.stream import AgentEvent, AgentEventType, StateChanged, ToolEvent, ToolEventType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
@@ -51,24 +51,29 @@ class PlainView:
     """Writes a line for each thing that happens."""
 
     terminal: Terminal
-    _run: Run | None = None
+    _offered: tuple[str, ...] | None = None
+    # The newest choice of tools that was told.
 
     def begin(self, run: Run) -> None:
         """Say nothing: the first event will."""
-        self._run = run
+        self._offered = run.offered
 
     def see(self, event: StreamEvent, run: Run) -> None:
         """Write a line, if the event deserves one."""
-        self._run = run
         if isinstance(event, StateChanged):
             for line in _state_lines(event, run):
                 self.terminal.err(line)
+        elif isinstance(event, AgentEvent):
+            self.terminal.err(f"  {event.call_id}   {agent_line(event)}")
         elif isinstance(event, ToolEvent) and (tell := _TOLD.get(event.type)) is not None:
             self.terminal.err(f"  {event.call_id} {tell(event, run)}")
+        if run.offered != self._offered:
+            self._offered = run.offered
+            if run.offered is not None:
+                self.terminal.err(f"  {offer_line(run.offered)}")
 
     def end(self, run: Run) -> None:
         """Say nothing: the report will."""
-        self._run = run
 
 
 def _state_lines(event: StateChanged, run: Run) -> list[str]:
@@ -83,6 +88,22 @@ def _state_lines(event: StateChanged, run: Run) -> list[str]:
 def call_of(run: Run, call_id: str) -> CallView | None:
     """Return the call of that id, open or closed."""
     return next((call for turn in reversed(turns_of(run)) for call in turn.calls if call.id == call_id), None)
+
+
+def offer_line(tools: Sequence[str]) -> str:
+    """Return which tools were chosen among many."""
+    return one_line(f"{len(tools)} tools offered: {', '.join(tools)}", NOTE_CHARS)
+
+
+def agent_line(event: AgentEvent) -> str:
+    """Return how far a sub-agent is; it stands below its call."""
+    agent = one_line(event.agent, VALUE_CHARS)
+    if event.type is AgentEventType.STARTED:
+        return f"{agent} works on it, run {event.child_id}"
+    if event.type is AgentEventType.PROGRESS:
+        return f"{agent}, turn {event.turn} of {event.limit}"
+    how = "is done" if event.success else "stopped"
+    return f"{agent} {how} after {seconds(event.duration_s or 0.0)}"
 
 
 def _started(event: ToolEvent, run: Run) -> str:
@@ -103,9 +124,16 @@ def _progress(event: ToolEvent, _run: Run) -> str:
     return one_line(event.message, NOTE_CHARS)
 
 
+def _paused(event: ToolEvent, run: Run) -> str:
+    call = call_of(run, event.call_id)
+    waits = () if call is None else call.waits
+    return one_line(f"waits for {', '.join(map(place_of, waits))}", NOTE_CHARS)
+
+
 _TOLD: Mapping[ToolEventType, Callable[[ToolEvent, Run], str]] = {
     ToolEventType.STARTED: _started,
     ToolEventType.COMPLETED: _completed,
     ToolEventType.ERROR: _failed,
     ToolEventType.PROGRESS: _progress,
+    ToolEventType.PAUSED: _paused,
 }

@@ -17,10 +17,11 @@ from cattrs import Converter
 from cattrs.strategies import configure_tagged_union
 
 from agentfsm.core import events
+from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import InboxItem, InputKind
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import Message, Outcome, Part
+from agentfsm.core.messages import ErrorType, Message, Outcome, Part
 from agentfsm.core.run import Header
 
 VERSION = 1
@@ -56,7 +57,13 @@ def _converter() -> Converter:
     converter = Converter(omit_if_default=True, forbid_extra_keys=True, detailed_validation=False)
     for kind, accepted in _PRIMITIVES.items():
         converter.register_structure_hook(kind, partial(_exactly, accepted))
-    for enum in (InputKind, Outcome, StopReason):  # each by itself, since the hook for str would serve them as well
+    for enum in (
+        ErrorType,
+        InputKind,
+        Outcome,
+        PendingKind,
+        StopReason,
+    ):  # each by itself, since the hook for str would serve them as well
         converter.register_structure_hook(enum, lambda value, kind: kind(value))
     converter.register_structure_hook_func(_is_tuple, partial(_tuple, converter))
     for union in (Part, Message, InboxItem, _AnyEvent):

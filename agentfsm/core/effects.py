@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
-from agentfsm.core.messages import JSON, Message, ToolCall
+from agentfsm.core.messages import Message, ToolCall
 
 
 class PendingKind(StrEnum):
@@ -24,11 +24,14 @@ class Pending:
     kind: PendingKind
     # APPROVAL: may it run? (`approve`, `reject`). OUTCOME: what became of it? (`settle`).
     run_id: str
+    # The run to decide in: this one, or a sub-agent's.
     call_id: str
     tool: str
-    arguments: dict[str, JSON]
-    # Exactly what the tool will be, or was, given.
-    expires_at: float | None
+    arguments: dict[str, Any]
+    # Exactly what the tool will be, or was, given, as JSON values.
+    description: str = ""
+    # What the call will do, where the tool says so.
+    expires_at: float | None = None
     # Seconds since 1970; an approval not given by then is a no. None: it waits for ever.
 
 

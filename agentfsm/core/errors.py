@@ -21,6 +21,8 @@ AgentError
         TooNewError              a record was written by a newer version
     ToolError                what a tool says to the model; never leaves a run
         ModelRetry               raised by a tool: "not like this, try so"
+        TransientError           raised by a tool: it failed for a passing reason
+            RefusedError             the same, and nothing was done
         ArgumentsError           the arguments do not fit the tool's schema
 
 Cancellation belongs to none of these: it stays the event loop's own exception.
@@ -123,7 +125,10 @@ class LimitError(StepError):
 
     Attributes:
         reason: The value of `StopReason` that the run ends with.
+        usage: What was paid before in the same step, for replies that could not be used; None where nothing was.
     """
+
+    usage: Usage | None = None
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(reason, message)
@@ -167,6 +172,22 @@ class ToolError(AgentError):
 
 class ModelRetry(ToolError):  # noqa: N818  the name is part of the contract
     """Raise it inside a tool to tell the model what to do instead, for example `ModelRetry("use an ISO date")`."""
+
+
+class TransientError(ToolError):
+    """Raise it inside a tool that failed for a passing reason: a call that may be repeated is.
+
+    Attributes:
+        retry_after_s: Seconds to wait before that, or None.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RefusedError(TransientError):
+    """Raise it inside a tool that was refused before it did anything: any tool may then be called again."""
 
 
 class ArgumentsError(ToolError):

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import attrs
 
+from agentfsm.core.effects import Pending
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolResult, Usage
@@ -78,6 +79,17 @@ class Compacted(Event):
 
 
 @attrs.frozen(kw_only=True)
+class ToolsOffered(Event):
+    """Among many tools, those that the model is told of from here on; until new input arrives."""
+
+    tools: tuple[str, ...]
+    how: str
+    # How they were chosen.
+    usage: Usage = Usage()
+    # What choosing cost.
+
+
+@attrs.frozen(kw_only=True)
 class ToolStarted(Event):
     """A call that is not read-only is about to run. Durable before the tool's first instruction."""
 
@@ -103,12 +115,23 @@ class ToolLost(Event):
 
 
 @attrs.frozen(kw_only=True)
+class ToolPaused(Event):
+    """A call that was started waits for something outside of the run, and is taken up again when that is there."""
+
+    call_id: str
+    pending: tuple[Pending, ...]
+    # What it waits for: decisions in the run of a sub-agent.
+
+
+@attrs.frozen(kw_only=True)
 class ApprovalAsked(Event):
     """A call waits for a yes."""
 
     call_id: str
     expires_at: float
     # Seconds since 1970; no answer by then is a no.
+    description: str = ""
+    # What the call will do, where the tool says so.
 
 
 @attrs.frozen(kw_only=True)
@@ -117,6 +140,8 @@ class ApprovalGiven(Event):
 
     call_id: str
     by: str = ""
+    arguments: str | None = None
+    # The arguments in their place, where the person changed them: they are what runs and what the history says.
 
 
 @attrs.frozen(kw_only=True)
@@ -158,9 +183,11 @@ EVENTS: tuple[type[Event], ...] = (
     AnswerDrafted,
     ModelFaltered,
     Compacted,
+    ToolsOffered,
     ToolStarted,
     ToolFinished,
     ToolLost,
+    ToolPaused,
     ApprovalAsked,
     ApprovalGiven,
     ToolsReturned,

@@ -62,6 +62,8 @@ class Approve:
     call_id: str
     by: str = ""
     # Who decided, for the record.
+    arguments: str | None = None
+    # A JSON object to run it with in place of the model's own; None to run it as it is.
 
 
 @attrs.frozen(kw_only=True)

@@ -74,7 +74,13 @@ class Limits:
     retry_wait_max_s: float = attrs.field(default=60.0, validator=_positive)
     # The longest wait, also where the server asks for a longer one.
     parallel: int = attrs.field(default=20, validator=_positive)
-    # Tool calls of one run in flight at once.
+    # Tool calls of one run in flight at once; 1 runs them one by one.
+    retries_per_tool: int = attrs.field(default=2, validator=_not_negative)
+    # Attempts after the first at calls of one tool, for passing faults: a service that fails three times is down.
+    retries_per_run: int = attrs.field(default=3, validator=_not_negative)
+    # The same of all tools together.
+    depth: int = attrs.field(default=3, validator=_not_negative)
+    # Sub-agents below one another: a coordinator, its specialists, and their helpers.
 
     def spent(self, run: Run) -> tuple[StopReason, str] | None:
         """Say which limit the run has reached, with the number reached, or None."""

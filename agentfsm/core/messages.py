@@ -31,6 +31,23 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+class ErrorType(StrEnum):
+    """Why a tool call gave no result, for code; the result's text says it for the model."""
+
+    ARGUMENTS = "invalid_arguments"
+    UNKNOWN_TOOL = "unknown_tool"
+    NOT_PERMITTED = "not_permitted"
+    WITHDRAWN = "withdrawn"
+    BLOCKED = "blocked"
+    CIRCUIT_OPEN = "circuit_open"
+    RATE_LIMITED = "rate_limited"
+    UNAVAILABLE = "unavailable"
+    TIMEOUT = "timeout"
+    RETRY = "model_retry"
+    TOOL = "tool_error"
+    AGENT = "agent_error"
+
+
 @attrs.frozen(kw_only=True)
 class TextPart:
     """A piece of text."""
@@ -85,7 +102,7 @@ class ToolCall:
     name: str
     arguments: str
     # A JSON object as text; "{}" where the model's own text was not one.
-    key: str
+    key: str = attrs.field(default=attrs.Factory(lambda call: call.id, takes_self=True))
     # The idempotency key: the same on every attempt at this call, unlike that of any other call.
     provider_id: str = ""
     # The provider's own id.
@@ -93,6 +110,8 @@ class ToolCall:
     # Whether the agent had no tool of that name when the model asked for it.
     malformed: str | None = None
     # Where the model's arguments are not a JSON object: why, and how they began; else None.
+    repaired: str | None = None
+    # Where they were broken JSON and could be mended: how they began; else None.
 
 
 @attrs.frozen(kw_only=True)
@@ -106,34 +125,6 @@ class AssistantMessage:
     def signature(self) -> tuple[tuple[str, str], ...]:
         """The calls as names and arguments with sorted keys: equal for equal calls, however they were written."""
         return tuple([(call.name, repr(_sorted(_parsed(call.arguments)))) for call in self.calls])
-
-
-@attrs.frozen(kw_only=True)
-class ToolResult:
-    """The one result of a call."""
-
-    call_id: str
-    name: str
-    outcome: Outcome
-    content: str
-    # The whole output as text; JSON (not ASCII-escaped) where the tool returned something else than text.
-    duration_s: float = 0.0
-    shown_chars: int | None = None
-    # How many characters of the content the model is shown; None for all of it.
-
-    @property
-    def text(self) -> str:
-        """The result as the model reads it: tool, status, content, and a note where it was cut."""
-        head = f"[{self.name}: {self.outcome}]\n"
-        size = len(self.content)
-        if self.shown_chars is None or size <= self.shown_chars:
-            return head + self.content
-        first, last = self.shown_chars * 3 // 4, size - self.shown_chars // 4
-        note = f"\n[... {last - first} of {size} characters cut; ask for a narrower result to see them ...]\n"
-        return head + self.content[:first] + note + self.content[last:]
-
-
-Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult
 
 
 @attrs.frozen(kw_only=True)
@@ -163,6 +154,85 @@ class Usage:
             cost_usd=cost,
             estimated=self.estimated or other.estimated,
         )
+
+
+@attrs.frozen(kw_only=True)
+class AgentCost:
+    """What a run of an agent cost."""
+
+    agent: str
+    run_id: str
+    usage: Usage
+    # Its own sub-agents' included, as `usd`.
+    usd: float | None
+    # US dollars; None where the price of a model in it is unknown.
+    turns: int
+    tool_calls: tuple[str, ...] = ()
+    # The tools that it called, in order.
+    duration_s: float = 0.0
+    # Active seconds.
+    children: tuple[AgentCost, ...] = ()
+    # The sub-agents among its tools, in call order.
+
+
+@attrs.frozen(kw_only=True)
+class ToolResult:
+    """The one result of a call."""
+
+    call_id: str
+    tool: str
+    outcome: Outcome
+    content: str
+    # The whole output as text; JSON (not ASCII-escaped) where the tool returned something else than text.
+    index: int = 0
+    # The call's place in the reply, from 0.
+    started_at: float = 0.0
+    # Seconds since 1970.
+    duration_s: float = 0.0
+    attempts: int = 1
+    # How many times the tool was tried in this dispatch, 1 or more.
+    error_type: ErrorType | None = None
+    # Why there is no result; None where there is one.
+    retryable: bool = False
+    # Whether the same call may do better later.
+    shown_chars: int | None = None
+    # How many characters of the content the model is shown; None for all of it.
+    child: AgentCost | None = None
+    # What it cost, where the tool is an agent.
+
+    @property
+    def completed_at(self) -> float:
+        """Seconds since 1970."""
+        return self.started_at + self.duration_s
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong, in words; None where nothing did."""
+        return None if self.outcome is Outcome.DONE else self.content
+
+    @property
+    def cut(self) -> tuple[int, int] | None:
+        """Which characters of the content the model is not shown, as (first, end); None where it is shown all."""
+        size = len(self.content)
+        if self.shown_chars is None or size <= self.shown_chars:
+            return None
+        return self.shown_chars * 3 // 4, size - self.shown_chars // 4
+
+    @property
+    def text(self) -> str:
+        """The result as the model reads it: tool, status, content, and a note where it was cut."""
+        head = f"[{self.tool}: {self.outcome}]\n"
+        if (cut := self.cut) is None:
+            return head + self.content
+        first, end = cut
+        note = (
+            f"\n[... characters {first} to {end} of {len(self.content)} are not shown: ask for a narrower result, or "
+            f"read on in result {self.call_id} from character {first} ...]\n"
+        )
+        return head + self.content[:first] + note + self.content[end:]
+
+
+Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult
 
 
 def clean(text: str) -> str:

@@ -63,6 +63,10 @@ class Header:
     # Where the command line finds the agent again: "module:attribute".
     user: str | None = None
     roles: tuple[str, ...] = ()
+    parent: str | None = None
+    # The id of the run whose tool this one is; its own id is that and the call's.
+    depth: int = 0
+    # How many runs are above it.
     metadata: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
     # JSON values; a copy of what the caller gave.
 
@@ -75,11 +79,12 @@ class Phase(StrEnum):
     APPROVED = "approved"
     RUNNING = "running"
     LOST = "lost"
+    PAUSED = "paused"
     FINISHED = "finished"
 
 
 _ERRORS: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
-UNDECIDED: Final = frozenset({Phase.ASKED, Phase.LOST})
+UNDECIDED: Final = frozenset({Phase.ASKED, Phase.LOST, Phase.PAUSED})
 
 
 @attrs.frozen(kw_only=True)
@@ -93,6 +98,10 @@ class OpenCall:
     repeatable: bool = False
     # Whether its tool declared, when it was started, that it may run again.
     expires_at: float | None = None
+    description: str = ""
+    # What it will do, for the person who approves it.
+    waits: tuple[Pending, ...] = ()
+    # What it waits for, in the phase PAUSED.
     result: ToolResult | None = None
     # Present in the phase FINISHED only.
 
@@ -152,6 +161,12 @@ class Run:
     # Loop findings so far.
     disabled: tuple[str, ...] = ()
     # Tools withdrawn because of loops.
+    offered: tuple[str, ...] | None = None
+    # The tools chosen among many since input came; None where no choice was made.
+    has_cut: bool = False
+    # Whether any result is longer than what the model is shown of it.
+    retries: Mapping[str, int] = attrs.field(factory=dict)
+    # How many times calls were tried again, by tool.
     stop_reason: StopReason | None = None
     stop_message: str = ""
     updated_at: float = 0.0
@@ -190,7 +205,7 @@ class Run:
     @property
     def pending(self) -> tuple[Pending, ...]:
         """What waits for a person, in call order."""
-        return tuple(_pending(self, entry) for entry in self.open if entry.phase in UNDECIDED)
+        return tuple(item for entry in self.open if entry.phase in UNDECIDED for item in _pending(self, entry))
 
     @property
     def is_over(self) -> bool:
@@ -251,7 +266,7 @@ class Run:
     @property
     def errors(self) -> tuple[Fault, ...]:
         """What failed on the way, by turn: model calls and tools."""
-        tools = (Fault(turn=turn, source=r.name, message=r.content) for turn, r in _failures(self))
+        tools = (Fault(turn=turn, source=r.tool, message=r.content) for turn, r in _failures(self))
         return tuple(sorted((*self.faults, *tools), key=lambda fault: fault.turn))
 
     def entry(self, call_id: str) -> OpenCall:
@@ -276,8 +291,10 @@ class Run:
 
 def begin(header: Header, prior: tuple[Message, ...] = ()) -> Run:
     """Return the run that the header describes, at version 0."""
-    before = turns_of((*prior, *header.history))
-    return Run(header=header, prior=prior, turns_before=before, updated_at=header.created_at)
+    history = (*prior, *header.history)
+    has_cut = any(isinstance(message, ToolResult) and message.cut is not None for message in history)
+    before, at = turns_of(history), header.created_at
+    return Run(header=header, prior=prior, turns_before=before, has_cut=has_cut, updated_at=at)
 
 
 def shown(messages: tuple[Message, ...], start: int, first: int = 0) -> tuple[Message, ...]:
@@ -354,15 +371,19 @@ _EFFECT: Mapping[State, Callable[[Run], Effect | None]] = {
 }
 
 
-def _pending(run: Run, entry: OpenCall) -> Pending:
-    return Pending(
+def _pending(run: Run, entry: OpenCall) -> tuple[Pending, ...]:
+    if entry.phase is Phase.PAUSED:
+        return entry.waits
+    own = Pending(
         kind=PendingKind.APPROVAL if entry.phase is Phase.ASKED else PendingKind.OUTCOME,
         run_id=run.id,
         call_id=entry.call.id,
         tool=entry.call.name,
         arguments=arguments_of(entry.call),
+        description=entry.description,
         expires_at=entry.expires_at,
     )
+    return (own,)
 
 
 # What each event changes, beside state, version and time.
@@ -372,7 +393,9 @@ Changes = dict[str, Any]
 
 def _observed(run: Run, event: e.Observed) -> Changes:
     history = run.messages if run.version else _opening(run)
-    return {"messages": (*history, *[item.message for item in event.inputs]) if event.inputs else history}
+    if not event.inputs:
+        return {"messages": history}
+    return {"messages": (*history, *[item.message for item in event.inputs]), "offered": None}
 
 
 def _opening(run: Run) -> tuple[Message, ...]:
@@ -418,9 +441,10 @@ def _compacted(_run: Run, event: e.Compacted) -> Changes:
 
 # The phases in which each of these events may come to a call.
 _COMES_IN: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
-    e.ToolStarted: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING}),
+    e.ToolStarted: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
     e.ToolFinished: frozenset(Phase) - {Phase.FINISHED},
     e.ToolLost: frozenset({Phase.RUNNING}),
+    e.ToolPaused: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
     e.ApprovalAsked: frozenset({Phase.INTENDED}),
     e.ApprovalGiven: frozenset({Phase.ASKED, Phase.LOST}),
 }
@@ -442,28 +466,65 @@ def _evolved(run: Run, event: e.Event, call_id: str, **changes: Any) -> Changes:
     return {"open": tuple(entries)}
 
 
+def _tools_offered(run: Run, event: e.ToolsOffered) -> Changes:
+    return {"offered": event.tools, "usage": run.usage + event.usage}
+
+
 def _tool_started(run: Run, event: e.ToolStarted) -> Changes:
     attempts = run.entry(event.call_id).attempts + 1
-    return _evolved(run, event, event.call_id, phase=Phase.RUNNING, attempts=attempts, repeatable=event.repeatable)
+    return _evolved(
+        run,
+        event,
+        event.call_id,
+        phase=Phase.RUNNING,
+        attempts=attempts,
+        repeatable=event.repeatable,
+        waits=(),
+    )
 
 
 def _tool_finished(run: Run, event: e.ToolFinished) -> Changes:
     entries, index = _entry_for(run, event, event.result.call_id)
     was = entries[index]
-    entries[index] = OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=event.result)
-    return {"open": tuple(entries)}
+    result = event.result
+    entries[index] = OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=result)
+    changes: Changes = {"open": tuple(entries)}
+    if result.attempts > 1:
+        changes["retries"] = {**run.retries, result.tool: run.retries.get(result.tool, 0) + result.attempts - 1}
+    if result.cut is not None:
+        changes["has_cut"] = True
+    if result.child is not None:
+        changes["usage"] = run.usage + result.child.usage
+    return changes
 
 
 def _tool_lost(run: Run, event: e.ToolLost) -> Changes:
     return _evolved(run, event, event.call_id, phase=Phase.LOST)
 
 
+def _tool_paused(run: Run, event: e.ToolPaused) -> Changes:
+    return _evolved(run, event, event.call_id, phase=Phase.PAUSED, waits=event.pending)
+
+
 def _approval_asked(run: Run, event: e.ApprovalAsked) -> Changes:
-    return _evolved(run, event, event.call_id, phase=Phase.ASKED, expires_at=event.expires_at)
+    phase, expires_at, description = Phase.ASKED, event.expires_at, event.description
+    return _evolved(run, event, event.call_id, phase=phase, expires_at=expires_at, description=description)
 
 
 def _approval_given(run: Run, event: e.ApprovalGiven) -> Changes:
-    return _evolved(run, event, event.call_id, phase=Phase.APPROVED, expires_at=None)
+    changes = _evolved(run, event, event.call_id, phase=Phase.APPROVED, expires_at=None)
+    return changes if event.arguments is None else _edited(run, changes["open"], event.call_id, event.arguments)
+
+
+def _edited(run: Run, entries: tuple[OpenCall, ...], call_id: str, arguments: str) -> Changes:
+    """Put a person's arguments in the place of the model's, in the open call and in the message that asked for it."""
+    calls = tuple(
+        attrs.evolve(entry.call, arguments=arguments) if entry.call.id == call_id else entry.call for entry in entries
+    )
+    return {
+        "open": tuple(attrs.evolve(entry, call=call) for entry, call in zip(entries, calls, strict=True)),
+        "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls),
+    }
 
 
 def _tools_returned(run: Run, _event: e.ToolsReturned) -> Changes:
@@ -495,7 +556,7 @@ def _accepted(_run: Run, _event: e.Accepted) -> Changes:
 
 
 def _failed(run: Run, event: e.Failed) -> Changes:
-    results = [entry.result or _closing(entry, event) for entry in run.open]
+    results = [entry.result or _closing(entry, index, event) for index, entry in enumerate(run.open)]
     return {**_closed(run, results), "stop_reason": event.reason, "stop_message": event.message}
 
 
@@ -506,16 +567,16 @@ def _closed(run: Run, results: list[ToolResult]) -> Changes:
     return {"messages": (*run.messages, run.reply, *results), "reply": None, "open": ()}
 
 
-def _closing(entry: OpenCall, event: e.Failed) -> ToolResult:
+def _closing(entry: OpenCall, index: int, event: e.Failed) -> ToolResult:
     """Return the result of a call that the end of the run closes."""
     if entry.phase is Phase.INTENDED or entry.phase is Phase.ASKED or entry.phase is Phase.APPROVED:
         outcome, text = Outcome.SKIPPED, f"no result: the run was stopped ({event.reason}) before it came to that"
-    elif entry.phase is Phase.RUNNING and entry.repeatable:
+    elif entry.phase is Phase.PAUSED or (entry.phase is Phase.RUNNING and entry.repeatable):
         outcome, text = Outcome.CANCELLED, f"cut off: the run was stopped ({event.reason}); it may be called again"
     else:
         outcome = Outcome.UNKNOWN
         text = f"cut off: the run was stopped ({event.reason}) and the effect may have happened; check before repeating"
-    return ToolResult(call_id=entry.call.id, name=entry.call.name, outcome=outcome, content=text)
+    return ToolResult(call_id=entry.call.id, tool=entry.call.name, outcome=outcome, content=text, index=index)
 
 
 _FOLD: Mapping[type[e.Event], Callable[[Run, Any], Changes]] = MappingProxyType(
@@ -526,9 +587,11 @@ _FOLD: Mapping[type[e.Event], Callable[[Run, Any], Changes]] = MappingProxyType(
         e.AnswerDrafted: _answered,
         e.ModelFaltered: _model_faltered,
         e.Compacted: _compacted,
+        e.ToolsOffered: _tools_offered,
         e.ToolStarted: _tool_started,
         e.ToolFinished: _tool_finished,
         e.ToolLost: _tool_lost,
+        e.ToolPaused: _tool_paused,
         e.ApprovalAsked: _approval_asked,
         e.ApprovalGiven: _approval_given,
         e.ToolsReturned: _tools_returned,
@@ -553,7 +616,7 @@ def _records(run: Run) -> Iterable[CallRecord]:
             yield CallRecord(
                 turn=_turn_in(result.call_id) - run.turns_before,
                 call_id=result.call_id,
-                name=result.name,
+                name=result.tool,
                 arguments=arguments_of(calls[result.call_id]),
                 outcome=result.outcome,
                 duration_s=result.duration_s,

@@ -9,13 +9,15 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 import jiter
 
+from agentfsm.core.errors import ArgumentsError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -25,6 +27,28 @@ _BLANK = " \t\r\n\ufeff"
 # JSON's own white space, and the byte order mark that some writers put in front.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 # The escape itself; behind an odd backslash it would be six harmless characters.
+_LONGEST_BROKEN = 16_000
+# Characters; a longer text takes some milliseconds more, but is more likely to be broken in a way that nobody foresaw.
+_BEFORE = re.compile(r"(?:[^\[\]{}\":`]*[^\[\]{}\":`'])?:?\s*(?:```\w*\s*)?")
+_BEHIND = re.compile(r"\s*(?:```)?(?:\s*[^\[\]{}\":`'\s][^\[\]{}\":`]*)?")
+# What may stand around an object without being a part of it: a sentence, a code fence.
+_TOKEN = re.compile(
+    r"""
+    (?P<note> // [^\n]* | \# [^\n]* | /\* .*? \*/ )
+    | (?P<text> "(?: [^"\\] | \\. )*+" | '(?: [^'\\] | \\. )*+' )
+    | (?P<open> (?: ["'] | /\* ) .* )
+    | (?P<key> [\w$] [\w$.-]* (?= \s* : ) )
+    | (?P<word> [^\s{}\[\]:,"'/]+ )
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+# JSON as Python or JavaScript might write it. What is never closed reaches to the end, so that nobody looks for its end
+# twice; it and what matches nothing is left as it is, and refused afterwards.
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_INSIDE = re.compile(r"\\.|[\"\x00-\x1f]", re.DOTALL)
+# What is written in another way between double quotes.
+_LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+"|".*)|,(?=\s*[}\]])', re.DOTALL)
+# And the texts, so that what looks like one in there is passed over.
 _MOST_PROBLEMS = 20
 # As many as a model can use; a list of 100,000 wrong items would fill its window.
 _LONGEST_PROBLEM = 300
@@ -35,6 +59,10 @@ _LONGEST_KIND = 150
 # Characters; an enumeration may hold 1,000 values.
 _LONGEST_PATH = 150
 # Characters, counted from the end; a path may be 100 steps deep.
+_MOST_PARAMETERS = 50
+# A function has fewer; a schema from outside may have thousands.
+_COMPOSED = frozenset({"anyOf", "oneOf", "allOf", "$ref", "patternProperties"})
+# Where the parameters of a schema without properties of its own may stand.
 _WORDS = {
     "expected value": "expected a value (NaN, Infinity and bare words are none)",
     "lone leading surrogate in hex escape": "half of a surrogate pair",
@@ -52,6 +80,18 @@ def object_text(text: str) -> str:
         The text to check, journal, bind and send back.
     """
     return text.strip(_BLANK) or "{}"
+
+
+def strict_text(text: str) -> str:
+    """Return what `object_text` does.
+
+    Raises:
+        ArgumentsError: when that is not one strict JSON object.
+    """
+    text = object_text(text)
+    if reason := check_object(text):
+        raise ArgumentsError(f"the arguments are not a JSON object ({reason}). Send one, with nothing around it.")
+    return text
 
 
 def check_object(text: str) -> str | None:
@@ -80,32 +120,92 @@ def check_object(text: str) -> str | None:
     return None
 
 
-def explain(name: str, problems: Sequence[ErrorDetails], arguments: JSON, parameters: Mapping[str, Any]) -> str:
-    """Put pydantic's findings into words that a model can act upon.
+def repair(text: str) -> str | None:
+    """Try to mend arguments that are no JSON: trailing commas, single quotes, bare keys, `True`, comments, fences.
+
+    Only the way of writing is mended, token by token, so nothing is lost, guessed or reordered. Text that is JSON stays
+    refused, whatever it was refused for. So does text that was cut short, since its last argument would be taken as if
+    it were whole. json-repair was weighed and left out: it takes a text's last line break off, reads `NaN` as "NaN" and
+    `1,,` as "1,", closes what was cut short, and took 92 ms for 60,000 characters of junk and 3 s for 16,000 brackets.
+
+    Args:
+        text: What `check_object` refused; beyond 16,000 characters it is not tried.
+
+    Returns:
+        One strict JSON object, or None.
+    """
+    before, bracket, rest = text.strip(_BLANK).partition("{")
+    if len(text) > _LONGEST_BROKEN or not bracket or not _BEFORE.fullmatch(before):
+        return None
+    if whole := _object_before_a_sentence(bracket + rest):
+        return whole
+    broken = bracket + rest.rstrip(f"{_BLANK},;`")
+    mended = _LAST_COMMA.sub(lambda found: found[1] or "", _TOKEN.sub(_in_json, broken)).strip(_BLANK)
+    return mended if check_object(mended) is None else None
+
+
+def _object_before_a_sentence(text: str) -> str | None:
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return text[:end] if _BEHIND.fullmatch(text, end) and check_object(text[:end]) is None else None
+
+
+def _in_json(token: re.Match[str]) -> str:
+    said = token.group()
+    match token.lastgroup:
+        case "note":
+            return " "
+        case "key":
+            return json.dumps(said)
+        case "text":
+            return f'"{_INSIDE.sub(_in_text, said[1:-1])}"'
+    return _PYTHON.get(said, said)
+
+
+def _in_text(found: re.Match[str]) -> str:
+    char = found.group()
+    return "'" if char == "\\'" else char if char[0] == "\\" else json.dumps(char)[1:-1]
+
+
+def explain(name: str, problems: Iterable[ErrorDetails], arguments: JSON, parameters: Mapping[str, Any]) -> str:
+    """Put a validator's findings into words that a model can act upon.
 
     Args:
         name: The tool.
-        problems: All that was found, in any number; the first 20 are told.
+        problems: What was found, as pydantic puts it, in any number; the first 20 are asked for and told.
         arguments: What was sent, parsed.
         parameters: The JSON Schema of the arguments.
 
     Returns:
         A line per place, in the order found, and a last line with the expected parameters.
     """
-    known = parameters["properties"]
-    told = groupby(problems[:_MOST_PROBLEMS], key=lambda problem: _path(problem, arguments))
+    known, found = parameters["properties"], iter(problems)
+    told = groupby(islice(found, _MOST_PROBLEMS), key=lambda problem: _path(problem, arguments))
     lines = [_cut(f"- {path}: {_said(list(group), known)}", _LONGEST_PROBLEM) for path, group in told]
-    if (more := len(problems) - _MOST_PROBLEMS) > 0:
-        lines.append(f"- and {more} more")
+    if next(found, None):
+        lines.append("- and more")
     return "\n".join((f"the arguments of {name} do not fit:", *lines, expected(parameters)))
 
 
 def expected(parameters: Mapping[str, Any]) -> str:
     """One line on the parameters: name, type, and whether it is required or what its default is."""
-    required = parameters.get("required", ())
-    properties = parameters["properties"].items()
-    shown = [f"{n} ({_cut(_kind(s), _LONGEST_KIND)}{_need(n, s, required)})" for n, s in properties]
-    return f"Parameters: {', '.join(shown)}." if shown else "It takes no parameters: send {}."
+    required, properties = parameters.get("required", ()), parameters["properties"]
+    shown = [
+        f"{_cut(name, _LONGEST_VALUE)} ({_cut(_kind(part), _LONGEST_KIND)}{_need(name, part, required)})"
+        for name, part in islice(properties.items(), _MOST_PARAMETERS)
+    ]
+    if len(properties) > _MOST_PARAMETERS:
+        shown.append(f"and {len(properties) - _MOST_PARAMETERS} more")
+    if shown:
+        return f"Parameters: {', '.join(shown)}."
+    return "Its schema tells the parameters." if parameters.keys() & _COMPOSED else "It takes no parameters: send {}."
+
+
+def listed(values: Iterable[object]) -> str:
+    """Put values into words: `"a" or "b"`."""
+    return " or ".join(map(_got, values))
 
 
 def _path(problem: ErrorDetails, arguments: JSON) -> str:
@@ -117,7 +217,7 @@ def _path(problem: ErrorDetails, arguments: JSON) -> str:
             path += f"[{step}]" if isinstance(step, int) else f".{_cut(step, _LONGEST_VALUE)}"
         elif index < last and str(step).isidentifier():
             path += f" (as {step})"
-    path = path.removeprefix(".") or "the object"
+    path = path.removeprefix(".").lstrip() or "the object"
     return path if len(path) <= _LONGEST_PATH else f"...{path[-_LONGEST_PATH:]}"
 
 
@@ -141,13 +241,14 @@ def _said(problems: Sequence[ErrorDetails], known: Mapping[str, Any]) -> str:
         case "value_error" | "assertion_error":
             return first["msg"].partition(", ")[2]
     wishes = dict.fromkeys(problem["msg"].removeprefix("Input ") for problem in problems)
-    return f"{' or '.join(wishes)}, got {_got(first['input'])}"
+    either = any(problem["loc"] != first["loc"] for problem in problems)  # the branches of a union
+    return f"{(' or ' if either else ' and ').join(wishes)}, got {_got(first['input'])}"
 
 
 def _near_miss(loc: tuple[str | int, ...], known: Mapping[str, Any]) -> str:
     """Offer the parameter that was probably meant; inside nested values the candidates are not known."""
     wanted = difflib.get_close_matches(str(loc[0])[:_LONGEST_VALUE], known, n=1) if len(loc) == 1 else ()
-    return "".join(f', did you mean "{name}"?' for name in wanted)
+    return "".join(f', did you mean "{name}"?' for name in wanted if name != loc[0])
 
 
 def _got(value: object) -> str:
@@ -165,20 +266,24 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def _need(name: str, schema: Mapping[str, Any], required: Sequence[str]) -> str:
+def _need(name: str, schema: Any, required: Sequence[str]) -> str:
     if name in required:
         return ", required"
-    return f", default {_cut(json.dumps(schema['default']), _LONGEST_VALUE)}" if "default" in schema else ""
+    stated = isinstance(schema, dict) and "default" in schema
+    return f", default {_cut(json.dumps(schema['default']), _LONGEST_VALUE)}" if stated else ""
 
 
-def _kind(schema: Mapping[str, Any]) -> str:
+def _kind(schema: Any) -> str:
     """The type in a word or two: `integer`, `array of string`, `"asc" | "desc"`, or the name of a nested type."""
+    if not isinstance(schema, dict):
+        return "anything" if schema else "nothing"
     if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
+        return str(schema["$ref"]).rpartition("/")[2].replace("#", "object")
     if "enum" in schema or "const" in schema:
-        return " | ".join(map(_got, schema.get("enum") or [schema["const"]]))
+        return " | ".join(map(_got, schema.get("enum", [schema.get("const")])))
     if branches := schema.get("anyOf") or schema.get("oneOf"):
         return " | ".join(dict.fromkeys(map(_kind, branches)))
     if isinstance(items := schema.get("items"), dict) and items:
         return f"array of {_kind(items)}"
-    return str(schema.get("type", "anything"))
+    kinds = schema.get("type", "anything")
+    return " | ".join(kinds) if isinstance(kinds, list) else str(kinds)

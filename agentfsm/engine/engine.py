@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import attrs
 
 from agentfsm.core.limits import Limits
-from agentfsm.engine.tools import ToolRegistry
-from agentfsm.ports import Clock, ContextPolicy, Model, Settings, TokenCounter
+from agentfsm.engine.early import has_early
+from agentfsm.engine.permission import Permissions
+from agentfsm.engine.registry import ToolRegistry
+from agentfsm.ports import Clock, ContextPolicy, Model, Settings, TokenCounter, ToolDefinition, ToolSelector
 from agentfsm.tally import Tally, count_tools
 
 ANSWER_TOKENS: Final = 4_096
 # Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
+class _Traits:
+    """What follows from the tools as they are registered now."""
+
+    version: int
+    narrows: bool
+    starts_early: bool
+
+
+@attrs.define(eq=False, kw_only=True)
 class Engine:
     """What an agent is made of: ports and settings. It holds nothing of any run."""
 
     model: Model
     instructions: str
     registry: ToolRegistry
+    permissions: Permissions | None
+    selector: ToolSelector
     limits: Limits
     settings: Settings
     context: ContextPolicy
@@ -30,18 +43,44 @@ class Engine:
     load_counter: Callable[[str], Awaitable[TokenCounter]]
     # Loads the token counter for a model name; called only when a history comes near the window.
     log_prompts: bool = False
-    _overhead: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
-    # Tokens of what every request holds, by encoding and number of tools.
+    _overhead: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
+    # Tokens of what every request holds, by encoding and tools.
+    _traits: _Traits = attrs.field(factory=lambda: _Traits(-1, narrows=False, starts_early=False), init=False)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether a run may be offered fewer tools than there are, by permission or by what a tool says of itself."""
+        return self._known.narrows
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether there are tools whose calls may start while the reply streams."""
+        return self._known.starts_early
+
+    @property
+    def _known(self) -> _Traits:
+        if self._traits.version != self.registry.version:
+            self._traits = _Traits(
+                self.registry.version,
+                narrows=self.permissions is not None or any(tool.enabled is not True for tool in self.registry),
+                starts_early=has_early(self.registry),
+            )
+        return self._traits
+
+    def choice_settings(self, max_tokens: int) -> Settings:
+        """Return the settings for a question beside the run: as always, but short and without tools."""
+        return attrs.evolve(self.settings, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None)
 
     def room_tokens(self, tally: Tally) -> int:
         """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
         return self.model.window_tokens - (self.settings.max_tokens or ANSWER_TOKENS) - tally.overhead
 
-    def overhead_tokens(self, counter: TokenCounter) -> int:
-        """Return the tokens of instructions and tool definitions; counted once per counter."""
-        key = counter.encoding, len(self.registry)
+    def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition]) -> int:
+        """Return the tokens of instructions and tool definitions; counted once per counter and set of tools."""
+        names = None if tools is self.registry.definitions else tuple([tool.name for tool in tools])
+        key = counter.encoding, self.registry.version, names
         tokens = self._overhead.get(key)
         if tokens is None:
-            tokens = counter.count(self.instructions) + count_tools(self.registry.definitions, counter)
+            tokens = counter.count(self.instructions) + count_tools(tools, counter)
             self._overhead[key] = tokens
         return tokens

@@ -1,7 +1,7 @@
 """The places of threads that outlived their calls.
 
 A plain function cannot be cut off: when its call times out, its thread runs on, and its effect may still come. Until
-it ends it keeps the place that its tool had, so that nothing that may not overlap it starts: also in a later step, and
+it ends it keeps the place that its call had, so that nothing that may not overlap it starts: also in a later step, and
 also when the run was cancelled and is resumed in this process. Hence they are kept by owner, for the whole process.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable
 import anyio
 import attrs
 
+from agentfsm.engine.plan import Access
 from agentfsm.threads import waker
 
 _LOCK = threading.Lock()
@@ -25,11 +26,11 @@ class Place:
 
     name: str
     # The tool.
-    shared: bool = attrs.field(kw_only=True)
-    # Whether others of its kind may run beside it.
+    access: Access
+    # What the call touches.
     is_free: bool = attrs.field(default=False, init=False)
     _owner: object = attrs.field(default=None, init=False)
-    _waiting: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    _waiting: list[Callable[[], object]] = attrs.field(factory=list, init=False)
 
     def keep_for(self, owner: object) -> None:
         """Say that the call is over and its thread is not."""
@@ -50,14 +51,18 @@ class Place:
         for wake in waiting:
             wake()
 
+    def when_free(self, wake: Callable[[], object]) -> None:
+        """Call `wake` when the thread has ended, from there; at once if it has."""
+        with _LOCK:
+            if not self.is_free:
+                self._waiting.append(wake)
+                return
+        wake()
+
     async def given_up(self) -> None:
         """Wait until the thread has ended; on any event loop."""
         ended = anyio.Event()
-        wake = waker(ended.set)
-        with _LOCK:
-            if self.is_free:
-                return
-            self._waiting.append(wake)
+        self.when_free(waker(ended.set))
         await ended.wait()
 
 

@@ -1,53 +1,55 @@
-"""The tool execution queue: batches by concurrency safety, barriers, results in call order, failures isolated.
+"""The tool execution queue: calls overlap where the plan lets them, results come in call order, failures stay apart.
 
-Neighbouring calls of concurrency-safe tools form a batch and run together. A call of any other tool waits for all
-before it, runs alone, and holds all behind it. Whatever a tool does, its call gets exactly one result.
-Source: document C, after the queue of Claude Code.
+Neighbouring calls of concurrency-safe tools run together. A call of any other tool waits for all before it, runs
+alone, and holds all behind it; locks refine that (see `plan`). Whatever a tool does, its call gets exactly one result
+(see `dispatch`). Source: document C, after the queue of Claude Code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from inspect import isawaitable
+from heapq import heappop, heappush
 from typing import Any, Final
 
 import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
-from agentfsm.core.messages import Outcome, ToolCall, ToolResult
-from agentfsm.engine.log import LOGGER
-from agentfsm.engine.places import Place, left_behind
-from agentfsm.engine.render import failure_text, malformed_text, result_text, retry_text, timeout_text, unknown_text
-from agentfsm.engine.stream import ToolEvent, ToolEventType
-from agentfsm.engine.tools import RunContext, Tool, ToolRegistry
+from agentfsm.core.errors import ArgumentsError, MisuseError
+from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.engine import render
+from agentfsm.engine.bulkhead import Bulkhead, Wake
+from agentfsm.engine.context import Paused
+from agentfsm.engine.dispatch import Dispatcher, End, Host, Job, failed
+from agentfsm.engine.outlet import Outlet
+from agentfsm.engine.places import left_behind
+from agentfsm.engine.plan import NOTHING, Order, Placed, Plan, PlannedCall, access_of
+from agentfsm.engine.registry import ToolRegistry
+from agentfsm.engine.stream import AgentEvent, QueueStream, ToolEvent, ToolEventType
+from agentfsm.engine.tools import Arguments, Tool
 from agentfsm.ports import Clock, SystemClock
-from agentfsm.threads import in_thread, is_foreign, isolated
+from agentfsm.threads import waker
 
 LIMIT: Final = 20
 # Calls in flight at once: a model seldom asks for more, and most services bear it.
 TIMEOUT_S: Final = 30.0
 # Seconds for a call whose tool sets none.
 
-ContextOf = Callable[[ToolCall, float], RunContext[Any]]
-Starting = Callable[[ToolCall, Tool[..., Any]], Awaitable[None]]
-Finished = Callable[[ToolResult], None]
-_End = tuple[Outcome, str, int | None]
-# How a call ended: outcome, whole text, and how many characters of it are shown (None for all).
+PATIENCE_S: Final = 1.0
+# Seconds beyond a call's own time that it waits for room: whoever is in the way may take just as long.
+_NOBODY: Final[Wake] = lambda: None  # noqa: E731  what has never had to wait
+Listen = Callable[[Any], object]
+Watch = Callable[[ToolEvent | AgentEvent], None]
+Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the first error of a group; a caller of the queue handles one error, batch or not."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _plain_context(call: ToolCall, deadline: float) -> RunContext[Any]:
-    return RunContext(deps=None, call_id=call.id, idempotency_key=call.key, deadline=deadline)
 
 
 @attrs.frozen(kw_only=True)
@@ -62,213 +64,466 @@ class QueueStatistics:
     # Events that a listener failed to take.
 
 
+@attrs.define(eq=False)
+class Running:
+    """What is in flight."""
+
+    calls: int = 0
+
+
 def _at_least_one(_queue: object, _attribute: object, value: int) -> None:
     if value < 1:
         raise MisuseError(f"ToolQueue(limit={value}) could run nothing: give 1 or more calls in flight at once")
 
 
-@attrs.define(eq=False, kw_only=True)
+def _outlet_of(listen: Listen | Outlet | None) -> Outlet | None:
+    return listen if listen is None or isinstance(listen, Outlet) else Outlet(listen)
+
+
+def _dispatcher_of(queue: ToolQueue) -> Dispatcher:
+    return Dispatcher(
+        registry=queue.registry,
+        host=queue.host,
+        clock=queue.clock,
+        owner=queue.owner,
+        timeout_s=queue.timeout_s,
+        retries_per_tool=queue.retries_per_tool,
+        retries_per_run=queue.retries_per_run,
+        retries=queue.retries,
+        tell=lambda: queue.tell if queue.is_watched else None,
+    )
+
+
+@attrs.define(eq=False, kw_only=True, on_setattr=attrs.setters.NO_OP)
 class ToolQueue:
     """Runs the calls of a reply. Serves an agent, or by itself: `await ToolQueue(registry).execute_all(calls)`."""
 
     registry: ToolRegistry = attrs.field(kw_only=False)
     limit: int = attrs.field(default=LIMIT, validator=_at_least_one)
-    # Calls in flight at once, 1 or more.
+    # Calls in flight at once, 1 or more; 1 runs them one by one.
+    timeout_s: float = TIMEOUT_S
+    listen: Outlet | None = attrs.field(default=None, converter=_outlet_of)
+    # A plain function that is told of each event, in a thread of its own: it may be slow, hang or raise.
+    clock: Clock = attrs.field(factory=SystemClock)
     owner: object = attrs.field(factory=object)
     # Whose calls these are: a thread that outlives its call blocks later ones of the same owner only. A run's id.
-    timeout_s: float = TIMEOUT_S
-    clock: Clock = attrs.field(factory=SystemClock)
-    disabled: Callable[[], Collection[str]] = tuple
-    # Tells the names of the tools that are withdrawn.
-    context: ContextOf = _plain_context
-    # Makes the RunContext of a call, from it and its deadline (seconds since 1970).
-    starting: Starting | None = None
-    # Awaited right before the tool of a valid call runs, if that may have an effect or was approved; what it raises
-    # stops the queue.
-    finished: Finished | None = None
-    # Called with each result, as they come.
-    listen: Callable[[ToolEvent], None] | None = None
-    _missed: int = attrs.field(default=0, init=False)
-    _running: int = attrs.field(default=0, init=False)
+    host: Host = attrs.field(factory=Host)
+    watch: Watch | None = None
+    # As `listen`, for whoever neither waits nor fails: called at once.
+    retries_per_tool: int = 2
+    retries_per_run: int = 3
+    # Attempts after the first, in the life of this queue: see `Limits`.
+    retries: dict[str, int] = attrs.field(factory=dict)
+    # Those made already, by tool; counted on here.
+    running: Running = attrs.field(factory=Running, repr=False)
+    # What is in flight; a queue shares it with its streams.
+    _dispatcher: Dispatcher = attrs.field(init=False, default=attrs.Factory(_dispatcher_of, takes_self=True))
 
     def statistics(self) -> QueueStatistics:
         """Return what runs now."""
-        return QueueStatistics(running=self._running, abandoned=len(left_behind(self.owner)), missed=self._missed)
+        missed = 0 if self.listen is None else self.listen.missed
+        return QueueStatistics(running=self.running.calls, abandoned=len(left_behind(self.owner)), missed=missed)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody is told of events."""
+        return self.watch is not None or self.listen is not None
+
+    def plan(self, calls: Sequence[ToolCall]) -> Plan:
+        """Tell how the calls would run: batches, waits, locks and reasons. Runs nothing; `execute_all` follows it."""
+        order = Order(self.registry.awaited)
+        placed = [(job, _place(order, job)) for job in map(self.job, range(len(calls)), calls)]
+        return Plan(calls=tuple(_planned(job, place, calls) for job, place in placed), limit=self.limit)
 
     async def execute_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Run the calls and return their results, in call order.
 
-        When it is cancelled, calls in flight are cancelled and no other starts; results handed to `finished` before
-        that stand.
+        When it is cancelled, calls in flight are cancelled and no other starts; results handed to the host before
+        that stand. A call that waits for what is outside of the run has no result yet, nor have those behind it.
         """
-        if self.listen is not None:
-            for position, call in enumerate(calls):
-                self._tell(ToolEventType.QUEUED, call, position=position)
-        results: list[ToolResult] = []
-        for batch in self.batches(calls) if len(calls) > 1 else [calls]:
-            if results:
-                await checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
-            results += [await self._one(batch[0])] if len(batch) == 1 else await self._together(batch)
-        if self.listen is not None:
-            self._hand_out(ToolEvent(type=ToolEventType.DRAINED))
-        return results
-
-    def batches(self, calls: Sequence[ToolCall]) -> list[list[ToolCall]]:
-        """Return the calls in the groups in which they run: those of a group together, the groups one by one."""
-        groups: list[list[ToolCall]] = []
-        open_group = False
+        if len(calls) == 1 and not self.is_watched:
+            job = self.job(0, calls[0])
+            if not job.bulkheads:  # nothing to plan, to wait for or to tell
+                result = await self.run_one(job)
+                return [] if result is None else [result]
+        session = Session(self)
         for call in calls:
-            tool = self.registry.get(call.name)
-            safe = tool is None or tool.concurrency_safe
-            if safe and open_group:
-                groups[-1].append(call)
-            else:
-                groups.append([call])
-            open_group = safe
-        return groups
+            session.add(call)
+        await session.run()
+        return session.results
 
-    async def _together(self, batch: Sequence[ToolCall]) -> list[ToolResult]:
-        """Run a batch with as many workers as may run at once, each taking the next call: cheaper than a task each."""
-        results: dict[int, ToolResult] = {}
-        waiting = iter(enumerate(batch))
+    def stream(self, calls: Sequence[ToolCall]) -> QueueStream:
+        """Run the calls while somebody watches: `async with queue.stream(calls) as s: async for event in s: ...`.
 
-        async def work() -> None:
-            for index, call in waiting:
-                await checkpoint_if_cancelled()
-                results[index] = await self._one(call)
+        Their results are in `s.results` when the events have ended.
+        """
+        return QueueStream(lambda put: attrs.evolve(self, watch=self._and_also(put)).execute_all(calls))
 
-        try:
-            async with anyio.create_task_group() as tasks:
-                for _ in range(min(self.limit, len(batch))):
-                    tasks.start_soon(work)
-        except BaseExceptionGroup as group:  # what `starting` raised, or what no tool may raise
-            raise _first(group) from None
-        return [results[index] for index in range(len(batch))]
+    def _and_also(self, put: Watch) -> Watch:
+        watch = self.watch
+        if watch is None:
+            return put
 
-    async def _one(self, call: ToolCall) -> ToolResult:
-        """Run one call; an exception of its tool is a result."""
-        started = self.clock.monotonic()
-        self._running += 1
-        try:
-            outcome, content, shown = await self._attempt(call)
-        finally:
-            self._running -= 1
-        result = ToolResult(
-            call_id=call.id,
-            name=call.name,
-            outcome=outcome,
-            content=content,
-            duration_s=self.clock.monotonic() - started,
-            shown_chars=shown,
-        )
-        if self.finished is not None:
-            self.finished(result)
+        def both(event: ToolEvent | AgentEvent) -> None:
+            watch(event)
+            put(event)
+
+        return both
+
+    def tell(self, event: ToolEvent | AgentEvent) -> None:
+        """Hand an event to those who watch."""
+        if self.watch is not None:
+            self.watch(event)
         if self.listen is not None:
-            self._tell_end(call, result)
+            self.listen.put(event)
+
+    def job(self, index: int, call: ToolCall) -> Job:
+        """Look at a call: which tool, and what it touches."""
+        tool = None if call.invented else self.host.find(self.registry, call.name)
+        if tool is None or call.malformed is not None:
+            return Job(index, call, tool, NOTHING)
+        job = Job(index, call, tool, NOTHING, self.registry.bulkheads(tool))
+        try:
+            job.access = access_of(tool, lambda: _arguments(job, tool))
+        except ArgumentsError:
+            job.access = NOTHING
+        return job
+
+    async def tell_drained(self) -> None:
+        """Tell that no call is left, and let the listener hear of it before the caller goes on."""
+        self.tell(ToolEvent(type=ToolEventType.DRAINED))
+        if self.listen is not None:
+            await self.listen.drain()
+
+    async def run_one(self, job: Job) -> ToolResult | None:
+        """Run one call; None where it waits for what is outside of the run."""
+        clock, call = self.clock, job.call
+        since, started_at = clock.monotonic(), clock.now()
+        told = _Told(self, job) if self.is_watched else None
+        if told is not None:
+            job.started = told.started
+        self.running.calls += 1
+        try:
+            end = await self._dispatcher.end_of(job)
+        except Paused as pause:
+            if self.host.paused(call, pause.pending):
+                if told is not None:
+                    told.paused()
+                return None
+            end = failed("it waits for a decision that nobody can give here", ErrorType.BLOCKED, retryable=True)
+        except BaseException:
+            if told is not None:
+                told.cut_off(clock.monotonic() - since)
+            raise
+        finally:
+            self.running.calls -= 1
+        result = self._result(job, end, started_at, clock.monotonic() - since)
+        self.host.finished(result)
+        if told is not None:
+            told.ended(result)
         return result
 
-    async def _attempt(self, call: ToolCall) -> _End:
-        tool = self.registry.get(call.name)
-        if tool is None:
-            return Outcome.FAILED, unknown_text(call.name, self.registry), None
-        if call.name in self.disabled():
-            return Outcome.SKIPPED, f"{call.name} is withdrawn for the rest of this run; go on without it", None
-        if call.malformed is not None:
-            return Outcome.FAILED, malformed_text(call.malformed), None
-        try:
-            args, kwargs = tool.bind(call.arguments)
-        except ArgumentsError as error:
-            return Outcome.FAILED, str(error), None
-        timeout_s = tool.timeout_s or self.timeout_s
-        places = left_behind(self.owner)
-        if places and (blocker := await self._blocker(places, tool, timeout_s)) is not None:
-            return Outcome.FAILED, f"blocked: {blocker} is still running from an earlier call; try again later", None
-        if self.starting is not None and (tool.requires_approval or not tool.read_only):
-            await self.starting(call, tool)
-        if self.listen is not None:
-            self._tell(ToolEventType.STARTED, call)
-        if tool.takes_context:
-            args = (self.context(call, self.clock.now() + timeout_s), *args)
-        return await self._invoke(tool, args, kwargs, timeout_s)
+    def _result(self, job: Job, end: End, started_at: float, duration_s: float) -> ToolResult:
+        tool, content = job.tool, render.kept(end.text)
+        return ToolResult(
+            call_id=job.call.id,
+            tool=job.call.name,
+            outcome=end.outcome,
+            content=content,
+            index=self.host.position(job.call, job.index),
+            started_at=started_at,
+            duration_s=duration_s,
+            attempts=end.attempts,
+            error_type=end.error_type,
+            retryable=end.retryable,
+            shown_chars=None if tool is None else render.shown_chars(content, tool, self.host.count),
+            child=end.child,
+        )
 
-    async def _invoke(
-        self,
-        tool: Tool[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        timeout_s: float,
-    ) -> _End:
-        value: object = None
-        try:
-            with anyio.CancelScope() as scope:
-                # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
-                arm = partial(_arm, scope, timeout_s)
-                if tool.is_async:
-                    value = await isolated(tool.function(*args, **kwargs), arm)
-                else:
-                    value = await self._threaded(tool, partial(tool.function, *args, **kwargs), arm)
-        except ModelRetry as hint:
-            return _shown(Outcome.FAILED, retry_text(hint), tool)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a tool raises is its result
-            await checkpoint_if_cancelled()  # unless that is how it took its end
-            return _shown(Outcome.FAILED, failure_text(error, tool), tool)
-        except BaseExceptionGroup as group:
-            await checkpoint_if_cancelled()
-            if group.subgroup(KeyboardInterrupt) is not None:
-                raise
-            return _shown(Outcome.FAILED, failure_text(group, tool), tool)
-        except anyio.get_cancelled_exc_class() as cancellation:
-            if not is_foreign(cancellation):
-                raise
-            return _shown(Outcome.FAILED, failure_text(cancellation, tool), tool)
-        if scope.cancelled_caught:
-            return Outcome.TIMED_OUT, timeout_text(tool, timeout_s), None
-        return _shown(Outcome.DONE, result_text(value), tool)
+    def refuse(self, job: Job, end: End) -> ToolResult:
+        """Return the result of a call that was never begun."""
+        result = self._result(job, end, self.clock.now(), 0.0)
+        self.host.finished(result)
+        if self.is_watched:
+            _Told(self, job).ended(result)
+        return result
 
-    async def _threaded(self, tool: Tool[..., Any], function: Callable[[], Any], arm: Callable[[], None]) -> Any:
-        """Run a plain function in a thread; a cancelled call leaves the thread behind, counted and with its place."""
-        place = Place(tool.name, shared=tool.concurrency_safe)
-        handed = in_thread(function, place.give_up)
-        arm()
-        try:
-            value = await handed.wait()
-        except anyio.get_cancelled_exc_class():
-            place.keep_for(self.owner)
-            raise
-        return await isolated(value) if isawaitable(value) else value
 
-    async def _blocker(self, places: Sequence[Place], tool: Tool[..., Any], timeout_s: float) -> str | None:
-        """Wait for threads that the tool must not overlap; return the name of one that does not end in time."""
-        places = [place for place in places if not (place.shared and tool.concurrency_safe)]
-        with anyio.move_on_after(timeout_s):
-            for place in places:
-                await place.given_up()
-            return None
-        return next((place.name for place in places if not place.is_free), None)
+def _arguments(job: Job, tool: Tool[..., Any]) -> Arguments:
+    return tool.arguments(job.arguments(tool))
 
-    def _tell(self, kind: ToolEventType, call: ToolCall, **details: Any) -> None:
-        self._hand_out(ToolEvent(type=kind, call_id=call.id, tool=call.name, **details))
 
-    def _tell_end(self, call: ToolCall, result: ToolResult) -> None:
-        if result.outcome is Outcome.DONE:
-            self._tell(ToolEventType.COMPLETED, call, duration_s=result.duration_s, success=True)
+def _place(order: Order, job: Job) -> Placed:
+    return order.place(job.call.name, job.access, () if job.tool is None else job.tool.after)
+
+
+def _planned(job: Job, place: Placed, calls: Sequence[ToolCall]) -> PlannedCall:
+    tool = job.tool
+    return PlannedCall(
+        index=job.index,
+        call_id=job.call.id,
+        tool=job.call.name,
+        kind=None if tool is None else tool.kind,
+        batch=place.batch,
+        waits=tuple(calls[i].id for i in sorted({i for group in place.waits for i in group.calls if i < job.index})),
+        locks=job.access.keys,
+        shared=job.access.shared,
+        reason=job.access.reason,
+        estimate_s=None if tool is None else tool.estimate_s,
+    )
+
+
+@attrs.define(eq=False)
+class Session:
+    """Calls on their way: each starts as soon as what it waits for has ended and there is room for it.
+
+    Calls may be added while others run. As many workers as may run at once take the next call each: cheaper than a
+    task for every call.
+    """
+
+    queue: ToolQueue
+    start_soon: Start | None = None
+    # Starts a worker beside the caller; None: the calls run one by one.
+    _order: Order = attrs.field(
+        init=False, default=attrs.Factory(lambda session: Order(session.queue.registry.awaited), takes_self=True)
+    )
+    _jobs: list[Job] = attrs.field(factory=list)
+    _placed: list[Placed] = attrs.field(factory=list)
+    _ready: list[int] = attrs.field(factory=list)
+    # The indexes of calls that may start, as a heap: the earliest first.
+    _parked: dict[int, tuple[Bulkhead, Wake]] = attrs.field(factory=dict)
+    # Those that have to wait for room in a bulkhead, in the order of their coming.
+    _called: dict[int, tuple[Bulkhead, Wake]] = attrs.field(factory=dict)
+    # Those of them for which there is room now, until they are taken.
+    _moves: bool = False
+    # Whether a call was called since somebody looked.
+    _moved: float = 0.0
+    # When a call was last parked, or known to be called; seconds of the event loop.
+    _workers: int = 0
+    _results: dict[int, ToolResult] = attrs.field(factory=dict)
+    _news: anyio.Event | None = None
+    # Set for whoever drains when nothing is in flight any more, or a bulkhead has room.
+
+    @property
+    def results(self) -> list[ToolResult]:
+        """The results so far, in call order."""
+        return [self._results[index] for index in sorted(self._results)]
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each call waits for the one before it, so that none can overlap another."""
+        return not self._placed or self._placed[-1].batch == len(self._placed) - 1
+
+    def add(self, call: ToolCall) -> None:
+        """Take in the next call of the reply."""
+        job = self.queue.job(len(self._jobs), call)
+        self._jobs.append(job)
+        placed = _place(self._order, job)
+        self._placed.append(placed)
+        if self.queue.is_watched:
+            self._tell_queued(job)
+        if not placed.waits:
+            heappush(self._ready, job.index)
+        for group in placed.waits:
+            group.waiting.append(partial(self._released, placed))
+
+    def _released(self, placed: Placed) -> None:
+        placed.left -= 1
+        if not placed.left:
+            heappush(self._ready, placed.index)
+
+    def _tell_queued(self, job: Job) -> None:
+        tool = job.tool
+        event = ToolEvent(
+            type=ToolEventType.QUEUED,
+            call_id=job.call.id,
+            tool=job.call.name,
+            kind=None if tool is None else tool.kind,
+            position=self.queue.host.position(job.call, job.index),
+            estimate_s=None if tool is None else tool.estimate_s,
+        )
+        self.queue.tell(event)
+
+    async def run(self) -> None:
+        """Run the calls until none is left that could start, and tell that the queue is empty."""
+        if len(self._jobs) == 1 or self.queue.limit == 1 or self.is_chain:
+            await self.drain()
         else:
-            self._tell(ToolEventType.ERROR, call, duration_s=result.duration_s, message=result.content)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    self.start_soon = tasks.start_soon
+                    await self.drain()
+            except BaseExceptionGroup as group:  # what the host raised, or what no tool may raise
+                raise first_error(group) from None
+            finally:
+                self.start_soon = None
+        if self.queue.is_watched:
+            await self.queue.tell_drained()
 
-    def _hand_out(self, event: ToolEvent) -> None:
-        """Tell the listener; one that raises changes nothing but the count of what it missed."""
-        if self.listen is None:
-            return
+    async def drain(self) -> None:
+        """Run calls until none is left that could start."""
+        attends = self.start_soon is not None and any(job.bulkheads for job in self._jobs)
         try:
-            self.listen(event)
-        except Exception:  # noqa: BLE001  a watcher breaks nothing
-            self._missed += 1
-            LOGGER.exception("a listener of the tool queue failed")
+            while self._ready or self._workers or self._parked:
+                if attends:  # so that somebody is there when a bulkhead has room
+                    self.spread()
+                    await self._wait()
+                elif self._ready and self._workers < self.queue.limit:
+                    self._workers += 1
+                    await self._work()
+                else:
+                    await self._wait()
+        finally:
+            for index, (bulkhead, wake) in (*self._parked.items(), *self._called.items()):
+                bulkhead.off(wake)
+                self._leave(self._jobs[index])
+
+    async def _wait(self) -> None:
+        """Wait until nothing is in flight, or there is room in a bulkhead; for that, not for ever."""
+        self._news = anyio.Event()
+        if self._moves:
+            self._moves, self._moved = False, anyio.current_time()
+        with anyio.CancelScope() as scope:
+            if self._parked:
+                scope.deadline = self._moved + min(map(self._patience_s, self._parked))
+            await self._news.wait()
+        self._news = None
+        if scope.cancelled_caught:
+            self._give_up()
+
+    def _patience_s(self, index: int) -> float:
+        """Seconds without any movement after which whoever is in the way must be a thread that was left behind."""
+        tool = self._jobs[index].tool
+        own = 0.0 if tool is None else (tool.timeout_s or 0.0) + tool.grace_s
+        return (own or self.queue.timeout_s) + PATIENCE_S
+
+    def _give_up(self) -> None:
+        """Answer the parked calls whose time is up."""
+        waited = anyio.current_time() - self._moved
+        for index in [each for each in self._parked if waited >= self._patience_s(each)]:
+            job, (bulkhead, wake) = self._jobs[index], self._parked.pop(index)
+            bulkhead.off(wake)
+            self._leave(job)
+            end = failed(render.blocked_text(job.call.name), ErrorType.BLOCKED, retryable=True)
+            self._end(index, self.queue.refuse(job, end))
+
+    async def _work(self) -> None:
+        """Run ready calls, one after the other; whoever starts this counts it as a worker."""
+        try:
+            while self._ready:
+                self.spread(1)
+                index = heappop(self._ready)
+                await checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
+                if self._enter(index):
+                    await self._run(index)
+        finally:
+            self._workers -= 1
+            if not self._workers:
+                self._wake()
+
+    def spread(self, own: int = 0) -> None:
+        """Start workers for ready calls, beyond those that the caller takes himself."""
+        if self.start_soon is not None:
+            for _ in range(min(self.queue.limit - self._workers, len(self._ready) - own)):
+                self._workers += 1
+                self.start_soon(self._work)
+
+    async def _run(self, index: int) -> None:
+        job, result = self._jobs[index], None
+        try:
+            result = await self.queue.run_one(job)
+        finally:
+            self._leave(job)
+        if result is not None:
+            self._end(index, result)
+
+    def _end(self, index: int, result: ToolResult) -> None:
+        self._results[index] = result
+        for group in self._placed[index].joined:
+            group.end_one()
+
+    def _wake(self) -> None:
+        if self._news is not None:
+            self._news.set()
+
+    # Bulkheads: how many calls of a tool, or of a tag, the whole process may have in flight.
+
+    def _enter(self, index: int) -> bool:
+        """Take a place in each bulkhead of the call, in their order; where one has no room, park the call until it has.
+
+        Places that were taken are kept meanwhile: since all take them in the same order, nobody waits in a ring.
+        """
+        job, (_, wake) = self._jobs[index], self._called.pop(index, (None, _NOBODY))
+        while job.entered < len(job.bulkheads):
+            bulkhead = job.bulkheads[job.entered]
+            if not bulkhead.try_enter(wake):
+                self._park(index, bulkhead, wake)
+                return False
+            job.entered += 1
+        return True
+
+    def _park(self, index: int, bulkhead: Bulkhead, wake: Wake) -> None:
+        wake = waker(partial(self._unpark, index)) if wake is _NOBODY else wake
+        self._parked[index] = bulkhead, wake
+        self._moved = anyio.current_time()
+        bulkhead.on_room(wake)
+
+    def _unpark(self, index: int) -> None:
+        if index in self._parked:
+            self._called[index] = self._parked.pop(index)
+            self._moves = True
+            heappush(self._ready, index)
+            self._wake()
+
+    def _leave(self, job: Job) -> None:
+        for bulkhead in job.bulkheads[: job.entered]:
+            if job.place is None:
+                bulkhead.leave()
+            else:  # its thread goes on, and so does what it does to the service
+                job.place.when_free(bulkhead.leave)
+        job.entered = 0
 
 
-def _arm(scope: anyio.CancelScope, timeout_s: float) -> None:
-    scope.deadline = anyio.current_time() + timeout_s
+@attrs.define(eq=False)
+class _Told:
+    """What those who watch are told of one call: each start has exactly one end."""
 
+    queue: ToolQueue
+    job: Job
+    is_open: bool = False
 
-def _shown(outcome: Outcome, text: str, tool: Tool[..., Any]) -> _End:
-    return outcome, text, tool.shown_chars if len(text) > tool.shown_chars else None
+    def started(self) -> None:
+        """Tell that the tool begins."""
+        self.is_open = True
+        self._tell(ToolEventType.STARTED)
+
+    def ended(self, result: ToolResult) -> None:
+        """Tell the result."""
+        self.is_open = False
+        if result.outcome is Outcome.DONE:
+            self._tell(ToolEventType.COMPLETED, duration_s=result.duration_s, success=True)
+        else:
+            self._tell(ToolEventType.ERROR, duration_s=result.duration_s, success=False, message=result.content)
+
+    def paused(self) -> None:
+        """Tell that the call goes on when what it waits for is there."""
+        self.is_open = False
+        self._tell(ToolEventType.PAUSED)
+
+    def cut_off(self, duration_s: float) -> None:
+        """Tell that a call that had begun was cut off together with all others."""
+        if self.is_open:
+            self.is_open = False
+            self._tell(ToolEventType.ERROR, duration_s=duration_s, success=False, message="cut off")
+
+    def _tell(self, kind: ToolEventType, **details: Any) -> None:
+        tool = self.job.tool
+        self.queue.tell(
+            ToolEvent(
+                type=kind,
+                call_id=self.job.call.id,
+                tool=self.job.call.name,
+                kind=None if tool is None else tool.kind,
+                **details,
+            )
+        )

@@ -2,35 +2,68 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentfsm.core.errors import RefusedError
 from agentfsm.core.messages import clean
 
 if TYPE_CHECKING:
     from agentfsm.core.errors import ModelRetry
-    from agentfsm.engine.tools import Tool, ToolRegistry
+from agentfsm.engine.tools import Tool
 
 NAMES_SHOWN = 30
 # Tools listed when one is unknown: enough to choose from, not the whole catalogue again.
 ERROR_CHARS = 2_000
 # Of an error's own text: the cause stands at its beginning.
+RECORD_CHARS = 60_000_000
+# Of a result as JSON: a record of the journal holds 64 million, and more than the result.
+ESCAPED_CHARS = 6
+# JSON may write a character as so many.
+SLACK = 0.98
+# What is kept may be denser than the whole: a little less each time makes two rounds enough.
+HEAD, WHOLE = 3, 4
+# Of what is shown of a long result, three quarters are its beginning.
 
 
 def result_text(value: object) -> str:
     """Return what a tool returned as text: a str as it is, everything else as JSON, not ASCII-escaped."""
-    if isinstance(value, str):
-        return clean(value)
     if value is None:
         return "(done, no output)"
     try:
-        return _json(value)
+        return clean(str.__str__(value)) if isinstance(value, str) else _json(value)
     except Exception as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
         return f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe(error)})"
+
+
+def kept(text: str) -> str:
+    """Return a result as far as a record of the journal can hold it: whole, or its two ends."""
+    if len(text) * ESCAPED_CHARS <= RECORD_CHARS or len(json.dumps(text, ensure_ascii=False)) <= RECORD_CHARS:
+        return text
+    end = RECORD_CHARS // ESCAPED_CHARS // 2
+    return f"{text[:end]}\n[... {len(text) - 2 * end} characters were dropped: too many to be kept ...]\n{text[-end:]}"
+
+
+def shown_chars(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> int | None:
+    """Return how many characters of a result the model is shown, within the tool's tokens and bytes; None for all."""
+    if len(text) * 4 <= min(tool.shown_tokens, tool.shown_bytes):
+        return None  # a character has four bytes at most, and a token one at least
+    shown, part = len(text), text
+    while (share := _share(part, tool, count)) < 1:
+        shown = int(shown * share * SLACK)
+        part = text[: shown * HEAD // WHOLE] + text[len(text) - shown // WHOLE :]
+    return None if shown == len(text) else shown
+
+
+def _share(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> float:
+    size = len(text.encode("utf-8", "surrogatepass"))
+    return min(tool.shown_bytes / max(size, 1), tool.shown_tokens / max(count(text), 1))
 
 
 def _json(value: object) -> str:
@@ -78,6 +111,44 @@ def failure_text(error: BaseException, tool: Tool[..., Any]) -> str:
     return f"{describe(error)}. {_advice(tool)}"
 
 
+def unavailable_text(error: BaseException, tool: Tool[..., Any], attempts: int, retry_after_s: float | None) -> str:
+    """Say that a tool failed for a passing reason, and was tried again where that was allowed."""
+    tried = f" after {attempts} attempts" if attempts > 1 else ""
+    later = "" if retry_after_s is None else f" It asks to wait {retry_after_s:g} s."
+    nothing = "Nothing was done. " if isinstance(error, RefusedError) else ""
+    way_on = "Go on with what you have, or try again later."
+    advice = way_on if nothing or tool.repeatable else f"{_advice(tool)} Else go on with what you have."
+    return f"{tool.name} is not available right now{tried} ({describe(error)}).{later} {nothing}{advice}"
+
+
+def circuit_text(tool: Tool[..., Any], wait_s: float) -> str:
+    """Say that a tool is not called for a while, since it keeps failing."""
+    return (
+        f"{tool.name} was not called: its last calls all failed, so it rests. Try again in {max(1, round(wait_s))} s, "
+        "or go on without it."
+    )
+
+
+def absent_text(name: str) -> str:
+    """Say that a tool is not there now."""
+    return f"{name} is not there now, and nothing was run; go on without it"
+
+
+def blocked_text(name: str) -> str:
+    """Say that a call could not start beside what still runs."""
+    return f"blocked: {name} is still running from an earlier call. Nothing was run; try again later."
+
+
+def not_permitted_text(reason: str) -> str:
+    """Say that a call may not run, for good."""
+    return f"{reason}. Nothing was run, and trying again will not help: do something else, or tell the user."
+
+
+def withdrawn_text(name: str) -> str:
+    """Say that a tool is gone."""
+    return f"{name} is withdrawn for the rest of this run; go on without it"
+
+
 def timeout_text(tool: Tool[..., Any], timeout_s: float) -> str:
     """Say that a call was cut off."""
     return f"no result within {timeout_s:g} s, so the call was cut off. {_advice(tool)}"
@@ -94,10 +165,10 @@ def malformed_text(reason: str) -> str:
     return f"the arguments are not a JSON object ({reason}). Nothing was run: call again with valid JSON."
 
 
-def unknown_text(name: str, registry: ToolRegistry) -> str:
+def unknown_text(name: str, known: Sequence[str]) -> str:
     """Say that there is no such tool, and which there are."""
-    nearest = registry.nearest(name)
-    hint = f" Did you mean {nearest!r}?" if nearest else ""
-    listed = ", ".join(registry.names[:NAMES_SHOWN]) or "none"
-    more = f" and {len(registry) - NAMES_SHOWN} more" if len(registry) > NAMES_SHOWN else ""
+    nearest = difflib.get_close_matches(name[:100], known, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    listed = ", ".join(known[:NAMES_SHOWN]) or "none"
+    more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
     return clean(f"there is no tool {name[:100]!r}.{hint} Nothing was run. Tools: {listed}{more}.")

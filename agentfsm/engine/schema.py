@@ -10,18 +10,16 @@ defaults), a model 0.58 us; with the strict look at the text, 1.1 us in all, whe
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
+import json
 import operator
 import types
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin, get_type_hints
 
 import attrs
-import docstring_parser
 import jiter
-from docstring_parser import Docstring, DocstringMeta, DocstringStyle
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
@@ -31,20 +29,16 @@ from typing_extensions import TypedDict
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
-from agentfsm.engine.arguments import check_object, expected, explain, object_text
+from agentfsm.engine.arguments import expected, explain, strict_text
+from agentfsm.engine.functions import context_of, docstring_of, first_line, parameters_of
+from agentfsm.engine.strict import strict_schema, without_nulls
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-_STYLES = (DocstringStyle.GOOGLE, DocstringStyle.NUMPYDOC, DocstringStyle.REST)
 _CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
 # An argument that nobody reads is a misunderstanding; infinity comes from 1e999 as well.
 _NAMED = frozenset({"properties", "$defs", "patternProperties"})
 # Keywords of JSON Schema whose keys are names of the user's.
 _DATA = frozenset({"default", "examples", "const", "enum", "discriminator"})
 # Keywords whose value is the user's data.
-_LONGEST_REASON = 300
-# Characters of a foreign error's first sentence.
 _ANNOTATED: Any = Annotated
 _TYPED_DICT: Any = TypedDict
 # Given what is known only at run time, which a type checker cannot follow.
@@ -66,6 +60,14 @@ class Signature:
     # The parameters that can only be passed by position, in order.
     validate: Callable[[str], dict[str, Any]] = attrs.field(eq=False, repr=False)
     # The compiled validator: JSON text to the arguments that were given, by parameter name.
+    defaults: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+    # What Python puts in for a parameter that the model leaves out.
+
+    def arguments(self, bound: tuple[tuple[Any, ...], dict[str, Any]]) -> types.SimpleNamespace:
+        """Return bound arguments as a namespace, with the defaults of what was left out."""
+        args, kwargs = bound
+        by_position = dict(zip([p.name for p in self.positional], args, strict=True))
+        return types.SimpleNamespace(**{**self.defaults, **by_position, **kwargs})
 
     def bind(self, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Validate the arguments of a call.
@@ -80,16 +82,14 @@ class Signature:
         Raises:
             ArgumentsError: when the text is not a strict JSON object or does not fit; it tells all problems at once.
         """
-        text = object_text(text)
-        if reason := check_object(text):
-            raise ArgumentsError(f"the arguments are not a JSON object ({reason}). Send one, with nothing around it.")
+        text = strict_text(text)
         try:
             values = self.validate(text)
         except ValidationError as error:
             problems, sent = error.errors(include_url=False, include_context=False), jiter.from_json(text.encode())
             raise ArgumentsError(explain(self.name, problems, sent, self.parameters)) from None
         except Exception as error:  # a validator of the user's own types may raise anything; the model can mend it
-            reason = f"{type(error).__name__}: {_first_line(error)}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             told = f"the arguments of {self.name} do not fit ({reason}).\n{expected(self.parameters)}"
             raise ArgumentsError(told) from error
         if not self.positional:
@@ -97,130 +97,54 @@ class Signature:
         return tuple(values.pop(p.name, p.default) for p in self.positional), values
 
 
-def signature_of(function: Callable[..., Any], *, context_type: type, name: str) -> Signature:
+def signature_of(function: Callable[..., Any], *, context_type: type, name: str, strict: bool = False) -> Signature:
     """Read a function's signature, hints and docstring, and compile its validator.
 
     Args:
         function: A sync or async function, method, `functools.partial` (what it fixes is hidden) or callable object.
         context_type: The RunContext class: a first parameter of that type, subscripted or not, is hidden.
         name: The tool's name, for error texts.
+        strict: Whether the schema is put into the form of OpenAI's strict mode, where null stands for "left out".
 
     Raises:
         MisuseError: when a parameter has no type hint or one without a JSON Schema, when a hint cannot be resolved,
-            when there are `*args` or `**kwargs`, or when the context is not the first parameter.
+            when there are `*args` or `**kwargs`, when the context is not the first parameter, or when strict mode has
+            no words for a type.
     """
-    parameters = _parameters(function, name)
-    context = _context(parameters, context_type, name)
+    parameters = parameters_of(function, name)
+    context = context_of(parameters, context_type, name)
     visible = parameters[1:] if context else parameters
-    doc = _doc(_docstring(function), {p.name for p in visible})
-    notes = _notes(doc)
+    description, notes = docstring_of(function, {p.name for p in visible})
     arguments, schema = _compile({p.name: _argument(p, notes.get(p.name), name) for p in visible}, name)
+    validate = arguments.validator.validate_json
     return Signature(
         name=name,
-        description="\n\n".join(filter(None, (doc.short_description, doc.long_description))),
-        parameters=schema,
+        description=description,
+        parameters=strict_schema(schema, name) if strict else schema,
         context_parameter=context,
         positional=tuple(p for p in visible if p.kind is p.POSITIONAL_ONLY),
-        validate=arguments.validator.validate_json,
+        validate=(lambda text: validate(_without_nulls(text, schema))) if strict else validate,
+        defaults={p.name: p.default for p in visible if p.default is not p.empty},
     )
 
 
-def _parameters(function: Callable[..., Any], tool: str) -> list[inspect.Parameter]:
-    """The function's parameters with their hints resolved, without those that a partial fixes by name."""
-    if inspect.isclass(function):
-        raise MisuseError(f"Tool {tool!r} is made of the class {function.__name__}. Write a function that uses it.")
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise MisuseError(f"Tool {tool!r}: {error}. Write a function with type hints around it.") from error
-    fixed = function.keywords if isinstance(function, functools.partial) else {}
-    scope = getattr(_written(_target(function)), "__globals__", {})
-    return [p.replace(annotation=_hint(p, scope, tool)) for p in found if p.name not in fixed]
+def _without_nulls(text: str, schema: Mapping[str, Any]) -> str:
+    """The same text where there are none, so that its numbers keep their digits."""
+    if "null" not in text:
+        return text
+    return json.dumps(without_nulls(jiter.from_json(text.encode()), schema))
 
 
-def _target(function: Any) -> Any:
-    """What partials and decorators are wrapped around."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.unwrap(function)
-
-
-def _written(target: Any) -> Any:
-    """The very `def`: its module is where hints are looked up."""
-    return target if inspect.isroutine(target) else inspect.unwrap(type(target).__call__)
-
-
-def _docstring(function: Callable[..., Any]) -> str:
-    target = _target(function)
-    return inspect.getdoc(_written(target)) or inspect.getdoc(target) or ""
-
-
-def _hint(parameter: inspect.Parameter, scope: dict[str, Any], tool: str) -> Any:
+def _argument(parameter: inspect.Parameter, note: str | None, tool: str) -> Any:
     where = f"Tool {tool!r}, parameter {parameter.name!r}"
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise MisuseError(f"{where} takes any number of arguments. Write each one out, or take one list or dict.")
     if parameter.annotation is parameter.empty:
         raise MisuseError(f"{where} has no type hint. Add one, such as `str`; give a method bound, as `thing.method`.")
-    # One at a time, so that the error names it; a return hint is nobody's business here and may not resolve.
-    holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
-    try:
-        return get_type_hints(holder, scope, include_extras=True)[parameter.name]
-    except Exception as error:  # a hint given as text may be any expression
-        raise MisuseError(
-            f"{where}: the hint {parameter.annotation!r} cannot be resolved ({_first_line(error)}). "
-            "Define or import it at the top of the module, not inside a function or under TYPE_CHECKING.",
-        ) from error
-
-
-def _context(parameters: Sequence[inspect.Parameter], context_type: type, tool: str) -> str | None:
-    found = [p for p in parameters if _is_context(p.annotation, context_type)]
-    if not found:
-        return None
-    if found != list(parameters[:1]) or found[0].kind is inspect.Parameter.KEYWORD_ONLY:
-        raise MisuseError(
-            f"Tool {tool!r}: {found[-1].name!r} takes the {context_type.__name__}, which is passed as the first "
-            "argument. Make it the first parameter, and the only one of its kind.",
-        )
-    return found[0].name
-
-
-def _is_context(hint: Any, context_type: type) -> bool:
-    if get_origin(hint) in (Annotated, Union, types.UnionType):
-        return any(_is_context(part, context_type) for part in get_args(hint))
-    return (get_origin(hint) or hint) is context_type
-
-
-def _doc(text: str, names: set[str]) -> Docstring:
-    """Read the docstring in the style that finds most: parameters first, else sections of any known kind.
-
-    The parser's own choice takes a line that begins with `:class:` for a section, and loses the others.
-    """
-    readings = []
-    for style in _STYLES:
-        with contextlib.suppress(Exception):  # it is prose: what a parser trips over is no fault
-            readings.append(docstring_parser.parse(text, style))
-    return max(readings, key=lambda doc: (len(names & _notes(doc).keys()), _sections(doc)), default=Docstring())
-
-
-def _sections(doc: Docstring) -> int:
-    return sum(type(section) is not DocstringMeta for section in doc.meta)
-
-
-def _notes(doc: Docstring) -> dict[str, str]:
-    """Descriptions by parameter, each on one line; NumPy's `a, b : int` describes both."""
-    return {
-        name.strip("* "): " ".join(param.description.split())
-        for param in doc.params
-        if param.description
-        for name in param.arg_name.split(",")
-    }
-
-
-def _argument(parameter: inspect.Parameter, note: str | None, tool: str) -> Any:
     given = (parameter.default, *getattr(parameter.annotation, "__metadata__", ()))
     if any(isinstance(field, FieldInfo) and (field is parameter.default or not field.is_required()) for field in given):
         raise MisuseError(
-            f"Tool {tool!r}, parameter {parameter.name!r}: a default inside Field() is not Python's. "
+            f"{where}: a default inside Field() is not Python's. "
             f"Write `{parameter.name}: Annotated[..., Field(...)] = default`.",
         )
     required = parameter.default is parameter.empty
@@ -255,7 +179,7 @@ def _compile(keys: dict[str, Any], tool: str) -> tuple[TypeAdapter[Any], dict[st
             for name, key in keys.items():
                 _compile({name: key}, tool)
         raise MisuseError(
-            f"Tool {tool!r}, parameter {', '.join(keys)!r}: its type has no JSON Schema ({_first_line(error)}). "
+            f"Tool {tool!r}, parameter {', '.join(keys)!r}: its type has no JSON Schema ({first_line(error)}). "
             "Use what JSON can carry (plain types, dataclasses, models), or hand it in by the context or a partial.",
         ) from error
 
@@ -339,13 +263,4 @@ def _build(cls: type, values: dict[str, Any]) -> Any:
     try:
         return cls(**values)
     except Exception as error:  # attrs' own validators raise TypeError, which pydantic would let out
-        raise ValueError(_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    """The first sentence of an error; attrs puts more than its text into `args`."""
-    try:
-        text = str(error.args[0] if error.args else error)
-    except Exception:  # noqa: BLE001  the words of a foreign error may fail themselves
-        text = "no reason could be read"
-    return text[:_LONGEST_REASON].partition("\n")[0].partition(". ")[0]
+        raise ValueError(first_line(error)) from error

@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias, TypeVar
 
 import anyio
 import attrs
 
 from agentfsm.core.machine import State
-from agentfsm.core.messages import Usage
+from agentfsm.core.messages import ToolResult, Usage
 from agentfsm.core.run import Run
+from agentfsm.engine.context import ToolKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
     from types import TracebackType
+
+T = TypeVar("T")
 
 BUFFER: Final = 256
 # Events that wait for a slow reader before neighbouring deltas are merged: some seconds of a fast model.
@@ -75,7 +78,16 @@ class ToolEventType(StrEnum):
     PROGRESS = "tool_progress"
     COMPLETED = "tool_completed"
     ERROR = "tool_error"
+    PAUSED = "tool_paused"
     DRAINED = "queue_drained"
+
+
+class AgentEventType(StrEnum):
+    """What happened to an agent that is a tool."""
+
+    STARTED = "agent_started"
+    PROGRESS = "agent_progress"
+    COMPLETED = "agent_completed"
 
 
 @attrs.frozen(kw_only=True)
@@ -89,14 +101,38 @@ class ToolEvent:
     call_id: str = ""
     # Empty for queue_drained, as `tool`.
     tool: str = ""
+    kind: ToolKind | None = None
+    # Whether an agent is behind it; None for a tool that does not exist, and for queue_drained.
     position: int | None = None
     # tool_queued: the place in call order, from 0.
+    estimate_s: float | None = None
+    # tool_queued: seconds that it usually takes, where the tool says so.
     duration_s: float | None = None
     # tool_completed and tool_error.
     success: bool | None = None
-    # tool_completed.
+    # tool_completed and tool_error.
     message: str = ""
     # tool_error: what went wrong. tool_progress: what the tool says.
+
+
+@attrs.frozen(kw_only=True)
+class AgentEvent:
+    """Something happened to an agent that is a tool. Each agent_started has one agent_completed."""
+
+    seq: int = 0
+    type: AgentEventType
+    run_id: str
+    # The run whose tool it is.
+    call_id: str
+    agent: str
+    child_id: str
+    # The agent's own run.
+    turn: int
+    limit: int
+    # agent_progress: the turn that it is in, from 1, of so many.
+    duration_s: float | None = None
+    # agent_completed, as `success`.
+    success: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -122,26 +158,17 @@ class RunEnded:
     run: Run
 
 
-StreamEvent: TypeAlias = StateChanged | TextDelta | CallDelta | ToolEvent | UsageReported | RunEnded
+StreamEvent: TypeAlias = StateChanged | TextDelta | CallDelta | ToolEvent | AgentEvent | UsageReported | RunEnded
 Listener: TypeAlias = Callable[[StreamEvent], None]
 
 
-class Stream:
-    """Events of one driving call: `async with agent.stream("...") as s: async for event in s: ...`.
+class Feed(Generic[T]):
+    """Events of something under way, handed out as they come: the part that `Stream` and `QueueStream` share."""
 
-    Nothing is dropped: when the reader is slow, neighbouring deltas are merged. Leaving the block early cancels the
-    driving call, which leaves a run that `resume` continues. An error of the driving call is raised where the events
-    end, or where the block is left.
-
-    Attributes:
-        run: The newest state of the run; None before the first step.
-    """
-
-    def __init__(self, drive: Callable[[Listener, Callable[[Run], None]], Awaitable[Run]]) -> None:
-        """Prepare the stream; `drive` is called when the block is entered."""
-        self.run: Run | None = None
+    def __init__(self, drive: Callable[[], Awaitable[object]]) -> None:
+        """Prepare the feed; `drive` is called when the block is entered."""
         self._drive = drive
-        self._events: deque[StreamEvent] = deque()
+        self._events: deque[T] = deque()
         self._seq = 0
         self._news = anyio.Event()
         self._over = False
@@ -170,18 +197,14 @@ class Stream:
 
     async def _run(self) -> None:
         try:
-            self.run = await self._drive(self._put, self._see)
-            self._put(RunEnded(run_id=self.run.id, turn=self.run.turn, run=self.run))
+            await self._drive()
         except Exception as error:  # noqa: BLE001  it is raised to the reader, not in the task
             self._error = error
         finally:
             self._over = True
             self._news.set()
 
-    def _see(self, run: Run) -> None:
-        self.run = run
-
-    def _put(self, event: StreamEvent) -> None:
+    def _put(self, event: T) -> None:
         events = self._events
         if len(events) >= BUFFER and (merged := _merge(events[-1], event)) is not None:
             events[-1] = merged
@@ -192,7 +215,7 @@ class Stream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> StreamEvent:
+    async def __anext__(self) -> T:
         while not self._events:
             if self._over:
                 self._raise()
@@ -210,7 +233,53 @@ class Stream:
             raise error
 
 
-def _merge(last: StreamEvent, event: StreamEvent) -> StreamEvent | None:
+class Stream(Feed[StreamEvent]):
+    """Events of one driving call: `async with agent.stream("...") as s: async for event in s: ...`.
+
+    Nothing is dropped: when the reader is slow, neighbouring deltas are merged. Leaving the block early cancels the
+    driving call, which leaves a run that `resume` continues. An error of the driving call is raised where the events
+    end, or where the block is left.
+
+    Attributes:
+        run: The newest state of the run; None before the first step.
+    """
+
+    def __init__(self, drive: Callable[[Listener, Callable[[Run], None]], Awaitable[Run]]) -> None:
+        """Prepare the stream; `drive` is called when the block is entered."""
+        super().__init__(self._watched)
+        self.run: Run | None = None
+        self._driven = drive
+
+    async def _watched(self) -> None:
+        self.run = await self._driven(self._put, self._see)
+        self._put(RunEnded(run_id=self.run.id, turn=self.run.turn, run=self.run))
+
+    def _see(self, run: Run) -> None:
+        self.run = run
+
+
+class QueueStream(Feed["ToolEvent | AgentEvent"]):
+    """Events of calls that run by themselves: `async with queue.stream(calls) as s: async for event in s: ...`.
+
+    Leaving the block early cancels what runs.
+
+    Attributes:
+        results: The results in call order, when the events have ended.
+    """
+
+    def __init__(
+        self, execute: Callable[[Callable[[ToolEvent | AgentEvent], None]], Awaitable[list[ToolResult]]]
+    ) -> None:
+        """Prepare the stream; `execute` is called when the block is entered."""
+        super().__init__(self._watched)
+        self.results: list[ToolResult] = []
+        self._execute = execute
+
+    async def _watched(self) -> None:
+        self.results = await self._execute(self._put)
+
+
+def _merge(last: Any, event: Any) -> Any:
     """Return one delta for two neighbouring ones, or None where they do not belong together."""
     match last, event:
         case TextDelta(), TextDelta() if (last.turn, last.attempt) == (event.turn, event.attempt):
@@ -222,7 +291,7 @@ def _merge(last: StreamEvent, event: StreamEvent) -> StreamEvent | None:
 
 def to_json(event: StreamEvent) -> dict[str, Any]:
     """Return the event as a dict of JSON values, with its type's name under "type"."""
-    kind = event.type if isinstance(event, ToolEvent) else _NAMES[type(event)]
+    kind = event.type if isinstance(event, ToolEvent | AgentEvent) else _NAMES[type(event)]
     fields = {"type": str(kind), "seq": event.seq, "run_id": event.run_id, "turn": event.turn}
     if isinstance(event, RunEnded):
         return {**fields, "state": event.run.state, "stop_reason": event.run.stop_reason}

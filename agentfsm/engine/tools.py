@@ -2,89 +2,110 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from importlib import import_module
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, overload
+from math import inf
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 import attrs
 
-from agentfsm.core.errors import DuplicateToolError, MisuseError
-from agentfsm.ports import ToolDefinition
+from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
+from agentfsm.engine.breaker import Breaker
+from agentfsm.engine.bulkhead import Bulkhead
+from agentfsm.engine.context import Ended, RunContext, ToolKind
+from agentfsm.engine.permission import Level
+from agentfsm.ports import Clock, Store, ToolDefinition
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
 
 P = ParamSpec("P")
 R = TypeVar("R")
-D = TypeVar("D")
 
 APPROVAL_EXPIRES_S: Final = 7 * 86_400.0
 # Seconds that an approval is waited for: a week covers a holiday weekend, and no answer is a no.
-SHOWN_CHARS: Final = 16_000
-# Characters of a result that the model is shown: some 4,000 tokens, so that twenty results fit the usual window.
+SHOWN_TOKENS: Final = 4_000
+# Of a result that the model is shown, so that twenty results fit the usual window.
+SHOWN_BYTES: Final = 64_000
+# The same in UTF-8 bytes, for text that has few tokens for its length.
 NAME_CHARS: Final = 64
 # The longest tool name that the providers take.
 
-Progress = Callable[[str], Awaitable[None]]
-
-
-@attrs.frozen(kw_only=True)
-class RunContext(Generic[D]):
-    """What a tool may know of the call it serves; its first parameter, if annotated with this type."""
-
-    deps: D
-    # What the driving call was given as `deps=`.
-    run_id: str = ""
-    turn: int = 0
-    call_id: str = ""
-    idempotency_key: str = ""
-    # The same on every attempt at this call: hand it to the service that must not act twice.
-    attempt: int = 1
-    # 1, or more when an earlier attempt was cut off.
-    deadline: float = float("inf")
-    # Seconds since 1970 by which the call is cut off.
-    user: str | None = None
-    roles: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = attrs.field(factory=dict)
-    report: Progress | None = attrs.field(default=None, repr=False)
-    # Where progress goes; None when nobody watches.
-
-    async def progress(self, message: str) -> None:
-        """Tell whoever watches how far the call is. Never waits for them."""
-        if self.report is not None:
-            await self.report(message)
+Arguments: TypeAlias = SimpleNamespace
+# The validated arguments of a call, defaults included: `a.path`; `vars(a)` is the dict.
+Bound: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+# The same as the function is called with: by position and by name. What the model left out is absent.
 
 
 @attrs.define(eq=False, kw_only=True)
 class Tool(Generic[P, R]):
-    """A function that a model may call. Calling the tool calls the function, so that it can be tested as one."""
+    """A function that a model may call. Calling the tool calls the function, so that it can be tested as one.
+
+    What takes a function of the arguments is given them validated, with defaults, as attributes: `lambda a: a.path`.
+    """
 
     function: Callable[P, R]
     name: str
     description: str
     parameters: Mapping[str, JSON]
     # The JSON Schema of the arguments.
-    bind: Callable[[str], tuple[tuple[Any, ...], dict[str, Any]]]
+    bind: Callable[[str], Bound]
     # Turns the arguments' JSON text into what the function is called with; raises ArgumentsError.
+    arguments: Callable[[Bound], Arguments]
+    # Turns that into what a declaration's function is given.
     takes_context: bool
     is_async: bool
+    kind: ToolKind = ToolKind.DIRECT
+    strict: bool = False
+    # Whether the provider shall hold the model to the schema while it writes (OpenAI's strict mode).
     read_only: bool = False
     # Changes nothing: may run beside others, may run again.
     idempotent: bool = False
     # Running it again under the same key has the same effect as running it once.
-    concurrency_safe: bool = False
+    concurrency_safe: bool | Callable[[Arguments], bool] = False
     # May run beside others.
-    requires_approval: bool = False
-    # A person has to say yes to each call.
+    locks: Callable[[Arguments], Iterable[Hashable]] | None = None
+    # What a call touches, as keys: it overlaps with whatever touches none of them. None: it may touch anything.
+    after: tuple[str, ...] = ()
+    # Tools whose earlier calls in the same reply a call waits for.
+    limit: int | None = None
+    # Calls in flight at once, of all runs in this process, 1 or more.
+    tags: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    permission: Level = attrs.field(
+        default=attrs.Factory(lambda tool: Level.READ if tool.read_only else Level.WRITE, takes_self=True),
+        converter=Level,
+    )
+    # What a caller must be allowed to do.
+    enabled: bool | Callable[[RunContext[Any]], bool] = True
+    # Whether it is there at all, asked for each turn and each call.
+    validate: Callable[[Arguments], str | None] | None = None
+    # A rule that the arguments must meet beside their schema: returns, or raises as ValueError, what is wrong.
+    requires_approval: bool | Callable[[Arguments], bool] = False
+    # A person has to say yes to each call, or to those that the function picks.
     approval_expires_s: float = APPROVAL_EXPIRES_S
+    describe: Callable[[Arguments], str] | None = None
+    # What a call will do, in a sentence, for the person who approves it.
     timeout_s: float | None = None
-    # Seconds; None for the run's own `Limits.tool_timeout_s`.
-    shown_chars: int = SHOWN_CHARS
-    # Characters of a result that the model is shown.
+    # Seconds for a call, retries included; None for the run's own `Limits.tool_timeout_s`.
+    grace_s: float = 0.0
+    # Seconds beyond it for a tool that keeps its time by itself.
+    estimate_s: float | None = None
+    # Seconds that a call usually takes; shown, never enforced.
+    shown_tokens: int = SHOWN_TOKENS
+    shown_bytes: int = SHOWN_BYTES
+    # Of a result that the model is shown, 1 or more; the whole is kept in the journal.
     poll: bool = False
     # Repeating it is its job: it counts for no loop.
+    end: Callable[[Store, Clock, str], Awaitable[Ended]] | None = None
+    # Ends the run of the agent behind it, by the run's id, since the run that called it ends; tells what it did.
+    breaker: Breaker = attrs.field(factory=Breaker, init=False, repr=False)
+    bulkhead: Bulkhead | None = attrs.field(
+        default=attrs.Factory(lambda tool: None if tool.limit is None else Bulkhead(tool.limit), takes_self=True),
+        init=False,
+        repr=False,
+    )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, outside any run."""
@@ -98,7 +119,46 @@ class Tool(Generic[P, R]):
     @property
     def definition(self) -> ToolDefinition:
         """The tool as a model is told of it."""
-        return ToolDefinition(name=self.name, description=self.description, parameters=self.parameters)
+        return ToolDefinition(
+            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
+        )
+
+    def bound(self, text: str) -> Bound:
+        """Read the arguments of a call through all three layers: JSON, schema, rule.
+
+        Raises:
+            ArgumentsError: telling the model what does not fit.
+        """
+        bound = self.bind(text)
+        self.check(bound)
+        return bound
+
+    def check(self, bound: Bound) -> None:
+        """Hold arguments that fit the schema to the rule.
+
+        Raises:
+            ArgumentsError: telling the model what is wrong.
+        """
+        if self.validate is not None and (flaw := _flaw(self.validate, self.arguments(bound))):
+            raise ArgumentsError(f"the arguments of {self.name} break a rule: {flaw}. Nothing was run.")
+
+
+def _flaw(validate: Callable[[Arguments], str | None], arguments: Arguments) -> str | None:
+    try:
+        flaw = validate(arguments)
+    except (ValueError, ModelRetry) as error:
+        return _words(error) or "they are not allowed"
+    except Exception as error:  # noqa: BLE001  a rule that breaks has not said yes
+        return f"the rule could not be applied ({type(error).__name__})"
+    # Other values are mistakes: the `True` of a rule that says what is right reads as a flaw, its `False` as none.
+    return flaw if flaw is None or isinstance(flaw, str) else f"the rule could not be applied ({type(flaw).__name__})"
+
+
+def _words(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  a broken __str__ must not hide that the rule said no
+        return ""
 
 
 @overload
@@ -110,26 +170,30 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
+    parameters: Mapping[str, JSON] | None = None,
+    strict: bool = False,
     read_only: bool = False,
     idempotent: bool = False,
-    concurrency_safe: bool | None = None,
-    requires_approval: bool = False,
+    concurrency_safe: bool | Callable[[Arguments], bool] | None = None,
+    locks: Callable[[Arguments], Iterable[Hashable]] | None = None,
+    after: Iterable[str] = (),
+    limit: int | None = None,
+    tags: Iterable[str] = (),
+    permission: Level | str = ...,
+    enabled: bool | Callable[[RunContext[Any]], bool] = True,
+    validate: Callable[[Arguments], str | None] | None = None,
+    requires_approval: bool | Callable[[Arguments], bool] = False,
     approval_expires_s: float = APPROVAL_EXPIRES_S,
+    describe: Callable[[Arguments], str] | None = None,
     timeout_s: float | None = None,
-    shown_chars: int = SHOWN_CHARS,
+    estimate_s: float | None = None,
+    shown_tokens: int = SHOWN_TOKENS,
+    shown_bytes: int = SHOWN_BYTES,
     poll: bool = False,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
-def tool(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    concurrency_safe: bool | None = None,
-    **options: Any,
-) -> Any:
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a tool of a function: bare, or with what you declare about it.
 
     The schema comes from the type hints and the docstring (Google, NumPy or Sphinx). A first parameter annotated
@@ -137,18 +201,14 @@ def tool(
 
     Args:
         function: Plain or async. A plain one runs in a thread of its own.
-        name: What the model calls it; by default the function's name.
-        description: What the model reads; by default the docstring's text.
-        concurrency_safe: Whether it may run beside others; by default only if it is read-only.
-        **options: As the fields of `Tool` say. What is not declared is not assumed: a tool without a word runs alone,
-            and is never silently repeated.
+        **options: `name` (by default the function's), `description` (by default the docstring's text), `parameters`
+            (a JSON Schema in place of the type hints), and what the fields of `Tool` say. What is not declared is not
+            assumed: a tool without a word runs alone, and is never silently repeated.
 
     Raises:
-        MisuseError: when no schema can be made of the function.
+        MisuseError: when no schema can be made of the function, or a declaration makes no sense.
     """
-    if function is None:
-        return lambda fn: make_tool(fn, name=name, description=description, safe=concurrency_safe, **options)
-    return make_tool(function, name=name, description=description, safe=concurrency_safe)
+    return (lambda fn: make_tool(fn, **options)) if function is None else make_tool(function, **options)
 
 
 def make_tool(
@@ -156,14 +216,16 @@ def make_tool(
     *,
     name: str | None = None,
     description: str | None = None,
-    safe: bool | None = None,
+    parameters: Mapping[str, JSON] | None = None,
+    strict: bool = False,
+    concurrency_safe: bool | Callable[[Arguments], bool] | None = None,
     **options: Any,
 ) -> Tool[..., Any]:
     """Make a tool; `tool` is this as a decorator."""
     name = name or str(getattr(function, "__name__", type(function).__name__))
     _check_name(name)
-    schema = import_module("agentfsm.engine.schema")  # here, since it brings pydantic: `import agentfsm` must not
-    signature = schema.signature_of(function, context_type=RunContext, name=name)
+    _check_declarations(name, concurrency_safe=concurrency_safe, **options)
+    signature = _signature(function, name, parameters, strict=strict)
     read_only = options.get("read_only", False)
     return Tool(
         function=function,
@@ -171,11 +233,22 @@ def make_tool(
         description=signature.description if description is None else description,
         parameters=signature.parameters,
         bind=signature.bind,
+        arguments=signature.arguments,
         takes_context=signature.context_parameter is not None,
         is_async=_is_async(function),
-        concurrency_safe=read_only if safe is None else safe,
+        strict=strict,
+        concurrency_safe=read_only if concurrency_safe is None else concurrency_safe,
         **options,
     )
+
+
+def _signature(function: Callable[..., Any], name: str, parameters: Mapping[str, JSON] | None, *, strict: bool) -> Any:
+    # The modules are loaded here, since they bring pydantic and a schema validator: `import agentfsm` must not.
+    if parameters is None:
+        schema = import_module("agentfsm.engine.schema")
+        return schema.signature_of(function, context_type=RunContext, name=name, strict=strict)
+    schema = import_module("agentfsm.engine.json_schema")
+    return schema.signature_of_schema(function, parameters, context_type=RunContext, name=name, strict=strict)
 
 
 def _check_name(name: str) -> None:
@@ -187,72 +260,39 @@ def _check_name(name: str) -> None:
         )
 
 
+_NUMBERS: Final = frozenset({"timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"})
+_FLAGS: Final = frozenset({"read_only", "idempotent", "poll"})
+_CHOICES: Final = frozenset({"enabled", "requires_approval", "concurrency_safe"})
+_FUNCTIONS: Final = frozenset({"validate", "describe", "locks"})
+_SEVERAL: Final = frozenset({"after", "tags"})
+# Declarations by what they may be.
+
+
+def _wish(option: str, value: Any) -> str | None:
+    """Say what a declaration has to be, where it is something else."""
+    if option in _FLAGS:
+        return None if isinstance(value, bool) else "True or False"
+    if value is None:
+        return None
+    if option in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf):
+        return "a finite number above 0"
+    if option in _CHOICES and not isinstance(value, bool) and not callable(value):
+        return "True, False or a function"
+    if option in _FUNCTIONS and not callable(value):
+        return "a function"
+    return f"several: ({value!r},)" if option in _SEVERAL and isinstance(value, str) else None
+
+
+def _check_declarations(name: str, **declared: Any) -> None:
+    for option, value in declared.items():
+        if (wish := _wish(option, value)) is not None:
+            raise MisuseError(f"tool {name!r}: {option}={value!r} makes no sense: give {wish}")
+        if iscoroutinefunction(value):
+            raise MisuseError(
+                f"tool {name!r}: {option}= is asked while calls are planned and cannot wait: give a plain function"
+            )
+
+
 def _is_async(function: Callable[..., Any]) -> bool:
     inner = getattr(function, "func", function)  # functools.partial
     return iscoroutinefunction(inner) or iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
-
-
-@attrs.define(eq=False)
-class ToolRegistry:
-    """The tools of an agent, by name, in the order in which they were registered."""
-
-    _tools: dict[str, Tool[..., Any]] = attrs.field(factory=dict, init=False)
-    definitions: tuple[ToolDefinition, ...] = attrs.field(default=(), init=False)
-    # What a model is told of them. This and the next two are kept with each registration, and read with each turn.
-    polls: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    # Names of the tools whose repetition is their job.
-    asking: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    # Names of the tools that need a person's yes.
-
-    @classmethod
-    def of(cls, tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> ToolRegistry:
-        """Return a registry of these tools; plain functions are made tools without declarations."""
-        registry = cls()
-        for each in tools:
-            registry.register(each)
-        return registry
-
-    def register(self, candidate: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:
-        """Add a tool, or a function as one.
-
-        Raises:
-            DuplicateToolError: when the name is taken.
-            MisuseError: when it is no function, or no schema can be made of it.
-        """
-        if not callable(candidate):
-            raise MisuseError(
-                f"a tool is a function or a Tool, not {type(candidate).__name__}: use @tool on a function"
-            )
-        added = candidate if isinstance(candidate, Tool) else make_tool(candidate)
-        if added.name in self._tools:
-            raise DuplicateToolError(
-                f"two tools are called {added.name!r}: rename one, for example with @tool(name='{added.name}_2')",
-            )
-        self._tools[added.name] = added
-        self.definitions += (added.definition,)
-        self.polls |= {added.name} if added.poll else set()
-        self.asking |= {added.name} if added.requires_approval else set()
-        return added
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tools
-
-    def get(self, name: str) -> Tool[..., Any] | None:
-        """Return the tool of that name, or None."""
-        return self._tools.get(name)
-
-    def nearest(self, name: str) -> str | None:
-        """Return the name most like this one, or None where none is like it."""
-        close = difflib.get_close_matches(name[:NAME_CHARS], self._tools, n=1)
-        return close[0] if close else None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names, in the order of registration."""
-        return tuple(self._tools)
-
-    def __iter__(self) -> Iterator[Tool[..., Any]]:
-        return iter(self._tools.values())
-
-    def __len__(self) -> int:
-        return len(self._tools)

@@ -10,13 +10,13 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ImagePart, SystemMessage, ToolResult, Usage, UserMessage
-from agentfsm.ports import CallChunk, FinishReason, ProposedCall, Reply, TextChunk
+from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, TextChunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agentfsm.core.messages import Message, Part
-    from agentfsm.ports import Chunk, Request, Settings, ToolDefinition
+    from agentfsm.ports import Chunk, Request, Settings
 
 _T = TypeVar("_T")
 
@@ -36,11 +36,11 @@ def encode(request: Request, *, model: str, limit_field: str, streamed: bool) ->
     Raises:
         MisuseError: when a tool's parameters or a setting are not JSON.
     """
-    body = {"model": model, "messages": _history(request), **_tool_fields(request)}
-    body |= _setting_fields(request.settings, limit_field)
-    if streamed:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body: dict[str, Any] = {"model": model, "messages": _history(request)}
     try:
+        body |= _tool_fields(request) | _setting_fields(request.settings, limit_field)
+        if streamed:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"the request cannot be written as JSON ({error}): look at the tools' parameters and the settings"
@@ -96,7 +96,7 @@ def _part(part: Part) -> dict[str, Any]:
 def _tool_fields(request: Request) -> dict[str, Any]:
     if not request.tools:
         return {}  # OpenAI refuses an empty list, and the other two fields where there are no tools
-    fields: dict[str, Any] = {"tools": [_tool(tool) for tool in request.tools]}
+    fields: dict[str, Any] = {"tools": [tool.openai() for tool in request.tools]}
     choice, parallel = request.settings.tool_choice, request.settings.parallel_tool_calls
     if choice is not None:
         modes = {"auto", "none", "required"}
@@ -104,11 +104,6 @@ def _tool_fields(request: Request) -> dict[str, Any]:
     if parallel is not None:
         fields["parallel_tool_calls"] = parallel
     return fields
-
-
-def _tool(tool: ToolDefinition) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
 
 
 def _plain(value: object) -> dict[Any, Any]:
@@ -183,11 +178,15 @@ def _check_error(answer: object) -> None:
 
 
 def _reply(*, text: str, calls: list[_Draft], finish: str, refused: bool, usage: Usage | None) -> Reply:
+    reason = _reason(finish, calls=bool(calls), refused=refused)
+    return Reply(text=text, calls=tuple(call.proposed() for call in calls), finish_reason=reason, usage=usage)
+
+
+def _reason(finish: str, *, calls: bool, refused: bool) -> FinishReason:
     # "stop" with calls is what OpenAI says when a tool was forced; other servers say words of their own.
     reasons = {"length": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
     usual = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
-    reason = FinishReason.REFUSAL if refused else reasons.get(finish, usual)
-    return Reply(text=text, calls=tuple(call.proposed() for call in calls), finish_reason=reason, usage=usage)
+    return FinishReason.REFUSAL if refused else reasons.get(finish, usual)
 
 
 def _usage(source: object) -> Usage | None:
@@ -302,7 +301,9 @@ class Assembly:
                 continue  # a second answer, which only extra_body={"n": 2} asks for
             self.choices += 1
             yield from self._delta(_field(choice, "delta", dict, {}))
-            self.finish = _field(choice, "finish_reason", str, self.finish or "") or None
+            before, self.finish = self.finish, _field(choice, "finish_reason", str, self.finish or "") or None
+            if self.finish is not None and before is None:
+                yield FinishChunk(reason=_reason(self.finish, calls=bool(self.drafts), refused=self.refused))
 
     def _delta(self, delta: dict[str, Any]) -> Iterator[Chunk]:
         refusal = _field(delta, "refusal", str, "")

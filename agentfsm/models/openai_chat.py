@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import AsyncGenerator  # attrs wants to see it
 from contextlib import suppress
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -431,7 +432,9 @@ def _retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
             seconds = float(headers.get(name, "")) * unit_s
             return max(seconds, 0.0) if math.isfinite(seconds) else None
     with suppress(ValueError):
-        return max(parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - now_s, 0.0)
+        date = parsedate_to_datetime(headers.get("retry-after", ""))
+        # Without a zone it is UTC, and not the local time that Python takes it for.
+        return max((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now_s, 0.0)
     return None
 
 

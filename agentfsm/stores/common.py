@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.core.errors import ConflictError
-from agentfsm.core.inbox import Settle
+from agentfsm.core.inbox import Approve, Settle
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
 from agentfsm.ports import Summary
@@ -56,7 +56,12 @@ def told_winner(run_id: str, winner: Posted, item: InboxItem) -> Posted:
 
 def _says(item: InboxItem) -> tuple[object, ...]:
     """Return what a post comes down to, whoever says it and in whatever words."""
-    return (Settle, item.outcome, item.content) if isinstance(item, Settle) else (type(item),)
+    match item:
+        case Settle():
+            return Settle, item.outcome, item.content
+        case Approve():
+            return Approve, item.arguments
+    return (type(item),)
 
 
 def prompt_of(header: Header) -> str:

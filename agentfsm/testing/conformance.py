@@ -24,6 +24,7 @@ import anyio
 import attrs
 import pytest
 
+from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
 from agentfsm.core.events import (
     EVENTS,
@@ -40,7 +41,9 @@ from agentfsm.core.events import (
     Observed,
     ToolFinished,
     ToolLost,
+    ToolPaused,
     ToolsChosen,
+    ToolsOffered,
     ToolsReturned,
     ToolStarted,
 )
@@ -48,7 +51,9 @@ from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Reject, Rerun
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import (
+    AgentCost,
     AssistantMessage,
+    ErrorType,
     ImagePart,
     Outcome,
     SystemMessage,
@@ -115,7 +120,7 @@ class Driver:
     def turn(self) -> tuple[Event, ...]:
         """Return the events of a whole turn with one call."""
         call = ToolCall(id=f"t{self.run.turn + 1}.0", name="look", arguments='{"at":"x"}', key=f"k{self.run.turn}")
-        result = ToolResult(call_id=call.id, name="look", outcome=Outcome.DONE, content="seen")
+        result = ToolResult(call_id=call.id, tool="look", outcome=Outcome.DONE, content="seen")
         return (
             ToolsChosen(at=5.0, message=AssistantMessage(calls=(call,)), usage=Usage(input_tokens=5, output_tokens=2)),
             ToolFinished(at=6.0, took_s=0.5, result=result),
@@ -139,11 +144,37 @@ async def finished(store: Store, head: Header | None = None) -> Run:
 
 def every_event() -> tuple[Event, ...]:
     """Return one event of each type, with all fields set. They make no run: a journal does not look at that."""
-    call = ToolCall(id="t1.0", name="n", arguments='{"a":[1,2.5,null]}', key="k", provider_id="p", malformed="{")
-    result = ToolResult(
-        call_id="t1.0", name="n", outcome=Outcome.TIMED_OUT, content=HOSTILE, duration_s=0.25, shown_chars=9
+    call = ToolCall(
+        id="t1.0", name="n", arguments='{"a":[1,2.5,null]}', key="k", provider_id="p", malformed="{", repaired="{,"
     )
     usage = Usage(input_tokens=1, output_tokens=2, cached_tokens=1, cost_usd=0.125, estimated=True)
+    below = AgentCost(agent="b", run_id="r1.t1.0.t1.0", usage=usage, usd=None, turns=1)
+    child = AgentCost(
+        agent="a", run_id="r1.t1.0", usage=usage, usd=0.5, turns=2, tool_calls=("n",), duration_s=1.5, children=(below,)
+    )
+    result = ToolResult(
+        call_id="t1.0",
+        tool="n",
+        outcome=Outcome.TIMED_OUT,
+        content=HOSTILE,
+        index=3,
+        started_at=1.5,
+        duration_s=0.25,
+        attempts=2,
+        error_type=ErrorType.TIMEOUT,
+        retryable=True,
+        shown_chars=9,
+        child=child,
+    )
+    waits = Pending(
+        kind=PendingKind.APPROVAL,
+        run_id="r1.t1.0",
+        call_id="t1.0",
+        tool="n",
+        arguments={"a": [1, 2.5, None]},
+        description=HOSTILE,
+        expires_at=9.5,
+    )
     said = AssistantMessage(text=HOSTILE, calls=(call,))
     parts = (TextPart(text="x"), ImagePart(url="https://example.org/x.png", detail="low"))
     return (
@@ -153,11 +184,13 @@ def every_event() -> tuple[Event, ...]:
         AnswerDrafted(at=2.0, message=said, usage=usage),
         ModelFaltered(at=2.0, error=HOSTILE),
         Compacted(at=2.0, start=3, tokens_before=9, tokens_after=4, why="window"),
+        ToolsOffered(at=2.0, tools=("n",), how="similarity", usage=usage),
         ToolStarted(at=2.0, call_id="t1.0", repeatable=True),
         ToolFinished(at=2.0, result=result, by="ann"),
         ToolLost(at=2.0, call_id="t1.0"),
-        ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5),
-        ApprovalGiven(at=2.0, call_id="t1.0", by="ann"),
+        ToolPaused(at=2.0, call_id="t1.0", pending=(waits,)),
+        ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE),
+        ApprovalGiven(at=2.0, call_id="t1.0", by="ann", arguments='{"a":1}'),
         ToolsReturned(at=2.0),
         Continued(at=2.0, note=HOSTILE, loop=True, disabled=("n",)),
         Accepted(at=2.0),
@@ -196,7 +229,7 @@ class StoreConformance:
     async def test_a_header_comes_back_as_it_was(self, store: Store) -> None:
         """Every field of the header is kept, awkward text included."""
         call = ToolCall(id="t1.0", name="n", arguments="{}", key="k")
-        result = ToolResult(call_id="t1.0", name="n", outcome=Outcome.DONE, content="x")
+        result = ToolResult(call_id="t1.0", tool="n", outcome=Outcome.DONE, content="x")
         whole = Header(
             id="r1",
             prompt=(TextPart(text=HOSTILE), ImagePart(url="data:image/png;base64,AA==")),
@@ -215,6 +248,8 @@ class StoreConformance:
             target="module:agent",
             user="ann",
             roles=("admin", "ops"),
+            parent="r0",
+            depth=1,
             metadata={"ticket": 7, "deep": {"list": [1, None, True, "x"]}},
         )
         stored, _lease = await store.create(whole)

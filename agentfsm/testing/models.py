@@ -12,7 +12,7 @@ import anyio
 import attrs
 
 from agentfsm.core.messages import AssistantMessage, Message, Usage
-from agentfsm.ports import CallChunk, Emit, FinishReason, Model, ProposedCall, Reply, Request, TextChunk
+from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request, TextChunk
 
 USAGE: Final = Usage(input_tokens=10, output_tokens=5)
 # What a scripted reply costs unless it says otherwise: enough to see sums add up.
@@ -40,6 +40,8 @@ class Line:
     finish_reason: FinishReason | None = None
     delay_s: float = 0.0
     # Seconds before the reply.
+    pace_s: float = 0.0
+    # Seconds before each call, where the reply is streamed.
     error: Exception | None = None
     # Raised in place of a reply.
 
@@ -97,7 +99,7 @@ class ScriptedModel(Model):
             await anyio.sleep(line.delay_s)
         if line.error is not None:
             raise line.error
-        return _spoken(line, at, emit)
+        return await _spoken(line, at, emit)
 
     def assert_done(self) -> None:
         """Fail the test when lines were left over.
@@ -124,18 +126,21 @@ def _newest(request: Request) -> str:
     return json.dumps([c.name for c in message.calls]) if isinstance(message, AssistantMessage) else message.text
 
 
-def _spoken(line: Line, at: int, emit: Emit | None) -> Reply:
+async def _spoken(line: Line, at: int, emit: Emit | None) -> Reply:
     calls = tuple(
         ProposedCall(id=f"call_{at}_{index}", name=each.name, arguments=each.arguments)
         for index, each in enumerate(line.calls)
     )
+    reason = line.finish_reason or (FinishReason.TOOL_CALLS if calls else FinishReason.STOP)
     if emit is not None:
         for piece in re.findall(r"\S*\s*", line.text)[:-1]:
             emit(TextChunk(text=piece))
         for index, each in enumerate(calls):
+            if line.pace_s:
+                await anyio.sleep(line.pace_s)
             emit(CallChunk(index=index, name=each.name))
             emit(CallChunk(index=index, arguments=each.arguments))
-    reason = line.finish_reason or (FinishReason.TOOL_CALLS if calls else FinishReason.STOP)
+        emit(FinishChunk(reason=reason))
     return Reply(text=line.text, calls=calls, finish_reason=reason, usage=line.usage)
 
 

@@ -3,8 +3,6 @@
 import hashlib
 import sqlite3
 
-import pytest
-
 from agentfsm.cli import doctor
 
 
@@ -72,22 +70,52 @@ def test_a_package_that_is_missing(here, monkeypatch):
     assert "plain lines" in found["rich"]["detail"]
 
 
-def test_hints_on_tools(here):
-    """Declarations that do not fit the name, and a description that is missing."""
-    found = here.json("doctor", "app:careless")
-    hints = {tool["name"]: " ".join(tool["hints"]) for tool in found["tools"]}
-    assert "@tool(read_only=True)" in hints["get_undeclared"]
-    assert "declared read_only" in hints["delete_all"]
-    assert "concurrency_safe" in hints["send_mail"]
-    assert "no description" in hints["send_mail"]
-    text = here("doctor", "app:careless")
-    assert "tool    get_undeclared: nothing declared: runs alone, never repeated" in text
-    assert "        hint: it has no description" in text
+def test_findings_on_tools(here):
+    """Each with its tool and its weight; advice breaks nothing, so the command ends well."""
+    report = here.json("doctor", "app:careless")
+    assert report["ok"]
+    assert [tool["name"] for tool in report["tools"]] == ["get_undeclared", "delete_all", "send_mail"]
+    found = {(each["tool"], each["severity"], each["message"].split(",")[0]) for each in report["findings"]}
+    assert {
+        ("get_undeclared", "hint", "it is named get_undeclared and declares nothing"),
+        ("delete_all", "warning", "it is named delete_all"),
+        ("send_mail", "warning", "it has no description"),
+    } <= found
+    lines = here("doctor", "app:careless").splitlines()
+    at = lines.index("tool    get_undeclared: nothing declared: runs alone, never repeated")
+    assert lines[at + 1].startswith("        hint: its description")
+    assert any(line.startswith("        warning: it is named delete_all, and is declared read_only") for line in lines)
 
 
-@pytest.mark.parametrize("target", ["app:payer", "agentfsm.cli.demo:agent"])
-def test_no_hints_where_all_is_well(here, target):
-    """Our own demo declares what it does."""
-    found = here.json("doctor", target)
-    assert found["ok"]
-    assert not any(tool["hints"] for tool in found["tools"])
+def test_findings_on_all_tools_together(here):
+    """They stand behind the tools, and belong to none."""
+    here.folder.joinpath("crowd.py").write_text(CROWD, encoding="ascii")
+    (finding,) = here.json("doctor", "crowd:agent")["findings"]
+    assert finding["tool"] is None
+    last = here("doctor", "crowd:agent").splitlines()[-1]
+    assert last == f"hint: {finding['message']}"
+
+
+CROWD = """
+from agentfsm import Agent, tool
+from agentfsm.testing.models import ScriptedModel
+
+def look() -> str:
+    '''Find out what is around.'''
+    return ""
+
+agent = Agent(ScriptedModel(), tools=[tool(name=f"look_{n}", read_only=True)(look) for n in range(21)])
+"""
+
+
+def test_without_an_agent_there_are_no_tools(here):
+    """The same fields, empty."""
+    report = here.json("doctor")
+    assert (report["tools"], report["findings"]) == ([], [])
+
+
+def test_no_findings_where_all_is_well(here):
+    """Our own demo declares and describes what it does."""
+    report = here.json("doctor", "agentfsm.cli.demo:agent")
+    assert report["ok"]
+    assert report["findings"] == []

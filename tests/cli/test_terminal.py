@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from commandline import HANG_S
+
+from agentfsm.cli import terminal as cli_terminal
 
 CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\r\x07]")
 
@@ -119,6 +122,37 @@ def test_a_no_at_the_terminal_is_told_to_the_model(shell, terminal):
     assert not (shell.folder / "paid.txt").exists()
 
 
+def test_what_a_sub_agent_asks_is_answered_here(shell, terminal):
+    """The question says what it will do, hidden characters spelt out, and whose run asks; the caller goes on."""
+    screen = terminal("run", "app:bank", "Pay.", "--id", "b")
+    screen.wait_for("May it run? [y/n]")
+    assert "transfer (t1.0 of run b.t1.0) asks for your approval." in screen.text
+    assert 'What it says it will do: "Move 5 cents to Bob. \\u001b[31mred' in screen.text
+    screen.type("y\n")
+    assert screen.end() == 0
+    assert effects(shell) == ["Bob 5"]
+    assert "teller, run b.t1.0: 2 turns" in screen.text
+
+
+def test_what_a_sub_agent_asks_may_wait(terminal):
+    """Ctrl-D leaves it for later, and it is not asked again; the commands name both runs."""
+    screen = terminal("run", "app:bank", "Pay.", "--id", "b")
+    screen.wait_for("May it run? [y/n]")
+    screen.type("\x04")
+    assert screen.end() == 3
+    assert "agentfsm approve b.t1.0 t1.0" in screen.text
+    assert "then: agentfsm resume b\n" in screen.text
+    assert screen.text.count("May it run?") == 1
+
+
+def test_the_live_tree_shows_how_far_a_sub_agent_is(shell, terminal):
+    """Below its call, while it runs."""
+    screen = terminal("run", "app:sleeper", "Wait.")
+    screen.wait_for("waiter, turn 1 of 3")
+    os.killpg(screen.popen.pid, signal.SIGINT)
+    assert screen.end() == 130
+
+
 def test_ctrl_d_leaves_it_for_later(shell, terminal):
     """The run waits, and the commands are printed."""
     screen = terminal("run", "app:payer", "Pay.")
@@ -136,6 +170,41 @@ def test_ctrl_c_at_the_question_pauses(shell, terminal):
     assert screen.end() == 130
     assert "To go on: agentfsm resume" in screen.text
     assert "Traceback" not in screen.text
+
+
+def test_ctrl_c_at_the_question_is_noticed_whoever_hears_it(monkeypatch):
+    """A signal that another thread takes, or that comes right before the read, interrupts no read: it is awaited."""
+    ours, theirs = pty.openpty()
+    waits, over = threading.Event(), threading.Event()
+    typed = []  # what only a line that was typed would have brought to light
+
+    def fileno():
+        waits.set()
+        return theirs
+
+    def interrupt():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        if waits.wait(HANG_S):
+            os.kill(os.getpid(), signal.SIGINT)
+        if not over.wait(HANG_S):
+            typed.append(os.write(ours, b"\n"))
+
+    stdin = os.fdopen(theirs, closefd=False)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=fileno, readline=stdin.readline))
+    thread = threading.Thread(target=interrupt)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            cli_terminal.Terminal().ask("May it run?")
+        over.set()
+        thread.join()
+        assert not typed
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        stdin.close()
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_ctrl_c_while_it_runs_pauses(shell, terminal):

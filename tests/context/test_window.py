@@ -76,7 +76,7 @@ def turn(number, sizes):
         for place in range(len(sizes))
     )
     results = [
-        ToolResult(call_id=call.id, name="look", outcome=Outcome.DONE, content=f"{call.id} " + "word " * size)
+        ToolResult(call_id=call.id, tool="look", outcome=Outcome.DONE, content=f"{call.id} " + "word " * size)
         for call, size in zip(calls, sizes, strict=True)
     ]
     return [AssistantMessage(text=f"turn {number}", calls=calls), *results]
@@ -239,8 +239,8 @@ def test_all_that_a_message_carries_is_counted():
     call = ToolCall(id="t1.0", name="look", arguments='{"at": 1}', key="k")
     said = AssistantMessage(text="two words", calls=(call, call))
     assert count_message(said, Words()) == MESSAGE_TOKENS + 2 + 2 * (CALL_TOKENS + 3)
-    result = ToolResult(call_id="t1.0", name="look", outcome=Outcome.DONE, content="x" * 900, shown_chars=100)
-    assert count_message(result, BYTES) < 250
+    result = ToolResult(call_id="t1.0", tool="look", outcome=Outcome.DONE, content="x" * 900, shown_chars=100)
+    assert count_message(result, BYTES) == MESSAGE_TOKENS + CALL_TOKENS + len(result.text) < 300
     url = "data:image/png;base64," + "A" * 10_000
     seen = UserMessage(parts=(TextPart(text="see"), ImagePart(url=url), ImagePart(url=url, detail="low")))
     assert count_message(seen, Words()) == MESSAGE_TOKENS + 1 + IMAGE_TOKENS + LOW_IMAGE_TOKENS

@@ -1,6 +1,7 @@
 """Small builders for the core's tests: calls, results, events, and a run in every state and phase."""
 
 from agentfsm.core import events as e
+from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -31,7 +32,7 @@ def call(number=0, turn=1, name="search", arguments="{}"):
 
 
 def result(call_id="t1.0", outcome=Outcome.DONE, content="ok", name="search", **fields):
-    return ToolResult(call_id=call_id, name=name, outcome=outcome, content=content, **fields)
+    return ToolResult(call_id=call_id, tool=name, outcome=outcome, content=content, **fields)
 
 
 def chosen(count=1, turn=1, text="", **fields):
@@ -79,6 +80,17 @@ ASKED = e.ApprovalAsked(call_id="t1.0", expires_at=500.0)
 APPROVED = e.ApprovalGiven(call_id="t1.0", by="ann")
 STARTED = e.ToolStarted(call_id="t1.0")
 LOST = e.ToolLost(call_id="t1.0")
+WAITED = Pending(
+    kind=PendingKind.APPROVAL,
+    run_id="r1.t1.0",
+    call_id="t1.0",
+    tool="pay",
+    arguments={"cents": 5},
+    description="Pays 5 cents.",
+    expires_at=500.0,
+)
+# What a sub-agent waits for, in its own run.
+PAUSED = e.ToolPaused(call_id="t1.0", pending=(WAITED,))
 
 SAMPLES = {
     e.Observed: e.Observed(inputs=(Input(parts=PROMPT),)),
@@ -87,9 +99,11 @@ SAMPLES = {
     e.AnswerDrafted: e.AnswerDrafted(message=answer(), usage=USAGE),
     e.ModelFaltered: e.ModelFaltered(error="overloaded"),
     e.Compacted: e.Compacted(start=0, tokens_before=9, tokens_after=8, why="full"),
+    e.ToolsOffered: e.ToolsOffered(tools=("search",), how="by their words", usage=USAGE),
     e.ToolStarted: STARTED,
     e.ToolFinished: finished(),
     e.ToolLost: LOST,
+    e.ToolPaused: PAUSED,
     e.ApprovalAsked: ASKED,
     e.ApprovalGiven: APPROVED,
     e.ToolsReturned: e.ToolsReturned(),
@@ -102,6 +116,7 @@ SAMPLES = {
 BEFORE = {
     e.ToolFinished: (STARTED,),
     e.ToolLost: (STARTED,),
+    e.ToolPaused: (STARTED,),
     e.ApprovalGiven: (ASKED,),
     e.ToolsReturned: (finished(),),
 }
@@ -130,7 +145,7 @@ def sound_history(messages):
     for message in messages:
         if waiting:
             assert isinstance(message, ToolResult)
-            assert (message.call_id, message.name) == (waiting[0].id, waiting[0].name)
+            assert (message.call_id, message.tool) == (waiting[0].id, waiting[0].name)
             waiting = waiting[1:]
         elif isinstance(message, AssistantMessage):
             waiting = list(message.calls)

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sample_runs import PROMPT, SAMPLES, header
+from sample_runs import PROMPT, SAMPLES, finished, header
 
 from agentfsm.core import codec
 from agentfsm.core import events as e
@@ -26,7 +26,7 @@ from agentfsm.core.codec import (
 )
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import Approve, Cancel, InboxItem, Input, Reject, Rerun, Settle
-from agentfsm.core.messages import ImagePart, Outcome, TextPart
+from agentfsm.core.messages import AgentCost, ImagePart, Outcome, TextPart, Usage
 from agentfsm.core.run import Header
 
 ITEMS = typing.get_args(InboxItem)
@@ -54,8 +54,16 @@ def values(kind):
     if issubclass(kind, StrEnum):
         return st.sampled_from(kind)
     attrs.resolve_types(kind)
-    fields = {field.name: values(field.type) for field in attrs.fields(kind)}
-    return st.builds(kind, **fields | ({"url": urls} if kind is ImagePart else {}))
+    own = {field.name: field.type for field in attrs.fields(kind) if field.type != tuple[kind, ...]}
+    fields = {name: values(each) for name, each in own.items()} | ({"url": urls} if kind is ImagePart else {})
+    if kind is AgentCost:  # it holds others of its kind
+        return st.recursive(st.builds(kind, **fields), lambda inner: costs(inner, fields), max_leaves=4)
+    return st.builds(kind, **fields)
+
+
+def costs(inner, fields):
+    """Return a strategy for costs with such children."""
+    return st.builds(AgentCost, **fields, children=st.lists(inner, min_size=1, max_size=2).map(tuple))
 
 
 # Round trips
@@ -115,7 +123,9 @@ def test_defaults_are_left_out():
 # Refusals
 
 EVENT = {"is": "ToolStarted", "call_id": "t1.0"}
-RESULT = {"call_id": "t1.0", "name": "f", "outcome": "done", "content": ""}
+RESULT = {"call_id": "t1.0", "tool": "f", "outcome": "done", "content": ""}
+COST = {"agent": "a", "run_id": "r1.t1.0", "usage": {}, "usd": None, "turns": 1}
+PENDING = {"kind": "approval", "run_id": "r1.t1.0", "call_id": "t1.0", "tool": "f", "arguments": {}}
 HEADER = {"v": VERSION, "id": "r1", "prompt": [], "created_at": 1.0}
 
 NO_RECORD = [
@@ -150,6 +160,21 @@ def test_what_is_no_record_is_refused(decode, text):
 @pytest.mark.parametrize(
     "record",
     [
+        EVENT,
+        {"is": "ToolFinished", "result": RESULT},
+        {"is": "ToolFinished", "result": RESULT | {"child": COST | {"children": [COST]}}},
+        {"is": "ToolPaused", "call_id": "t1.0", "pending": [PENDING]},
+    ],
+    ids=str,
+)
+def test_the_records_below_are_sound(record):
+    """What the refusals below are made of is read, so that each is refused for what is wrong with it."""
+    assert type(decode_event(json.dumps(record))).__name__ == record["is"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
         {"call_id": "t1.0"},
         EVENT | {"is": "ToolExploded"},
         EVENT | {"is": "Event"},
@@ -170,6 +195,9 @@ def test_what_is_no_record_is_refused(decode, text):
         {"is": "ToolFinished", "result": RESULT | {"more": 1}},
         {"is": "ToolFinished", "result": "ok"},
         {"is": "ToolFinished", "result": None},
+        {"is": "ToolFinished", "result": RESULT | {"error_type": "boredom"}},
+        {"is": "ToolFinished", "result": RESULT | {"child": COST | {"children": [COST | {"more": 1}]}}},
+        {"is": "ToolPaused", "call_id": "t1.0", "pending": [PENDING | {"kind": "weather"}]},
         {"is": "AnswerGiven", "message": {"text": "hi", "is": "AssistantMessage", "calls": [{}]}},
     ],
     ids=str,
@@ -199,6 +227,14 @@ WRONG_VALUES = [
     {"is": "ToolFinished", "result": RESULT | {"shown_chars": "7"}},
     {"is": "ToolFinished", "result": RESULT | {"shown_chars": 1.5}},
     {"is": "ToolFinished", "result": RESULT | {"shown_chars": True}},
+    {"is": "ToolFinished", "result": RESULT | {"attempts": "2"}},
+    {"is": "ToolFinished", "result": RESULT | {"retryable": 1}},
+    {"is": "ToolFinished", "result": RESULT | {"child": [COST]}},
+    {"is": "ToolFinished", "result": RESULT | {"child": COST | {"usd": "0.5"}}},
+    {"is": "ToolFinished", "result": RESULT | {"child": COST | {"children": COST}}},
+    {"is": "ToolPaused", "call_id": "t1.0", "pending": [PENDING | {"expires_at": True}]},
+    {"is": "ToolPaused", "call_id": "t1.0", "pending": [PENDING | {"arguments": []}]},
+    {"is": "ApprovalGiven", "call_id": "t1.0", "arguments": {}},
 ]
 
 
@@ -311,6 +347,19 @@ def test_metadata_ends_somewhere(value):
     """Metadata that is nested without end, or nearly so, is a misuse as well."""
     with pytest.raises(MisuseError):
         encode_header(header(metadata={"value": value}))
+
+
+def test_costs_end_somewhere():
+    """Sub-agents below one another without end, or nearly so, are neither written nor read."""
+    cost = AgentCost(agent="a", run_id="r", usage=Usage(), usd=None, turns=1)
+    for _ in range(5_000):
+        cost = attrs.evolve(cost, children=(cost,))
+    with pytest.raises(MisuseError):
+        encode_event(finished(child=cost))
+    head, tail = json.dumps(COST)[:-1] + ', "children": [', "]}"
+    text = '{"is": "ToolFinished", "result": ' + json.dumps(RESULT)[:-1] + ', "child": '
+    with pytest.raises(CorruptError):
+        decode_event(text + head * 5_000 + tail * 5_000 + "}}")
 
 
 def test_a_number_that_json_lacks_is_refused():

@@ -1,7 +1,22 @@
 """What a run says has to happen next, in each state and for each mixture of open calls."""
 
+import attrs
 import pytest
-from sample_runs import APPROVED, ASKED, LOST, STARTED, TASK, acting, call, failed, finished, run_in, thinking
+from sample_runs import (
+    APPROVED,
+    ASKED,
+    LOST,
+    PAUSED,
+    STARTED,
+    TASK,
+    WAITED,
+    acting,
+    call,
+    failed,
+    finished,
+    run_in,
+    thinking,
+)
 
 from agentfsm.core import events as e
 from agentfsm.core.effects import AskModel, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
@@ -17,6 +32,10 @@ def asked(number, expires_at=500.0):
 
 def lost(number):
     return e.ToolLost(call_id=f"t1.{number}")
+
+
+def paused(number):
+    return e.ToolPaused(call_id=f"t1.{number}", pending=(WAITED,))
 
 
 def started(number):
@@ -63,6 +82,8 @@ def test_a_run_that_is_over_wants_nothing(state):
         ([finished("t1.0")], ["t1.1", "t1.2"]),
         ([asked(1)], ["t1.0"]),
         ([started(1), lost(1)], ["t1.0"]),
+        ([started(1), paused(1)], ["t1.0"]),
+        ([started(0), paused(0), started(0)], ["t1.0", "t1.1", "t1.2"]),
         ([asked(2), finished("t1.0")], ["t1.1"]),
         ([asked(0), APPROVED], ["t1.0", "t1.1", "t1.2"]),
         ([asked(0), APPROVED, asked(1)], ["t1.0"]),
@@ -106,6 +127,21 @@ def test_what_is_pending_says_exactly_what_it_is():
     assert gone.pending == (Pending(kind=PendingKind.OUTCOME, expires_at=None, **wants),)
 
 
+def test_the_description_is_shown_to_who_decides():
+    """What the tool says that the call will do stands in the question; a call that says nothing has none."""
+    run = acting(e.ApprovalAsked(call_id="t1.0", expires_at=500.0, description="Pays 5 cents."), asked(1), count=2)
+    assert [item.description for item in run.pending] == ["Pays 5 cents.", ""]
+
+
+def test_a_paused_call_waits_for_what_its_agent_waits_for():
+    """The items are those of the sub-agent's own run, where they are decided; nothing is asked of this one."""
+    other = attrs.evolve(WAITED, call_id="t1.1", kind=PendingKind.OUTCOME, expires_at=None)
+    run = acting(STARTED, e.ToolPaused(call_id="t1.0", pending=(WAITED, other)), asked(1), count=2)
+    assert run.effect == Wait(pending=(WAITED, other, run.pending[2]))
+    assert (run.pending[2].run_id, run.pending[2].call_id) == ("r1", "t1.1")
+    assert not acting(STARTED, PAUSED).apply(STARTED).pending
+
+
 def test_items_are_pending_while_others_run():
     """What waits for a person is listed also while a call before it can run."""
     run = acting(asked(1), count=2)
@@ -122,7 +158,10 @@ def test_a_call_goes_through_its_phases():
         (LOST, Phase.LOST, 1),
         (APPROVED, Phase.APPROVED, 1),
         (STARTED, Phase.RUNNING, 2),
-        (finished("t1.0", Outcome.FAILED, "no"), Phase.FINISHED, 2),
+        (PAUSED, Phase.PAUSED, 2),
+        (attrs.evolve(PAUSED, pending=(WAITED, WAITED)), Phase.PAUSED, 2),
+        (STARTED, Phase.RUNNING, 3),
+        (finished("t1.0", Outcome.FAILED, "no"), Phase.FINISHED, 3),
     ]
     run = acting(count=2)
     assert (run.entry("t1.0").phase, run.entry("t1.0").attempts) == (Phase.INTENDED, 0)
@@ -130,6 +169,7 @@ def test_a_call_goes_through_its_phases():
         run = run.apply(event)
         assert (run.entry("t1.0").phase, run.entry("t1.0").attempts) == (phase, attempts)
         assert run.entry("t1.0").expires_at == (500.0 if phase is Phase.ASKED else None)
+        assert run.entry("t1.0").waits == getattr(event, "pending", ())
         assert run.entry("t1.1").phase is Phase.INTENDED
     assert run.entry("t1.0").result == steps[-1][0].result
 
@@ -141,7 +181,8 @@ def test_a_call_goes_through_its_phases():
 def test_a_call_that_is_not_open_is_named(call_id):
     """An id that no open call has, however it is made up, is a misuse that lists those there are."""
     run = acting()
-    for event in (e.ToolStarted(call_id=call_id), finished(call_id), e.ToolLost(call_id=call_id)):
+    lost = (e.ToolLost(call_id=call_id), attrs.evolve(PAUSED, call_id=call_id))
+    for event in (e.ToolStarted(call_id=call_id), finished(call_id), *lost):
         with pytest.raises(MisuseError, match=r"no open call .*; open calls: t1\.0"):
             run.apply(event)
     with pytest.raises(MisuseError, match="open calls: none"):
@@ -166,6 +207,12 @@ def test_the_turn_ends_only_when_every_call_has_its_result():
         [finished(), finished(content="another")],
         [finished(), ASKED],
         [LOST],
+        [ASKED, PAUSED],
+        [STARTED, LOST, PAUSED],
+        [finished(), PAUSED],
+        [STARTED, PAUSED, LOST],
+        [STARTED, PAUSED, ASKED],
+        [STARTED, PAUSED, APPROVED],
     ],
     ids=[
         "started unapproved",
@@ -174,6 +221,12 @@ def test_the_turn_ends_only_when_every_call_has_its_result():
         "finished twice",
         "asked when finished",
         "lost before it started",
+        "paused while it is asked for",
+        "paused when lost",
+        "paused when finished",
+        "lost when paused",
+        "asked when paused",
+        "approved when paused",
     ],
 )
 def test_phases_move_one_way(events):

@@ -15,10 +15,12 @@ from agentfsm.core.errors import (
     ModelError,
     ModelReplyError,
     ModelUnavailableError,
+    RefusedError,
     RunError,
     StepError,
     StoreError,
     ToolError,
+    TransientError,
 )
 from agentfsm.core.messages import Usage
 
@@ -30,6 +32,8 @@ ERRORS = [
     ModelUnavailableError("overloaded", 2.5),
     ModelReplyError("empty", Usage(input_tokens=5)),
     RunError("no output", observing()),
+    TransientError("busy", 1.5),
+    RefusedError("full", 0.5),
 ]
 # One of each class that carries facts.
 
@@ -74,6 +78,8 @@ def test_errors_carry_their_facts():
     assert ModelUnavailableError("overloaded", 2.5).retry_after_s == 2.5
     assert ModelReplyError("empty").usage is None
     assert ModelReplyError("empty", Usage(input_tokens=5)).usage.tokens == 5
+    assert TransientError("busy").retry_after_s is None
+    assert RefusedError("busy", 1.5).retry_after_s == 1.5
     limit = LimitError("token_budget", "all used")
     assert (limit.reason, str(limit)) == ("token_budget", "all used")
     assert issubclass(ModelUnavailableError, ModelError)

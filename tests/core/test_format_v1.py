@@ -6,6 +6,7 @@ only the test that writes them again then rests.
 
 from pathlib import Path
 
+import attrs
 import pytest
 from sample_runs import sound_history
 
@@ -19,11 +20,14 @@ from agentfsm.core.codec import (
     encode_header,
     encode_item,
 )
+from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.inbox import Approve, Cancel, InboxItem, Input, InputKind, Reject, Rerun, Settle
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import (
+    AgentCost,
     AssistantMessage,
+    ErrorType,
     ImagePart,
     Outcome,
     SystemMessage,
@@ -53,7 +57,7 @@ HEADER = Header(
             text="One moment.",
             calls=(ToolCall(id="t2.0", name="greet", arguments="{}", key="order-16:t2.0"),),
         ),
-        ToolResult(call_id="t2.0", name="greet", outcome=Outcome.DONE, content="hi"),
+        ToolResult(call_id="t2.0", tool="greet", outcome=Outcome.DONE, content="hi"),
     ),
     agent="billing",
     agent_version="1.4",
@@ -61,6 +65,8 @@ HEADER = Header(
     target="shop.agents:billing",
     user="ann",
     roles=("clerk", "lead"),
+    parent="desk-3",
+    depth=1,
     metadata={"order": 17, "vip": True, "note": None, "tags": ["a", "ß", 0.5], "at": {"city": "Köln"}},
 )
 
@@ -73,6 +79,29 @@ PAY = ToolCall(
 )
 BROKEN = ToolCall(id="t4.1", name="lookup", arguments="{}", key="order-17:t4.1", invented=True, malformed='{"order": ')
 LOOK_UP = ToolCall(id="t4.2", name="look_up", arguments='{"order":17}', key="order-17:t4.2")
+ASK = ToolCall(id="t4.3", name="ask_bank", arguments='{"query":"order 17"}', repaired='{"query":"order 17"')
+
+WAITED = {"run_id": "order-17.t4.3", "tool": "wire", "arguments": {"cents": 1700, "to": ["DE02", None]}}
+PENDING = (
+    Pending(
+        kind=PendingKind.APPROVAL,
+        call_id="t1.0",
+        description="Wires 17.00 €.",
+        expires_at=1_760_604_804.0,
+        **WAITED,
+    ),
+    Pending(kind=PendingKind.OUTCOME, call_id="t1.1", **WAITED),
+)
+COST = AgentCost(
+    agent="bank",
+    run_id="order-17.t4.3",
+    usage=Usage(input_tokens=300, output_tokens=20),
+    usd=0.25,
+    turns=2,
+    tool_calls=("wire", "clerk"),
+    duration_s=3.5,
+    children=(AgentCost(agent="clerk", run_id="order-17.t4.3.t1.1", usage=Usage(), usd=None, turns=1),),
+)
 
 JOURNAL = (
     e.Observed(
@@ -94,21 +123,28 @@ JOURNAL = (
         tokens_after=700,
         why="9,000 tokens of messages, 8,000 of room",
     ),
+    e.ToolsOffered(
+        at=1_760_000_001.75,
+        took_s=0.25,
+        tools=("pay", "look_up", "ask_bank"),
+        how="by their words",
+        usage=Usage(input_tokens=90),
+    ),
     e.ToolsChosen(
         at=1_760_000_003.0,
         took_s=1.5,
-        message=AssistantMessage(text="I will look and pay.", calls=(PAY, BROKEN, LOOK_UP)),
+        message=AssistantMessage(text="I will look and pay.", calls=(PAY, BROKEN, LOOK_UP, ASK)),
         usage=Usage(input_tokens=812, output_tokens=64, cached_tokens=512, cost_usd=0.0031, estimated=True),
     ),
-    e.ApprovalAsked(at=1_760_000_003.0, call_id="t4.0", expires_at=1_760_604_803.0),
-    e.ApprovalGiven(at=1_760_000_060.0, call_id="t4.0", by="bob"),
+    e.ApprovalAsked(at=1_760_000_003.0, call_id="t4.0", expires_at=1_760_604_803.0, description="Pays 17.00 €."),
+    e.ApprovalGiven(at=1_760_000_060.0, call_id="t4.0", by="bob", arguments='{"account": "DE02", "cents": 1600}'),
     e.ToolStarted(at=1_760_000_060.0, took_s=0.001, call_id="t4.0", repeatable=True),
     e.ToolLost(at=1_760_000_100.0, call_id="t4.0"),
     e.ToolFinished(
         at=1_760_000_200.0,
         result=ToolResult(
             call_id="t4.0",
-            name="pay",
+            tool="pay",
             outcome=Outcome.UNKNOWN,
             content="The bank says: see statement.",
             duration_s=1.25,
@@ -118,11 +154,29 @@ JOURNAL = (
     ),
     e.ToolFinished(
         at=1_760_000_200.0,
-        result=ToolResult(call_id="t4.1", name="lookup", outcome=Outcome.FAILED, content="no JSON object"),
+        result=ToolResult(call_id="t4.1", tool="lookup", outcome=Outcome.FAILED, content="no JSON object"),
     ),
     e.ToolFinished(
         at=1_760_000_200.5,
-        result=ToolResult(call_id="t4.2", name="look_up", outcome=Outcome.DONE, content='{"cents":1700}'),
+        result=ToolResult(call_id="t4.2", tool="look_up", outcome=Outcome.DONE, content='{"cents":1700}'),
+    ),
+    e.ToolStarted(at=1_760_000_200.5, call_id="t4.3", repeatable=True),
+    e.ToolPaused(at=1_760_000_200.5, call_id="t4.3", pending=PENDING),
+    e.ToolStarted(at=1_760_000_300.0, call_id="t4.3", repeatable=True),
+    e.ToolFinished(
+        at=1_760_000_303.5,
+        took_s=3.5,
+        result=ToolResult(
+            call_id="t4.3",
+            tool="ask_bank",
+            outcome=Outcome.DONE,
+            content="It is paid.",
+            index=3,
+            started_at=1_760_000_300.0,
+            duration_s=3.5,
+            attempts=2,
+            child=COST,
+        ),
     ),
     e.ToolsReturned(at=1_760_000_200.5),
     e.Continued(at=1_760_000_201.0, note="You are repeating yourself.", loop=True, disabled=("look_up",)),
@@ -137,15 +191,45 @@ JOURNAL = (
 )
 # A run as it could have been, from its prompt to DONE.
 
-OTHER_ENDS = (
+ERRORS = (
+    ErrorType.ARGUMENTS,
+    ErrorType.UNKNOWN_TOOL,
+    ErrorType.NOT_PERMITTED,
+    ErrorType.WITHDRAWN,
+    ErrorType.BLOCKED,
+    ErrorType.CIRCUIT_OPEN,
+    ErrorType.RATE_LIMITED,
+    ErrorType.UNAVAILABLE,
+    ErrorType.TIMEOUT,
+    ErrorType.RETRY,
+    ErrorType.TOOL,
+    ErrorType.AGENT,
+)
+
+FURTHER = (
     e.AnswerGiven(at=1_760_000_203.0, message=AssistantMessage(text="Refunded."), usage=Usage(cost_usd=0.5)),
     e.Failed(at=1_760_000_203.0, reason=StopReason.MAX_TURNS, message="20 of 20 turns used"),
+    *[
+        e.ToolFinished(
+            at=1_760_000_204.0,
+            result=ToolResult(
+                call_id="t5.0",
+                tool="pay",
+                outcome=Outcome.FAILED,
+                content="no",
+                error_type=kind,
+                retryable=True,
+            ),
+        )
+        for kind in ERRORS
+    ],
 )
 
 ITEMS = (
     Input(parts=(TextPart(text="And order 18?"),)),
     Input(kind=InputKind.TIMER, parts=(TextPart(text="08:00"), ImagePart(url="https://example.com/a.png"))),
     Approve(call_id="t4.0", by="bob"),
+    Approve(call_id="t4.0", by="bob", arguments='{"account": "DE02", "cents": 1600}'),
     Reject(call_id="t4.0", by="bob", message="not this account"),
     Settle(call_id="t4.0", by="bob", outcome=Outcome.FAILED, content="the bank refused"),
     Rerun(call_id="t4.0", by="bob"),
@@ -161,16 +245,19 @@ def test_the_journal_is_read():
     """Header and events of the file are the values above, and fold to the run that they tell of."""
     first, *rest = lines("v1.jsonl")
     assert decode_header(first) == HEADER
-    assert tuple(decode_event(line) for line in rest) == JOURNAL + OTHER_ENDS
+    assert tuple(decode_event(line) for line in rest) == JOURNAL + FURTHER
     run = begin(HEADER).fold(decode_event(line) for line in rest[: len(JOURNAL)])
     sound_history(run.messages)
-    assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 16, 3)
-    assert (run.usage.tokens, run.loops, run.disabled, run.window) == (2_484, 1, ("look_up",), 4)
+    assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 21, 3)
+    assert (run.usage.tokens, run.loops, run.disabled, run.window) == (2_894, 1, ("look_up",), 4)
     assert [(record.call_id, record.turn, record.outcome) for record in run.calls] == [
         ("t4.0", 2, Outcome.UNKNOWN),
         ("t4.1", 2, Outcome.FAILED),
         ("t4.2", 2, Outcome.DONE),
+        ("t4.3", 2, Outcome.DONE),
     ]
+    assert run.calls[0].arguments == {"account": "DE02", "cents": 1600}
+    assert (run.offered, run.has_cut, run.retries) == (("pay", "look_up", "ask_bank"), True, {"ask_bank": 1})
 
 
 def test_the_inbox_is_read():
@@ -181,18 +268,39 @@ def test_the_inbox_is_read():
 @pytest.mark.skipif(VERSION != 1, reason="a newer format is written")
 def test_they_are_written_the_same_way():
     """Writing the values gives the very text of the files."""
-    assert [encode_header(HEADER), *map(encode_event, JOURNAL + OTHER_ENDS)] == lines("v1.jsonl")
+    assert [encode_header(HEADER), *map(encode_event, JOURNAL + FURTHER)] == lines("v1.jsonl")
     assert [encode_item(item) for item in ITEMS] == lines("v1-inbox.jsonl")
 
 
 def test_no_type_is_left_out():
     """Every type that format 1 knows is in the files."""
-    assert {type(event) for event in JOURNAL + OTHER_ENDS} >= set(e.EVENTS) - ADDED_LATER
+    assert {type(event) for event in JOURNAL + FURTHER} >= set(e.EVENTS) - ADDED_LATER
     assert {type(item) for item in ITEMS} >= set(InboxItem.__args__) - ADDED_LATER
 
 
+def shown(value):
+    """Yield (type, field) for each field in the value, deep inside too, that is not at its default."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from shown(item)
+    elif attrs.has(type(value)):
+        for field in attrs.fields(type(value)):
+            if getattr(value, field.name) != field.default:
+                yield type(value), field.name
+                yield from shown(getattr(value, field.name))
+
+
+def test_no_field_is_left_out():
+    """Every field of every type is in the files at least once with something in it, and so is every kind of error."""
+    found = set(shown((HEADER, *JOURNAL, *FURTHER, *ITEMS)))
+    kinds = {kind for kind, _ in found}
+    fields = {(kind, field.name) for kind in kinds for field in attrs.fields(kind) if not field.inherited}
+    assert fields - found <= ADDED_LATER
+    assert set(ERRORS) >= set(ErrorType) - ADDED_LATER
+
+
 ADDED_LATER = frozenset()
-# Types that came after format 1 was frozen; they stand in a later file.
+# Types, fields and kinds of error that came after format 1 was frozen; they stand in a later file.
 
 
 def test_every_format_has_its_file():

@@ -34,16 +34,20 @@ def test_bad_values_are_refused(name, value):
         Limits(**{name: value})
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name != "model_retries"])
+MAY_BE_ZERO = {"model_retries", "retries_per_tool", "retries_per_run", "depth"}
+
+
+@pytest.mark.parametrize("name", sorted(set(FIELDS) - MAY_BE_ZERO))
 def test_zero_is_refused(name):
     """A limit of nothing would stop a run before it began."""
     with pytest.raises(MisuseError, match=f"{name}=0"):
         Limits(**{name: 0})
 
 
-def test_no_retries_is_a_choice():
-    """Not to ask a second time is sensible, so 0 retries are allowed."""
-    assert Limits(model_retries=0).model_retries == 0
+@pytest.mark.parametrize("name", sorted(MAY_BE_ZERO))
+def test_no_retries_is_a_choice(name):
+    """Not to try a second time is sensible, and so is to have no agents below."""
+    assert getattr(Limits(**{name: 0}), name) == 0
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from agentfsm.core.run import _FOLD
 
 DESIGN = """
 OBSERVE  Observed THINK  Failed ERROR
-THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered THINK  Compacted THINK  Failed ERROR
-ACT      ToolStarted ACT  ToolFinished ACT  ToolLost ACT  ApprovalAsked ACT  ApprovalGiven ACT
+THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered THINK  Compacted THINK
+THINK    ToolsOffered THINK  Failed ERROR
+ACT      ToolStarted ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT  ApprovalAsked ACT  ApprovalGiven ACT
 ACT      ToolsReturned REFLECT  Failed ERROR
 REFLECT  Continued OBSERVE  Accepted DONE  Failed ERROR
 """

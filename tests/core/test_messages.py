@@ -13,6 +13,7 @@ from agentfsm.core.messages import (
     Outcome,
     SystemMessage,
     TextPart,
+    ToolCall,
     Usage,
     UserMessage,
     check_history,
@@ -125,16 +126,20 @@ def test_every_outcome_is_told(outcome):
 
 @given(st.text(min_size=1), st.data())
 def test_a_long_result_is_cut_in_the_middle(content, data):
-    """Three quarters of what is shown are the head, one quarter the tail, and the note counts the rest."""
+    """Three quarters of what is shown are the head, one quarter the tail; the note says what is missing, and where."""
     shown_chars = data.draw(st.integers(min_value=4, max_value=max(4, len(content))))
-    text = result(content=content, shown_chars=shown_chars).text.removeprefix("[search: done]\n")
+    whole = result(content=content, shown_chars=shown_chars)
+    text = whole.text.removeprefix("[search: done]\n")
     if len(content) <= shown_chars:
-        assert text == content
+        assert (text, whole.cut) == (content, None)
         return
     first, last = shown_chars * 3 // 4, shown_chars // 4
     assert text.startswith(content[:first] + "\n[... ")
     assert text.endswith(" ...]\n" + content[-last:])
-    assert f" {len(content) - first - last} of {len(content)} characters cut" in text
+    end = len(content) - last
+    assert whole.cut == (first, end)
+    assert f"[... characters {first} to {end} of {len(content)} are not shown: " in text
+    assert f"read on in result t1.0 from character {first} ...]" in text
 
 
 @pytest.mark.parametrize("shown_chars", [0, 1, 2, 3])
@@ -142,6 +147,30 @@ def test_a_result_cut_to_nearly_nothing(shown_chars):
     """A tail of no characters is empty, not the whole content."""
     text = result(content="0123456789", shown_chars=shown_chars).text
     assert sum(text.count(digit) for digit in "456789") < 6
+
+
+def test_the_note_is_no_part_of_the_content():
+    """A result that is cut keeps its whole content, for the record and for whoever reads on in it."""
+    whole = result(content="0123456789", shown_chars=4)
+    assert whole.content == "0123456789"
+    assert whole.content[slice(*whole.cut)] == "345678"
+
+
+def test_a_result_knows_when_it_came():
+    """Its end is its beginning and how long it took."""
+    assert result(started_at=100.0, duration_s=1.5).completed_at == 101.5
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_what_went_wrong_is_its_error(outcome):
+    """Only DONE is a success, so every other outcome tells in its content what went wrong."""
+    assert result(outcome=outcome, content="why").error == (None if outcome is Outcome.DONE else "why")
+
+
+def test_a_call_without_a_key_goes_by_its_id():
+    """The id is unique in the run, so by itself it tells two calls apart."""
+    assert ToolCall(id="t3.1", name="search", arguments="{}").key == "t3.1"
+    assert call().key == "r1:t1.0"
 
 
 ASKING = AssistantMessage(calls=(call(0), call(1)))

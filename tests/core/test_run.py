@@ -6,6 +6,7 @@ from sample_runs import (
     APPROVED,
     ASKED,
     LOST,
+    PAUSED,
     PROMPT,
     SAMPLES,
     STARTED,
@@ -31,7 +32,7 @@ from agentfsm.core.errors import MisuseError, RunError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, UserMessage
+from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, Usage, UserMessage
 from agentfsm.core.run import CallRecord, Fault, Phase, arguments_of, begin, shown, turns_of
 
 WEATHER = [
@@ -171,6 +172,21 @@ def test_which_turn_is_an_error_turn(outcomes, errors):
     assert run.consecutive_errors == errors
 
 
+OFFERED = e.ToolsOffered(tools=("look", "pay"), how="by their words", usage=USAGE)
+
+
+def test_a_choice_of_tools_holds_until_input_comes():
+    """It costs what it cost and is no turn; what is new may need other tools, so input ends it."""
+    run = thinking().apply(OFFERED)
+    assert thinking().offered is None
+    assert (run.state, run.turn, run.offered, run.usage) == (State.THINK, 0, ("look", "pay"), USAGE)
+    again = run.fold([*round_trip(1), e.Observed()])
+    assert (again.offered, again.usage) == (("look", "pay"), USAGE + USAGE)
+    new = Input(parts=(TextPart(text="and now something else"),))
+    assert run.fold([*round_trip(1), e.Observed(inputs=(new,))]).offered is None
+    assert run.apply(attrs.evolve(OFFERED, tools=())).offered == ()
+
+
 # The window
 
 
@@ -240,10 +256,23 @@ def test_what_is_shown(messages, start, first, expected):
         ([e.ToolStarted(call_id="t1.0", repeatable=True)], Outcome.CANCELLED, "may be called again"),
         ([STARTED], Outcome.UNKNOWN, "may have happened"),
         ([STARTED, LOST], Outcome.UNKNOWN, "may have happened"),
+        ([STARTED, PAUSED], Outcome.CANCELLED, "may be called again"),
+        ([STARTED, PAUSED, STARTED], Outcome.UNKNOWN, "may have happened"),
         ([e.ToolStarted(call_id="t1.0", repeatable=True), LOST], Outcome.UNKNOWN, "may have happened"),
         ([STARTED, finished("t1.0", Outcome.FAILED, "no")], Outcome.FAILED, "no"),
     ],
-    ids=["intended", "asked", "approved", "running, repeatable", "running", "lost", "lost, repeatable", "finished"],
+    ids=[
+        "intended",
+        "asked",
+        "approved",
+        "running, repeatable",
+        "running",
+        "lost",
+        "paused",
+        "taken up again",
+        "lost, repeatable",
+        "finished",
+    ],
 )
 def test_failing_closes_a_call_as_far_as_it_was(before, outcome, words):
     """A call that the end of the run cuts off says the truth about itself; one that has a result keeps it."""
@@ -264,6 +293,50 @@ def test_failing_says_why(state, reason):
     run = run_in(state).apply(failed(reason, "17 of 5 used"))
     assert (run.state, run.stop_reason, run.stop_message) == (State.ERROR, reason, "17 of 5 used")
     sound_history(run.messages)
+
+
+def test_retries_add_up_by_tool():
+    """Each attempt after the first of a result counts against what its tool and the run may try again."""
+    run = acting(finished("t1.0", attempts=3), finished("t1.1", attempts=1), count=4)
+    assert run.retries == {"search": 2}
+    run = run.fold([finished("t1.2", attempts=2, name="pay"), finished("t1.3", attempts=2)])
+    assert run.retries == {"search": 3, "pay": 1}
+    assert run.fold([e.ToolsReturned(), e.Continued()]).retries == {"search": 3, "pay": 1}
+
+
+def test_a_cut_result_is_remembered():
+    """From the first result of which the model is not shown all there is something to read on in."""
+    run = acting(finished("t1.0", content="0123456789", shown_chars=10), count=3)
+    assert not run.has_cut
+    run = run.apply(finished("t1.1", content="0123456789", shown_chars=9))
+    assert run.has_cut
+    assert run.fold([finished("t1.2"), e.ToolsReturned(), e.Continued()]).has_cut
+
+
+def test_what_a_sub_agent_cost_is_paid_here():
+    """Its usage, which holds that of the agents below it, enters the run's own with its result."""
+    below = AgentCost(agent="b", run_id="r1.t1.0.t1.0", usage=Usage(input_tokens=7), usd=None, turns=1)
+    cost = AgentCost(
+        agent="a", run_id="r1.t1.0", usage=Usage(input_tokens=9, cost_usd=0.5), usd=0.5, turns=2, children=(below,)
+    )
+    run = acting(count=2).apply(finished(child=cost))
+    assert run.usage == USAGE + Usage(input_tokens=9, cost_usd=0.5)
+    assert run.turn == 1
+    assert run.apply(finished("t1.1")).usage == run.usage
+
+
+def test_a_persons_arguments_take_the_place_of_the_models():
+    """What runs, what is recorded and what the model reads of its own call are the same arguments; no other call's."""
+    edited = '{"cents": 5}'
+    run = acting(ASKED, attrs.evolve(APPROVED, arguments=edited), count=2)
+    assert [entry.call.arguments for entry in run.open] == [edited, "{}"]
+    assert [asked.arguments for asked in run.reply.calls] == [edited, "{}"]
+    assert run.entry("t1.0").phase is Phase.APPROVED
+    assert [asked.arguments for asked in run.effect.calls] == [edited, "{}"]
+    closed = run.fold([STARTED, finished(), finished("t1.1"), e.ToolsReturned()])
+    sound_history(closed.messages)
+    assert [record.arguments for record in closed.calls] == [{"cents": 5}, {}]
+    assert attrs.evolve(closed.messages[1].calls[0], arguments="{}") == call()
 
 
 # REFLECT

@@ -1,21 +1,22 @@
 """Random walks: whatever legal events a run's own effect can lead to, the promises about every run hold."""
 
+from collections import Counter
 from itertools import pairwise
 
 import attrs
 from hypothesis import event as note
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_runs import TASK, answer, call, header, result, sound_history
+from sample_runs import TASK, WAITED, answer, call, header, result, sound_history
 
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event, encode_event
-from agentfsm.core.effects import AskModel, PendingKind, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
-from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult, Usage
-from agentfsm.core.run import Phase, begin
+from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult, Usage
+from agentfsm.core.run import UNDECIDED, Phase, begin
 
 text = st.text(max_size=12)
 usage = st.builds(
@@ -30,8 +31,12 @@ inputs = st.lists(
 ).map(tuple)
 outcomes = st.sampled_from(Outcome)
 reasons = st.sampled_from([reason for reason in StopReason if reason is not StopReason.COMPLETED])
-thoughts = st.sampled_from([e.ToolsChosen, e.ToolsChosen, e.AnswerDrafted, e.ModelFaltered, e.Compacted])
+thoughts = st.sampled_from(
+    [e.ToolsChosen, e.ToolsChosen, e.AnswerDrafted, e.ModelFaltered, e.Compacted, e.ToolsOffered]
+)
 names = st.lists(st.sampled_from("xyz"), min_size=1, max_size=4)
+costs = st.builds(AgentCost, agent=text, run_id=text, usage=usage, usd=st.none(), turns=st.just(1))
+edited = st.none() | st.just('{"edited": true}')
 disabled = st.lists(st.sampled_from("xyz"), max_size=2).map(tuple)
 
 EARLIER = (TASK, AssistantMessage(calls=(call(turn=4),)), result("t4.0"), answer())
@@ -43,6 +48,8 @@ def ask(run, draw):
     kind = draw(thoughts)
     if kind is e.ModelFaltered:
         return kind(error=draw(text), usage=draw(usage))
+    if kind is e.ToolsOffered:
+        return kind(tools=draw(disabled), how=draw(text), usage=draw(usage))
     if kind is e.Compacted:
         starts = [n for n, m in enumerate(run.messages) if n >= run.window and not isinstance(m, ToolResult)]
         return kind(start=draw(st.sampled_from(starts)), tokens_before=2, tokens_after=1, why=draw(text))
@@ -55,7 +62,15 @@ def ask(run, draw):
 def ended(asked, draw, outcomes=outcomes):
     """Draw how a call ended."""
     outcome = draw(outcomes)
-    ending = ToolResult(call_id=asked.id, name=asked.name, outcome=outcome, content=draw(text))
+    ending = ToolResult(
+        call_id=asked.id,
+        tool=asked.name,
+        outcome=outcome,
+        content=draw(text),
+        attempts=draw(st.integers(1, 3)),
+        shown_chars=draw(st.none() | st.integers(0, 12)),
+        child=draw(st.none() | costs),
+    )
     return e.ToolFinished(result=ending, by=draw(text))
 
 
@@ -68,19 +83,26 @@ def work(run, draw, calls):
         case Phase.INTENDED, 0:
             return e.ApprovalAsked(call_id=asked.id, expires_at=9.0)
         case Phase.RUNNING, 0:
-            return e.ToolLost(call_id=asked.id)
+            return draw(st.sampled_from([e.ToolLost(call_id=asked.id), paused(asked.id)]))
         case ((Phase.INTENDED | Phase.APPROVED | Phase.RUNNING), 1):
             return e.ToolStarted(call_id=asked.id, repeatable=draw(st.booleans()))
     return ended(asked, draw)
 
 
-def decide(run, draw, pending):
-    """Draw what a person may decide."""
-    item = draw(st.sampled_from(pending))
+def paused(call_id):
+    return e.ToolPaused(call_id=call_id, pending=(WAITED,))
+
+
+def decide(run, draw):
+    """Draw what may come of what a person decides, here or in the run of a sub-agent."""
+    entry = draw(st.sampled_from([entry for entry in run.open if entry.phase in UNDECIDED]))
+    asked = entry.call
+    if entry.phase is Phase.PAUSED:
+        return draw(st.sampled_from([e.ToolStarted(call_id=asked.id), paused(asked.id), ended(asked, draw)]))
     if draw(st.booleans()):
-        return e.ApprovalGiven(call_id=item.call_id, by=draw(text))
-    said_no = Outcome.REJECTED if item.kind is PendingKind.APPROVAL else Outcome.FAILED
-    return ended(run.entry(item.call_id).call, draw, st.just(said_no))
+        return e.ApprovalGiven(call_id=asked.id, by=draw(text), arguments=draw(edited))
+    said_no = Outcome.REJECTED if entry.phase is Phase.ASKED else Outcome.FAILED
+    return ended(asked, draw, st.just(said_no))
 
 
 def going_on(run, draw):
@@ -92,8 +114,8 @@ def going_on(run, draw):
             return ask(run, draw)
         case RunTools(calls=calls):
             return work(run, draw, calls)
-        case Wait(pending=pending):
-            return decide(run, draw, pending)
+        case Wait():
+            return decide(run, draw)
         case Reflect():
             return e.Continued(note=draw(text), loop=draw(st.booleans()), disabled=draw(disabled))
     raise AssertionError(run.effect)
@@ -113,13 +135,19 @@ def ending(run, draw):
 # What holds after every event.
 
 
+def results_in(events):
+    return [event.result for event in events if isinstance(event, e.ToolFinished)]
+
+
 def check_counts(run, events):
     """The version counts events, turns count replies, time and usage add up."""
     replies = (e.ToolsChosen, e.AnswerGiven, e.AnswerDrafted, e.ModelFaltered)
     assert run.version == len(events)
     assert run.turn == sum(isinstance(event, replies) for event in events)
     assert run.duration_s == sum(event.took_s for event in events)
-    assert run.usage == sum((event.usage for event in events if isinstance(event, replies)), Usage())
+    paid = [event.usage for event in events if isinstance(event, (*replies, e.ToolsOffered))]
+    below = [result.child.usage for result in results_in(events) if result.child]
+    assert run.usage == sum([*paid, *below], Usage())
     assert run.updated_at == events[-1].at
 
 
@@ -159,7 +187,18 @@ def check_errors(run, _events):
     assert run.consecutive_errors <= len(run.errors)
 
 
-CHECKS = (check_counts, check_histories, check_calls, check_state, check_errors)
+def check_marks(run, events):
+    """What is counted and marked on the way is what the results and choices say."""
+    retries = Counter()
+    for each in results_in(events):
+        retries[each.tool] += each.attempts - 1
+    assert run.retries == +retries
+    assert run.has_cut == any(each.cut for each in results_in(events))
+    last = [event for event in events if isinstance(event, e.ToolsOffered) or getattr(event, "inputs", ())][-1:]
+    assert run.offered == next((event.tools for event in last if isinstance(event, e.ToolsOffered)), None)
+
+
+CHECKS = (check_counts, check_histories, check_calls, check_state, check_errors, check_marks)
 
 
 @settings(max_examples=200, deadline=None)

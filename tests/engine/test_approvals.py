@@ -13,6 +13,7 @@ from checks import HANG_S, names, results_of, sound, sound_run, virtually
 from agentfsm import Agent, ConflictError, Limits, MisuseError, Outcome, PendingKind, Run, RunError, State, tool
 from agentfsm.core.effects import Wait
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven, Event, ToolFinished, ToolStarted
+from agentfsm.core.run import Phase
 from agentfsm.ports import Commit, Lease
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
@@ -130,6 +131,20 @@ async def test_calls_before_the_first_undecided_one_run_and_those_behind_wait(st
     assert run.output == "done"
     assert [result.call_id for result in results_of(run.messages)] == [f"t1.{n}" for n in range(6)]
     await sound(agent, run)
+
+
+async def test_a_result_knows_its_place_in_the_reply_whenever_it_came(store):
+    """Also one that a person rejected, and those that ran when the others had their results."""
+    world = World()
+    lines = say("", call("read"), call("pay", to="Ann"), call("pay", to="Bob"), call("write"))
+    agent = world.agent(store, lines, "done")
+    run = await agent.run("go")
+    await agent.reject(run.id, "t1.1")
+    await agent.approve(run.id, "t1.2")
+    done = await agent.resume(run.id)
+    assert [(result.call_id, result.index) for result in results_of(done.messages)] == [
+        (f"t1.{n}", n) for n in range(4)
+    ]
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
@@ -340,6 +355,83 @@ async def test_any_tool_may_need_approval(store, options):
     assert (run.output, sorted(world.did)) == ("done", ["pay Ann", "pay Bob"])
     assert await store.inbox(run.id) == ()
     await sound(agent, run)
+
+
+# With other arguments
+
+
+@pytest.mark.parametrize("options", [{}, {"read_only": True}], ids=str)
+async def test_a_person_may_change_the_arguments(store, options):
+    """What runs, what the model reads of its own call, and what is recorded are the person's arguments."""
+    world = World(**options)
+    agent = world.agent(store, say("", call("pay", to="Ann", cents=500), call("pay", to="Bob")), "done")
+    run = await agent.run("go")
+    await agent.approve(run.id, "t1.0", by="eve", arguments={"to": "Änn"})
+    await agent.approve(run.id, "t1.1", by="eve")
+    done = await agent.resume(run.id)
+    assert (done.output, sorted(world.did)) == ("done", ["pay Bob", "pay Änn"])
+    assert [record.arguments for record in done.calls] == [{"to": "Änn"}, {"to": "Bob"}]
+    assert [asked.arguments for asked in done.messages[1].calls] == ['{"to": "Änn"}', '{"to": "Bob"}']
+    first, second = [event for event in await agent.history(run.id) if isinstance(event, ApprovalGiven)]
+    assert (first.by, first.arguments, second.arguments) == ("eve", '{"to": "Änn"}', None)
+    await sound(agent, done)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"cents": "much"}, {"whom": "Ann"}, {"cents": float("nan")}, {"to": {1}}], ids=str
+)
+async def test_a_persons_arguments_have_to_fit(store, arguments):
+    """Whoever has the tool is told at once, and has decided nothing yet."""
+    world = World()
+    agent = world.agent(store, say("", call("pay", to="Ann")), "done")
+    run = await agent.run("go")
+    with pytest.raises(MisuseError):
+        await agent.approve(run.id, "t1.0", arguments=arguments)
+    assert await store.inbox(run.id) == ()
+    await agent.approve(run.id, "t1.0", arguments={"to": "Bob"})
+    assert (await agent.resume(run.id)).output == "done"
+    assert world.did == ["pay Bob"]
+
+
+async def test_arguments_that_nobody_could_check_are_checked_when_the_call_runs(store):
+    """An agent without the tool may approve with any arguments: what does not fit does not run."""
+    world = World()
+    agent = world.agent(store, say("", call("pay", to="Ann")), say("done", expect="cents"))
+    run = await agent.run("go")
+    await Agent(ScriptedModel(), store=store).approve(run.id, "t1.0", arguments={"cents": "much"})
+    done = await agent.resume(run.id)
+    assert (done.output, world.did) == ("done", [])
+    assert [record.outcome for record in done.calls] == [Outcome.FAILED]
+    await sound(agent, done)
+
+
+# What a person is shown, and who is asked
+
+
+async def test_a_tool_says_what_the_call_would_do(store):
+    """In words made of the validated arguments, defaults included; where that breaks, the person is asked as well."""
+    world = World(describe=lambda a: f"Pays {a.cents} cents to {a.to[0]}.")
+    agent = world.agent(store, say("", call("pay", to="Ann"), call("pay")), "done")
+    run = await agent.run("go")
+    first, second = run.pending
+    assert first.description == "Pays 0 cents to A."
+    assert "IndexError" in second.description
+    assert (await agent.load(run.id)).pending == run.pending
+
+
+async def test_only_the_calls_that_the_tool_picks_are_asked_about(store):
+    """Small ones run at once; where the picking breaks, a person is asked."""
+    world = World()
+    picked = World().tools[0]
+
+    def large(a) -> bool:
+        return len(a.to) > a.cents or 1 / (a.cents - 1) < 0
+
+    world.tools[0] = tool(name="pay", requires_approval=large)(picked.function)
+    lines = say("", call("pay", to="Ann", cents=5), call("pay", to="Bob", cents=2), call("pay", cents=1))
+    run = await world.agent(store, lines).run("go")
+    assert [item.call_id for item in run.pending] == ["t1.1", "t1.2"]
+    assert [entry.phase for entry in run.open] == [Phase.FINISHED, Phase.ASKED, Phase.ASKED]
 
 
 # Calls that nobody need be asked about

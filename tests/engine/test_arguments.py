@@ -95,9 +95,26 @@ def test_expected_parameters_fit_on_one_line() -> None:
         "e": {"type": "array", "items": {"type": "string"}},
         "f": {"type": "array", "items": True},
         "g": {},
+        "h": True,
+        "i": False,
+        "j": {"type": ["integer", "null"]},
+        "k": {"$ref": "#"},
+        "l": {"enum": []},
+        "m": {"oneOf": [True, {"type": "array", "items": {"$ref": "#/$defs/Point"}}]},
+        "n": {"const": None},
+        "o" * 100: {"type": "string", "default": "d" * 100},
     }
     assert expected({"properties": kinds, "required": ["b"]}) == (
         'Parameters: a (integer, default 5), b ("x" | "y", required), c (1), d (Point | null), e (array of string), '
-        "f (array), g (anything)."
+        "f (array), g (anything), h (anything), i (nothing), j (integer | null), k (object), l (), "
+        f'm (anything | array of Point), n (null), {"o" * 60}... (string, default "{"d" * 59}...).'
     )
     assert expected({"properties": {}}) == "It takes no parameters: send {}."
+    assert expected({"properties": {}, "anyOf": [{"required": ["a"]}]}) == "Its schema tells the parameters."
+
+
+def test_thousands_of_parameters_are_not_all_told() -> None:
+    """A schema from outside may have more than a model should read at each mistake."""
+    told = expected({"properties": {f"p{n}": {"type": "integer"} for n in range(2_000)}})
+    assert told.startswith("Parameters: p0 (integer), p1 (integer), ")
+    assert told.endswith(", p49 (integer), and 1950 more.")

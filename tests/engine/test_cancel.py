@@ -193,7 +193,7 @@ async def check_cut(store: Store, world: World, run_id: str) -> None:
     keys = {asked.id: asked.key for asked in calls_of(done.messages)}
     again = Counter(world.ended) - ended
     for call_id, result in kept.items():
-        assert not again[result.name, keys[call_id]], "a finished call is not run again"
+        assert not again[result.tool, keys[call_id]], "a finished call is not run again"
     assert all(count == 1 for (name, _), count in Counter(world.begun).items() if name == "pay")
     events = await agent.history(run_id)
     for entry in calls_of(done.messages):

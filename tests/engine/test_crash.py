@@ -15,11 +15,25 @@ import attrs
 import pytest
 from checks import HANG_S, calls_of, names, results_of, sound, sound_run, starts_of
 
-from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, State, tool
+from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, Settings, State, tool
 from agentfsm.core.events import Event
 from agentfsm.core.inbox import InboxItem, Posted
 from agentfsm.core.run import Header
-from agentfsm.ports import Commit, Lease, ProposedCall, Reply, Request, Store, Stored, Summary
+from agentfsm.ports import (
+    CallChunk,
+    Commit,
+    Emit,
+    FinishChunk,
+    FinishReason,
+    Lease,
+    Model,
+    ProposedCall,
+    Reply,
+    Request,
+    Store,
+    Stored,
+    Summary,
+)
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 
 
@@ -117,9 +131,32 @@ def answer(request: Request) -> Reply:
     return Reply(text="" if calls else "all done", calls=calls)
 
 
-def worker(store: Store, world: World) -> Agent:
-    """A fresh worker: a new agent with new tools on the same store."""
-    return Agent(FunctionModel(answer), tools=world.tools(), store=store, name="worker")
+@attrs.define(eq=False)
+class Speaker(Model):
+    """Answers piece by piece, and looks whether a call acted before the reply was whole."""
+
+    world: World
+    name: str = "speaker"
+    early: int = 0
+    # Effects while it spoke.
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Answer."""
+        reply = answer(request)
+        if emit is not None:
+            before = len(self.world.effects)
+            for index, each in enumerate(reply.calls):
+                emit(CallChunk(index=index, name=each.name, arguments=each.arguments))
+                await anyio.wait_all_tasks_blocked()
+            emit(FinishChunk(reason=FinishReason.TOOL_CALLS if reply.calls else FinishReason.STOP))
+            self.early += len(self.world.effects) - before
+        return reply
+
+
+def worker(store: Store, world: World, *, stream: bool = False) -> Agent:
+    """A fresh worker: a new agent with new tools on the same store. Streamed, read-only calls start early."""
+    model = Speaker(world)
+    return Agent(model, tools=world.tools(), store=store, name="worker", settings=Settings(stream=stream))
 
 
 def check_promises(run: Run, world: World, unknown: set[str]) -> None:
@@ -128,25 +165,28 @@ def check_promises(run: Run, world: World, unknown: set[str]) -> None:
     by_key = Counter(key for _, key, _ in world.effects)
     for result in results_of(run.messages):
         times = by_key[keys[result.call_id]]
-        if result.name == "pay":
+        if result.tool == "pay":
             assert times <= 1, "an unsafe call acted twice"
         if result.outcome is Outcome.DONE:
             assert times >= 1 or result.call_id in unknown
     assert set(by_key) <= set(keys.values()), "an effect under a key that no call has"
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("written", [False, True], ids=["before", "after"])
-async def test_a_worker_that_is_killed_at_any_write_loses_nothing(store, written):
+async def test_a_worker_that_is_killed_at_any_write_loses_nothing(store, written, stream):
     """At every append of a run in turn: the next worker ends it, and no unsafe call acts twice."""
     for at in range(1, 200):
         world, name = World(), f"run-{at}"
         mortal = Mortal(store, at, written=written)
         with contextlib.suppress(Killed):
-            await worker(mortal, world).run("go", id=name)
+            dying = worker(mortal, world, stream=stream)
+            await dying.run("go", id=name)
+        assert dying.model.early == (2 if stream and at > 1 else 0)
         if not mortal.dead:
             break
         before = await store.read(name)
-        fresh = worker(store, world)
+        fresh = worker(store, world, stream=stream)
         done, asked = await settle_all(fresh, name, {"result": "it was paid"})
         assert done.output == "all done"
         events = await fresh.history(name)

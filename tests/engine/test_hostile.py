@@ -164,7 +164,7 @@ async def test_wasted_replies_cost_money_too(store):
     limits = Limits(usd=6.5, retry_wait_s=1e-9)
     run = await Agent(Priced(), tools=[look], limits=limits, store=store).run("go")
     assert run.stop_reason is StopReason.COST_BUDGET
-    assert run.usage.cost_usd == pytest.approx(8.0)
+    assert run.usage.cost_usd == pytest.approx(7.0)  # the seventh was dearer than estimated; there is no eighth
     assert run.turn == 4
 
 

@@ -132,7 +132,7 @@ def a_call(call_id: str, arguments: str = "{}") -> ToolCall:
 
 def a_result(call_id: str) -> ToolResult:
     """A result of a history from outside."""
-    return ToolResult(call_id=call_id, name="x", outcome=Outcome.DONE, content="")
+    return ToolResult(call_id=call_id, tool="x", outcome=Outcome.DONE, content="")
 
 
 TORN = {

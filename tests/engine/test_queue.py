@@ -5,11 +5,13 @@ from __future__ import annotations
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S
+from checks import HANG_S, Keeping
 
 from agentfsm import MisuseError, ModelRetry, Outcome, ToolQueue, ToolRegistry, tool
 from agentfsm.core.errors import DuplicateToolError
 from agentfsm.core.messages import ToolCall, ToolResult
+from agentfsm.engine.context import ToolKind
+from agentfsm.engine.dispatch import Host
 from agentfsm.engine.stream import ToolEvent
 from agentfsm.testing.clock import VirtualClock, run_virtual
 
@@ -41,7 +43,7 @@ def played(*experts, events: list[ToolEvent] | None = None, limit: int = 20):
             registry=ToolRegistry.of(experts),
             clock=VirtualClock(),
             limit=limit,
-            listen=None if events is None else events.append,
+            watch=None if events is None else events.append,
         )
         begin = anyio.current_time()
         results = await queue.execute_all(calls(*[each.name for each in experts]))
@@ -104,19 +106,22 @@ def test_the_flow_of_four_calls():
         "save_user_memory": (3, 4),
         "invoke_assessment_expert": (4, 8),
     }
-    assert [result.name for result in results] == [each.name for each in experts]
+    assert [result.tool for result in results] == [each.name for each in experts]
     assert [result.content for result in results] == [f"result of {each.name}" for each in experts]
     assert [result.call_id for result in results] == ["t1.0", "t1.1", "t1.2", "t1.3"]
 
 
 def test_the_batches_of_section_4():
-    """Neighbouring safe calls form a batch; any other call is one of its own."""
+    """Neighbouring safe calls form a batch, any other call is one of its own, and looking at the plan runs nothing."""
     safe, unsafe = expert("read", 0, safe=True), expert("write", 0, safe=False)
     queue = ToolQueue(registry=ToolRegistry.of([safe, unsafe]))
     order = ["read", "read", "write", "read", "write", "write", "read", "nobody", "read"]
-    groups = [[call.name for call in batch] for batch in queue.batches(calls(*order))]
+    plan = queue.plan(calls(*order))
+    names = {call.call_id: call.tool for call in plan.calls}
+    groups = [[names[call_id] for call_id in batch] for batch in plan.batches]
+    assert list(names.values()) == order
     assert groups == [["read", "read"], ["write"], ["read"], ["write"], ["write"], ["read", "nobody", "read"]]
-    assert queue.batches([]) == []
+    assert queue.plan([]).batches == ()
 
 
 def test_the_events_of_section_3():
@@ -151,7 +156,9 @@ def test_the_events_of_section_3():
     assert completed["slow"].success is True
     (error,) = [event for event in events if str(event.type) == "tool_error"]
     assert "RuntimeError: no luck" in error.message
-    assert error.success is None
+    assert error.success is False
+    assert error.duration_s == 0
+    assert {event.kind for event in events[:-1]} == {ToolKind.DIRECT}
 
 
 async def _broken() -> str:
@@ -171,7 +178,7 @@ def test_calls_that_cannot_run_have_their_error_event_too():
     events: list[ToolEvent] = []
 
     async def play() -> None:
-        queue = ToolQueue(registry=ToolRegistry.of([]), clock=VirtualClock(), listen=events.append)
+        queue = ToolQueue(registry=ToolRegistry.of([]), clock=VirtualClock(), watch=events.append)
         await queue.execute_all(calls("nobody"))
 
     run_virtual(play)
@@ -298,15 +305,15 @@ async def test_a_failure_says_what_to_do_next(options, advice):
 
     async def act() -> None:
         """Act."""
-        raise ConnectionError("the line is down")
+        raise ValueError("the line is down")
 
     (result,) = await ToolQueue(registry=ToolRegistry.of([tool(**options)(act)])).execute_all(calls("act"))
-    assert result.content.startswith("ConnectionError: the line is down")
+    assert result.content.startswith("ValueError: the line is down")
     assert advice in result.content
     assert "Traceback" not in result.content
 
 
-async def test_the_hooks_are_told_in_the_order_of_events():
+async def test_the_host_is_told_in_the_order_of_events():
     """`starting` is awaited before the tool's first line; `finished` gets each result once."""
     told: list[str] = []
 
@@ -316,15 +323,15 @@ async def test_the_hooks_are_told_in_the_order_of_events():
         told.append("act")
         return "ok"
 
-    async def starting(call: ToolCall, _tool: object) -> None:
-        await checkpoint()
-        told.append(f"starting {call.id}")
+    class Telling(Host):
+        async def starting(self, call: ToolCall, tool: object) -> None:
+            await checkpoint()
+            told.append(f"starting {call.id}")
 
-    queue = ToolQueue(
-        registry=ToolRegistry.of([act]),
-        starting=starting,
-        finished=lambda result: told.append(f"finished {result.call_id} {result.outcome}"),
-    )
+        def finished(self, result: ToolResult) -> None:
+            told.append(f"finished {result.call_id} {result.outcome}")
+
+    queue = ToolQueue(registry=ToolRegistry.of([act]), host=Telling())
     await queue.execute_all(calls("act", ("act", "[]"), "act"))
     assert told == [
         "starting t1.0",
@@ -348,12 +355,13 @@ async def test_what_starting_raises_stops_the_queue(safe):
         await anyio.sleep_forever()
         return "never"
 
-    async def starting(call: ToolCall, _tool: object) -> None:
-        if call.id == "t1.1":
-            raise OSError("the disk is full")
+    class Full(Host):
+        async def starting(self, call: ToolCall, tool: object) -> None:
+            if call.id == "t1.1":
+                raise OSError("the disk is full")
 
     made = tool(concurrency_safe=safe, timeout_s=0.001)(act)
-    queue = ToolQueue(registry=ToolRegistry.of([made]), starting=starting)
+    queue = ToolQueue(registry=ToolRegistry.of([made]), host=Full())
     with pytest.raises(OSError, match="disk is full"), anyio.fail_after(HANG_S):
         await queue.execute_all(calls("act", "act", "act"))
     assert len(ran) <= 2
@@ -374,12 +382,13 @@ async def test_a_listener_that_raises_changes_nothing():
     queue = ToolQueue(registry=ToolRegistry.of([act]), listen=listen)
     results = await queue.execute_all(calls("act", "act"))
     assert [result.content for result in results] == ["ok", "ok"]
+    assert queue.statistics().missed == 3 * 2 + 1
 
 
 @pytest.mark.parametrize("safe", [True, False])
 async def test_a_cancelled_queue_keeps_what_was_finished(safe):
     """Results handed over before the cancel stand; no other call starts after it."""
-    kept: list[str] = []
+    host = Keeping()
     started: list[str] = []
 
     async def act(n: int) -> int:
@@ -391,11 +400,11 @@ async def test_a_cancelled_queue_keeps_what_was_finished(safe):
         return n
 
     made = tool(concurrency_safe=safe)(act)
-    queue = ToolQueue(registry=ToolRegistry.of([made]), limit=1, finished=lambda result: kept.append(result.call_id))
+    queue = ToolQueue(registry=ToolRegistry.of([made]), limit=1, host=host)
     with anyio.CancelScope() as scope:
         await queue.execute_all(calls(*[("act", f'{{"n": {n}}}') for n in range(4)]))
     assert scope.cancelled_caught
-    assert (kept, started) == (["t1.0"], ["0", "1"])
+    assert ([result.call_id for result in host.kept], started) == (["t1.0"], ["0", "1"])
     assert queue.statistics().running == 0
 
 

@@ -21,6 +21,7 @@ from agentfsm import Agent, ModelRetry, Outcome, RunContext, ToolQueue, ToolRegi
 from agentfsm.core.events import ToolFinished
 from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.engine.stream import ToolEvent
+from agentfsm.tally import BYTES_PER_TOKEN
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
 
 SURROGATE = "\ud83d"
@@ -187,31 +188,55 @@ async def test_a_huge_result_is_cut_for_the_model_and_kept_whole(store):
     """The model sees the beginning, the end and a note; the journal has all of it."""
     whole = "".join(f"line {n}\n" for n in range(20_000))
 
-    @tool(read_only=True, shown_chars=400)
+    @tool(read_only=True, shown_bytes=400)
     async def read() -> str:
         """Read."""
         return whole
 
-    agent = Agent(ScriptedModel(say("", call("read")), say("done", expect="characters cut")), tools=[read], store=store)
+    agent = Agent(ScriptedModel(say("", call("read")), say("done", expect="are not shown")), tools=[read], store=store)
     run = await agent.run("read")
     result = run.messages[2]
     assert result.content == whole
     assert len(result.text) < 700
     assert result.text.startswith("[read: done]\nline 0\n")
     assert result.text.endswith("line 19999\n")
-    assert f"of {len(whole)} characters cut" in result.text
+    first, end = result.cut
+    assert f"characters {first} to {end} of {len(whole)} are not shown" in result.text
+    assert f"in result t1.0 from character {first}" in result.text
     (finished,) = [event for event in await agent.history(run.id) if isinstance(event, ToolFinished)]
     assert finished.result.content == whole
 
 
-async def test_a_result_just_within_the_limit_is_not_cut():
-    """The limit is what is shown, not what is refused."""
+@pytest.mark.parametrize(
+    ("limit", "enough"),
+    [("shown_bytes", 400), ("shown_tokens", 400 // BYTES_PER_TOKEN)],
+)
+async def test_a_result_just_within_the_limit_is_not_cut(limit, enough):
+    """The limit is what is shown, not what is refused; by itself the queue takes three bytes for a token."""
 
     async def act() -> str:
         return "x" * 400
 
-    assert (await ran(act, shown_chars=400)).text == "[act: done]\n" + "x" * 400
-    assert "cut" in (await ran(act, shown_chars=399)).text
+    assert (await ran(act, **{limit: enough})).text == "[act: done]\n" + "x" * 400
+    less = await ran(act, **{limit: enough - 1})
+    assert "are not shown" in less.text
+    assert 0.9 * 400 < less.shown_chars < 400
+
+
+@pytest.mark.parametrize("char", ["x", "é", "中", "☀", "\N{GRINNING FACE}"])
+@pytest.mark.parametrize("options", [{"shown_bytes": 999}, {"shown_tokens": 333}, {"shown_bytes": 3}], ids=str)
+async def test_no_script_gets_more_room_than_another(char, options):
+    """What is shown is bounded in bytes and tokens, whatever the letters, and uses what there is."""
+    whole = f"{char * 20_000}x{char}"
+
+    async def act() -> str:
+        return whole
+
+    result = await ran(act, **options)
+    first, end = result.cut
+    size = len((whole[:first] + whole[end:]).encode())
+    limit = options.get("shown_bytes", 333 * BYTES_PER_TOKEN + BYTES_PER_TOKEN - 1)
+    assert 0.9 * limit - len(char.encode()) * 2 < size <= limit
 
 
 async def test_a_coroutine_that_a_plain_function_returns_is_awaited():
@@ -346,8 +371,7 @@ async def test_all_bad_arguments_are_told_at_once():
         ('{"amount": 1, "amount": 2, "to": "A"}', "duplicate"),
         ('{"amount": NaN, "to": "A"}', "NaN"),
         ("[" * 200_000, "nested more than 200 deep"),
-        ('```json\n{"amount": 1, "to": "A"}\n```', "expected a value"),
-        ('{"amount": 1, "to": "A"} thanks', "trailing"),
+        ('{"amount": 1, "to": "A"} {"amount": 2, "to": "A"}', "trailing"),
         ('{"amount": 1' + "0" * 5_000 + ', "to": "A"}', "digits"),
     ],
     ids=lambda text: text[:12],
@@ -365,6 +389,26 @@ async def test_arguments_that_are_no_json_object_are_answered_with_the_reason(st
     result = run.messages[2]
     assert (result.outcome, result.call_id) == (Outcome.FAILED, "t1.0")
     assert "Nothing was run" in result.content
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '```json\n{"amount": 1, "to": "A"}\n```',
+        '{"amount": 1, "to": "A"} thanks',
+        "{'amount': 1, 'to': 'A',}",
+    ],
+    ids=lambda text: text[:12],
+)
+async def test_arguments_that_can_be_mended_are(store, text):
+    """They run, go back on the wire and are recorded as they were mended; what the model wrote is kept beside them."""
+    run = await Agent(
+        ScriptedModel(say("", raw_call("transfer", text)), "ok"), tools=[tool(transfer)], store=store
+    ).run("pay")
+    (asked,) = run.messages[1].calls
+    assert json.loads(asked.arguments) == {"amount": 1, "to": "A"} == run.calls[0].arguments
+    assert (asked.malformed, asked.repaired) == (None, text)
+    assert (run.messages[2].outcome, run.messages[2].content) == (Outcome.DONE, "1 to A ")
 
 
 async def test_no_arguments_at_all_are_an_empty_object(store):

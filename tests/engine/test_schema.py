@@ -192,6 +192,38 @@ class TestSchema:
             "additionalProperties": False,
         }
 
+    def test_each_kind_of_class_and_parameter_has_a_schema(self) -> None:
+        """Dataclass, TypedDict, NamedTuple, enum, union, an optional one, and parameters that go by keyword only."""
+
+        def function(
+            flat: Flat, row: Row, *, pair: Pair, color: Color, either: Cat | int, when: date | None = None
+        ) -> None: ...
+
+        signature = sign(function)
+        definitions: Any = signature.parameters["$defs"]
+        assert {name: part["type"] for name, part in definitions.items()} == {
+            "Flat": "object",
+            "Row": "object",
+            "Pair": "array",
+            "Color": "string",
+            "Cat": "object",
+        }
+        assert definitions["Color"]["enum"] == ["red", "blue"]
+        assert definitions["Flat"]["required"] == ["rooms"]
+        assert signature.parameters["properties"] == {
+            "flat": {"$ref": "#/$defs/Flat"},
+            "row": {"$ref": "#/$defs/Row"},
+            "pair": {"$ref": "#/$defs/Pair"},
+            "color": {"$ref": "#/$defs/Color"},
+            "either": {"anyOf": [{"$ref": "#/$defs/Cat"}, {"type": "integer"}]},
+            "when": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}], "default": None},
+        }
+        assert signature.parameters["required"] == ["flat", "row", "pair", "color", "either"]
+        sent = {"flat": {"rooms": 1}, "row": {"key": "k"}, "pair": [1, 2], "color": "red", "either": {"meow": 1}}
+        taken = signature.bind(json.dumps(sent))[1]
+        assert list(taken) == list(sent)
+        assert (taken["pair"], taken["either"]) == (Pair(1, 2), Cat(meow=1))
+
     @pytest.mark.parametrize(
         "doc",
         [
@@ -310,6 +342,15 @@ class TestForms:
         assert signature.parameters["required"] == ["cents"]
         with pytest.raises(ArgumentsError, match="account: unknown"):
             signature.bind('{"account": "B", "cents": 1}')
+
+    def test_arguments_are_shown_with_defaults(self) -> None:
+        """As a namespace, however they are passed: what was sent, and Python's own default for the rest."""
+
+        def function(ctx: Context[int], a: int, /, b: Point, c: int = 3, *, d: Any = ()) -> None: ...
+
+        signature = sign(function)
+        shown = vars(signature.arguments(signature.bind('{"a": 1, "b": {"x": 2}}')))
+        assert shown == {"a": 1, "b": Point(2), "c": 3, "d": ()}
 
     def test_positional_only_parameters_are_passed_by_position(self) -> None:
         """Named by the model, positional in the call; a gap is filled with the function's own default."""
@@ -510,7 +551,7 @@ class TestBind:
             (int, '"' + "9" * 5_000 + '"', "exceeded maximum size"),
             (float, "1e999", "should be a finite number, got Infinity"),
             (Flat, '{"rooms": 1e999}', "x.rooms: should be a finite number"),
-            (list[int], "[" + '"a",' * 50_000 + "1]", "- and 49980 more"),
+            (list[int], "[" + '"a",' * 50_000 + "1]", "- and more"),
             (set[Any], "[[]]", "hashable"),
             (Literal[tuple(range(1_000))], "-1", "should be 0, 1, 2"),
             (str, "[" * 190 + "]" * 190, "got an array"),
@@ -526,11 +567,23 @@ class TestBind:
         assert len(told) < 3_000
 
     @pytest.mark.parametrize(
-        "text", ["[]", "null", "{", '{"x": 1, "x": 1}', '{"x": NaN}', '{"x": "\\u0000"}', "[" * 200_000]
+        "text",
+        [
+            *("[]", "null", '"{}"', "5", "{", '{"x": [1', '{"x": "cut', '```json\n{"x": 1}\n```', '{"x": 1} and so on'),
+            *('{"x": 1}{"x": 1}', '{"x": 1,}', "{'x': 1}", '{"x": 1, "x": 1}', '{"x": NaN}', '{"x": -Infinity}'),
+            *('{"x": "\\u0000"}', '{"x": "\0"}', '{"x": "\\ud800"}', '{"x": "\ud800"}', f'{{"x": {"9" * 5_000}}}'),
+            *("[" * 200_000, '{"x": ' + "[" * 200_000 + "]" * 200_000 + "}"),
+        ],
+        ids=lambda text: ascii(text[:30]),
     )
     def test_what_is_not_a_strict_object_is_refused(self, text: str) -> None:
         """The validator never sees it; the answer says what to send (all cases stand in test_arguments)."""
         assert refusal(typed(Any), text).startswith("the arguments are not a JSON object (")
+
+    def test_white_space_and_a_byte_order_mark_around_the_object_are_nothing(self) -> None:
+        """They are taken off; no text at all is an object without members."""
+        assert sign(typed(int)).bind('\ufeff \n{"x": 1}\t') == ((), {"x": 1})
+        assert sign(lambda: 5).bind("\ufeff") == ((), {})
 
     def test_a_tool_without_parameters_says_so(self) -> None:
         """The model is told to send nothing."""

@@ -468,3 +468,20 @@ async def test_events_go_into_json(store):
         "state": "done",
         "stop_reason": "completed",
     }
+
+
+async def test_an_agent_at_work_as_a_tool_goes_into_json_too(store):
+    """It begins, has turns of so many, and ends; the call around it says that an agent is behind it."""
+    child = looking(store).with_(name="scout")
+    agent = Agent(ScriptedModel(say("", call("scout", query="x")), "done"), tools=[child.as_tool(turns=5)], store=store)
+    events, run = await watched(agent, "look")
+    told = [json.loads(json.dumps(to_json(event))) for event in events]
+    (started,) = [each for each in told if each["type"] == "tool_started"]
+    assert started["kind"] == "agent"
+    first, *between, last = [each for each in told if each["type"].startswith("agent_")]
+    who = {"run_id": run.id, "call_id": "t1.0", "agent": "scout", "child_id": f"{run.id}.t1.0", "limit": 5}
+    for each in (first, *between, last):
+        assert who.items() <= each.items()
+    assert [(each["type"], each["turn"]) for each in between] == [("agent_progress", 1), ("agent_progress", 2)]
+    assert (first["type"], last["type"], last["success"]) == ("agent_started", "agent_completed", True)
+    assert [each["seq"] for each in told] == list(range(1, len(told) + 1))

@@ -23,7 +23,7 @@ async def add(a: int, b: int = 1) -> int:
     return a + b
 
 
-@tool(name="say-it", read_only=True, timeout_s=3, shown_chars=10)
+@tool(name="say-it", read_only=True, timeout_s=3, shown_bytes=10)
 def speak(ctx: RunContext[str], word: str) -> str:
     """Speak."""
     return f"{ctx.deps}: {word}"
@@ -42,7 +42,7 @@ def test_bare_and_with_options():
     assert (add.read_only, add.idempotent, add.concurrency_safe, add.repeatable) == (False, False, False, False)
     assert (speak.name, speak.is_async, speak.takes_context) == ("say-it", False, True)
     assert (speak.read_only, speak.concurrency_safe, speak.repeatable) == (True, True, True)
-    assert (speak.timeout_s, speak.shown_chars) == (3, 10)
+    assert (speak.timeout_s, speak.shown_bytes) == (3, 10)
 
 
 def test_read_only_may_be_kept_from_running_beside_others():
@@ -61,6 +61,13 @@ def test_a_name_that_no_provider_takes_is_refused(name):
     """The error says which letters there are."""
     with pytest.raises(MisuseError, match="ASCII"):
         tool(name=name or " ")(lambda: None)
+
+
+@pytest.mark.parametrize("limit", [{"shown_tokens": 0}, {"shown_bytes": 0}, {"shown_bytes": -1}], ids=str)
+def test_a_tool_that_may_show_nothing_is_refused(limit):
+    """A result of which the model reads nothing is a mistake that shows at once."""
+    with pytest.raises(MisuseError):
+        tool(**limit)(lambda: None)
 
 
 async def test_a_partial_and_an_object_that_can_be_called_are_tools():

@@ -18,7 +18,16 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.models.chat_wire import Assembly, FormError, SentError, decode, encode
-from agentfsm.ports import CallChunk, FinishReason, ProposedCall, Request, Settings, TextChunk, ToolDefinition
+from agentfsm.ports import (
+    CallChunk,
+    FinishChunk,
+    FinishReason,
+    ProposedCall,
+    Request,
+    Settings,
+    TextChunk,
+    ToolDefinition,
+)
 from agentfsm.testing.server import check_history
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
@@ -57,14 +66,14 @@ def call_delta(index=None, call_id=None, name=None, arguments=None):
 def test_a_history_is_written_as_openai_wants_it():
     """Each kind of message has its role and form, and OpenAI's own rules find no fault."""
     call = ToolCall(id="t1.0", name="weather", arguments='{"city":"Rome"}', key="k", provider_id="call_9")
-    result = ToolResult(call_id="t1.0", name="weather", outcome=Outcome.DONE, content="20 C")
+    result = ToolResult(call_id="t1.0", tool="weather", outcome=Outcome.DONE, content="20 C")
     image = ImagePart(url="https://a.test/x.png", detail="low")
     messages = body_of(
         UserMessage(parts=(TextPart(text="Look"), image)),
         AssistantMessage(text="Hm.", calls=(call,)),
         result,
         AssistantMessage(calls=(ToolCall(id="t2.0", name="weather", arguments="{}", key="k"),)),
-        ToolResult(call_id="t2.0", name="weather", outcome=Outcome.FAILED, content="no"),
+        ToolResult(call_id="t2.0", tool="weather", outcome=Outcome.FAILED, content="no"),
         AssistantMessage(text="20 degrees."),
         SystemMessage(text="Be short."),
         ASK,
@@ -127,6 +136,14 @@ def test_tools_are_sent_with_the_fields_that_need_them():
         "type": "function",
         "function": {"name": "weather"},
     }
+
+
+def test_a_tool_is_sent_as_strict_only_where_it_is():
+    """Servers that speak like OpenAI may refuse a field that they do not know."""
+    strict = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object"}, strict=True)
+    first, second = (tool["function"] for tool in body_of(tools=(TOOL, strict))["tools"])
+    assert "strict" not in first
+    assert second == first | {"strict": True}
 
 
 def test_without_tools_the_fields_about_tools_are_left_out():
@@ -238,9 +255,9 @@ def test_an_error_in_place_of_a_reply_is_read(error):
 
 
 def test_text_is_put_together():
-    """Each piece of text is news once, in order, and the empty first one is none."""
+    """Each piece of text is news once, in order, and the empty first one is none; the end is news too."""
     assembly, pieces = assembled(delta(role="assistant", content=""), delta(content="Hel"), delta("stop", content="lo"))
-    assert pieces == [TextChunk(text="Hel"), TextChunk(text="lo")]
+    assert pieces == [TextChunk(text="Hel"), TextChunk(text="lo"), FinishChunk(reason=FinishReason.STOP)]
     assert (assembly.reply().text, assembly.reply().finish_reason) == ("Hello", FinishReason.STOP)
 
 
@@ -270,7 +287,8 @@ def test_repeated_ids_and_names_count_once():
     """A server that says id and name with each piece does not get them doubled."""
     assembly, pieces = assembled(call_delta(0, "a", "f", "{"), call_delta(0, "a", "f", "}"), delta("tool_calls"))
     assert assembly.reply().calls == (ProposedCall(id="a", name="f", arguments="{}"),)
-    assert [piece.name for piece in pieces] == ["f", ""]
+    assert [piece.name for piece in pieces[:-1]] == ["f", ""]
+    assert pieces[-1] == FinishChunk(reason=FinishReason.TOOL_CALLS)
 
 
 def test_missing_indexes_are_made_up_by_id():
@@ -305,8 +323,23 @@ def test_the_last_usage_counts():
 def test_a_streamed_refusal_is_text_and_a_reason():
     """A refusal streams as text, and the reply says that it is one."""
     assembly, pieces = assembled(delta(refusal="I can"), delta(refusal="not."), delta("stop"))
-    assert pieces == [TextChunk(text="I can"), TextChunk(text="not.")]
+    assert pieces == [TextChunk(text="I can"), TextChunk(text="not."), FinishChunk(reason=FinishReason.REFUSAL)]
     assert (assembly.reply().text, assembly.reply().finish_reason) == ("I cannot.", FinishReason.REFUSAL)
+
+
+@pytest.mark.parametrize(("said", "meant"), [("length", FinishReason.LENGTH), ("stop", FinishReason.TOOL_CALLS)])
+def test_the_end_is_told_once_and_as_the_reply_has_it(said, meant):
+    """Whoever acts on the stream hears the reason in the words of the reply, though the server says it again."""
+    assembly, pieces = assembled(call_delta(0, "a", "f", "{}"), delta(said), delta(said), {"choices": []})
+    assert [piece for piece in pieces if isinstance(piece, FinishChunk)] == [FinishChunk(reason=meant)]
+    assert assembly.reply().finish_reason is meant
+
+
+def test_a_stream_that_gives_no_reason_tells_no_end():
+    """Then nobody knows whether the last call is complete before the stream has closed."""
+    assembly, pieces = assembled(call_delta(0, "a", "f", "{}"))
+    assert pieces == [CallChunk(index=0, name="f", arguments="{}")]
+    assert assembly.finish is None
 
 
 def test_a_second_choice_is_left_out():
@@ -331,7 +364,7 @@ def test_events_may_arrive_in_any_portions():
         for start in range(0, len(stream), size):
             if not assembly.done:
                 pieces += assembly.feed(stream[start : start + size])
-        assert pieces == [TextChunk(text="é")]
+        assert pieces == [TextChunk(text="é"), FinishChunk(reason=FinishReason.STOP)]
         assert (assembly.done, assembly.finish) == (True, "stop")
 
 

@@ -24,7 +24,7 @@ from agentfsm.core.messages import TextPart, Usage, UserMessage
 from agentfsm.models import openai_chat
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price
-from agentfsm.ports import CallChunk, FinishReason, Request, Settings, TextChunk, ToolDefinition
+from agentfsm.ports import CallChunk, FinishChunk, FinishReason, Request, Settings, TextChunk, ToolDefinition
 from agentfsm.testing.server import LocalServer, Say
 
 KEY = "sk-very-secret-key"
@@ -72,7 +72,8 @@ async def test_text_arrives(streamed):
     reply, chunks, received = await ask(Say(text=text), streamed=streamed)
     assert (reply.text, reply.finish_reason) == (text, FinishReason.STOP)
     assert reply.usage == Usage(input_tokens=2, output_tokens=len(text) // 4)
-    assert "".join(chunk.text for chunk in chunks) == (text if streamed else "")
+    assert "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk)) == (text if streamed else "")
+    assert chunks[-1:] == ([FinishChunk(reason=FinishReason.STOP)] if streamed else [])
     assert received.headers["authorization"] == f"Bearer {KEY}"
 
 
@@ -88,6 +89,7 @@ async def test_calls_arrive(streamed, interleave):
     assert reply.finish_reason is FinishReason.TOOL_CALLS
     if streamed:
         assert CallChunk(index=1, name="clock") in chunks
+        assert chunks.pop() == FinishChunk(reason=FinishReason.TOOL_CALLS)
         assert "".join(chunk.arguments for chunk in chunks if chunk.index == 0) == '{"city": "Rome"}'
 
 
@@ -113,7 +115,8 @@ async def test_a_refusal_arrives(streamed):
     """A refusal is a reply with a reason of its own."""
     reply, chunks, _ = await ask(Say(refusal="I cannot."), streamed=streamed)
     assert (reply.text, reply.finish_reason) == ("I cannot.", FinishReason.REFUSAL)
-    assert chunks == ([TextChunk(text="I cannot.")] if streamed else [])
+    told = [TextChunk(text="I cannot."), FinishChunk(reason=FinishReason.REFUSAL)]
+    assert chunks == (told if streamed else [])
 
 
 @both_ways

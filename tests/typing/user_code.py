@@ -8,16 +8,23 @@ from dataclasses import dataclass
 from typing import Any, assert_type
 
 from agentfsm import (
+    COORDINATION,
     TABLE,
     Agent,
+    AgentCost,
     ConflictError,
+    ErrorType,
     ImagePart,
     InputKind,
+    Level,
     Limits,
     ModelRetry,
     Outcome,
     Pending,
     PendingKind,
+    Permissions,
+    RefusedError,
+    Rule,
     Run,
     RunContext,
     RunError,
@@ -25,8 +32,11 @@ from agentfsm import (
     State,
     StopReason,
     TextPart,
+    ToolCall,
     ToolQueue,
     ToolRegistry,
+    ToolResult,
+    TransientError,
     Usage,
     tool,
 )
@@ -70,6 +80,28 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+@tool(
+    idempotent=True,
+    locks=lambda a: [a.account],
+    after=["search"],
+    limit=4,
+    tags=["bank"],
+    permission=Level.ADMIN,
+    validate=lambda a: None if a.cents < 1_000 else "at most 9.99",
+    requires_approval=lambda a: bool(a.cents > 500),
+    describe=lambda a: f"Refunds {a.cents} cents.",
+    shown_tokens=1_000,
+)
+def refund(ctx: RunContext[Deps], account: str, cents: int) -> ToolCall:
+    """Refund."""
+    ctx.progress("in a plain function nobody awaits it")
+    if cents == 0:
+        raise RefusedError("too early", retry_after_s=2.5)
+    if ctx.cancelled:
+        raise TransientError("given up")
+    return ToolCall(id=account, name="x", arguments="{}")
+
+
 def plain(word: str) -> str:
     """Say a word."""
     return word
@@ -92,6 +124,12 @@ agent = Agent(
     limits=Limits(turns=20, tokens=200_000, seconds=300, usd=0.50),
     store=SQLiteStore("runs.db"),
     settings=Settings(temperature=0.0, max_tokens=100),
+)
+coordinator = Agent(
+    "openai:gpt-4o",
+    tools=[agent.as_tool(name="billing", description="Asks the billing desk.", turns=2, timeout_s=20), refund],
+    instructions=COORDINATION,
+    permissions=Permissions(level=Level.WRITE, deny=("drop_*", Rule("refund", lambda a: a.cents > 500))),
 )
 others = [
     Agent(OpenAIChat("gpt-4o", base_url="https://its.host/v1", api_key="x")),
@@ -125,6 +163,7 @@ async def the_ladder(deps: Deps) -> None:
     run = agent.run_sync("Refund order 17", deps=deps)
     run = await agent.resume(run.id, deps=deps, wait=False)
     run = await agent.load(run.id, at=3)
+    assert_type(agent.cost(run), AgentCost)
     assert_type(run, Run)
     what_a_run_says(run)
     agent.start("x", idd="y")  # type: ignore[call-arg]
@@ -169,6 +208,7 @@ async def watched() -> None:
 async def people(run_id: str) -> None:
     """Decisions and input."""
     await agent.approve(run_id, "t1.0", by="ann")
+    await agent.approve(run_id, "t1.0", arguments={"account": "DE02", "cents": 5})
     await agent.reject(run_id, "t1.0", message="too much")
     await agent.settle(run_id, "t1.0", result="done")
     await agent.settle(run_id, "t1.0", rerun=True)
@@ -200,8 +240,26 @@ async def the_queue_alone() -> None:
     """The queue serves without an agent."""
     queue = ToolQueue(registry=ToolRegistry.of([search, plain]), limit=4)
     results = await queue.execute_all([])
+    assert_type(results, list[ToolResult])
     assert_type([result.outcome for result in results], list[Outcome])
     assert_type(queue.statistics().abandoned, int)
+    plan = queue.plan([ToolCall(id="t1.0", name="search", arguments="{}")])
+    assert_type(plan.batches, tuple[tuple[str, ...], ...])
+    assert_type(plan.estimate_s, float)
+    async with queue.stream([]) as stream:
+        async for event in stream:
+            assert_type(event.seq, int)
+    assert_type(stream.results, list[ToolResult])
+
+
+def what_a_result_says(result: ToolResult) -> None:
+    """The fields of the contract, with their types."""
+    assert_type((result.call_id, result.tool, result.index), tuple[str, str, int])
+    assert_type((result.started_at, result.duration_s, result.completed_at), tuple[float, float, float])
+    assert_type((result.error_type, result.error), tuple[ErrorType | None, str | None])
+    assert_type((result.retryable, result.attempts), tuple[bool, int])
+    assert_type(result.cut, tuple[int, int] | None)
+    assert_type(result.child, AgentCost | None)
 
 
 def the_table() -> list[str]:

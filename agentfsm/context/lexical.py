@@ -1,0 +1,119 @@
+"""Likeness by words: BM25, without a vocabulary, a model or a network.
+
+A word counts the more, the rarer it is among the texts; the first time in a text more than the tenth; and in a short
+text more than in a long one (Source: Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009).
+
+Words that mean the same and are not the same are strangers to it, so a task in Chinese finds descriptions in Chinese,
+and no others: where the languages differ, use a scorer that embeds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+import attrs
+
+from agentfsm.ports import Scorer
+
+SATURATION: Final = 1.2
+# How soon a word's repetition stops to count: the usual value, called k1. From 0.8 to 3 recall moves by under 1 %.
+LENGTH_SHARE: Final = 0.75
+# How much a long text is held against it, 0 to 1: the usual value, called b. From 0.5 to 1 recall moves by under 1 %.
+NAME_WEIGHT: Final = 2
+# How often the name counts. 1 and 3 differ by under 1 % in recall; with 6, a name that happens to fit is taken too far.
+KEPT_INDEXES: Final = 16
+# Tool sets whose index is kept, in a process: several agents, each scored again with every input.
+
+_COMMON: Final = frozenset(
+    re.findall(
+        r"\w+",
+        "a an and are as at be by can could do does for from how i if in is it me my of on or our please that the this "
+        "to was we were what which who will with would you your",
+    ),
+)
+# English words that stand in any task. Leaving them out raises recall among the first five by 2 %: descriptions are so
+# short that even a frequent word is rare in them.
+
+_DENSE: Final = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3005-\u3007\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
+    "\uac00-\ud7a3"  # Korean has spaces, but glues its particles to the words
+)
+# Scripts whose words are not set apart: each pair of neighbouring characters is taken for a word.
+_PIECE: Final = re.compile(rf"([{_DENSE}]+)|[^\W_{_DENSE}]+")
+_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+# Where camelCase breaks: getUser, HTTPServer.
+
+_SHORTEST_STEM: Final = 3
+# Letters: "sing" and "red" are no endings.
+
+_Index: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
+# Word -> the places of the texts that hold it, and what it adds to the score of each.
+
+
+@attrs.frozen
+class LexicalScorer(Scorer):
+    """Scores by the words that a query and a text have in common.
+
+    Measured on a public function-calling set (`make bench ROW=selection`): of the tools that a task takes, 97 % are
+    among the first 20 of 500, where counting the words in common finds 87 %.
+    """
+
+    async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Return how well each text fits, 0 or more; 0 where it has no word of the query. Does not wait."""
+        scores = [0.0] * len(texts)
+        index = _index(tuple(texts))
+        for word in dict.fromkeys(_words(query)):  # not a set: sums of floats depend on their order
+            for place, weight in index.get(word, ()):
+                scores[place] += weight
+        return scores
+
+
+@lru_cache(maxsize=KEPT_INDEXES)
+def _index(texts: tuple[str, ...]) -> _Index:
+    counts = [Counter(_words(text)) for text in texts]
+    for count, text in zip(counts, texts, strict=True):
+        for word in _words(text.partition("\n")[0]):
+            count[word] += NAME_WEIGHT - 1
+    lengths = [count.total() for count in counts]
+    mean = sum(lengths) / max(len(texts), 1) or 1.0
+    holding = Counter(word for count in counts for word in count)
+    index: dict[str, list[tuple[int, float]]] = {word: [] for word in holding}
+    for place, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        damping = SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * length / mean)
+        for word, times in count.items():
+            rarity = math.log1p((len(texts) - holding[word] + 0.5) / (holding[word] + 0.5))
+            index[word].append((place, rarity * times * (SATURATION + 1) / (times + damping)))
+    return index
+
+
+def _words(text: str) -> Iterator[str]:
+    """Yield what is compared: lower-case words without their endings, and pairs of characters of dense scripts."""
+    spaced = _HUMP.sub(" ", unicodedata.normalize("NFKC", text)).lower()
+    for piece in _PIECE.finditer(spaced):
+        word = piece[0]
+        if piece[1]:
+            yield from (word[i : i + 2] for i in range(max(len(word) - 1, 1)))
+        elif word not in _COMMON:
+            yield _stem(word)
+
+
+def _stem(word: str) -> str:
+    """Cut the endings of English: plural, -ing, -ed and a mute e, so that "converting" finds "converts".
+
+    Raises recall among the first 10 by 1 %. What it cuts too much it cuts alike in query and text.
+    """
+    if len(word) > _SHORTEST_STEM and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = f"{word[:-3]}y" if word.endswith("ies") else word[:-1]
+    for ending in ("ing", "ed"):
+        if word.endswith(ending) and len(word) >= _SHORTEST_STEM + len(ending):
+            word = word.removesuffix(ending)
+            word = word[:-1] if word[-1] == word[-2] and word[-1] not in "lsz" else word
+            break
+    return word[:-1] if len(word) > _SHORTEST_STEM and word.endswith("e") else word

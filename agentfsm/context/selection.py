@@ -1,0 +1,285 @@
+"""Which tools a model is offered: all, those most like the task, or those that the model itself asks for by name.
+
+A model chooses badly among many tools, and each definition costs 100 to 500 tokens in every request (Source: document
+E, 5.3 and 9.2). So up to 20 are offered whole; beyond, the words of the task choose 20; and where there are more than
+50, the model first reads one line about each and names the few whose full definitions it wants to see.
+
+No choice fails for want of a scorer or a model. It falls back on the next best, and says so in `Selection.how`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.context.lexical import LexicalScorer
+from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.messages import JSON, Usage
+from agentfsm.engine.render import describe
+from agentfsm.ports import Ask, Scorer, Selection, ToolDefinition, ToolSelector
+from agentfsm.tally import BYTES
+
+SIMILAR_ABOVE: Final = 20
+# Tools. Up to here a model chooses well among all, above it needs a selection (Source: document E, 9.1).
+TWO_STAGE_ABOVE: Final = 50
+# Tools. Above, two stages are about the only way that works (Source: document E, 5.4 and 9.1).
+TOP: Final = 20
+# Tools: as many as a model still chooses well among, and not fewer, for a tool that is left out cannot be called.
+# Measured (`make bench ROW=selection`), of the right tools among 50, 200, 500 and 1,427 the first 20 hold 98.0, 97.8,
+# 96.8 and 95.6 %, the first 10 hold 97.7, 97.2, 96.1 and 93.0 %, the first 5 hold 97.6, 96.6, 94.4 and 90.1 %. Those
+# tasks name all that they need; the later steps of a long task do not, which speaks for 20.
+PICKS: Final = 5
+# Tools that stage two shows: 3 to 5 (Source: document E, 5.4).
+MOST_UNCHOSEN: Final = 128
+# Tools, when nothing tells them apart: OpenAI refuses a request with more.
+STAGE_ONE_BYTES: Final = 40_000
+# The longest list of summaries: about 10,000 tokens, which is what 20 full definitions take at most (Source: document
+# E, 9.2). A longer one would cost more than it saves. About 280 tools fit.
+SUMMARY_CHARS: Final = 200
+# Of a tool's first sentence; most are shorter.
+PARAMETERS_CHARS: Final = 120
+# Of its parameters' names: some ten.
+TASK_CHARS: Final = 8_000
+# What is read of a task, half from its head and half from its tail: that is where a pasted document's reader says what
+# to do with it.
+TEXT_CHARS: Final = 8_000
+# What is compared of one tool; a definition of 500 tokens has 2,000.
+_REASON_CHARS: Final = 200
+# Of an error's text, in `how`, which every journal keeps.
+
+_DIRECTIONS: Final = """\
+You choose the tools for an assistant that is about to work on a task; it will see only those that you choose.
+Do not work on the task yourself. Answer with nothing but a JSON list of names, the most useful first, for example
+["first_name", "second_name"]. Name every tool that the task may need, but at most {picks}.
+
+The tools, as name(parameters): what it does
+{lines}"""
+
+_SENTENCE: Final = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])|(?<=[。！？])|\n\s*\n")  # noqa: RUF001  Chinese ends so
+# Where a sentence ends. What goes on in small letters has not ended: "e.g. this".
+_TOKEN: Final = re.compile(r"(?:\d+\.)?([A-Za-z0-9_-]+(?:[./][A-Za-z0-9_-]+)*)")
+# What may be a name; "get.v2" is one piece, so that it does not pass for "get". A list's number is not part of it.
+_LIST: Final = re.compile(r"\[[^\[\]]*\]")
+_MARKED: Final = re.compile(r"`[^`\n]+`|\"[^\"\n]+\"|\*\*[^*\n]+\*\*")
+_BRACKETS: Final = re.compile(r"\([^()]*\)")
+_REMARK: Final = re.compile(r":| [-–—] ")  # noqa: RUF001  models write such dashes
+# What stands between a name and what is said of it.
+
+
+def _at_least(least: int) -> Callable[[object, attrs.Attribute[int], int], None]:
+    def check(_selector: object, attribute: attrs.Attribute[int], value: int) -> None:
+        if value < least:
+            raise MisuseError(f"{attribute.name} is {value}, but it counts tools: {least} or more")
+
+    return check
+
+
+@attrs.frozen
+class AllTools(ToolSelector):
+    """Offers all tools, however many."""
+
+    def wants(self, count: int) -> bool:  # noqa: ARG002  no number is too many
+        """Tell that there is nothing to choose."""
+        return False
+
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:  # noqa: ARG002  all is all
+        """Return all."""
+        return _chosen(tools, "all")
+
+
+@attrs.frozen(kw_only=True)
+class BySimilarity(ToolSelector):
+    """Offers the tools whose words are most like the task's.
+
+    Where the scorer fails, or finds no tool nearer than another, it offers all; at most 128, the first.
+    """
+
+    top: int = attrs.field(default=TOP, validator=_at_least(1))
+    # How many.
+    scorer: Scorer = attrs.field(factory=LexicalScorer)
+    # What tells how like.
+
+    def wants(self, count: int) -> bool:
+        """Tell whether there are more than it offers."""
+        return count > self.top
+
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:  # noqa: ARG002  asks nobody
+        """Return the nearest, in the order of registration; among equals, the earlier registered."""
+        if not self.wants(len(tools)):
+            return _chosen(tools, "all")
+        order, flaw = await self.ranked(task, tools)
+        if flaw:
+            few = len(tools) <= MOST_UNCHOSEN
+            return _chosen(tools[:MOST_UNCHOSEN], f"{'all' if few else f'the first {MOST_UNCHOSEN}'}: {flaw}")
+        return _chosen([tools[place] for place in sorted(order[: self.top])], "similarity")
+
+    async def ranked(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[int], str]:
+        """Rank.
+
+        Returns:
+            The places of all tools, the nearest to the task first, and "". Where nothing tells them apart: the places
+            in their order, and why.
+        """
+        try:
+            scores = [float(score) for score in await self.scorer.scores(_gist(task), [_text(tool) for tool in tools])]
+        except MisuseError:
+            raise
+        except Exception as error:  # noqa: BLE001  a scorer may fail in any way, and the run goes on without
+            return range(len(tools)), f"the scorer raised {describe(error)[:_REASON_CHARS]}"
+        if flaw := _flaw(scores, len(tools)):
+            return range(len(tools)), flaw
+        return sorted(range(len(tools)), key=lambda place: -scores[place]), ""
+
+
+def _flaw(scores: Sequence[float], count: int) -> str:
+    """Say why the scores rank nothing, if so."""
+    if len(scores) != count:
+        return f"the scorer gave {len(scores)} scores for {count} tools"
+    if any(map(math.isnan, scores)):
+        return "the scorer gave NaN"
+    return "" if len(set(scores)) > 1 else "no tool is nearer to the task than another"
+
+
+@attrs.frozen(kw_only=True)
+class TwoStage(ToolSelector):
+    """Lets the model name the tools that it wants to see, from one line about each.
+
+    Costs one more call of the model. Where that fails, or names no tool, similarity chooses.
+    """
+
+    picks: int = attrs.field(default=PICKS, validator=_at_least(1))
+    # At most so many.
+    similarity: BySimilarity = BySimilarity()
+    # What chooses instead, and which summaries the model reads where all would be too long a list.
+
+    def wants(self, count: int) -> bool:
+        """Tell whether there are more than the model may name."""
+        return count > self.picks
+
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:
+        """Return what the model named, in the order of registration."""
+        listed = await self._listed(task, tools)
+        lines = "\n".join(_line(tool) for tool in listed)
+        try:
+            reply, usage = await ask(_DIRECTIONS.format(picks=self.picks, lines=lines), f"The task:\n{_gist(task)}")
+        except ModelError as error:
+            why = f"the model could not be asked: {describe(error)[:_REASON_CHARS]}"
+            return await self._instead(why, error.usage or Usage(), task, tools, ask)
+        named = _named(reply, {tool.name for tool in listed})[: self.picks]
+        if not named:
+            return await self._instead("the model named none", usage, task, tools, ask)
+        how = "two_stage" if len(listed) == len(tools) else f"two_stage: among {len(listed)} of {len(tools)}"
+        return _chosen([tool for tool in listed if tool.name in named], how, usage)
+
+    async def _listed(self, task: str, tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
+        """Return the tools whose summaries the model reads: all, or as many of the nearest as are not too long."""
+        sizes = [BYTES.count(_line(tool)) + 1 for tool in tools]
+        if sum(sizes) <= STAGE_ONE_BYTES:
+            return tools
+        order, _flaw = await self.similarity.ranked(task, tools)
+        ends = accumulate(sizes[place] for place in order)
+        kept = sorted(place for place, end in zip(order, ends, strict=True) if end <= STAGE_ONE_BYTES)
+        return [tools[place] for place in kept]
+
+    async def _instead(self, why: str, usage: Usage, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:
+        """Choose by similarity, and say why."""
+        other = await self.similarity.select(task, tools, ask)
+        return attrs.evolve(other, how=f"{other.how}{';' if ':' in other.how else ':'} {why}", usage=usage)
+
+
+@attrs.frozen(kw_only=True)
+class AutoSelect(ToolSelector):
+    """Offers all of a few tools, chooses among more by similarity, and among many in two stages."""
+
+    similar_above: int = attrs.field(default=SIMILAR_ABOVE, validator=_at_least(0))
+    # Tools; up to here, all are offered.
+    two_stage_above: int = attrs.field(default=TWO_STAGE_ABOVE, validator=_at_least(0))
+    # Tools; up to here, similarity chooses.
+    similarity: BySimilarity = BySimilarity()
+    picks: int = attrs.field(default=PICKS, validator=_at_least(1))
+    # How many the model may name in the first of two stages.
+
+    def wants(self, count: int) -> bool:
+        """Tell whether there are too many to offer all."""
+        return count > min(self.similar_above, self.two_stage_above)
+
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:
+        """Choose in the way that suits the number."""
+        return await self._way(len(tools)).select(task, tools, ask)
+
+    def _way(self, count: int) -> ToolSelector:
+        if count > self.two_stage_above:
+            return TwoStage(picks=self.picks, similarity=self.similarity)
+        return self.similarity if count > self.similar_above else AllTools()
+
+
+def _chosen(tools: Sequence[ToolDefinition], how: str, usage: Usage = Usage()) -> Selection:
+    return Selection(tools=tuple([tool.name for tool in tools]), how=how, usage=usage)
+
+
+def _gist(task: str) -> str:
+    """Return a task's head and tail, where it is long."""
+    half = TASK_CHARS // 2
+    return task if len(task) <= TASK_CHARS else f"{task[:half]}\n[...]\n{task[-half:]}"
+
+
+def _text(tool: ToolDefinition) -> str:
+    """Return what a tool is compared by: name, description, and its parameters' names, descriptions and values."""
+    return "\n".join((tool.name, tool.description, *_told(tool.parameters)))[:TEXT_CHARS]
+
+
+def _told(schema: Mapping[str, JSON]) -> Iterator[str]:
+    """Yield what a schema says in words, at any depth; with a list of its own, since a schema may be deep."""
+    nodes: list[Any] = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, Mapping):
+            if isinstance(named := node.get("properties"), Mapping):
+                yield from named
+            if isinstance(said := node.get("description"), str):
+                yield said
+            if isinstance(values := node.get("enum"), list | tuple):
+                yield from (value for value in values if isinstance(value, str))
+            nodes.extend(node.values())
+        elif isinstance(node, list | tuple):
+            nodes.extend(node)
+
+
+def _line(tool: ToolDefinition) -> str:
+    """Return a tool's line for stage one: name(parameters): first sentence. Always one line."""
+    named = tool.parameters.get("properties")
+    parameters = ", ".join(named) if isinstance(named, Mapping) else ""
+    sentence = _SENTENCE.split(tool.description.strip(), maxsplit=1)[0]
+    return f"{tool.name}({_one_line(parameters, PARAMETERS_CHARS)}): {_one_line(sentence, SUMMARY_CHARS)}"
+
+
+def _one_line(text: str, limit: int) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= limit else f"{plain[:limit]}..."
+
+
+def _named(reply: str, known: Collection[str]) -> list[str]:
+    """Return the known names in a reply, in its order: in a JSON list, marked, or line by line; no name is guessed.
+
+    The last list is the answer; those before it are thoughts.
+    """
+    for part in (*reversed(_LIST.findall(reply)), " ".join(_MARKED.findall(reply))):
+        if found := _known(part, known):
+            return found
+    lines = _BRACKETS.sub("", reply).splitlines()
+    return list(dict.fromkeys(name for line in lines for name in _heading(line, known)))
+
+
+def _heading(line: str, known: Collection[str]) -> list[str]:
+    """Return the names that a line is about, without those in the remarks behind them."""
+    return next((found for part in _REMARK.split(line) if (found := _known(part, known))), [])
+
+
+def _known(text: str, known: Collection[str]) -> list[str]:
+    pieces = (piece if piece in known else piece.strip("-_") for piece in _TOKEN.findall(text))
+    return list(dict.fromkeys(piece for piece in pieces if piece in known))

@@ -1,0 +1,117 @@
+"""A bulkhead: at most so many calls of a tool, or of a tag, are in flight at once, over all runs of the process.
+
+A place that becomes free is kept for the one who has waited longest: whoever comes later cannot slip in between his
+being woken and his coming, or a run with many calls would keep all others out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+
+Wake: TypeAlias = Callable[[], None]
+
+
+def _check(_bulkhead: object, _field: object, limit: int) -> None:
+    if limit < 1:
+        raise MisuseError(f"A limit of {limit} would let no call go: give 1 or more, or none at all.")
+
+
+@attrs.define(eq=False)
+class Bulkhead:
+    """So many places; from any thread and event loop.
+
+    Whoever may have to wait is known by a `wake` of his own: he asks `try_enter(wake)`, and if that says no, says
+    `on_room(wake)` and asks again when woken. If he gives up, woken or not, he says `off(wake)`.
+    """
+
+    limit: int = attrs.field(validator=_check)
+    # Calls in flight at once, 1 or more.
+    _in_use: int = attrs.field(default=0, init=False)
+    _waiting: dict[Wake, None] = attrs.field(factory=dict, init=False)
+    # In the order of their coming. While somebody waits here, every place is in use or kept.
+    _woken: set[Wake] = attrs.field(factory=set, init=False)
+    # A place is kept for each of them.
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    @property
+    def in_use(self) -> int:
+        """How many calls are in flight."""
+        return self._in_use
+
+    @property
+    def waiting(self) -> int:
+        """How many wait, those included that were woken and have not come yet."""
+        return len(self._waiting) + len(self._woken)
+
+    def try_enter(self, wake: Wake) -> bool:
+        """Take the place kept for this `wake`, or one that is free and kept for nobody.
+
+        Returns:
+            Whether a place was taken, which `leave` must give back; if not, nothing was changed.
+        """
+        with self._lock:
+            if wake in self._woken:
+                self._woken.remove(wake)
+            elif not self._has_room:
+                return False
+            self._in_use += 1
+            return True
+
+    def leave(self) -> None:
+        """Give a place back, and wake who has waited longest.
+
+        Raises:
+            MisuseError: when no place is taken; it was given back twice.
+        """
+        with self._lock:
+            if not self._in_use:
+                raise MisuseError("a place of a bulkhead was given back twice: call leave() once for each try_enter()")
+            self._in_use -= 1
+            woken = self._next()
+        woken()
+
+    def on_room(self, wake: Wake) -> None:
+        """Have `wake` called once, when there is a place for it: at once, or later from any thread.
+
+        The place is kept until `try_enter(wake)` or `off(wake)`, one of which must follow. Asking again before that
+        changes nothing.
+
+        Args:
+            wake: Must neither block nor raise, like what `agentfsm.threads.waker` makes.
+        """
+        with self._lock:
+            if wake not in self._woken:
+                self._waiting.setdefault(wake)
+            woken = self._next()
+        woken()
+
+    def off(self, wake: Wake) -> None:
+        """Take back `on_room(wake)`, if there is anything to take back; a place kept for it goes to the next."""
+        with self._lock:
+            self._waiting.pop(wake, None)
+            self._woken.discard(wake)
+            woken = self._next()
+        woken()
+
+    @property
+    def _has_room(self) -> bool:
+        return self._in_use + len(self._woken) < self.limit
+
+    def _next(self) -> Wake:
+        """Keep a place that is free for who has waited longest; to be called outside the lock."""
+        if not (self._waiting and self._has_room):
+            return _nobody
+        wake = next(iter(self._waiting))
+        del self._waiting[wake]
+        self._woken.add(wake)
+        return wake
+
+
+def _nobody() -> None:
+    """Nobody waits, or there is no room."""

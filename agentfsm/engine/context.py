@@ -1,0 +1,105 @@
+"""What a tool may know of the call that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from agentfsm.core.effects import Pending
+from agentfsm.core.messages import AgentCost, ErrorType, Outcome
+
+D = TypeVar("D")
+
+
+class ToolKind(StrEnum):
+    """What runs behind a tool."""
+
+    DIRECT = "direct"
+    AGENT = "agent"
+
+
+class _Told:
+    """What `ctx.progress(...)` returns: it was told already, and may be awaited or not."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return
+        yield
+
+
+_TOLD = _Told()
+
+
+@attrs.define(eq=False)
+class Ending:
+    """Whether a call is given up; set by the queue, read by the tool, from any thread."""
+
+    given_up: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class RunContext(Generic[D]):
+    """What a tool may know of the call it serves; its first parameter, if annotated with this type."""
+
+    deps: D
+    # What the driving call was given as `deps=`.
+    run_id: str = ""
+    turn: int = 0
+    call_id: str = ""
+    idempotency_key: str = ""
+    # The same on every attempt at this call: hand it to the service that must not act twice.
+    attempt: int = 1
+    # 1, or more when an earlier attempt was cut off or is retried.
+    deadline: float = float("inf")
+    # Seconds since 1970 by which the call is cut off.
+    user: str | None = None
+    roles: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = attrs.field(factory=dict)
+    report: Callable[[str], None] | None = attrs.field(default=None, repr=False)
+    # Where progress goes, from any thread; None when nobody watches.
+    ending: Ending = attrs.field(factory=Ending, repr=False)
+    kept: Callable[[str], str | None] = attrs.field(default=lambda _call_id: None, repr=False)
+    # The whole content of an earlier result of the run, by its call's id.
+    tell: Callable[[Any], None] | None = attrs.field(default=None, repr=False)
+    # Where the events of an agent that is a tool go; None when nobody watches.
+    parent: Any = attrs.field(default=None, repr=False)
+    # For a tool that is an agent: the run that it works for (`engine.family.Parent`).
+
+    def progress(self, message: str) -> _Told:
+        """Tell whoever watches how far the call is: `await ctx.progress("half")`, without `await` in a plain function.
+
+        Never waits for them.
+        """
+        if self.report is not None:
+            self.report(message)
+        return _TOLD
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the call was given up (time-out, cancellation): a plain function should look, and stop."""
+        return self.ending.given_up
+
+
+@attrs.frozen(kw_only=True)
+class Ended:
+    """What a tool hands back that tells by itself how its call ended: one that is an agent."""
+
+    outcome: Outcome
+    content: str
+    error_type: ErrorType | None = None
+    retryable: bool = False
+    child: AgentCost | None = None
+
+
+class Paused(Exception):  # noqa: N818  it is no error: the call goes on later
+    """Raised by a tool whose call waits for what is outside of the run; it is called again when that is there.
+
+    Attributes:
+        pending: What it waits for.
+    """
+
+    def __init__(self, pending: tuple[Pending, ...]) -> None:
+        super().__init__(pending)
+        self.pending = pending

@@ -1,0 +1,108 @@
+"""Which tools a model is told of: those that are there, are permitted, and were chosen among many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.errors import LimitError, ModelError
+from agentfsm.core.messages import AssistantMessage, TextPart, Usage, UserMessage
+from agentfsm.engine.act import is_there
+from agentfsm.engine.ask import reply_of
+from agentfsm.engine.builtin import READ_RESULT, read_result
+from agentfsm.engine.dispatch import estimated_tokens
+from agentfsm.ports import Request, ToolDefinition
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
+    from agentfsm.engine.drive import Drive
+    from agentfsm.engine.engine import Engine
+    from agentfsm.engine.tools import Tool
+
+TASK_INPUTS: Final = 3
+# Of the user's, newest last, for the choice among many tools.
+CHOICE_TOKENS: Final = 400
+# Of the model's choice: a handful of names.
+
+
+def offered(engine: Engine, drive: Drive) -> Sequence[ToolDefinition]:
+    """Return the definitions of the tools that the model is told of, in the order of registration."""
+    run, registry = drive.journal.run, engine.registry
+    if run.disabled or run.offered is not None or engine.narrows:
+        chosen = None if run.offered is None else frozenset(run.offered)
+        tools = [tool for tool in _there(engine, drive) if chosen is None or tool.name in chosen]
+        definitions: Sequence[ToolDefinition] = tuple([tool.definition for tool in tools])
+    else:
+        definitions = registry.definitions
+    if run.has_cut and READ_RESULT not in registry and is_there(engine, drive, read_result()):
+        return (*definitions, read_result().definition)
+    return definitions
+
+
+def _there(engine: Engine, drive: Drive) -> list[Tool[..., object]]:
+    """Return the tools that this run has now and may use."""
+    return [tool for tool in engine.registry if is_there(engine, drive, tool)]
+
+
+async def choose(engine: Engine, drive: Drive) -> e.ToolsOffered | None:
+    """Return the choice among many tools, where one has to be made since input came."""
+    run = drive.journal.run
+    if run.offered is not None or not engine.selector.wants(len(engine.registry)):
+        return None
+    tools = [tool.definition for tool in _there(engine, drive)]
+    if not engine.selector.wants(len(tools)):
+        return None
+
+    async def ask(instructions: str, question: str) -> tuple[str, Usage]:
+        return await _ask(engine, drive, instructions, question)
+
+    selection = await engine.selector.select(_task(run), tools, ask)
+    wanted = {*selection.tools, *_used(run)}
+    names = tuple([tool.name for tool in tools if tool.name in wanted])
+    drive.journal.log.info("tools_offered", tools=len(names), of=len(tools), how=selection.how)
+    return e.ToolsOffered(tools=names, how=selection.how, usage=selection.usage)
+
+
+def _task(run: Run) -> str:
+    """Return what the user wants: the newest of their words, since the very newest may only be "and in Paris?"."""
+    said = [message.text for message in run.messages if isinstance(message, UserMessage)]
+    return "\n".join(said[-TASK_INPUTS:])
+
+
+def _used(run: Run) -> set[str]:
+    """Return the tools that the history calls: the model knows them, and what follows may need them again."""
+    return {call.name for message in run.messages if isinstance(message, AssistantMessage) for call in message.calls}
+
+
+async def _ask(engine: Engine, drive: Drive, instructions: str, question: str) -> tuple[str, Usage]:
+    """Ask the agent's model something beside the run, within its budget."""
+    asked = estimated_tokens(instructions + question)
+    try:
+        granted, held = await drive.budget.reserve(asked, CHOICE_TOKENS, engine.model.cost_usd)
+    except LimitError as error:  # what is left may do for an answer
+        raise ModelError(f"the budget has no room for a choice: {error}") from error
+    usage = Usage()
+    try:
+        reply = await reply_of(
+            engine,
+            Request(
+                instructions=instructions,
+                messages=(UserMessage(parts=(TextPart(text=question),)),),
+                settings=engine.choice_settings(granted),
+                timeout_s=engine.limits.model_timeout_s,
+            ),
+        )
+        written = estimated_tokens(reply.text)
+        usage = reply.usage or Usage(input_tokens=asked, output_tokens=written, estimated=True)
+        if drive.budget.counts_money and usage.cost_usd is None:
+            usage = attrs.evolve(usage, cost_usd=engine.model.cost_usd(usage))
+    except ModelError as error:
+        usage = error.usage or usage
+        raise
+    else:
+        return reply.text, usage
+    finally:
+        drive.budget.settle(held, usage)

@@ -1,0 +1,198 @@
+"""Which failures of a tool are passing ones, so that calling again may help, and how long they ask to wait.
+
+The HTTP libraries are known by the names of their errors, in one table: none is imported for it, and a tool may use
+any of them. What has an HTTP status is judged by that alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import socket
+import time
+from contextlib import suppress
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.errors import ModelUnavailableError, TransientError
+
+PASSING_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+# 529 is what some services (Anthropic's among them) say when they are overloaded.
+RATE_LIMITED: Final = 429
+# Alone: the service is well and means this caller. 503 and 529 say that it is not well, whoever calls.
+
+PASSING_ERRNOS: Final = frozenset(
+    number
+    for name in (
+        "EADDRNOTAVAIL",  # all local ports are in use
+        "EHOSTDOWN",
+        "EHOSTUNREACH",
+        "ENETDOWN",
+        "ENETRESET",
+        "ENETUNREACH",
+        "ENOBUFS",
+    )
+    if (number := getattr(errno, name, None)) is not None
+)
+# Beside those for which Python has classes of their own, under ConnectionError and TimeoutError.
+
+_REASON: Final = "reason"
+# In the table: as passing as the error's `reason`.
+
+ERRORS: Final[dict[str, dict[str, bool | str]]] = {
+    "aiohttp": {
+        "ClientConnectionError": True,
+        "ClientPayloadError": True,
+        "ClientSSLError": False,
+        "ServerFingerprintMismatch": False,
+    },
+    "anthropic": {"APIConnectionError": True},
+    "anyio": {"BrokenResourceError": True, "ConnectionFailed": True},
+    "http": {"BadStatusLine": True, "IncompleteRead": True},
+    "httpx": {"TransportError": True, "LocalProtocolError": False, "UnsupportedProtocol": False},
+    "httpx2": {"TransportError": True, "LocalProtocolError": False, "UnsupportedProtocol": False, "SSEError": False},
+    "openai": {"APIConnectionError": True},
+    "requests": {
+        "ChunkedEncodingError": True,
+        "ConnectionError": True,
+        "RetryError": True,
+        "SSLError": False,
+        "Timeout": True,
+    },
+    "ssl": {"SSLEOFError": True},
+    "trio": {"BrokenResourceError": True, "TooSlowError": True},
+    "urllib": {"ContentTooShortError": True, "URLError": _REASON},
+    "urllib3": {
+        "EmptyPoolError": True,
+        "IncompleteRead": True,
+        "InvalidChunkLength": True,
+        "MaxRetryError": _REASON,
+        "ProtocolError": True,
+        "ProxyError": True,
+        "ResponseNotChunked": False,
+        "SSLError": False,
+        "TimeoutError": True,
+    },
+}
+# Library -> class -> whether it is passing, for its subclasses too unless they have a line of their own.
+
+
+@attrs.frozen
+class Transient:
+    """A failure that may have passed when the call is made again."""
+
+    retry_after_s: float | None
+    # Seconds to wait before that, 0 or more, as asked by whoever failed; None where nothing was said.
+    rate_limited: bool
+    # Whether the service is well, and it was this caller who asked too often.
+    status: int | None
+    # Of HTTP, where there was one.
+
+
+def transient(error: BaseException) -> Transient | None:
+    """Say whether a failure is a passing one; never raises, whatever the error's attributes do.
+
+    A group is passing when all of its members are, and asks for the longest wait of theirs. Causes are not looked at:
+    whoever raised one error from another chose what to say.
+
+    Returns:
+        What is known of it, or None where calling again would not help, or nobody knows.
+    """
+    with suppress(Exception):  # what `_get` lets through may still be a trap: a number, a class, a group in itself
+        return _group(error) if isinstance(error, BaseExceptionGroup) else _single(error)
+    return None
+
+
+def _group(group: BaseExceptionGroup[BaseException]) -> Transient | None:
+    members = []
+    for error in group.exceptions:
+        if (member := transient(error)) is None:
+            return None
+        members.append(member)
+    return Transient(
+        retry_after_s=max((m.retry_after_s for m in members if m.retry_after_s is not None), default=None),
+        rate_limited=any(member.rate_limited for member in members),
+        status=next((member.status for member in members if member.status is not None), None),
+    )
+
+
+def _single(error: BaseException) -> Transient | None:
+    if not isinstance(error, Exception):
+        return None  # a wish to stop; and `sys.exit(500)` has a `code`
+    status, asked_s = _status(error), _asked_s(error)
+    if isinstance(error, TransientError | ModelUnavailableError):
+        is_passing = True  # it was raised to say so
+    elif status is not None:
+        # A 429 of OpenAI's that no waiting helps.
+        is_passing = status in PASSING_STATUSES and _get(error, "code") != "insufficient_quota"
+    else:
+        is_passing = _is_passing(error) or asked_s is not None
+    return Transient(asked_s, status == RATE_LIMITED, status) if is_passing else None
+
+
+def _is_passing(error: BaseException) -> bool:
+    for cls in type(error).__mro__:
+        verdict = ERRORS.get(cls.__module__.partition(".")[0], {}).get(cls.__name__)
+        if verdict == _REASON:
+            reason = _get(error, _REASON)
+            return isinstance(reason, BaseException) and transient(reason) is not None
+        if verdict is not None:
+            return bool(verdict)
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN
+    return isinstance(error, ConnectionError | TimeoutError) or (
+        isinstance(error, OSError) and error.errno in PASSING_ERRNOS
+    )
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status, from 400 on: some errors carry one of a stream that began well, or a 0."""
+    response = _get(error, "response")
+    for holder, name in (
+        (error, "status_code"),
+        (response, "status_code"),
+        (error, "status"),
+        (response, "status"),
+        (error, "code"),
+    ):
+        status = _get(holder, name)
+        if isinstance(status, int) and 400 <= status <= 599:  # noqa: PLR2004  HTTP's errors
+            return int(status)
+    return None
+
+
+def _asked_s(error: BaseException) -> float | None:
+    """What it asks to wait: as a number of its own, or in the headers of its response."""
+    for name in ("retry_after_s", "retry_after"):
+        number = _get(error, name)
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if is_number and (seconds := _seconds(number)) is not None:
+            return seconds
+    headers = _get(_get(error, "response"), "headers") or _get(error, "headers")
+    with suppress(Exception):  # no mapping, or one of something else than text
+        return next((_read(value) for name, value in headers.items() if name.lower() == "retry-after"), None)
+    return None
+
+
+def _read(text: str) -> float | None:
+    """Seconds or a date. Source: RFC 9110, 10.2.3 and 5.6.7; a date that names no zone is in UTC too."""
+    if (seconds := _seconds(text)) is not None:
+        return seconds
+    date = parsedate_to_datetime(text)
+    return _seconds((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time())
+
+
+def _seconds(number: float | str) -> float | None:
+    with suppress(ValueError, OverflowError):
+        seconds = float(number)
+        return max(seconds, 0.0) if math.isfinite(seconds) else None
+    return None
+
+
+def _get(holder: object, name: str) -> Any:
+    with suppress(Exception):  # a property may raise, and a response not be there
+        return getattr(holder, name, None)
+    return None

@@ -1,0 +1,255 @@
+"""An agent as a tool of another: its run has a journal of its own, and spends from the caller's budget.
+
+The child's run id is the caller's and the call's, so that calling again means going on: a crash repeats nothing that
+the child has done. It keeps its own time, a little within the call's, so that it can end in order and hand over what
+it has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.limits import OUT_OF_BUDGET, StopReason
+from agentfsm.core.machine import State
+from agentfsm.core.messages import JSON, AgentCost, AssistantMessage, ErrorType, Outcome, Usage
+from agentfsm.engine.context import Ended, Paused, RunContext, ToolKind
+from agentfsm.engine.cost import cost_of
+from agentfsm.engine.family import Parent, child_id
+from agentfsm.engine.permission import Level
+from agentfsm.engine.stream import AgentEvent, AgentEventType
+from agentfsm.engine.tools import Arguments, Tool, make_tool
+
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
+    from agentfsm.core.run import Run
+    from agentfsm.ports import Clock, Store
+
+TURNS: Final = 3
+# Of a child, unless told otherwise: look, look again, answer (document C, 5).
+TIMEOUT_S: Final = 30.0
+# Seconds for a child: three calls of a large model take 10 to 25 (document C, 10.2).
+GRACE_S: Final = 5.0
+# Seconds beyond that in which a child whose time is up ends in order.
+COORDINATION: Final = (
+    "If a tool returns an error, go on with what the other tools gave you. Do not call the failed tool again unless "
+    "its error says that this helps. Never show the user technical details of an error: say in plain words what you "
+    "could not find out."
+)
+# Instructions for an agent that coordinates others (document C, 9.2).
+Prompt = Callable[[Arguments], str]
+Driver = Callable[..., Awaitable["Run"]]
+
+
+def agent_tool(
+    agent: Agent,
+    drive: Driver,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Mapping[str, JSON] | None = None,
+    prompt: Prompt | None = None,
+    turns: int = TURNS,
+    timeout_s: float = TIMEOUT_S,
+    **options: Any,
+) -> Tool[..., Any]:
+    """Make a tool of an agent; `Agent.as_tool` is this."""
+    _check(turns, timeout_s, options)
+    agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, which takes 0.3 s: here, not in the event loop
+    agent.check_price()
+    child = _Child(agent, drive, prompt, turns, timeout_s)
+    tools = list(agent.tools)
+    read_only = all(tool.read_only for tool in tools)
+    options.setdefault("permission", max([tool.permission for tool in tools], default=Level.READ))
+    options.setdefault("concurrency_safe", all(tool.concurrency_safe is True for tool in tools))
+    made = make_tool(
+        child.ask if parameters is None else child.call,
+        name=name or agent.name,
+        description=description if description is not None else f"Ask the agent {agent.name}.",
+        parameters=parameters,
+        kind=ToolKind.AGENT,
+        read_only=read_only,
+        idempotent=True,
+        timeout_s=timeout_s,
+        grace_s=GRACE_S,
+        **options,
+    )
+    made.end = child.end
+    return made
+
+
+def _check(turns: int, timeout_s: float, options: Mapping[str, Any]) -> None:
+    if turns < 1 or timeout_s <= 0:
+        raise MisuseError(f"as_tool(turns={turns}, timeout_s={timeout_s}) leaves the agent nothing: give more than 0")
+    if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
+        names = ", ".join(sorted(told))
+        raise MisuseError(f"as_tool() takes no {names}: that follows from the agent's own tools")
+
+
+@attrs.define(eq=False)
+class _Child:
+    """An agent that is called as a tool."""
+
+    agent: Agent
+    drive: Driver
+    prompt: Prompt | None
+    turns: int
+    timeout_s: float
+
+    async def ask(self, ctx: RunContext[Any], query: str) -> Ended:
+        """Let the agent work on a question, and hand over what came of it.
+
+        Args:
+            ctx: Knows the run that calls.
+            query: What the agent shall find out or do.
+        """
+        return await self.call(ctx, query=query)
+
+    async def call(self, ctx: RunContext[Any], **arguments: Any) -> Ended:
+        """Let the agent work on the arguments, and hand over what came of it."""
+        parent: Parent | None = ctx.parent
+        if parent is not None and parent.run.header.depth >= parent.depth_limit:
+            text = f"agents may call agents {parent.depth_limit} deep, and this would be one more: answer yourself"
+            return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT)
+        return await _Call(self, self._variant(ctx, parent), ctx, parent).run(self._first_message(arguments))
+
+    async def end(self, store: Store, clock: Clock, run_id: str) -> Ended:
+        """End a run of the agent for good, since the one that called it ends, and tell what it did."""
+        agent = self.agent.with_(store=store, clock=clock)
+        run = await agent.load(run_id)
+        if not run.is_over:
+            await agent.cancel(run_id, by="its caller")
+            run = await agent.load(run_id)
+        return _ended(agent, run)
+
+    def _first_message(self, arguments: dict[str, Any]) -> str:
+        if self.prompt is not None:
+            return self.prompt(Arguments(**arguments))
+        return json.dumps(arguments, ensure_ascii=False, indent=2)
+
+    def _variant(self, ctx: RunContext[Any], parent: Parent | None) -> Agent:
+        """Return the agent as it works for this caller: in its store, within its time."""
+        clock = self.agent.clock if parent is None else parent.clock
+        left_s = max(0.001, min(self.timeout_s, ctx.deadline - clock.now(), self.agent.limits.seconds))
+        limits = attrs.evolve(self.agent.limits, turns=self.turns, seconds=left_s)
+        if parent is None:
+            return self.agent.with_(limits=limits)
+        depth = min(parent.depth_limit, parent.run.header.depth + 1 + limits.depth)
+        return self.agent.with_(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
+
+
+@attrs.define(eq=False)
+class _Call:
+    """One call of an agent."""
+
+    child: _Child
+    agent: Agent
+    ctx: RunContext[Any]
+    parent: Parent | None
+    turn: int = 0
+    # The newest turn that was told of.
+
+    async def run(self, message: str) -> Ended:
+        """Drive the child until it is over or waits.
+
+        Raises:
+            Paused: when it waits for a person.
+        """
+        ctx, parent = self.ctx, self.parent
+        run = self.agent.start(
+            message,
+            id=child_id(ctx.run_id, ctx.call_id) if parent is not None else None,
+            user=ctx.user,
+            roles=ctx.roles,
+            metadata=ctx.metadata,
+            parent=None if parent is None else parent.run,
+        )
+        ended, since = False, self.agent.clock.monotonic()
+        self._tell(AgentEventType.STARTED, run)
+        try:
+            run = await self._driven(run)
+            ended = run.state is State.DONE
+        finally:
+            duration_s = self.agent.clock.monotonic() - since
+            self._tell(AgentEventType.COMPLETED, run, duration_s=duration_s, success=ended)
+        if run.is_waiting:
+            raise Paused(run.pending)
+        return _ended(self.agent, run)
+
+    async def _driven(self, run: Run) -> Run:
+        parent = self.parent
+        agent, deps, see = self.agent, self.ctx.deps, self._see
+
+        async def drive(what: Run | str, **more: Any) -> Run:
+            return await self.child.drive(agent, what, deps, see=see, **more)
+
+        if parent is None:
+            return await drive(run)
+        try:
+            return await drive(run, above=parent.budget)
+        except LeaseHeldError:
+            raise
+        except ConflictError:  # it began before, with a first message that came out otherwise
+            return await drive(run.id, above=parent.budget)
+
+    def _see(self, run: Run) -> None:
+        """Tell of each turn that begins."""
+        if run.state is State.THINK and self.turn <= run.turn < self.agent.limits.turns:
+            self.turn = run.turn + 1
+            self._tell(AgentEventType.PROGRESS, run)
+
+    def _tell(self, kind: AgentEventType, run: Run, **details: Any) -> None:
+        if self.ctx.tell is None:
+            return
+        self.ctx.tell(
+            AgentEvent(
+                type=kind,
+                run_id=self.ctx.run_id,
+                call_id=self.ctx.call_id,
+                agent=self.agent.name,
+                child_id=run.id,
+                turn=self.turn,
+                limit=self.agent.limits.turns,
+                **details,
+            ),
+        )
+
+
+def _ended(agent: Agent, run: Run) -> Ended:
+    """Return the result of a call whose run is over."""
+    cost = cost_of(run, agent.model)
+    if run.state is State.DONE:
+        return Ended(outcome=Outcome.DONE, content=run.output, child=cost)
+    if run.stop_reason in OUT_OF_BUDGET:
+        return _cut_short(run, agent.name, cost)
+    if run.stop_reason is StopReason.CANCELLED:
+        unsettled = _unsettled(run)
+        outcome = Outcome.UNKNOWN if unsettled else Outcome.CANCELLED
+        text = f"the agent {agent.name} was stopped: {run.stop_message}.{unsettled}"
+        return Ended(outcome=outcome, content=text, child=cost)
+    text = (
+        f"the agent {agent.name} gave no answer ({run.stop_reason}: {run.stop_message}). "
+        f"Go on without it, with what you have.{_unsettled(run)}"
+    )
+    return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
+
+
+def _cut_short(run: Run, name: str, cost: AgentCost) -> Ended:
+    """Hand over what an agent had when it reached a limit."""
+    said = [m.text for m in run.messages[run.first :] if isinstance(m, AssistantMessage) and m.text.strip()]
+    head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_unsettled(run)}"
+    outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
+    if run.stop_reason is StopReason.TIMEOUT:
+        outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
+    text = f"{head}\nThis is what it had so far:\n{said[-1]}" if said else f"{head}\n(it had written nothing yet)"
+    return Ended(outcome=outcome, content=text, error_type=kind, child=cost)
+
+
+def _unsettled(run: Run) -> str:
+    """Say which calls of an agent may have had an effect that nobody has seen."""
+    names = [record.name for record in run.calls if record.outcome is Outcome.UNKNOWN]
+    return f" May have happened all the same, so check before repeating: {', '.join(names)}." if names else ""

@@ -1,0 +1,526 @@
+"""Bulkheads in the queue, over runs: shared limits, who comes first, threads that hang, cancellation."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+import trio
+from anyio.lowlevel import checkpoint
+from checks import HANG_S, settled
+
+from agentfsm import ToolQueue, ToolRegistry, tool
+from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.engine.breaker import FAILURES, OPEN_S
+from agentfsm.engine.bulkhead import Bulkhead
+from agentfsm.engine.dispatch import Host
+from agentfsm.engine.queue import Session
+from agentfsm.engine.tools import Tool
+from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
+
+SHORT_S = 0.01
+# Long enough to start a thread, short enough to wait for.
+
+
+def calls(*wanted: str | tuple[str, float]) -> list[ToolCall]:
+    """Calls in order: a name, or a name with the seconds that it takes."""
+    pairs = [(each, None) if isinstance(each, str) else each for each in wanted]
+    return [
+        ToolCall(id=f"{name}{n}", name=name, arguments="{}" if seconds is None else f'{{"seconds": {seconds}}}')
+        for n, (name, seconds) in enumerate(pairs)
+    ]
+
+
+@attrs.define
+class Watch:
+    """Who began when, and how many ran at once."""
+
+    begun: list[tuple[str, float]] = attrs.field(factory=list)
+    running: Counter[str] = attrs.field(factory=Counter)
+    most: Counter[str] = attrs.field(factory=Counter)
+
+    def tool(self, name: str, **options: Any) -> Tool[..., Any]:
+        """A tool that is watched, and takes a second."""
+
+        async def work(seconds: float = 1, who: str = "") -> str:
+            self.begun.append((who or name, anyio.current_time()))
+            counted = ("all", name, *options.get("tags", ()))
+            self.running.update(counted)
+            self.most |= self.running
+            try:
+                await anyio.sleep(seconds)
+            finally:
+                self.running.subtract(counted)
+            return name
+
+        return tool(name=name, **{"concurrency_safe": True, **options})(work)
+
+
+def queue_of(*tools: Tool[..., Any], tag_limits: dict[str, Any] | None = None, **options: Any) -> ToolQueue:
+    """A queue in virtual time, of a run of its own."""
+    registry = ToolRegistry(tag_limits=tag_limits or {})
+    for each in tools:
+        registry.register(each)
+    return ToolQueue(registry, clock=VirtualClock(), **options)
+
+
+def spans(results: list[ToolResult]) -> list[tuple[float, float]]:
+    """When each call began and ended, in virtual seconds."""
+    return [(result.started_at - EPOCH, result.completed_at - EPOCH) for result in results]
+
+
+def is_free(*bulkheads: Bulkhead | None) -> bool:
+    """Whether nobody is in any of them, nor waits."""
+    return all(each is not None and (each.in_use, each.waiting) == (0, 0) for each in bulkheads)
+
+
+# Room
+
+
+def test_two_runs_share_the_limit_of_a_tool():
+    """Never more than the tool allows, over both; and both come to their end."""
+    watch = Watch()
+    made = watch.tool("search", limit=2)
+
+    async def play() -> float:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(queue_of(made).execute_all, calls(*["search"] * 6))
+        return anyio.current_time()
+
+    assert run_virtual(play) == 6
+    assert watch.most["search"] == 2
+    assert is_free(made.bulkhead)
+
+
+def test_who_comes_first_goes_first():
+    """Over runs too: a run with many calls does not pass one that came in between."""
+    watch = Watch()
+    made = watch.tool("search", limit=1)
+
+    async def run(who: str, count: int, at: float) -> None:
+        await anyio.sleep(at)
+        wanted = [ToolCall(id=f"c{n}", name="search", arguments=f'{{"who": "{who}"}}') for n in range(count)]
+        await queue_of(made).execute_all(wanted)
+
+    async def play() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, "first", 3, 0)
+            tasks.start_soon(run, "second", 2, 0.5)
+            tasks.start_soon(run, "third", 2, 0.7)
+            tasks.start_soon(run, "fourth", 1, 3.2)
+
+    run_virtual(play)
+    order = ["first"] * 3 + ["second"] * 2 + ["third"] * 2 + ["fourth"]
+    assert watch.begun == [(who, n) for n, who in enumerate(order)]
+
+
+def test_a_tag_bounds_several_tools_together():
+    """Tools of one tag share its places; others pass."""
+    watch = Watch()
+    tools = [watch.tool(name, tags=["db"]) for name in ("read", "count")] + [watch.tool("free")]
+
+    async def play() -> float:
+        await queue_of(*tools, tag_limits={"db": 2, "unused": 1}).execute_all(calls(*["read", "count", "free"] * 4))
+        return anyio.current_time()
+
+    assert run_virtual(play) == 4
+    assert watch.most["db"] == 2
+    assert [at for name, at in watch.begun if name == "free"] == [0] * 4
+
+
+def test_registries_that_are_given_one_bulkhead_share_it():
+    """Two agents with the same service behind different tools stay within what it bears."""
+    watch, shared = Watch(), Bulkhead(1)
+
+    async def play() -> float:
+        async with anyio.create_task_group() as tasks:
+            for name in ("read", "write"):
+                queue = queue_of(watch.tool(name, tags=["db"]), tag_limits={"db": shared})
+                tasks.start_soon(queue.execute_all, calls(name, name))
+        return anyio.current_time()
+
+    assert run_virtual(play) == 4
+    assert watch.most["db"] == 1
+    assert is_free(shared)
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps of all tasks, and cuts off what goes round in a ring."""
+
+    def __init__(self, most: int) -> None:
+        """Allow so many."""
+        self.left = most
+        self.scope = anyio.CancelScope()
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Count."""
+        self.left -= 1
+        if not self.left:
+            self.scope.cancel()
+
+
+def test_runs_that_need_several_places_all_end():
+    """Runs that need the same places in part do not wait for each other, or turn each other away, for ever."""
+
+    async def once() -> None:
+        watch, steps = Watch(), Steps(20_000)  # some hundreds will do
+        tag_limits = {"db": Bulkhead(1), "net": Bulkhead(1)}
+        tools = [
+            watch.tool("a", limit=1, tags=["db", "net"]),
+            watch.tool("b", limit=1, tags=["net"]),
+            watch.tool("c", limit=2, tags=["db"]),
+        ]
+        trio.lowlevel.add_instrument(steps)
+        with steps.scope:
+            async with anyio.create_task_group() as tasks:
+                for names in ("abcabc", "cbacba", "bcabca"):
+                    tasks.start_soon(queue_of(*tools, tag_limits=tag_limits, limit=2).execute_all, calls(*names))
+        trio.lowlevel.remove_instrument(steps)
+        assert not steps.scope.cancelled_caught, "they go round in a ring"
+        assert [watch.most[tag] for tag in tag_limits] == [1, 1]
+        assert len(watch.begun) == 18
+        assert is_free(*tag_limits.values(), *[each.bulkhead for each in tools])
+
+    async def play() -> None:
+        for _ in range(100):  # trio decides by chance who comes first
+            await once()
+
+    run_virtual(play)
+
+
+def test_who_waits_for_room_takes_no_worker_from_others():
+    """With a limit of two calls at once, three that wait leave both to those that need not."""
+    watch = Watch()
+    narrow, wide = watch.tool("narrow", limit=1), watch.tool("wide")
+
+    async def play() -> list[ToolResult]:
+        assert narrow.bulkhead is not None
+        assert narrow.bulkhead.try_enter(print)
+
+        async def later() -> None:
+            await anyio.sleep(10)
+            narrow.bulkhead.leave()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(later)
+            return await queue_of(narrow, wide, limit=2).execute_all(calls(*["narrow"] * 3, *["wide"] * 4))
+
+    results = run_virtual(play)
+    assert spans(results) == [(10, 11), (11, 12), (12, 13), (0, 1), (0, 1), (1, 2), (1, 2)]
+
+
+def test_who_waits_for_room_starts_when_there_is_some():
+    """At once, also while every other call of its run takes its time."""
+    watch = Watch()
+    narrow, slow = watch.tool("narrow", limit=1), watch.tool("slow", timeout_s=100)
+
+    async def play() -> list[ToolResult]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(queue_of(narrow).execute_all, calls(("narrow", 3)))
+            await anyio.sleep(1)
+            return await queue_of(narrow, slow).execute_all(calls("narrow", ("slow", 50), "narrow"))
+
+    assert spans(run_virtual(play)) == [(3, 4), (1, 51), (4, 5)]
+
+
+def test_room_that_comes_does_not_lift_the_limit_of_the_queue():
+    """A call that waited for room waits for a worker, too."""
+    watch = Watch()
+    tools = [watch.tool("narrow", limit=1), watch.tool("lead"), watch.tool("follow", after=["lead"])]
+    narrow = tools[0].bulkhead
+    assert narrow is not None
+    assert narrow.try_enter(print)
+
+    async def play() -> None:
+        async def later() -> None:
+            await anyio.sleep(3.5)
+            narrow.leave()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(later)
+            wanted = calls(("narrow", 5), ("lead", 1), ("lead", 2), *[("follow", 9)] * 3)
+            await queue_of(*tools, limit=2).execute_all(wanted)
+
+    run_virtual(play)
+    assert watch.most["all"] == 2
+
+
+def test_calls_that_started_early_count_for_the_limit():
+    """Whoever waits for calls that others have started takes one himself only where there is room."""
+    watch = Watch()
+
+    async def play() -> list[ToolResult]:
+        async with anyio.create_task_group() as tasks:
+            session = Session(queue_of(watch.tool("work"), limit=2), tasks.start_soon)
+            for call in calls(*["work"] * 5):
+                session.add(call)
+                session.spread()
+            await anyio.sleep(0.5)
+            await session.drain()
+            return session.results
+
+    assert spans(run_virtual(play)) == [(0, 1), (0, 1), (1, 2), (1, 2), (2, 3)]
+    assert watch.most["all"] == 2
+
+
+def test_calls_in_a_line_pass_their_bulkheads():
+    """Calls that run one by one wait for room in the same way: limit 1, a single call, a chain."""
+    watch = Watch()
+    made = watch.tool("write", concurrency_safe=False, limit=1)
+
+    async def play() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(queue_of(made, limit=1).execute_all, calls(*["write"] * 2))
+            tasks.start_soon(queue_of(made).execute_all, calls(*["write"] * 2))
+            tasks.start_soon(queue_of(made).execute_all, calls("write"))
+
+    run_virtual(play)
+    assert [at for _, at in watch.begun] == [0, 1, 2, 3, 4]
+    assert watch.most["write"] == 1
+
+
+@pytest.mark.parametrize("ending", ["fails", "times out", "has wrong arguments"])
+def test_a_place_is_given_back_however_a_call_ends(ending):
+    """A failure, a time-out and a refusal leave the place to the next."""
+    seconds = {"fails": '"x"', "times out": "9", "has wrong arguments": "[]"}[ending]
+
+    async def work(seconds: float | str) -> str:
+        await anyio.sleep(float(seconds))
+        return "ok"
+
+    made = tool(name="work", concurrency_safe=True, limit=1, timeout_s=1)(work)
+
+    async def play() -> list[ToolResult]:
+        wanted = [ToolCall(id="c0", name="work", arguments=f'{{"seconds": {seconds}}}'), *calls(("work", 0))]
+        return await queue_of(made).execute_all(wanted)
+
+    results = run_virtual(play)
+    assert [result.outcome is Outcome.DONE for result in results] == [False, True]
+    assert is_free(made.bulkhead)
+
+
+# Places that are not given back
+
+
+def test_who_waits_in_vain_is_told_so_after_his_time():
+    """All that wait for a place that nobody gives back are blocked when their own time is over, and not in turn."""
+    watch = Watch()
+    made, other = watch.tool("hang", limit=1, timeout_s=5), watch.tool("other", timeout_s=600)
+    assert made.bulkhead is not None
+    assert made.bulkhead.try_enter(print)
+
+    async def play() -> list[ToolResult]:
+        results = await queue_of(made, other).execute_all(calls("hang", "hang", "other", "hang"))
+        assert anyio.current_time() <= 1 + 5
+        return results
+
+    results = run_virtual(play)
+    assert [result.outcome for result in results] == [Outcome.FAILED, Outcome.FAILED, Outcome.DONE, Outcome.FAILED]
+    for result in (results[0], results[1], results[3]):
+        assert (result.error_type, result.retryable) == (ErrorType.BLOCKED, True)
+        assert "blocked: hang is still running" in result.content
+    assert [name for name, _ in watch.begun] == ["other"]
+    made.bulkhead.leave()
+    assert is_free(made.bulkhead)
+
+
+def test_what_is_behind_a_blocked_call_goes_on():
+    """It has a result, so whatever waited for it starts."""
+    watch = Watch()
+    tools = [watch.tool("hang", limit=1, timeout_s=5), watch.tool("write", concurrency_safe=False)]
+    assert tools[0].bulkhead is not None
+    assert tools[0].bulkhead.try_enter(print)
+    results = run_virtual(lambda: queue_of(*tools).execute_all(calls("hang", "write", "hang")))
+    assert [result.error_type for result in results] == [ErrorType.BLOCKED, None, ErrorType.BLOCKED]
+
+
+def test_room_in_the_very_moment_of_giving_up():
+    """A call is given up or run, never both: it has one result, whichever comes first."""
+
+    async def once(clock: trio.testing.MockClock) -> None:
+        ran: list[str] = []
+        handed: list[ToolResult] = []
+
+        class Witness(Host):
+            """A host that notes each result."""
+
+            def finished(self, result: ToolResult) -> None:
+                """Note."""
+                handed.append(result)
+
+        @tool(read_only=True, limit=1, timeout_s=5)
+        async def narrow() -> str:
+            """Run."""
+            ran.append("narrow")
+            return "ok"
+
+        assert narrow.bulkhead is not None
+        assert narrow.bulkhead.try_enter(print)
+
+        async def leave_late() -> None:
+            await anyio.sleep(4)
+            narrow.bulkhead.leave()
+            clock.jump(2)  # both at once: there is room, and the time is over
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(leave_late)
+            results = await queue_of(narrow, host=Witness()).execute_all(calls("narrow"))
+        assert results == handed
+        assert [result.outcome is Outcome.DONE for result in handed] == [bool(ran)]
+        assert is_free(narrow.bulkhead)
+
+    for _ in range(30):  # trio decides by chance who goes first
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        anyio.run(once, clock, backend="trio", backend_options={"clock": clock})
+
+
+class Gate:
+    """A plain function that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        """Close the gate."""
+        self.leave = threading.Event()
+        self.inside = 0
+
+    def __call__(self) -> str:
+        """Hang."""
+        self.inside += 1
+        assert self.leave.wait(HANG_S)
+        self.inside -= 1
+        return "late"
+
+
+@pytest.fixture
+def gate():
+    """A gate that is open when the test is over."""
+    made = Gate()
+    yield made
+    made.leave.set()
+    settled(lambda: not made.inside)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let other tasks and threads go on until the condition is true."""
+    with anyio.fail_after(HANG_S):
+        while not condition():
+            await checkpoint()
+
+
+def hanging(gate: Gate, **options: Any) -> Tool[..., Any]:
+    """A plain tool that hangs at a gate."""
+
+    def hang() -> str:
+        """Hang."""
+        return gate()
+
+    return tool(name="hang", read_only=True, timeout_s=SHORT_S, **options)(hang)
+
+
+@pytest.mark.parametrize("by", ["limit", "tag"])
+async def test_a_thread_left_behind_keeps_its_place(gate, by):
+    """Until it ends: other calls are blocked after their time, in this run and in others; then there is room again."""
+    made = hanging(gate, limit=1) if by == "limit" else hanging(gate, tags=["slow"])
+    shared = Bulkhead(1)
+    bulkhead = made.bulkhead or shared
+
+    def queue() -> ToolQueue:
+        registry = ToolRegistry(tag_limits={"slow": shared})
+        registry.register(made)
+        return ToolQueue(registry)
+
+    with anyio.fail_after(HANG_S):
+        first = await queue().execute_all(calls("hang", "hang", "hang"))
+        second = await queue().execute_all(calls("hang"))
+    kinds = [result.error_type for result in first]
+    assert kinds == [ErrorType.TIMEOUT, ErrorType.BLOCKED, ErrorType.BLOCKED]
+    assert [result.error_type for result in second] == [ErrorType.BLOCKED]
+    assert gate.inside == 1
+    assert (bulkhead.in_use, bulkhead.waiting) == (1, 0)
+    gate.leave.set()
+    await until(lambda: is_free(bulkhead))
+    with anyio.fail_after(HANG_S):
+        (again,) = await queue().execute_all(calls("hang"))
+    assert again.outcome in (Outcome.DONE, Outcome.TIMED_OUT)  # its time is short, and threads take what they take
+    await until(lambda: is_free(bulkhead))
+
+
+async def test_who_waits_for_a_thread_runs_when_it_ends(gate):
+    """The place goes to him in the moment in which the thread gives it back."""
+    made = hanging(gate, limit=1)
+    patient = attrs.evolve(made, timeout_s=HANG_S)
+    patient.bulkhead = made.bulkhead
+    results: list[ToolResult] = []
+
+    async def wait() -> None:
+        results.extend(await ToolQueue(ToolRegistry.of([patient])).execute_all(calls("hang")))
+
+    with anyio.fail_after(HANG_S):
+        (first,) = await ToolQueue(ToolRegistry.of([made])).execute_all(calls("hang"))
+        assert first.outcome is Outcome.TIMED_OUT
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await until(lambda: made.bulkhead is not None and made.bulkhead.waiting == 1)
+            assert gate.inside == 1
+            gate.leave.set()
+    assert [result.content for result in results] == ["late"]
+    await until(lambda: is_free(made.bulkhead))
+
+
+# Cancellation
+
+
+async def test_threads_that_outlive_a_cancelled_batch_keep_their_places(gate):
+    """Until they end, and no longer; who waits for them comes in then."""
+    made = hanging(gate, limit=2)
+    assert made.bulkhead is not None
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ToolQueue(ToolRegistry.of([attrs_like(made, HANG_S)])).execute_all, calls(*["hang"] * 5))
+            await until(lambda: gate.inside == 2 and made.bulkhead is not None and made.bulkhead.waiting == 3)
+            tasks.cancel_scope.cancel()
+    assert (made.bulkhead.in_use, made.bulkhead.waiting) == (2, 0)
+    gate.leave.set()
+    await until(lambda: is_free(made.bulkhead))
+
+
+def attrs_like(made: Tool[..., Any], timeout_s: float) -> Tool[..., Any]:
+    """The same tool with the same places, and another time."""
+    other = attrs.evolve(made, timeout_s=timeout_s)
+    other.bulkhead = made.bulkhead
+    return other
+
+
+async def test_a_timed_out_probe_decides_and_a_cancelled_one_does_not():
+    """The breaker opens again after the one, and lets the next call probe after the other."""
+    hang = anyio.Event()
+    broken = tool(name="probe", read_only=True, timeout_s=HANG_S)(_until(hang))
+    queue = ToolQueue(ToolRegistry.of([broken]))
+    for _ in range(FAILURES):
+        ticket = broken.breaker.admit(0)
+        assert not isinstance(ticket, float)
+        broken.breaker.failed(ticket, queue.clock.monotonic() - 2 * OPEN_S)
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(queue.execute_all, calls("probe", "probe"))
+            await until(lambda: queue.statistics().running > 0)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        assert str(broken.breaker.state) == "half_open"
+        hang.set()
+        results = await queue.execute_all(calls("probe"))
+    assert [result.content for result in results] == ["done"]
+    assert str(broken.breaker.state) == "closed"
+
+
+def _until(event: anyio.Event) -> Any:
+    async def probe() -> str:
+        await event.wait()
+        return "done"
+
+    return probe
