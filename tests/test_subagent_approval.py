@@ -485,3 +485,14 @@ async def test_an_unknown_outcome_in_a_child_is_settled_there(store, how):
         await agent.settle(CHILD, "t1.0", rerun=True)
     assert (await agent.resume("mine")).output == "done"
     assert lives == [f"{CHILD}:t1.0"] * (1 if how == "result" else 2)
+
+
+async def test_a_caller_that_is_cancelled_without_its_tools_leaves_word(store):
+    """Whoever takes the waiting child up next finds that it is to end."""
+    child = payer(World(), 5)
+    agent = Agent(scripts("payer"), tools=[child.as_tool()], store=store)
+    await agent.run("go", id="mine")
+    await Agent(ScriptedModel(), store=store).cancel("mine", by="ann")
+    assert (await agent.load("mine")).stop_reason is StopReason.CANCELLED
+    run = await child.with_(store=store).resume(CHILD)
+    assert (run.stop_reason, run.stop_message) == (StopReason.CANCELLED, "cancelled by its caller")

@@ -10,7 +10,7 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending, RunTools, Wait
-from agentfsm.core.errors import AgentError, ArgumentsError, RunNotFoundError
+from agentfsm.core.errors import AgentError, ArgumentsError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Approve, Cancel, Input, Posted, Reject, Rerun, Settle
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, ErrorType, Outcome, ToolCall, ToolResult, Usage, clean
@@ -247,6 +247,8 @@ async def end_children(engine: Engine, drive: Drive) -> list[e.ToolFinished]:
     journal, results = drive.journal, []
     for entry in journal.run.open:
         tool = engine.registry.get(entry.call.name)
+        if tool is None and entry.phase is Phase.PAUSED:
+            await _leave_word(drive, entry)
         if tool is None or tool.end is None or entry.phase is Phase.FINISHED:
             continue
         try:
@@ -260,6 +262,16 @@ async def end_children(engine: Engine, drive: Drive) -> list[e.ToolFinished]:
         result = attrs.evolve(_decided(entry.call, ended.outcome, ended.content), child=child)
         results.append(e.ToolFinished(result=result))
     return results
+
+
+async def _leave_word(drive: Drive, entry: OpenCall) -> None:
+    """Tell waiting agents that their caller has ended, where it has ended without the tools that drive them."""
+    journal = drive.journal
+    for run_id in {child_id(journal.run.id, entry.call.id), *(item.run_id for item in entry.waits)}:
+        try:
+            await journal.store.post(run_id, "cancel", Cancel(by="its caller"))
+        except StoreError as error:
+            journal.log.warning("child_not_told", child=run_id, error=type(error).__name__)
 
 
 def _counted(drive: Drive, child: AgentCost) -> AgentCost:

@@ -33,6 +33,8 @@ class Bulkhead:
     limit: int = attrs.field(validator=_check)
     # Calls in flight at once, 1 or more.
     _in_use: int = attrs.field(default=0, init=False)
+    _stuck: int = attrs.field(default=0, init=False)
+    # Of these, places of threads whose calls were given up.
     _waiting: dict[Wake, None] = attrs.field(factory=dict, init=False)
     # In the order of their coming. While somebody waits here, every place is in use or kept.
     _woken: set[Wake] = attrs.field(factory=set, init=False)
@@ -75,6 +77,22 @@ class Bulkhead:
             self._in_use -= 1
             woken = self._next()
         woken()
+
+    def abandon(self) -> None:
+        """Say that the call of a place was given up, and its thread still holds the place; it gives it `back`."""
+        with self._lock:
+            self._stuck += 1
+
+    def back(self) -> None:
+        """Give back a place that was abandoned: its thread has ended."""
+        with self._lock:
+            self._stuck -= 1
+        self.leave()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether every place is held by a thread whose call was given up, so that nobody knows when one comes back."""
+        return self._stuck >= self.limit
 
     def on_room(self, wake: Wake) -> None:
         """Have `wake` called once, when there is a place for it: at once, or later from any thread.

@@ -7,6 +7,7 @@ alone, and holds all behind it; locks refine that (see `plan`). Whatever a tool 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -37,7 +38,7 @@ TIMEOUT_S: Final = 30.0
 # Seconds for a call whose tool sets none.
 
 PATIENCE_S: Final = 1.0
-# Seconds beyond a call's own time that it waits for room: whoever is in the way may take just as long.
+# Seconds beyond a call's own time after which it asks whether it waits in vain: others may take just as long.
 _NOBODY: Final[Wake] = lambda: None  # noqa: E731  what has never had to wait
 Listen = Callable[[Any], object]
 Watch = Callable[[ToolEvent | AgentEvent], None]
@@ -274,6 +275,16 @@ def _planned(job: Job, place: Placed, calls: Sequence[ToolCall]) -> PlannedCall:
 
 
 @attrs.define(eq=False)
+class Parked:
+    """A call that waits for room in a bulkhead."""
+
+    bulkhead: Bulkhead
+    wake: Wake
+    until: float
+    # When it asks whether it waits in vain; seconds of the event loop.
+
+
+@attrs.define(eq=False)
 class Session:
     """Calls on their way: each starts as soon as what it waits for has ended and there is room for it.
 
@@ -291,14 +302,10 @@ class Session:
     _placed: list[Placed] = attrs.field(factory=list)
     _ready: list[int] = attrs.field(factory=list)
     # The indexes of calls that may start, as a heap: the earliest first.
-    _parked: dict[int, tuple[Bulkhead, Wake]] = attrs.field(factory=dict)
+    _parked: dict[int, Parked] = attrs.field(factory=dict)
     # Those that have to wait for room in a bulkhead, in the order of their coming.
-    _called: dict[int, tuple[Bulkhead, Wake]] = attrs.field(factory=dict)
+    _called: dict[int, Parked] = attrs.field(factory=dict)
     # Those of them for which there is room now, until they are taken.
-    _moves: bool = False
-    # Whether a call was called since somebody looked.
-    _moved: float = 0.0
-    # When a call was last parked, or known to be called; seconds of the event loop.
     _workers: int = 0
     _results: dict[int, ToolResult] = attrs.field(factory=dict)
     _news: anyio.Event | None = None
@@ -374,38 +381,40 @@ class Session:
                 else:
                     await self._wait()
         finally:
-            for index, (bulkhead, wake) in (*self._parked.items(), *self._called.items()):
-                bulkhead.off(wake)
+            for index, parked in (*self._parked.items(), *self._called.items()):
+                parked.bulkhead.off(parked.wake)
                 self._leave(self._jobs[index])
 
     async def _wait(self) -> None:
-        """Wait until nothing is in flight, or there is room in a bulkhead; for that, not for ever."""
+        """Wait until nothing is in flight, or there is room in a bulkhead, or somebody has waited long for that."""
         self._news = anyio.Event()
-        if self._moves:
-            self._moves, self._moved = False, anyio.current_time()
         with anyio.CancelScope() as scope:
-            if self._parked:
-                scope.deadline = self._moved + min(map(self._patience_s, self._parked))
+            scope.deadline = min((parked.until for parked in self._parked.values()), default=math.inf)
             await self._news.wait()
         self._news = None
         if scope.cancelled_caught:
-            self._give_up()
+            self._look()
 
-    def _patience_s(self, index: int) -> float:
-        """Seconds without any movement after which whoever is in the way must be a thread that was left behind."""
-        tool = self._jobs[index].tool
-        own = 0.0 if tool is None else (tool.timeout_s or 0.0) + tool.grace_s
-        return (own or self.queue.timeout_s) + PATIENCE_S
-
-    def _give_up(self) -> None:
-        """Answer the parked calls whose time is up."""
-        waited = anyio.current_time() - self._moved
-        for index in [each for each in self._parked if waited >= self._patience_s(each)]:
-            job, (bulkhead, wake) = self._jobs[index], self._parked.pop(index)
-            bulkhead.off(wake)
+    def _look(self) -> None:
+        """Answer the parked calls that wait for threads which may never end; all others have their turn."""
+        now = anyio.current_time()
+        for index, parked in list(self._parked.items()):
+            if now < parked.until:
+                continue
+            if not parked.bulkhead.is_stuck:
+                parked.until = now + self._patience_s(index)
+                continue
+            del self._parked[index]
+            parked.bulkhead.off(parked.wake)
+            job = self._jobs[index]
             self._leave(job)
             end = failed(render.blocked_text(job.call.name), ErrorType.BLOCKED, retryable=True)
             self._end(index, self.queue.refuse(job, end))
+
+    def _patience_s(self, index: int) -> float:
+        """Seconds after which a call asks whether it waits in vain."""
+        tool = self._jobs[index].tool
+        return PATIENCE_S + ((tool.timeout_s if tool is not None else None) or self.queue.timeout_s)
 
     async def _work(self) -> None:
         """Run ready calls, one after the other; whoever starts this counts it as a worker."""
@@ -453,7 +462,8 @@ class Session:
 
         Places that were taken are kept meanwhile: since all take them in the same order, nobody waits in a ring.
         """
-        job, (_, wake) = self._jobs[index], self._called.pop(index, (None, _NOBODY))
+        job, called = self._jobs[index], self._called.pop(index, None)
+        wake = _NOBODY if called is None else called.wake
         while job.entered < len(job.bulkheads):
             bulkhead = job.bulkheads[job.entered]
             if not bulkhead.try_enter(wake):
@@ -464,14 +474,14 @@ class Session:
 
     def _park(self, index: int, bulkhead: Bulkhead, wake: Wake) -> None:
         wake = waker(partial(self._unpark, index)) if wake is _NOBODY else wake
-        self._parked[index] = bulkhead, wake
-        self._moved = anyio.current_time()
+        until = anyio.current_time() + self._patience_s(index)
+        self._parked[index] = Parked(bulkhead, wake, until)
+        self._wake()  # whoever attends has to know until when
         bulkhead.on_room(wake)
 
     def _unpark(self, index: int) -> None:
         if index in self._parked:
             self._called[index] = self._parked.pop(index)
-            self._moves = True
             heappush(self._ready, index)
             self._wake()
 
@@ -480,7 +490,8 @@ class Session:
             if job.place is None:
                 bulkhead.leave()
             else:  # its thread goes on, and so does what it does to the service
-                job.place.when_free(bulkhead.leave)
+                bulkhead.abandon()
+                job.place.when_free(bulkhead.back)
         job.entered = 0
 
 

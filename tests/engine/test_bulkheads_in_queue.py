@@ -314,6 +314,7 @@ def test_who_waits_in_vain_is_told_so_after_his_time():
     made, other = watch.tool("hang", limit=1, timeout_s=5), watch.tool("other", timeout_s=600)
     assert made.bulkhead is not None
     assert made.bulkhead.try_enter(print)
+    made.bulkhead.abandon()
 
     async def play() -> list[ToolResult]:
         results = await queue_of(made, other).execute_all(calls("hang", "hang", "other", "hang"))
@@ -326,7 +327,7 @@ def test_who_waits_in_vain_is_told_so_after_his_time():
         assert (result.error_type, result.retryable) == (ErrorType.BLOCKED, True)
         assert "blocked: hang is still running" in result.content
     assert [name for name, _ in watch.begun] == ["other"]
-    made.bulkhead.leave()
+    made.bulkhead.back()
     assert is_free(made.bulkhead)
 
 
@@ -336,6 +337,7 @@ def test_what_is_behind_a_blocked_call_goes_on():
     tools = [watch.tool("hang", limit=1, timeout_s=5), watch.tool("write", concurrency_safe=False)]
     assert tools[0].bulkhead is not None
     assert tools[0].bulkhead.try_enter(print)
+    tools[0].bulkhead.abandon()
     results = run_virtual(lambda: queue_of(*tools).execute_all(calls("hang", "write", "hang")))
     assert [result.error_type for result in results] == [ErrorType.BLOCKED, None, ErrorType.BLOCKED]
 
@@ -362,10 +364,11 @@ def test_room_in_the_very_moment_of_giving_up():
 
         assert narrow.bulkhead is not None
         assert narrow.bulkhead.try_enter(print)
+        narrow.bulkhead.abandon()
 
         async def leave_late() -> None:
             await anyio.sleep(4)
-            narrow.bulkhead.leave()
+            narrow.bulkhead.back()
             clock.jump(2)  # both at once: there is room, and the time is over
 
         async with anyio.create_task_group() as tasks:
@@ -524,3 +527,35 @@ def _until(event: anyio.Event) -> Any:
         return "done"
 
     return probe
+
+
+def test_a_queue_that_moves_refuses_nobody():
+    """However long others are before it: only a place that nobody will give back is waited for in vain."""
+    watch = Watch()
+    one = watch.tool("one", limit=1, timeout_s=5)
+
+    async def play() -> list[ToolResult]:
+        return await queue_of(one).execute_all(calls(*[("one", 4)] * 5))
+
+    assert [result.outcome for result in run_virtual(play)] == [Outcome.DONE] * 5
+
+
+def test_who_waits_for_a_stuck_place_is_told_while_others_run():
+    """What else is in flight does not keep it waiting."""
+    watch = Watch()
+    hang, long = watch.tool("hang", limit=1, timeout_s=5), watch.tool("long", timeout_s=600)
+    assert hang.bulkhead is not None
+    assert hang.bulkhead.try_enter(print)
+    hang.bulkhead.abandon()
+    ends: dict[str, float] = {}
+
+    class Witness(Host):
+        """A host that notes when each result comes."""
+
+        def finished(self, result: ToolResult) -> None:
+            """Note."""
+            ends[result.tool] = anyio.current_time()
+
+    run_virtual(lambda: queue_of(hang, long, host=Witness()).execute_all(calls("hang", ("long", 50))))
+    assert ends == {"hang": 6.0, "long": 50.0}
+    hang.bulkhead.back()
