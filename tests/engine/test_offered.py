@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from checks import names, results_of, sound, sound_run
+from checks import names, no_leases, results_of, sound, sound_run
 
 from agentfsm import Agent, Limits, Outcome, Settings, State, StopReason, Tool, Usage, tool
 from agentfsm.context import AllTools, AutoSelect, BySimilarity
@@ -15,7 +15,17 @@ from agentfsm.core.events import Compacted, Event, ToolsOffered
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
 from agentfsm.engine.permission import Permissions
 from agentfsm.ports import Request
+from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, fail, say
+
+
+@pytest.fixture
+async def store():
+    """A store in memory: what is shown here does not depend on it."""
+    made = MemoryStore()
+    yield made
+    await no_leases(made)
+
 
 SUBJECTS = (  # noqa: SIM905  sixty lines otherwise
     "weather train flight hotel invoice salary contract patent recipe garden planet bridge violin museum harbour "

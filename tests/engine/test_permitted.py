@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from checks import results_of, sound
+from checks import no_leases, results_of, sound
 
 from agentfsm import Agent, Limits, Outcome, RunContext, Settings, Tool, tool
 from agentfsm.core.messages import ErrorType
 from agentfsm.engine.permission import Level, Permissions, Rule
 from agentfsm.ports import Request
+from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
+
+
+@pytest.fixture
+async def store():
+    """A store in memory: what is shown here does not depend on it."""
+    made = MemoryStore()
+    yield made
+    await no_leases(made)
 
 
 class Office:

@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import calls_of, results_of, sound, virtually
+from checks import calls_of, no_leases, results_of, sound, virtually
 
 from agentfsm import (
     Agent,
@@ -22,7 +22,16 @@ from agentfsm import (
 )
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.engine.breaker import BreakerState
+from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
+
+
+@pytest.fixture
+async def store():
+    """A store in memory: what is shown here does not depend on it."""
+    made = MemoryStore()
+    yield made
+    await no_leases(made)
 
 
 def told(agent: Agent) -> list[list[str]]:
