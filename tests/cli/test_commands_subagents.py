@@ -127,7 +127,7 @@ def test_cancel_ends_the_agents_below(here):
         ["r", "r.t1.0", "r.t1.0.t1.0"], "cancelled"
     )
     here("approve", "r.t1.0.t1.0", "t1.0", code=1)
-    assert "by ann" in here.json("show", "r.t1.0.t1.0")["stop_message"]
+    assert "by its caller" in here.json("show", "r.t1.0.t1.0")["stop_message"]
 
 
 def test_agents_are_found_once(here):
