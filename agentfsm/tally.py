@@ -57,6 +57,11 @@ BYTES: Final = _Bytes()
 # A sure upper bound, to be used as a counter.
 
 
+def estimated_tokens(text: str) -> int:
+    """Return about how many tokens a text has, where no vocabulary is loaded."""
+    return BYTES.count(text) // BYTES_PER_TOKEN
+
+
 def count_message(message: Message, counter: TokenCounter) -> int:
     """Return the tokens of a message, with what the provider writes around it."""
     return MESSAGE_TOKENS + _COUNTS[type(message)](message, counter.count)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import attrs
 import pytest
+from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Run, State, StopReason
 from agentfsm import threads as pool
@@ -107,6 +108,27 @@ def newest(request: Request) -> str:
 def texts(request: Request) -> str:
     """All that a model was shown, as one text."""
     return "\n".join(message.text for message in request.messages)
+
+
+@attrs.define
+class Trap:
+    """Cancels at its n-th visit."""
+
+    at: int = 10**9
+    cancel: Callable[[], object] = lambda: None
+    visits: int = 0
+
+    @property
+    def sprung(self) -> bool:
+        """Whether it has cancelled."""
+        return self.visits >= self.at
+
+    async def visit(self) -> None:
+        """Be at a place where the run may wait."""
+        self.visits += 1
+        if self.visits == self.at:
+            self.cancel()
+        await checkpoint()
 
 
 async def no_leases(store: Any) -> None:

@@ -12,7 +12,7 @@ ROOT = Path(agentfsm.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 CORE = {"core"}
-PORTS = CORE | {"ports", "threads", "tally"}
+PORTS = CORE | {"ports", "retry_after", "threads", "tally"}
 ENGINE = PORTS | {"engine"}
 ADAPTERS = {"models", "stores", "tokens"}
 FAMILIES = {"context"}

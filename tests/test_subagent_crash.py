@@ -15,7 +15,7 @@ import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, calls_of, no_leases, results_of, sound, sound_run
+from checks import HANG_S, Trap, calls_of, no_leases, results_of, sound, sound_run
 
 from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, tool
 from agentfsm.core.errors import StoreError
@@ -67,22 +67,6 @@ class Mortal:
         if self.written:
             self.inner.append(*args, **options)
         raise Killed
-
-
-@attrs.define
-class Trap:
-    """Cancels at its n-th visit."""
-
-    at: int = 10**9
-    cancel: Callable[[], object] = lambda: None
-    visits: int = 0
-
-    async def visit(self) -> None:
-        """Be at a place where a run may wait."""
-        self.visits += 1
-        if self.visits == self.at:
-            self.cancel()
-        await checkpoint()
 
 
 @attrs.define

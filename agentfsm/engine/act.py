@@ -19,7 +19,7 @@ from agentfsm.engine import render
 from agentfsm.engine.arguments import check_object, object_text, repair
 from agentfsm.engine.builtin import builtin
 from agentfsm.engine.context import RunContext, ToolKind
-from agentfsm.engine.dispatch import End, Host, estimated_tokens, failed
+from agentfsm.engine.dispatch import End, Host, failed
 from agentfsm.engine.drive import Drive
 from agentfsm.engine.early import Attempt, EarlyCalls
 from agentfsm.engine.engine import Engine
@@ -29,7 +29,7 @@ from agentfsm.engine.queue import ToolQueue
 from agentfsm.engine.stream import AgentEvent, ToolEvent
 from agentfsm.engine.tools import Arguments, Bound, Tool
 from agentfsm.ports import ProposedCall, Store
-from agentfsm.tally import BYTES
+from agentfsm.tally import BYTES, estimated_tokens
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -175,10 +175,9 @@ def absence(engine: Engine, drive: Drive, tool: Tool[..., Any]) -> End | None:
 
 def barred(engine: Engine, drive: Drive, tool: Tool[..., Any], bound: Bound) -> End | None:
     """Say that nobody could let a call with these arguments run."""
-    run = drive.journal.run
     if engine.permissions is None:
         return None
-    reason = engine.permissions.refusal(tool, run.header.roles, tool.arguments(bound))
+    reason = engine.permissions.refusal(tool, drive.journal.run.header.roles, tool.arguments(bound))
     return None if reason is None else failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
 
 
@@ -296,7 +295,7 @@ class RunHost(Host):
 
     def names(self, registry: ToolRegistry) -> Sequence[str]:
         """Return the names of the tools that the run has and may use."""
-        return [tool.name for tool in registry if is_there(self.engine, self.drive, tool)]
+        return [tool.name for tool in registry if self.absence(tool) is None]
 
     def position(self, call: ToolCall, index: int) -> int:  # noqa: ARG002  of those that run now
         """Return the call's place in the reply: some of its calls may have run before."""
@@ -382,11 +381,8 @@ class RunHost(Host):
             result = attrs.evolve(result, child=_counted(drive, result.child))
         finished = e.ToolFinished(result=result)
         ending = () if drive.unfinished else (e.ToolsReturned(),)
-        if drive.granted:  # it was let run, and could not
-            facts, taken = self._spent(result.call_id)
-            journal.commit(*facts, finished, *ending, taken=taken)
-        else:
-            journal.commit(finished, *ending)
+        facts, taken = self._spent(result.call_id)  # where it was let run, and could not
+        journal.commit(*facts, finished, *ending, taken=taken)
         if journal.log.is_read:
             tool = (
                 result.tool if result.tool in drive.queue.registry else "(unknown)"
@@ -459,14 +455,6 @@ def context_of(drive: Drive) -> RunContext[Any]:
         roles=run.header.roles,
         metadata=run.metadata,
     )
-
-
-def is_there(engine: Engine, drive: Drive, tool: Tool[..., Any]) -> bool:
-    """Whether a run has a tool now, and may use it."""
-    run, permissions = drive.journal.run, engine.permissions
-    if tool.name in run.disabled or not is_enabled(tool, drive):
-        return False
-    return permissions is None or permissions.offers(tool, run.header.roles)
 
 
 def turn_of(run: Run) -> int:

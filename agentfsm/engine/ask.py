@@ -113,7 +113,8 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
 
 def _request(question: Question, cap_tokens: int | None) -> Request:
     engine, settings = question.engine, question.engine.settings
-    if settings.tool_choice not in {None, *_MODES, *[tool.name for tool in question.tools]}:
+    choice = settings.tool_choice
+    if choice is not None and choice not in _MODES and all(choice != tool.name for tool in question.tools):
         settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
     return Request(
         instructions=engine.instructions,

@@ -117,6 +117,8 @@ class Budget:
         cost = self._cost_of(asked_tokens, wanted_tokens, price) if self.counts_money else (lambda _tokens: 0.0)
         while True:
             granted, binding = self._room(asked_tokens, wanted_tokens, cost, beside_others=True)
+            if granted == wanted_tokens:
+                break
             if granted >= self._room(asked_tokens, wanted_tokens, cost, beside_others=False)[0]:
                 break
             self.family.news = self.family.news or anyio.Event()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
-from agentfsm.tally import BYTES, BYTES_PER_TOKEN
+from agentfsm.tally import estimated_tokens
 
 if TYPE_CHECKING:
     from agentfsm.engine.tools import Tool
@@ -224,7 +224,7 @@ def _held(schema: _Schema) -> Iterator[_Schema]:
 
 def _size(tool: _Tool, count: Count | None) -> Iterator[Finding]:
     text = json.dumps(tool.definition.openai(), ensure_ascii=False, default=str)
-    tokens = BYTES.count(text) // BYTES_PER_TOKEN if count is None else count(text)
+    tokens = (count or estimated_tokens)(text)
     if tokens > TOKENS:
         message = (
             f"its definition has {'about ' if count is None else ''}{tokens:,} tokens, which every request pays for; "

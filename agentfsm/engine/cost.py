@@ -12,15 +12,10 @@ if TYPE_CHECKING:
     from agentfsm.ports import Model
 
 
-def costs_of(results: Iterable[ToolResult]) -> tuple[AgentCost, ...]:
-    """Return what the agents among the called tools cost, in call order."""
-    return tuple(result.child for result in results if result.child is not None)
-
-
 def cost_of(run: Run, model: Model) -> AgentCost:
     """Return what a run of a model cost, with the agents that it called."""
-    closed = [m for m in run.messages[run.first :] if isinstance(m, ToolResult)]
-    children = costs_of([*closed, *[entry.result for entry in run.open if entry.result is not None]])
+    messages = (*run.messages[run.first :], *[entry.result for entry in run.open])
+    children = tuple([m.child for m in messages if isinstance(m, ToolResult) and m.child is not None])
     own = _without(run.usage, children)
     usd: float | None = 0.0
     if own.tokens:

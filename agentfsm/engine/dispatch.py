@@ -24,7 +24,7 @@ from agentfsm.engine.context import Ended, Paused, RunContext, ToolKind
 from agentfsm.engine.places import Place, left_behind
 from agentfsm.engine.stream import AgentEvent, ToolEvent, ToolEventType
 from agentfsm.engine.transient import Transient, transient
-from agentfsm.tally import BYTES_PER_TOKEN
+from agentfsm.tally import estimated_tokens
 from agentfsm.threads import in_thread, is_foreign, isolated, soon
 
 if TYPE_CHECKING:
@@ -56,11 +56,6 @@ class End(NamedTuple):
 def failed(text: str, error_type: ErrorType, *, retryable: bool = False, attempts: int = 1) -> End:
     """Return the end of a call that has no result."""
     return End(Outcome.FAILED, text, error_type, retryable, attempts=attempts)
-
-
-def estimated_tokens(text: str) -> int:
-    """Return about how many tokens a text has, where no vocabulary is loaded."""
-    return len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN
 
 
 class Host:
@@ -124,6 +119,16 @@ class Job:
     place: Place | None = None
     # What a thread of it holds.
 
+    @property
+    def kind(self) -> ToolKind | None:
+        """What runs behind the tool; None where there is no such tool."""
+        return None if self.tool is None else self.tool.kind
+
+    @property
+    def estimate_s(self) -> float | None:
+        """Seconds that it usually takes, where the tool says so."""
+        return None if self.tool is None else self.tool.estimate_s
+
     def arguments(self, tool: Tool[..., Any]) -> Bound:
         """Return the arguments, which fit the schema; they are read once. The rule is asked when the call runs.
 
@@ -154,8 +159,8 @@ class Dispatcher:
     retries_per_run: int
     retries: dict[str, int]
     # Retries so far, by tool.
-    tell: Callable[[], Callable[[ToolEvent | AgentEvent], None] | None]
-    # Says where progress goes; None where nobody watches.
+    tell: Callable[[ToolEvent | AgentEvent], None] | None
+    # Where progress goes; None where nobody watches.
 
     async def end_of(self, job: Job) -> End:
         """Run a call, and return how it ended.
@@ -294,7 +299,7 @@ class _Tries:
             return self._known
         deadline = self.dispatcher.clock.now() + self.timeout_s
         known = self.dispatcher.host.context(self.job.call, self.tool, deadline)
-        tell = self.dispatcher.tell()
+        tell = self.dispatcher.tell
         self._known = known if tell is None else self._watched(known, tell)
         return self._known
 

@@ -15,27 +15,14 @@ import anyio
 import attrs
 from anyio.abc import TaskGroup
 
-from agentfsm.engine.context import ToolKind
 from agentfsm.engine.queue import Session, ToolQueue, first_error
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
-    from agentfsm.engine.registry import ToolRegistry
-    from agentfsm.engine.tools import Tool
 
 WHOLE = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
 # Reasons to stop that say that the last call is complete.
-
-
-def may_start_early(tool: Tool[..., Any] | None) -> bool:
-    """Whether the calls of a tool may start before the reply is whole."""
-    return tool is not None and tool.read_only and tool.requires_approval is False and tool.kind is ToolKind.DIRECT
-
-
-def has_early(registry: ToolRegistry) -> bool:
-    """Whether any tool may start early."""
-    return any(may_start_early(tool) for tool in registry)
 
 
 @attrs.define(eq=False)
@@ -93,12 +80,11 @@ class EarlyCalls:
     _tasks: TaskGroup = attrs.field(factory=anyio.create_task_group, init=False)
     _drafts: dict[int, _Draft] = attrs.field(factory=dict)
     _started: list[ToolCall] = attrs.field(factory=list)
-    _is_open: bool = True
+    _is_open: bool = False
     # Whether the next call may still start: all before it have.
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
-        self.begin()
         return self
 
     async def __aexit__(
@@ -159,7 +145,7 @@ class EarlyCalls:
         draft, queue = self._drafts[len(self._started)], self._session.queue
         name = draft.name
         tool = queue.host.find(queue.registry, name)
-        if tool is None or not may_start_early(tool) or queue.registry.bulkheads(tool):
+        if tool is None or not tool.may_start_early or queue.registry.bulkheads(tool):
             self._is_open = False
             return
         call = self.mint(len(self._started), ProposedCall(id="", name=name, arguments="".join(draft.pieces)))

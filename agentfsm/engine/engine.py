@@ -8,7 +8,6 @@ from typing import Final
 import attrs
 
 from agentfsm.core.limits import Limits
-from agentfsm.engine.early import has_early
 from agentfsm.engine.permission import Permissions
 from agentfsm.engine.registry import ToolRegistry
 from agentfsm.ports import Clock, ContextPolicy, Model, Settings, TokenCounter, ToolDefinition, ToolSelector
@@ -18,16 +17,7 @@ ANSWER_TOKENS: Final = 4_096
 # Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
 
 
-@attrs.frozen
-class _Traits:
-    """What follows from the tools as they are registered now."""
-
-    version: int
-    narrows: bool
-    starts_early: bool
-
-
-@attrs.define(eq=False, kw_only=True)
+@attrs.frozen(kw_only=True)
 class Engine:
     """What an agent is made of: ports and settings. It holds nothing of any run."""
 
@@ -45,27 +35,11 @@ class Engine:
     log_prompts: bool = False
     _overhead: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
     # Tokens of what every request holds, by encoding and tools.
-    _traits: _Traits = attrs.field(factory=lambda: _Traits(-1, narrows=False, starts_early=False), init=False)
 
     @property
     def narrows(self) -> bool:
         """Whether a run may be offered fewer tools than there are, by permission or by what a tool says of itself."""
-        return self._known.narrows
-
-    @property
-    def starts_early(self) -> bool:
-        """Whether there are tools whose calls may start while the reply streams."""
-        return self._known.starts_early
-
-    @property
-    def _known(self) -> _Traits:
-        if self._traits.version != self.registry.version:
-            self._traits = _Traits(
-                self.registry.version,
-                narrows=self.permissions is not None or any(tool.enabled is not True for tool in self.registry),
-                starts_early=has_early(self.registry),
-            )
-        return self._traits
+        return self.permissions is not None or bool(self.registry.conditional)
 
     def choice_settings(self, max_tokens: int) -> Settings:
         """Return the settings for a question beside the run: as always, but short and without tools."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Parent:
-    """A run that calls an agent as a tool: where the child's journal goes, what it may spend, and how it ends."""
+    """A run that calls an agent as a tool: where the child's journal goes, and what it may spend."""
 
     run: Run
     store: Store

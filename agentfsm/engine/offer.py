@@ -10,11 +10,11 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.errors import LimitError, ModelError
 from agentfsm.core.messages import AssistantMessage, TextPart, Usage, UserMessage
-from agentfsm.engine.act import is_there
+from agentfsm.engine.act import absence
 from agentfsm.engine.ask import reply_of
 from agentfsm.engine.builtin import READ_RESULT, read_result
-from agentfsm.engine.dispatch import estimated_tokens
 from agentfsm.ports import Request, ToolDefinition
+from agentfsm.tally import estimated_tokens
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -37,14 +37,14 @@ def offered(engine: Engine, drive: Drive) -> Sequence[ToolDefinition]:
         definitions: Sequence[ToolDefinition] = tuple([tool.definition for tool in tools])
     else:
         definitions = registry.definitions
-    if run.has_cut and READ_RESULT not in registry and is_there(engine, drive, read_result()):
+    if run.has_cut and READ_RESULT not in registry and absence(engine, drive, read_result()) is None:
         return (*definitions, read_result().definition)
     return definitions
 
 
 def _there(engine: Engine, drive: Drive) -> list[Tool[..., object]]:
     """Return the tools that this run has now and may use."""
-    return [tool for tool in engine.registry if is_there(engine, drive, tool)]
+    return [tool for tool in engine.registry if absence(engine, drive, tool) is None]
 
 
 async def choose(engine: Engine, drive: Drive) -> e.ToolsOffered | None:

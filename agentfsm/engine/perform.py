@@ -117,7 +117,7 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
         if (compacted := await _compacted(engine, drive, tools)) is not None:
             return journal.commit(compacted)
         question = Question(engine, journal, effect, drive.tally, drive.budget, tools)
-        if question.is_streamed and engine.starts_early:
+        if question.is_streamed and engine.registry.early:
             async with early_calls(engine, drive) as early:
                 await _hear(engine, drive, *await ask(question, early), early)
         else:

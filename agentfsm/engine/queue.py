@@ -91,7 +91,7 @@ def _dispatcher_of(queue: ToolQueue) -> Dispatcher:
         retries_per_tool=queue.retries_per_tool,
         retries_per_run=queue.retries_per_run,
         retries=queue.retries,
-        tell=lambda: queue.tell if queue.is_watched else None,
+        tell=queue.tell if queue.is_watched else None,
     )
 
 
@@ -259,18 +259,17 @@ def _place(order: Order, job: Job) -> Placed:
 
 
 def _planned(job: Job, place: Placed, calls: Sequence[ToolCall]) -> PlannedCall:
-    tool = job.tool
     return PlannedCall(
         index=job.index,
         call_id=job.call.id,
         tool=job.call.name,
-        kind=None if tool is None else tool.kind,
+        kind=job.kind,
         batch=place.batch,
         waits=tuple(calls[i].id for i in sorted({i for group in place.waits for i in group.calls if i < job.index})),
         locks=job.access.keys,
         shared=job.access.shared,
         reason=job.access.reason,
-        estimate_s=None if tool is None else tool.estimate_s,
+        estimate_s=job.estimate_s,
     )
 
 
@@ -328,7 +327,7 @@ class Session:
         placed = _place(self._order, job)
         self._placed.append(placed)
         if self.queue.is_watched:
-            self._tell_queued(job)
+            _Told(self.queue, job).queued()
         if not placed.waits:
             heappush(self._ready, job.index)
         for group in placed.waits:
@@ -338,18 +337,6 @@ class Session:
         placed.left -= 1
         if not placed.left:
             heappush(self._ready, placed.index)
-
-    def _tell_queued(self, job: Job) -> None:
-        tool = job.tool
-        event = ToolEvent(
-            type=ToolEventType.QUEUED,
-            call_id=job.call.id,
-            tool=job.call.name,
-            kind=None if tool is None else tool.kind,
-            position=self.queue.host.position(job.call, job.index),
-            estimate_s=None if tool is None else tool.estimate_s,
-        )
-        self.queue.tell(event)
 
     async def run(self) -> None:
         """Run the calls until none is left that could start, and tell that the queue is empty."""
@@ -503,6 +490,11 @@ class _Told:
     job: Job
     is_open: bool = False
 
+    def queued(self) -> None:
+        """Tell that it has its place among the others."""
+        position = self.queue.host.position(self.job.call, self.job.index)
+        self._tell(ToolEventType.QUEUED, position=position, estimate_s=self.job.estimate_s)
+
     def started(self) -> None:
         """Tell that the tool begins."""
         self.is_open = True
@@ -528,13 +520,5 @@ class _Told:
             self._tell(ToolEventType.ERROR, duration_s=duration_s, success=False, message="cut off")
 
     def _tell(self, kind: ToolEventType, **details: Any) -> None:
-        tool = self.job.tool
-        self.queue.tell(
-            ToolEvent(
-                type=kind,
-                call_id=self.job.call.id,
-                tool=self.job.call.name,
-                kind=None if tool is None else tool.kind,
-                **details,
-            )
-        )
+        call, behind = self.job.call, self.job.kind
+        self.queue.tell(ToolEvent(type=kind, call_id=call.id, tool=call.name, kind=behind, **details))

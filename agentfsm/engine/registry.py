@@ -44,6 +44,10 @@ class ToolRegistry:
     # Names of the tools whose repetition is their job.
     asking: frozenset[str] = attrs.field(default=frozenset(), init=False)
     # Names of the tools of which some calls, or all, need a person's yes.
+    early: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    # Names of the tools whose calls may start while the reply streams.
+    conditional: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    # Names of the tools that are not always there.
     awaited: frozenset[str] = attrs.field(default=frozenset(), init=False)
     # Names of the tools whose calls others wait for by `after`.
     version: int = attrs.field(default=0, init=False)
@@ -86,6 +90,8 @@ class ToolRegistry:
         self.definitions += (added.definition,)
         self.polls |= {added.name} if added.poll else set()
         self.asking |= {added.name} if added.requires_approval is not False else set()
+        self.early |= {added.name} if added.may_start_early else set()
+        self.conditional |= {added.name} if added.enabled is not True else set()
         self.awaited |= set(added.after)
         self.version += 1
 
@@ -105,6 +111,8 @@ class ToolRegistry:
         self.definitions = tuple(each for each in self.definitions if each.name != name)
         self.polls -= {name}
         self.asking -= {name}
+        self.early -= {name}
+        self.conditional -= {name}
         self.awaited = frozenset(other for each in self for other in each.after)
         self.version += 1
         return removed

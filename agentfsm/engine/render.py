@@ -13,6 +13,7 @@ import attrs
 
 from agentfsm.core.errors import RefusedError
 from agentfsm.core.messages import clean
+from agentfsm.tally import BYTES
 
 if TYPE_CHECKING:
     from agentfsm.core.errors import ModelRetry
@@ -62,8 +63,7 @@ def shown_chars(text: str, tool: Tool[..., Any], count: Callable[[str], int]) ->
 
 
 def _share(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> float:
-    size = len(text.encode("utf-8", "surrogatepass"))
-    return min(tool.shown_bytes / max(size, 1), tool.shown_tokens / max(count(text), 1))
+    return min(tool.shown_bytes / max(BYTES.count(text), 1), tool.shown_tokens / max(count(text), 1))
 
 
 def _json(value: object) -> str:

@@ -117,6 +117,11 @@ class Tool(Generic[P, R]):
         return self.read_only or self.idempotent
 
     @property
+    def may_start_early(self) -> bool:
+        """Whether its calls may start before the reply that asks for them is whole."""
+        return self.read_only and self.requires_approval is False and self.kind is ToolKind.DIRECT
+
+    @property
     def definition(self) -> ToolDefinition:
         """The tool as a model is told of it."""
         return ToolDefinition(

@@ -7,17 +7,15 @@ any of them. What has an HTTP status is judged by that alone.
 from __future__ import annotations
 
 import errno
-import math
 import socket
 import time
 from contextlib import suppress
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import attrs
 
 from agentfsm.core.errors import ModelUnavailableError, TransientError
+from agentfsm.retry_after import finite_s, seconds_of
 
 PASSING_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 # 529 is what some services (Anthropic's among them) say when they are overloaded.
@@ -169,26 +167,13 @@ def _asked_s(error: BaseException) -> float | None:
     for name in ("retry_after_s", "retry_after"):
         number = _get(error, name)
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if is_number and (seconds := _seconds(number)) is not None:
+        if is_number and (seconds := finite_s(number)) is not None:
             return seconds
     headers = _get(_get(error, "response"), "headers") or _get(error, "headers")
     with suppress(Exception):  # no mapping, or one of something else than text
-        return next((_read(value) for name, value in headers.items() if name.lower() == "retry-after"), None)
-    return None
-
-
-def _read(text: str) -> float | None:
-    """Seconds or a date. Source: RFC 9110, 10.2.3 and 5.6.7; a date that names no zone is in UTC too."""
-    if (seconds := _seconds(text)) is not None:
-        return seconds
-    date = parsedate_to_datetime(text)
-    return _seconds((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time())
-
-
-def _seconds(number: float | str) -> float | None:
-    with suppress(ValueError, OverflowError):
-        seconds = float(number)
-        return max(seconds, 0.0) if math.isfinite(seconds) else None
+        return next(
+            (seconds_of(value, time.time()) for name, value in headers.items() if name.lower() == "retry-after"), None
+        )
     return None
 
 

@@ -10,13 +10,10 @@ warns of and asyncio starts tasks for. Its retries are off: the engine retries, 
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import AsyncGenerator  # attrs wants to see it
 from contextlib import suppress
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +35,7 @@ from agentfsm.core.errors import (
 from agentfsm.models.chat_wire import Assembly, FormError, SentError, decode, encode
 from agentfsm.models.prices import list_cost_usd
 from agentfsm.ports import Model
+from agentfsm.retry_after import finite_s, seconds_of
 
 if TYPE_CHECKING:
     import ssl
@@ -426,16 +424,9 @@ def _words(body: object) -> str:
 
 
 def _retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
-    # Source: RFC 9110, 10.2.3 (seconds or a date); retry-after-ms is OpenAI's and Azure's own.
-    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        with suppress(ValueError):
-            seconds = float(headers.get(name, "")) * unit_s
-            return max(seconds, 0.0) if math.isfinite(seconds) else None
-    with suppress(ValueError):
-        date = parsedate_to_datetime(headers.get("retry-after", ""))
-        # Without a zone it is UTC, and not the local time that Python takes it for.
-        return max((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now_s, 0.0)
-    return None
+    with suppress(ValueError):  # OpenAI's and Azure's own
+        return finite_s(float(headers.get("retry-after-ms", "")) * 0.001)
+    return seconds_of(headers.get("retry-after", ""), now_s)
 
 
 def _bad_request(trouble: _Trouble) -> ModelError:

@@ -16,7 +16,7 @@ import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, calls_of, no_leases, results_of, sound, sound_run, starts_of, valid_history
+from checks import HANG_S, Trap, calls_of, no_leases, results_of, sound, sound_run, starts_of, valid_history
 
 from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, State, tool
 from agentfsm.core.events import Event, Failed, ToolFinished
@@ -24,27 +24,6 @@ from agentfsm.core.inbox import InboxItem, Posted
 from agentfsm.core.run import Header
 from agentfsm.ports import Commit, Lease, ProposedCall, Reply, Request, Store, Stored, Summary
 from agentfsm.testing.models import FunctionModel
-
-
-@attrs.define
-class Trap:
-    """Cancels at its n-th visit."""
-
-    at: int
-    cancel: Callable[[], object] = lambda: None
-    visits: int = 0
-
-    @property
-    def sprung(self) -> bool:
-        """Whether it has cancelled."""
-        return self.visits >= self.at
-
-    async def visit(self) -> None:
-        """Be at a place where the run may wait."""
-        self.visits += 1
-        if self.visits == self.at:
-            self.cancel()
-        await checkpoint()
 
 
 @attrs.define

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import attrs
 from anyio.lowlevel import checkpoint
-from checks import HANG_S
+from checks import HANG_S, Trap
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
@@ -33,22 +33,6 @@ async def until(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(HANG_S):
         while not condition():
             await checkpoint()
-
-
-@attrs.define
-class Trap:
-    """Cancels at its n-th visit."""
-
-    at: int
-    cancel: Callable[[], object] = lambda: None
-    visits: int = 0
-
-    async def visit(self) -> None:
-        """Be at a place where a run may wait."""
-        self.visits += 1
-        if self.visits == self.at:
-            self.cancel()
-        await checkpoint()
 
 
 @attrs.define

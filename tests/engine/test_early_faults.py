@@ -15,10 +15,10 @@ import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, names, results_of, settled, sound, sound_run, virtually
+from checks import HANG_S, Trap, names, results_of, settled, sound, sound_run, virtually
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cancel import Trap, Trapped
+from test_cancel import Trapped
 from test_crash import Killed, Mortal
 from test_early import FINISH, STREAM, Telling, chunk_of, done, reply_of
 

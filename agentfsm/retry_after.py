@@ -1,0 +1,36 @@
+"""What a service asks to wait, as HTTP writes it; read by the model adapters and the tool queue alike."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+
+
+def seconds_of(text: str, now_s: float) -> float | None:
+    """Read the value of a Retry-After header.
+
+    Args:
+        text: Seconds, or a date; one that names no zone is in UTC, and not in the local time that Python takes it for.
+        now_s: Seconds since 1970.
+
+    Returns:
+        Seconds to wait, 0 or more; None where it says nothing that can be read.
+
+    Source: RFC 9110, 10.2.3 and 5.6.7.
+    """
+    if (seconds := finite_s(text)) is not None:
+        return seconds
+    with suppress(ValueError, OverflowError):
+        date = parsedate_to_datetime(text)
+        return finite_s((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now_s)
+    return None
+
+
+def finite_s(number: float | str) -> float | None:
+    """Return seconds to wait, 0 or more; None where that is no finite number."""
+    with suppress(ValueError, OverflowError):
+        seconds = float(number)
+        return max(seconds, 0.0) if math.isfinite(seconds) else None
+    return None
