@@ -1,6 +1,12 @@
 """An agent runtime that never loses, repeats or hides an effect, and lets you step through every transition."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from agentfsm.agent import Agent
+from agentfsm.core.difference import Difference, difference
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import (
     AgentError,
@@ -14,18 +20,23 @@ from agentfsm.core.errors import (
     StoreError,
     TransientError,
 )
-from agentfsm.core.inbox import InputKind
+from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.limits import Limits, StopReason
 from agentfsm.core.machine import TABLE, State, next_state
 from agentfsm.core.messages import AgentCost, ErrorType, ImagePart, Outcome, TextPart, ToolCall, ToolResult, Usage
 from agentfsm.core.run import Run
-from agentfsm.engine.context import RunContext
+from agentfsm.engine.context import Found, RunContext
 from agentfsm.engine.permission import Level, Permissions, Rule
 from agentfsm.engine.queue import ToolQueue
 from agentfsm.engine.registry import ToolRegistry
+from agentfsm.engine.replay import Divergence, Replay
 from agentfsm.engine.tools import Tool, tool
-from agentfsm.ports import Settings
+from agentfsm.ports import Filter, Settings
 from agentfsm.subagent import COORDINATION
+
+if TYPE_CHECKING:
+    ask_user: Tool[..., Any]
+    wait: Tool[..., Any]
 
 __all__ = [
     "COORDINATION",
@@ -34,7 +45,11 @@ __all__ = [
     "AgentCost",
     "AgentError",
     "ConflictError",
+    "Difference",
+    "Divergence",
     "ErrorType",
+    "Filter",
+    "Found",
     "IllegalTransitionError",
     "ImagePart",
     "InputKind",
@@ -47,7 +62,9 @@ __all__ = [
     "Pending",
     "PendingKind",
     "Permissions",
+    "Priority",
     "RefusedError",
+    "Replay",
     "Rule",
     "Run",
     "RunContext",
@@ -64,6 +81,15 @@ __all__ = [
     "ToolResult",
     "TransientError",
     "Usage",
+    "ask_user",
+    "difference",
     "next_state",
     "tool",
+    "wait",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("ask_user", "wait"):  # made when they are asked for, since their schemas bring pydantic
+        return getattr(import_module("agentfsm.engine.builtin"), name)()
+    raise AttributeError(f"module 'agentfsm' has no attribute {name!r}")

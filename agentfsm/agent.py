@@ -22,27 +22,33 @@ from agentfsm import subagent
 from agentfsm.context import AutoSelect, SlidingWindow
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ArgumentsError, ConflictError, LeaseHeldError, MisuseError
-from agentfsm.core.events import ApprovalGiven, ToolFinished
-from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Reject, Rerun, Settle
+from agentfsm.core.events import Resumed
+from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priority, Reject, Rerun, Settle
 from agentfsm.core.limits import Limits
+from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, AgentCost, Message, Outcome, Part, Usage, check_history, clean, parts_of
 from agentfsm.core.run import Header, Phase, Run, begin
+from agentfsm.decisions import awaited, decide, wake_callers
 from agentfsm.engine import journal as journals
 from agentfsm.engine.budget import Budget
 from agentfsm.engine.builtin import builtin
 from agentfsm.engine.cost import cost_of
 from agentfsm.engine.engine import Engine
+from agentfsm.engine.fork import forked
 from agentfsm.engine.journal import Journal
-from agentfsm.engine.perform import drive_of, run_steps
+from agentfsm.engine.perform import drive_of, obey, run_steps
 from agentfsm.engine.permission import Permissions
 from agentfsm.engine.registry import ToolRegistry
+from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.stream import Stream
 from agentfsm.engine.tools import Arguments, Tool
 from agentfsm.models import resolve
-from agentfsm.ports import Clock, ContextPolicy, Model, Settings, Store, SystemClock, ToolSelector
+from agentfsm.ports import Clock, ContextPolicy, Durability, Model, Settings, Store, SystemClock, ToolSelector
 from agentfsm.stores import MemoryStore
 from agentfsm.tally import Tally
 from agentfsm.tokens import load_counter
+from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,6 +59,12 @@ if TYPE_CHECKING:
 
 LEASE_POLL_S: Final = 0.2
 # Seconds between two looks at a lease that somebody else holds: short beside the 10 s that one lasts.
+WORKER_RUNS: Final = 100
+# Runs that a worker drives at once: they wait for models most of the time.
+WORKER_POLL_S: Final = 1.0
+# Seconds between two looks of a worker: a question to the store costs less than 1 ms, and a user waits a second.
+NEWEST: Final = 2**31
+# As a version to read after: where only the header is wanted.
 TALLIES: Final = 1_000
 # Runs whose token counts are kept between two steps, so that each message is counted once.
 
@@ -70,6 +82,22 @@ def _model_of(model: Model | str) -> Model:
 
 def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> ToolRegistry:
     return ToolRegistry.of(tools)
+
+
+def _states_of(states: Iterable[State]) -> frozenset[State]:
+    try:
+        chosen = frozenset(State(state) for state in states)
+    except ValueError:
+        there = ", ".join(sorted(set(State) - {State.DONE, State.ERROR}))
+        raise MisuseError(f"pause_before={states!r}: give a set of states, out of {there}") from None
+    if final := chosen & {State.DONE, State.ERROR}:
+        raise MisuseError(f"pause_before={sorted(final)}: a run that is over does not go on; give other states")
+    return chosen
+
+
+def _check_durability(_agent: object, _attribute: object, value: str) -> None:
+    if value not in ("full", "normal"):
+        raise MisuseError(f"Agent(durability={value!r}): give 'full' or 'normal'")
 
 
 def _engine_of(agent: Agent) -> Engine:
@@ -114,10 +142,17 @@ class Agent:
     # Of your agent, for roll-out: it is written into every run's header.
     limits: Limits = attrs.field(factory=Limits)
     settings: Settings = attrs.field(factory=Settings)
-    store: Store = attrs.field(factory=MemoryStore)
+    clock: Clock = attrs.field(factory=SystemClock)
+    store: Store = attrs.field(default=attrs.Factory(lambda agent: MemoryStore(clock=agent.clock), takes_self=True))
+    durability: Durability = attrs.field(default="full", validator=_check_durability)
+    # What is acknowledged survives: "full": a power cut. Each group of appends waits for the disk, 0.04 ms when it is
+    # quiet to 4 ms when it is busy, shared by all runs that commit together. "normal": the death of this process, but a
+    # power cut, or the death of a database server, may take the newest appends, so that a call which was made may be
+    # made again; an append costs 0.01 ms.
+    pause_before: frozenset[State] = attrs.field(default=frozenset(), converter=_states_of)
+    # States before which a run rests until it is resumed: {State.ACT} shows each call before it is made.
     context: ContextPolicy = attrs.field(factory=SlidingWindow)
     # What to do when the history outgrows the context window.
-    clock: Clock = attrs.field(factory=SystemClock)
     new_id: Callable[[], str] = new_id
     # Makes the ids of runs.
     target: str = ""
@@ -125,7 +160,7 @@ class Agent:
     log_prompts: bool = False
     # Whether prompts are logged at DEBUG, masked.
     _engine: Engine = attrs.field(init=False, default=attrs.Factory(_engine_of, takes_self=True))
-    _fingerprints: dict[int, str] = attrs.field(init=False, factory=dict)
+    _fingerprints: dict[int, Fingerprint] = attrs.field(init=False, factory=dict)
     # By the registry's version, since tools may be registered later.
     _tallies: OrderedDict[tuple[str, float], Tally] = attrs.field(init=False, factory=OrderedDict)
 
@@ -166,17 +201,11 @@ class Agent:
             raise MisuseError("after=, session= and messages= each name a history to go on from: give one of them")
         if after is not None and not after.is_over:
             raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
-        header = Header(
-            id=self.new_id() if id is None else _checked_id(id),
-            prompt=parts,
-            created_at=self.clock.now(),
+        header = attrs.evolve(
+            self._header(parts, id),
             session=session,
             after=None if after is None else after.id,
             history=tuple(messages),
-            agent=self.name,
-            agent_version=self.version,
-            fingerprint=self.fingerprint,
-            target=self.target,
             user=user,
             roles=tuple(roles),
             parent=None if parent is None else parent.id,
@@ -184,6 +213,17 @@ class Agent:
             metadata=_checked_json(metadata, "metadata") if metadata else {},
         )
         return begin(header, () if after is None else after.messages)
+
+    def _header(self, prompt: tuple[Part, ...], run_id: str | None) -> Header:
+        return Header(
+            id=self.new_id() if run_id is None else _checked_id(run_id),
+            prompt=prompt,
+            created_at=self.clock.now(),
+            agent=self.name,
+            agent_version=self.version,
+            fingerprint=self.fingerprint,
+            target=self.target,
+        )
 
     async def step(self, run: Run, *, deps: Any = None) -> Run:
         """Perform the run's pending effect, and return the run after it.
@@ -225,10 +265,17 @@ class Agent:
         """
         return await self.finish(self.start(prompt, **start), deps=deps)
 
-    def stream(self, prompt_or_run: Prompt | Run, *, deps: Any = None, **start: Any) -> Stream:
-        """Drive a run while somebody watches: `async with agent.stream("...") as s: async for event in s: ...`."""
+    def stream(self, prompt_or_run: Prompt | Run, *, deps: Any = None, resume: bool = False, **start: Any) -> Stream:
+        """Drive a run while somebody watches: `async with agent.stream("...") as s: async for event in s: ...`.
+
+        Args:
+            prompt_or_run: What the agent shall do, or a run to go on with.
+            deps: As in `run`.
+            resume: Whether a pause of the run ends, as by `resume`.
+            **start: As in `start`.
+        """
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
-        return Stream(lambda listen, see: self._drive(run, deps, listen=listen, see=see))
+        return Stream(lambda listen, see: self._drive(run, deps, listen=listen, see=see, resume=resume))
 
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Any) -> Run:
         """Do as `run`, from code that is not async.
@@ -255,7 +302,7 @@ class Agent:
         """
         while True:
             try:
-                return await self._drive(run_id, deps)
+                return await self._drive(run_id, deps, resume=True)
             except LeaseHeldError:
                 if not wait:
                     raise
@@ -277,6 +324,115 @@ class Agent:
         """
         return (await self.store.read(run_id)).events
 
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        at: int | None = None,
+        edit: Mapping[int, Event] | None = None,
+        prompt: Prompt | None = None,
+        id: str | None = None,  # noqa: A002  the contract's name
+    ) -> Run:
+        """Begin a run with the first events of another, in the store; it goes its own way from there.
+
+        Calls of the prefix keep their idempotency keys, later ones get new ones. A call that was open there and is not
+        read-only waits for `settle`: it may have had its effect since. The fork belongs to no session.
+
+        Args:
+            run_id: The run to fork.
+            at: How many of its events; by default all but the one that ended it, or all of a run that is not over.
+            edit: Other events in their place, by version: `{5: attrs.evolve(history[4], ...)}`.
+            prompt: Another first message.
+            id: Of the fork; by default a new one.
+
+        Raises:
+            RunNotFoundError: when the store holds no such run.
+            MisuseError: when there is no such version, the edited events make no run, or the run is over there.
+            ConflictError: when the id is taken.
+        """
+        stored = await self.store.read(run_id)
+        prior = await journals.prior_of(self.store, stored.header.after)
+        whole = begin(stored.header, prior).fold(stored.events)
+        at = len(stored.events) - whole.is_over if at is None else at
+        if not 0 <= at <= len(stored.events):
+            raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
+        header = attrs.evolve(
+            self._header(stored.header.prompt if prompt is None else parts_of(prompt), id),
+            after=stored.header.after,
+            history=stored.header.history,
+            user=stored.header.user,
+            roles=stored.header.roles,
+            metadata=stored.header.metadata,
+            forked_from=run_id,
+            forked_at=at,
+        )
+        events = forked(header, prior, stored.events[:at], edit or {}, self.tools)
+        found, lease = await self.store.create(header, events=events, durability=self.durability)
+        await self.store.release(lease).wait()
+        if found != header:
+            raise ConflictError(f"run {header.id!r} exists already; choose another id")
+        return begin(header, prior).fold(events)
+
+    async def replay(self, run_id: str, *, deps: Any = None) -> Replay:
+        """Fold a run from its journal with no model and no tool called, and check the hash of each request.
+
+        It tells whether this agent, as it is now, would ask the model the very same. To go another way from somewhere,
+        use `fork` and `finish`, and see `difference`.
+
+        Args:
+            run_id: The run.
+            deps: Handed to the tools' `enabled` functions, which decide what a request tells of.
+
+        Raises:
+            RunNotFoundError: when the store holds no such run.
+        """
+        return await replay(self._engine, self.store, run_id, deps)
+
+    # Runs that others drive.
+
+    async def submit(self, prompt_or_run: Prompt | Run, **start: Any) -> Run:
+        """Put a run into the store for a worker to drive; durable when this returns.
+
+        Args:
+            prompt_or_run: What the agent shall do, or what `start` has returned.
+            **start: As in `start`. With an id of your own a second call finds the first one's run.
+
+        Raises:
+            ConflictError: when the id stands for another prompt, or the session has a run that is not over.
+        """
+        run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
+        try:
+            _header, lease = await self.store.create(run.header, durability=self.durability)
+        except LeaseHeldError:  # somebody drives it already
+            return await self.load(run.id)
+        await self.store.release(lease).wait()
+        return await self.load(run.id)
+
+    async def worker(
+        self,
+        *,
+        deps: Any = None,
+        parallel: int = WORKER_RUNS,
+        poll_s: float = WORKER_POLL_S,
+        until_idle: bool = False,
+    ) -> None:
+        """Drive whatever runs of this agent's name can be moved on, until cancelled.
+
+        These are runs that were submitted, whose worker died, and that wait for something which has come: a decision,
+        an answer, input, a timer, the end of the time allowed. Any number of workers may share the store. A run that
+        cannot be driven rests for longer and longer, and is logged.
+
+        Args:
+            deps: For every run, or a function of the run that makes them, plain or async.
+            parallel: Runs driven at once, 1 or more.
+            poll_s: Seconds between two looks at the store while there is room, above 0.
+            until_idle: Whether to return when nothing is due.
+        """
+        if parallel < 1 or poll_s <= 0:
+            raise MisuseError(f"worker(parallel={parallel}, poll_s={poll_s}): give 1 or more, and more than 0 seconds")
+        worker = Worker(agent=self, drive=Agent._drive, deps=deps, parallel=parallel, poll_s=poll_s)
+        await worker.work(until_idle=until_idle)
+
     # What anybody may say to a run, from any process.
 
     async def approve(
@@ -286,6 +442,7 @@ class Agent:
         *,
         by: str = "",
         arguments: Mapping[str, Any] | None = None,
+        digest: str | None = None,
     ) -> None:
         """Let a call run; it does when the run is resumed.
 
@@ -294,21 +451,24 @@ class Agent:
             call_id: The call.
             by: Who says so.
             arguments: Run it with these in place of the model's own, as plain JSON; the history then says the same.
+            digest: Of what was shown to whoever decides (`Pending.digest`): a yes to anything else is refused. None:
+                whatever the run asks now.
 
         Raises:
             MisuseError: when the run has no such call, or the arguments do not fit its tool.
-            ConflictError: when it was decided already, or the time is up.
+            ConflictError: when it was decided already, the time is up, or it is another call than was shown.
         """
-        run, item = await self._awaited(run_id, call_id, PendingKind.APPROVAL)
-        if item.expires_at is not None and self.clock.now() >= item.expires_at:
-            raise ConflictError(f"the approval of {call_id} was to be given in time and has expired: that is a no")
+        run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL)
+        if digest is not None and digest != item.digest:
+            raise ConflictError(f"{call_id} was not approved: it is not what was shown, look at it again")
         edited = None if arguments is None else self._edited(run, item, arguments)
-        await self.store.post(run_id, f"approval:{call_id}", Approve(call_id=call_id, by=by, arguments=edited))
+        approval = Approve(call_id=call_id, by=by, arguments=edited, digest=item.digest)
+        await decide(self.store, run, item, approval)
 
     def _edited(self, run: Run, item: Pending, arguments: Mapping[str, Any]) -> str:
         """Return a person's arguments as text, if they fit the tool; for another agent's run that is seen later."""
         text = json.dumps(_checked_json(arguments, "arguments"), ensure_ascii=False)
-        tool = self.tools.get(item.tool) if run.header.fingerprint == self.fingerprint else None
+        tool = self.tools.get(item.tool) if run.header.agent == self.name else None
         if tool is not None:
             try:
                 tool.bound(text)
@@ -321,10 +481,28 @@ class Agent:
 
         Raises:
             MisuseError: when the run has no such call.
-            ConflictError: when it was decided already.
+            ConflictError: when it was decided already, or the time is up.
         """
-        await self._awaited(run_id, call_id, PendingKind.APPROVAL)
-        await self.store.post(run_id, f"approval:{call_id}", Reject(call_id=call_id, by=by, message=clean(message)))
+        run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL)
+        await decide(self.store, run, item, Reject(call_id=call_id, by=by, message=clean(message)))
+
+    async def answer(self, run_id: str, call_id: str, content: str, *, failed: bool = False, by: str = "") -> None:
+        """Give the result of a call that comes from outside: of `ask_user`, or of a tool with `external=True`.
+
+        Args:
+            run_id: The run, as `run.pending` names it.
+            call_id: The call.
+            content: What the model reads.
+            failed: Whether it is an error.
+            by: Who says so.
+
+        Raises:
+            MisuseError: when the run waits for no such answer.
+            ConflictError: when it was answered already, or the time is up.
+        """
+        run, item = await awaited(self.store, run_id, call_id, PendingKind.QUESTION)
+        outcome = Outcome.FAILED if failed else Outcome.DONE
+        await decide(self.store, run, item, Settle(call_id=call_id, by=by, outcome=outcome, content=clean(content)))
 
     async def settle(
         self,
@@ -352,7 +530,7 @@ class Agent:
         """
         if (result is not None) + (failed is not None) + rerun != 1:
             raise MisuseError("settle takes exactly one of result='...', failed='...' and rerun=True")
-        await self._awaited(run_id, call_id, PendingKind.OUTCOME)
+        run, item = await awaited(self.store, run_id, call_id, PendingKind.OUTCOME)
         decision: Decision
         if rerun:
             decision = Rerun(call_id=call_id, by=by)
@@ -360,8 +538,7 @@ class Agent:
             decision = Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=clean(failed))
         else:
             decision = Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=clean(result or ""))
-        attempts = (await self.load(run_id)).entry(call_id).attempts
-        await self.store.post(run_id, f"outcome:{call_id}:{attempts}", decision)
+        await decide(self.store, run, item, decision)
 
     async def send(
         self,
@@ -369,6 +546,8 @@ class Agent:
         content: Prompt,
         *,
         kind: InputKind = InputKind.USER,
+        priority: Priority = Priority.NORMAL,
+        at: float | None = None,
         key: str | None = None,
     ) -> Posted:
         """Give a run more input; it reads it at its next OBSERVE. Durable when this returns.
@@ -377,13 +556,34 @@ class Agent:
             run_id: A run that is not over.
             content: Text or parts.
             kind: The user's own words, or a note of the system.
+            priority: What goes first where several inputs wait.
+            at: Seconds since 1970 before which it is not read: a timer. It does not keep a run from ending.
             key: Unique in the run: a second input of the same key is not taken in again.
 
         Raises:
             ConflictError: when the run is over.
         """
-        item = Input(kind=kind, parts=parts_of(content))
-        return await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
+        item = Input(kind=kind, parts=parts_of(content), priority=priority, due_at=at)
+        posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
+        header = (await self.store.read(run_id, after=NEWEST)).header
+        await wake_callers(self.store, run_id, header.parent, posted.key)
+        return posted
+
+    async def pause(self, run_id: str, *, by: str = "", message: str = "") -> None:
+        """Let a run rest at its next boundary between two steps, until it is resumed.
+
+        Whoever drives it stops there, within seconds where that is another process; a call to a model or a tool that
+        is under way ends first.
+
+        Raises:
+            ConflictError: when the run is over.
+            MisuseError: when it works for another run, which is the one to pause.
+        """
+        parent = (await self.store.read(run_id, after=NEWEST)).header.parent
+        if parent is not None:
+            raise MisuseError(f"run {run_id!r} works for run {parent!r}: pause that one")
+        await self.store.post(run_id, f"pause:{secrets.token_hex(8)}", Pause(by=by, message=message))
+        await self._nudge(run_id)
 
     async def cancel(self, run_id: str, *, by: str = "", message: str = "") -> None:
         """End a run: at once if nobody drives it, else as soon as its driver hears of it (seconds).
@@ -392,33 +592,14 @@ class Agent:
             ConflictError: when the run is over, and not because it was cancelled.
         """
         await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
+        await self._nudge(run_id)
+
+    async def _nudge(self, run_id: str) -> None:
+        """Do what was just posted, if nobody drives the run who would."""
         try:
-            await self._drive(run_id, None, once=True, check=False)
+            await self._drive(run_id, None, obeys=True)
         except LeaseHeldError:
-            return  # its driver ends it
-
-    async def _awaited(self, run_id: str, call_id: str, kind: PendingKind) -> tuple[Run, Pending]:
-        run = await self.load(run_id)
-        for item in run.pending:
-            if item.call_id == call_id and item.kind is kind:
-                return run, item
-        gone = (Phase.APPROVED, Phase.RUNNING, Phase.FINISHED)
-        decided = {entry.call.id for entry in run.open if entry.phase in gone}
-        if call_id in decided | {record.call_id for record in run.calls}:
-            by = await self._decided_by(run_id, call_id)
-            raise ConflictError(f"run {run_id!r} waits for no {kind} of {call_id} any more: it was decided already{by}")
-        waits = ", ".join(f"{item.kind} of {item.call_id}" for item in run.pending) or "nothing"
-        state = run.state.upper()
-        raise MisuseError(f"run {run_id!r} ({state}) waits for no {kind} of {call_id!r}; it waits for: {waits}")
-
-    async def _decided_by(self, run_id: str, call_id: str) -> str:
-        """Say who has decided on a call, as far as the journal knows."""
-        for event in reversed(await self.history(run_id)):
-            if isinstance(event, ApprovalGiven) and event.call_id == call_id and event.by:
-                return f" by {event.by}"
-            if isinstance(event, ToolFinished) and event.result.call_id == call_id and event.by:
-                return f" by {event.by}"
-        return ""
+            return
 
     # What it may be to others.
 
@@ -494,13 +675,14 @@ class Agent:
             await self.store.aclose()
 
     @property
-    def fingerprint(self) -> str:
-        """Hash of what shapes the agent's behaviour: instructions, model and tools with their schemas."""
+    def fingerprint(self) -> Fingerprint:
+        """What shapes the agent's behaviour: instructions, model and tools with their schemas."""
         known = self._fingerprints.get(self.tools.version)
         if known is None:
-            tools = [attrs.asdict(definition) for definition in self.tools.definitions]
-            shape = json.dumps([self.instructions, self.model.name, tools], sort_keys=True, default=str)
-            known = self._fingerprints[self.tools.version] = hashlib.sha256(shape.encode()).hexdigest()[:16]
+            instructions = hashlib.sha256(self.instructions.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+            tools = {tool.name: tool.digest[:8] for tool in self.tools}
+            known = Fingerprint(instructions=instructions, model=self.model.name, tools=tools)
+            self._fingerprints[self.tools.version] = known
         return known
 
     # The engine room.
@@ -511,7 +693,8 @@ class Agent:
         deps: Any,
         *,
         once: bool = False,
-        check: bool = True,
+        obeys: bool = False,
+        resume: bool = False,
         listen: Listener | None = None,
         see: Callable[[Run], None] | None = None,
         above: Budget | None = None,
@@ -520,22 +703,27 @@ class Agent:
         is_stored = isinstance(run, str)
         if not is_stored:
             self.check_price()
-        journal = await Journal.open(self.store, run, self.clock, listen, see, exact=once)
+        journal = await Journal.open(
+            self.store,
+            run,
+            self.clock,
+            listen,
+            see,
+            exact=once,
+            durability=self.durability,
+            pause_before=self.pause_before,
+        )
         try:
-            if check and journal.run.version and not journal.run.is_over:
+            if not obeys and (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
                     self.check_price()
-                self._check_tools(journal)
+                self._take_up(journal, resume=resume)
             drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run), above)
-            await run_steps(self._engine, drive, once=once)
-        except BaseException:
-            await journal.settle()
-            raise
-        else:
+            await (obey(self._engine, drive) if obeys else run_steps(self._engine, drive, once=once))
             self._keep(journal.run, drive.tally)
             return journal.run
         finally:
-            journal.close()
+            await journal.close()
 
     def check_price(self) -> None:
         """Refuse a limit of money that cannot be kept, since the price is unknown."""
@@ -545,12 +733,21 @@ class Agent:
                 "give the model a price, or limit tokens instead",
             )
 
-    def _check_tools(self, journal: Journal) -> None:
-        """Refuse to go on with a run whose open calls need a tool that this agent has not."""
+    def _take_up(self, journal: Journal, *, resume: bool) -> None:
+        """Record that a pause ends, or that the agent is not what it was.
+
+        Raises:
+            MisuseError: when an open call needs a tool that this agent has not; nothing was changed.
+        """
         run = journal.run
-        if run.header.fingerprint == self.fingerprint:
-            return
-        journal.log.warning("agent_changed", was=run.header.fingerprint, now=self.fingerprint)
+        changes = self.fingerprint.changes_since(run.fingerprint or run.header.fingerprint)
+        if changes:
+            self._check_tools(run)
+            journal.log.warning("agent_changed", changes="; ".join(changes))
+        if resume if run.paused is not None else changes:
+            journal.commit(Resumed(fingerprint=self.fingerprint if changes else None, changes=changes))
+
+    def _check_tools(self, run: Run) -> None:
         for entry in run.open:
             name, is_open = entry.call.name, entry.phase is not Phase.FINISHED and not entry.call.invented
             if is_open and name not in self.tools and builtin(run, name) is None:

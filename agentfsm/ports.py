@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import attrs
 
@@ -33,11 +33,11 @@ class FinishReason(StrEnum):
     REFUSAL = "refusal"
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """Return a schema as dicts and lists, which json writes and a caller may change; it may hold read-only views."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: plain_json(each) for key, each in value.items()}
+    return [plain_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @attrs.frozen(kw_only=True)
@@ -60,7 +60,7 @@ class ToolDefinition:
         return self._told("input_schema")
 
     def _told(self, schema: str) -> dict[str, Any]:
-        told = {"name": self.name, "description": self.description, schema: _plain(self.parameters)}
+        told = {"name": self.name, "description": self.description, schema: plain_json(self.parameters)}
         # Only where it is set: servers that speak like these two refuse a field that they do not know.
         return {**told, "strict": True} if self.strict else told
 
@@ -299,6 +299,11 @@ class SystemClock(Clock):
         return time.monotonic()
 
 
+Durability: TypeAlias = Literal["full", "normal"]
+# What an acknowledged append survives. "full": a power cut. "normal": the death of the process that asked, not always
+# that of the machine or of a database server.
+
+
 @attrs.define(eq=False, kw_only=True)
 class Lease:
     """The right to append to one run, until it is released, lost or dropped. A store keeps it alive by itself."""
@@ -308,8 +313,16 @@ class Lease:
     # The fencing token: grows with each change of owner, and is checked inside every append.
     version: int
     # How many events the journal held when the lease was taken.
+    durability: Durability = "full"
+    # Of its appends.
+    crashes: int = 0
+    # How many owners never gave the lease back, since the run last finished a turn.
     newest: int = 0
     # The newest inbox number that the store has told of.
+    seen: int = 0
+    # The newest inbox number that the owner has looked at; kept by the release, so that `due` tells of what is newer.
+    seen_at: float = 0.0
+    # When it last looked for timers, seconds since 1970 by the store's clock: what fell due later is news, too.
     cancelled: bool = False
     # Whether somebody asked for the end of the run.
     lost: bool = False
@@ -334,10 +347,13 @@ class Summary:
     id: str
     agent: str
     session: str | None
+    user: str | None
+    parent: str | None
+    # The run whose tool it is.
     state: State
     stop_reason: StopReason | None
     waiting: bool
-    # Whether a person has to decide.
+    # Whether only something from outside can move it on.
     driven: bool
     # Whether somebody holds its lease now.
     turn: int
@@ -348,6 +364,31 @@ class Summary:
     updated_at: float
     prompt: str
     # The first 200 characters.
+
+
+@attrs.frozen(kw_only=True)
+class Filter:
+    """Which runs a list shows; what is None lets all through."""
+
+    session: str | None = None
+    agent: str | None = None
+    user: str | None = None
+    state: State | None = None
+    waiting: bool | None = None
+    parent: str | None = None
+    # Those whose caller is this run.
+    before: float | None = None
+    # Those created earlier, seconds since 1970: the next page begins at the last line of this one.
+
+    def takes(self, line: Summary) -> bool:
+        """Whether the list shows this line."""
+        wanted = attrs.asdict(self)
+        before = wanted.pop("before")
+        named = all(value is None or getattr(line, name) == value for name, value in wanted.items())
+        return named and (before is None or line.created_at < before)
+
+
+ALL = Filter()
 
 
 class Commit(Protocol):
@@ -372,12 +413,30 @@ class Commit(Protocol):
 
 
 class Store(Protocol):
-    """Where journals live. Appends of one run are written in the order in which they were asked for."""
+    """Where journals live. Appends of one run are written in the order in which they were asked for.
 
-    async def create(self, header: Header) -> tuple[Header, Lease]:
+    All times that decide something (leases, expiry, timers) are the store's own.
+    """
+
+    async def now(self) -> float:
+        """Seconds since 1970 by the store's clock."""
+        ...
+
+    async def create(
+        self,
+        header: Header,
+        *,
+        events: Sequence[Event] = (),
+        durability: Durability = "full",
+    ) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease.
 
         Of a run in a session the header that is stored names, in `after`, the session's last run.
+
+        Args:
+            header: Entry 0.
+            events: What the journal begins with, in the same transaction: a fork's are those of the run it came from.
+            durability: Of the lease's appends, and of this one.
 
         Returns:
             The header as it stands in the store, and the lease; its `version` tells whether the run existed.
@@ -385,10 +444,11 @@ class Store(Protocol):
         Raises:
             ConflictError: when the id stands for another prompt, somebody else drives it, or its session has a run
                 that is not over.
+            MisuseError: when there is no such durability.
         """
         ...
 
-    async def lease(self, run_id: str) -> Lease:
+    async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:
         """Take the lease of a run that exists.
 
         Raises:
@@ -413,7 +473,7 @@ class Store(Protocol):
             run: The run after the events; the journal must be at `run.version - len(events)`.
             events: At least one.
             taken: The numbers of the inbox rows that the events took in.
-            final: Write only if the inbox holds nothing else.
+            final: Write only if the inbox holds nothing else that is due.
         """
         ...
 
@@ -421,17 +481,23 @@ class Store(Protocol):
         """Give the lease back, after the appends before; returns at once, and is harmless when the lease is lost."""
         ...
 
-    async def post(self, run_id: str, key: str, item: InboxItem) -> Posted:
+    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> Posted:
         """Put an item into the inbox, durably. The first post of a key wins, and the winner is returned.
+
+        Args:
+            run_id: The run.
+            key: Unique in the run.
+            item: What to post.
+            before: Seconds since 1970 by the store's clock, from which on it is refused; None: it is never too late.
 
         Raises:
             RunNotFoundError: when there is no such run.
-            ConflictError: when it is over.
+            ConflictError: when it is over, or it is too late.
         """
         ...
 
     async def inbox(self, run_id: str) -> tuple[Posted, ...]:
-        """Return the rows that are not taken yet, oldest first."""
+        """Return the rows that are not taken yet, oldest first; those that are not due yet, too."""
         ...
 
     async def read(self, run_id: str, after: int = 0) -> Stored:
@@ -442,12 +508,45 @@ class Store(Protocol):
         """
         ...
 
-    async def runs(self, *, limit: int = 100, session: str | None = None) -> tuple[Summary, ...]:
-        """Return the newest runs, newest first."""
+    async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
+        """Return the newest runs that the filter takes, newest first."""
+        ...
+
+    async def due(self, agent: str, *, limit: int = 100) -> tuple[str, ...]:
+        """Return the ids of runs of that agent that a worker can move on now, those that rest longest first.
+
+        They are not over, nobody drives them, no other run calls them, and they either do not wait, or something has
+        come that their last owner had not seen, or the time of what they wait for is up.
+        """
         ...
 
     async def delete(self, run_id: str) -> None:
-        """Remove a run that nobody drives, with its inbox."""
+        """Remove a run that nobody drives, with its inbox and the runs of agents below it.
+
+        Raises:
+            RunNotFoundError: when there is no such run.
+            ConflictError: when it, or one below it, is driven, or another run goes on from one of them: sessions are
+                deleted whole.
+        """
+        ...
+
+    async def delete_session(self, session: str) -> int:
+        """Remove all runs of a session, with what `delete` removes; return how many they were.
+
+        Raises:
+            ConflictError: when one of them is driven, or a run outside goes on from one; none is removed then.
+        """
+        ...
+
+    async def prune(self, before: float) -> int:
+        """Remove what is over and has not changed since that moment; return how many runs that were.
+
+        Sessions go whole, when all of their runs may; a run from which another goes on stays as long as that one, and
+        runs of agents as long as their callers.
+
+        Args:
+            before: Seconds since 1970.
+        """
         ...
 
     async def aclose(self) -> None:

@@ -17,6 +17,7 @@ from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.limits import OUT_OF_BUDGET, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, AgentCost, AssistantMessage, ErrorType, Outcome, Usage
+from agentfsm.core.run import Phase
 from agentfsm.engine.context import Ended, Paused, RunContext, ToolKind
 from agentfsm.engine.cost import cost_of
 from agentfsm.engine.family import Parent, child_id
@@ -124,7 +125,7 @@ class _Child:
         if not run.is_over:
             await agent.cancel(run_id, by="its caller")
             run = await agent.load(run_id)
-        return _ended(agent, run)
+        return _ended(agent, run) if run.is_over else _left_behind(agent, run)
 
     def _first_message(self, arguments: dict[str, Any]) -> str:
         if self.prompt is not None:
@@ -136,10 +137,11 @@ class _Child:
         clock = self.agent.clock if parent is None else parent.clock
         left_s = max(0.001, min(self.timeout_s, ctx.deadline - clock.now(), self.agent.limits.seconds))
         limits = attrs.evolve(self.agent.limits, turns=self.turns, seconds=left_s)
+        agent = self.agent.with_(pause_before=())  # it rests when its caller does
         if parent is None:
-            return self.agent.with_(limits=limits)
+            return agent.with_(limits=limits)
         depth = min(parent.depth_limit, parent.run.header.depth + 1 + limits.depth)
-        return self.agent.with_(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
+        return agent.with_(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
 
 
 @attrs.define(eq=False)
@@ -236,6 +238,14 @@ def _ended(agent: Agent, run: Run) -> Ended:
         f"Go on without it, with what you have.{_unsettled(run)}"
     )
     return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
+
+
+def _left_behind(agent: Agent, run: Run) -> Ended:
+    """Tell of an agent that was told to end and has not yet: another has its lease, who may be dead."""
+    names = [entry.call.name for entry in run.open if entry.attempts and entry.phase is not Phase.FINISHED]
+    doing = f", and may still be doing: {', '.join(names)}" if names else ""
+    text = f"the agent {agent.name} was told to stop and has not answered{doing}. Check before you repeat anything."
+    return Ended(outcome=Outcome.UNKNOWN, content=text, child=cost_of(run, agent.model))
 
 
 def _cut_short(run: Run, name: str, cost: AgentCost) -> Ended:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, ImagePart, Message, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.messages import AssistantMessage, ImagePart, Message, Part, SystemMessage, ToolResult, UserMessage
 from agentfsm.core.run import gap_note
 from agentfsm.ports import TokenCounter
 
@@ -89,6 +90,21 @@ _COUNTS: Mapping[type[Message], Callable[[Any, Count], int]] = {
 }
 
 
+def _part(part: Part) -> str:
+    return f"{part.detail}\0{part.url}" if isinstance(part, ImagePart) else part.text
+
+
+_SPOKEN: Mapping[type[Message], Callable[[Any], str]] = {
+    SystemMessage: lambda message: f"\0s{message.text}",
+    UserMessage: lambda message: "\0u" + "\0".join([_part(part) for part in message.parts]),
+    AssistantMessage: lambda message: (
+        f"\0a{message.text}" + "".join([f"\0{call.id}\0{call.name}\0{call.arguments}" for call in message.calls])
+    ),
+    ToolResult: lambda message: f"\0t{message.call_id}\0{message.text}",
+}
+# Each message as it enters a hash: what a model reads of it.
+
+
 def count_tools(definitions: Iterable[ToolDefinition], counter: TokenCounter) -> int:
     """Return the tokens of the tool definitions, as JSON; 0 where there are none."""
     tools = [attrs.asdict(each, recurse=False, filter=lambda _field, value: value is not False) for each in definitions]
@@ -109,6 +125,8 @@ class Tally:
     # Where the first user message is; None where there is none yet.
     _sums: list[int] = attrs.field(factory=lambda: [0], init=False)
     # The tokens of the first 0, 1, 2, ... messages: never falling, so it can be searched by halves.
+    _told: Any = attrs.field(factory=sha256, init=False)
+    # A hash that has taken in the messages one by one.
 
     def __len__(self) -> int:
         return len(self._sums) - 1
@@ -140,11 +158,19 @@ class Tally:
             if self.task is None and index >= self.first and isinstance(message, UserMessage):
                 self.task = index
             self._sums.append(self._sums[-1] + count_message(message, self.counter))
+            self._told.update(_SPOKEN[type(message)](message).encode("utf-8", "surrogatepass"))
 
     def recount(self, messages: Sequence[Message], counter: TokenCounter) -> None:
         """Count the whole history again, with a counter that has become available."""
-        self.counter, self.task, self._sums = counter, None, [0]
-        self.extend_to(messages)
+        self.counter, self._sums = counter, [0]
+        for message in messages:
+            self._sums.append(self._sums[-1] + count_message(message, counter))
+
+    def digest(self, start: int) -> str:
+        """Return a hash of what a request shows whose window starts at `start`: 8 hexadecimal digits."""
+        told = self._told.copy()
+        told.update(b"%d" % start)
+        return str(told.hexdigest()[:8])
 
     def shown(self, start: int) -> int:
         """Return the tokens of what a request shows whose window starts at `start`: task, note on the gap, the rest."""

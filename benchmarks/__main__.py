@@ -4,7 +4,8 @@ The floor and agentfsm take turns in one process, so that a machine that slows d
 median of each and its spread (the middle half of the measurements), and the ratio of the medians. Absolute figures only
 help to imagine it.
 
-`python -m benchmarks selection` measures something else, how often the right tool is chosen, and needs the network.
+Two more: `python -m benchmarks durable [FOLDER]` measures what durability costs, and `python -m benchmarks selection`
+how often the right tool is chosen, for which it needs the network.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import attrs
 
-from benchmarks import selection
+from benchmarks import durable, selection
 from benchmarks.rows import Row, rows
 
 OUT = Path(".agentfsm/bench.json")
@@ -63,15 +64,15 @@ async def measure(row: Row) -> Measured:
 
 
 def main(names: list[str]) -> int:
-    """Measure the rows of these names, or all; or the selection of tools."""
+    """Measure the rows of these names, or all; or durability, or the selection of tools."""
     if names == ["selection"]:
         return selection.main()
+    if names[:1] == ["durable"]:
+        return durable.main(names[1:])
     chosen = [row for row in rows() if not names or row.name in names]
     if not chosen:
-        print(
-            f"no row is called {', '.join(names)}; rows: {', '.join(row.name for row in rows())}; or selection",
-            file=sys.stderr,
-        )
+        known = ", ".join([*[row.name for row in rows()], "durable", "selection"])
+        print(f"no row is called {', '.join(names)}; there are: {known}", file=sys.stderr)
         return 2
     print(f"Python {platform.python_version()}, {platform.machine()}; us, medians; ratio = agentfsm / floor\n")
     print(f"{'row':<9}{'floor':>10}{'agentfsm':>11}{'spread':>8}{'ratio':>8}{'goal':>7}   what")

@@ -57,7 +57,8 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
-async def _add(a: int, b: int) -> int:
+async def bare_add(a: int, b: int) -> int:
+    """Add two numbers, as the floor's tool."""
     return a + b
 
 
@@ -86,7 +87,9 @@ class Counting(Model):
         return Reply(calls=calls, finish_reason=FinishReason.TOOL_CALLS, usage=usage)
 
 
-def _bare_model(turns: int, width: int) -> Callable[[list[floor.Message]], Awaitable[floor.Message]]:
+def bare_model(turns: int, width: int) -> Callable[[list[floor.Message]], Awaitable[floor.Message]]:
+    """Return the floor's model: it asks for `width` calls in each of `turns` turns, then answers."""
+
     async def model(messages: list[floor.Message]) -> floor.Message:
         turn = sum(message["role"] == "assistant" for message in messages)
         if turn == turns:
@@ -103,7 +106,7 @@ def _bare_model(turns: int, width: int) -> Callable[[list[floor.Message]], Await
 class NoStore(MemoryStore):
     """Keeps nothing, so that what is measured is the engine alone."""
 
-    async def create(self, header: Header) -> tuple[Header, Lease]:
+    async def create(self, header: Header, **_options: object) -> tuple[Header, Lease]:
         """Give a lease of nothing."""
         return header, Lease(run_id=header.id, token=1, version=0)
 
@@ -128,14 +131,14 @@ def _loop(
     store: Store | None = None,
 ) -> Row:
     """Return a row that runs a loop of this shape `times` times and divides its cost by `per`."""
-    bare = _bare_model(turns, width)
+    bare = bare_model(turns, width)
     tools: list[Tool[..., Any]] = [add] if turns else []
     agent = Agent(Counting(turns, width), tools=tools, limits=WIDE, store=store or MemoryStore())
 
     async def on_floor() -> float:
         start = time.perf_counter()
         for _ in range(times):
-            answer = await floor.run(bare, {"add": _add}, "go")
+            answer = await floor.run(bare, {"add": bare_add}, "go")
             assert answer == "done"
         return (time.perf_counter() - start) / times / per * 1e6
 

@@ -146,6 +146,16 @@ async def reach(agent: Agent, run: Run, state: State, **options: Any) -> Run:
     return run
 
 
+class Wrapped:
+    """A store that passes everything on to a real one; those made of it break what they are there to break."""
+
+    inner: Any
+
+    def __getattr__(self, name: str) -> Any:
+        """Pass on."""
+        return getattr(self.inner, name)
+
+
 @attrs.define(eq=False)
 class Keeping(Host):
     """Keeps the results that it is handed, as they come."""
@@ -159,7 +169,8 @@ class Keeping(Host):
 
 def virtually(play: Callable[[MemoryStore, VirtualClock], Awaitable[T]]) -> T:
     """Play a story in virtual time, with a store and a clock of its own, and leave nothing behind."""
-    store, clock = MemoryStore(), VirtualClock()
+    clock = VirtualClock()
+    store = MemoryStore(clock=clock)
 
     async def played() -> T:
         value = await play(store, clock)

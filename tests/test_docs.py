@@ -54,11 +54,11 @@ def blocks() -> list[Block]:
     ]
 
 
-def run(code: str, folder: Path, **environment: str) -> str:
-    """Run Python in a folder and return what it printed."""
+def run(folder: Path, *words: str, **environment: str) -> str:
+    """Run Python with these arguments in a folder, and return what it printed."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI")}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", *words],
         cwd=folder,
         env={**plain, **environment},
         capture_output=True,
@@ -75,10 +75,10 @@ def run(code: str, folder: Path, **environment: str) -> str:
 def test_a_block_does_what_the_page_says(block: Block, tmp_path: Path) -> None:
     """It runs without a warning, and prints what stands below it."""
     if block.brain is None:
-        out = run(block.code, tmp_path)
+        out = run(tmp_path, "-c", block.code)
     else:
         with LocalServer(BRAINS[block.brain]) as server:
-            out = run(block.code, tmp_path, OPENAI_API_KEY="none-needed", OPENAI_BASE_URL=server.base_url)
+            out = run(tmp_path, "-c", block.code, OPENAI_API_KEY="none-needed", OPENAI_BASE_URL=server.base_url)
     assert out == (block.out or "")
 
 
@@ -90,4 +90,4 @@ def test_the_pages_have_blocks() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs(path: Path, tmp_path: Path) -> None:
     """It needs no key and prints something."""
-    assert run(path.read_text(), tmp_path).strip()
+    assert run(tmp_path, str(path)).strip()

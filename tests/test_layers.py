@@ -16,7 +16,7 @@ PORTS = CORE | {"ports", "retry_after", "threads", "tally"}
 ENGINE = PORTS | {"engine"}
 ADAPTERS = {"models", "stores", "tokens"}
 FAMILIES = {"context"}
-FRONT = {"agent", "cli", "demo", "subagent", "testing", "__init__", "__main__"}
+FRONT = {"agent", "cli", "decisions", "demo", "subagent", "testing", "worker", "__init__", "__main__"}
 
 MAY_IMPORT = (
     dict.fromkeys(CORE, CORE)
@@ -33,6 +33,8 @@ VENDORS = {
     "genai_prices": "models/prices.py",
     "jsonschema_rs": "engine/schema_validator.py",
     "openai": "models/openai_chat.py",
+    "psycopg": "stores/postgres_link.py",
+    "redis": "stores/redis_server.py",
     "rich": "cli/live.py",
     "sqlite3": "stores/sqlite_file.py",
     "structlog": "engine/log.py",

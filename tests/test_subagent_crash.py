@@ -15,7 +15,7 @@ import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, Trap, calls_of, no_leases, results_of, sound, sound_run
+from checks import HANG_S, Trap, Wrapped, calls_of, no_leases, results_of, sound, sound_run
 
 from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, tool
 from agentfsm.core.errors import StoreError
@@ -45,16 +45,12 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-class Mortal:
+class Mortal(Wrapped):
     """A store whose process is killed at the n-th append; what comes after reaches the real store no more."""
 
     def __init__(self, inner: Any, at: int, *, written: bool) -> None:
         """Take the real store, and when to die: after the n-th append was `written`, or before."""
         self.inner, self.left, self.written, self.dead = inner, at, written, False
-
-    def __getattr__(self, name: str) -> Any:
-        """Pass all else on."""
-        return getattr(self.inner, name)
 
     def append(self, *args: Any, **options: Any) -> Any:
         """Pass on, until the time has come."""
@@ -97,12 +93,12 @@ class Trapped:
     def __getattr__(self, name: str) -> Any:
         """Pass on, by way of the trap where it waits."""
         method = getattr(self.inner, name)
-        if name not in ("create", "lease", "read", "inbox", "post"):
+        if name not in ("create", "lease", "now", "read", "inbox", "post"):
             return method
 
-        async def trapped(*args: Any) -> Any:
+        async def trapped(*args: Any, **options: Any) -> Any:
             await self.trap.visit()
-            return await method(*args)
+            return await method(*args, **options)
 
         return trapped
 

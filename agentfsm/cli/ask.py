@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from agentfsm.cli.clean import exact_json
-from agentfsm.cli.show import moment, place_of
+from agentfsm.cli.plain import moment
+from agentfsm.cli.waits import WENT_UNSEEN, place_of, question_of
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError
 from agentfsm.core.inbox import Approve, Decision, Reject, Rerun, Settle
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = Callable[["Pending"], Decision | None]
 # Decides what a run waits for; None leaves it for later.
+Word: TypeAlias = tuple[str, PendingKind, Decision]
+# A decision, with the run that asked and what it asked for.
 
 
 def user_name() -> str:
@@ -49,11 +52,10 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Decision | 
         terminal.err(f"What it says it will do: {exact_json(item.description)}")
     terminal.err("It would be given exactly this:")
     terminal.err(exact_json(item.arguments))
-    if item.expires_at is not None:
-        terminal.err(f"No answer until {moment(item.expires_at)} is a no. Ctrl-D leaves it for later.")
+    _tell_end(terminal, item, "is a no")
     match _choice(terminal, "May it run? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"}):
         case "y":
-            return Approve(call_id=item.call_id, by=user_name())
+            return Approve(call_id=item.call_id, by=user_name(), digest=item.digest)
         case "n":
             why = terminal.ask("Why not? (for the model; may be empty)") or ""
             return Reject(call_id=item.call_id, by=user_name(), message=why)
@@ -62,7 +64,7 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Decision | 
 
 def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Decision | None:
     terminal.err(
-        f"\n{item.tool} ({place_of(item, run_id)}) was running when its worker died or was stopped.\n"
+        f"\n{item.tool} ({place_of(item, run_id)}) {WENT_UNSEEN}.\n"
         "Whether it took effect is not known here, and the tool does not promise that it may be repeated.\n"
         "Look at what it acts on, then say. It had been given:",
     )
@@ -85,9 +87,36 @@ def _settled(item: Pending, outcome: Outcome, content: str) -> Decision:
     return Settle(call_id=item.call_id, by=user_name(), outcome=outcome, content=content)
 
 
+def _ask_question(terminal: Terminal, item: Pending, run_id: str) -> Decision | None:
+    question = question_of(item)
+    if question is None:
+        terminal.err(f"\n{item.tool} ({place_of(item, run_id)}) gets its result from outside. It was given:")
+        terminal.err(exact_json(item.arguments))
+    else:
+        terminal.err(f"\nYou are asked ({place_of(item, run_id)}):\n{question}")
+    _tell_end(terminal, item, "is none: the run goes on without")
+    while not (content := terminal.ask("Your answer:")):
+        if content is None:
+            return None
+    return _settled(item, Outcome.DONE, content)
+
+
+def _tell_end(terminal: Terminal, item: Pending, then: str) -> None:
+    if item.expires_at is not None:
+        terminal.err(f"No answer until {moment(item.expires_at)} {then}. Ctrl-D leaves it for later.")
+
+
+def _ask_nothing(_terminal: Terminal, _item: Pending, _run_id: str) -> None:
+    """Leave what no answer ends: the report tells of it."""
+    return
+
+
 _QUESTIONS: Final[Mapping[PendingKind, Callable[[Terminal, Pending, str], Decision | None]]] = {
     PendingKind.APPROVAL: _ask_approval,
     PendingKind.OUTCOME: _ask_outcome,
+    PendingKind.QUESTION: _ask_question,
+    PendingKind.INPUT: _ask_nothing,
+    PendingKind.PAUSE: _ask_nothing,
 }
 
 
@@ -99,30 +128,33 @@ def _choice(terminal: Terminal, question: str, choices: Mapping[str, str]) -> st
     return None
 
 
-async def tell(agent: Agent, decisions: Iterable[tuple[str, Decision]]) -> list[str]:
+async def tell(agent: Agent, words: Iterable[Word]) -> list[str]:
     """Hand decisions in, each to the run that asked.
 
     Returns:
         What was refused, because somebody else had decided otherwise.
     """
     refused: list[str] = []
-    for run_id, decision in decisions:
+    for run_id, kind, decision in words:
         try:
-            await _tell(agent, run_id, decision)
+            await _tell(agent, run_id, kind, decision)
         except ConflictError as error:
             refused.append(str(error))
     return refused
 
 
-async def _tell(agent: Agent, run_id: str, decision: Decision) -> None:
+async def _tell(agent: Agent, run_id: str, kind: PendingKind, decision: Decision) -> None:
     call_id, by = decision.call_id, decision.by
     match decision:
-        case Approve(arguments=text):
-            await agent.approve(run_id, call_id, by=by, arguments=None if text is None else json.loads(text))
+        case Approve(arguments=text, digest=digest):
+            arguments = None if text is None else json.loads(text)
+            await agent.approve(run_id, call_id, by=by, arguments=arguments, digest=digest or None)
         case Reject(message=message):
             await agent.reject(run_id, call_id, message=message, by=by)
         case Rerun():
             await agent.settle(run_id, call_id, rerun=True, by=by)
+        case Settle(outcome=outcome, content=content) if kind is PendingKind.QUESTION:
+            await agent.answer(run_id, call_id, content, failed=outcome is Outcome.FAILED, by=by)
         case Settle(outcome=Outcome.DONE, content=content):
             await agent.settle(run_id, call_id, result=content, by=by)
         case Settle(content=content):

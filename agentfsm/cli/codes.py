@@ -21,7 +21,7 @@ class Exit(IntEnum):
     FAILED = 1
     USAGE = 2
     WAITING = 3
-    # For a person.
+    # For a person, or for input.
     LIMIT = 4
     # A limit was reached; a larger one would have prevented it.
     INTERRUPTED = 130

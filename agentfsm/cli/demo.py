@@ -121,6 +121,6 @@ def approving(terminal: Terminal) -> Answer:
         if item.kind is not PendingKind.APPROVAL or item.tool != write_report.name:
             return None
         terminal.err(f"Nobody sits at a terminal, so the demo approves {item.tool} ({item.call_id}) by itself.")
-        return Approve(call_id=item.call_id, by="agentfsm demo")
+        return Approve(call_id=item.call_id, by="agentfsm demo", digest=item.digest)
 
     return approve

@@ -1,4 +1,7 @@
-"""`agentfsm doctor`: what is here, what is missing, what could be better about an agent's tools. It changes nothing."""
+"""`agentfsm doctor`: what is here, what is missing, what could be better about an agent's tools.
+
+It changes nothing, but that a store on a server makes its tables when it is first reached.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ import anyio
 import attrs
 
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.place import store_path
+from agentfsm.cli.place import is_url, known_store, masked, store_place
 from agentfsm.cli.target import load_agent
 from agentfsm.core.errors import AgentError
 from agentfsm.engine.check import Finding
-from agentfsm.stores.sqlite import SQLiteStore
 from agentfsm.stores.sqlite_file import connect_sqlite3
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.engine.tools import Tool
+    from agentfsm.ports import Store
 
 VOCABULARY_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 # Where tiktoken fetches the usual vocabulary; it keeps the file under the SHA-1 of this address.
@@ -71,7 +74,7 @@ def examine(args: argparse.Namespace, terminal: Terminal) -> Exit:
     Returns:
         DONE, or FAILED when something needed is broken.
     """
-    report = Report(checks=tuple(_checks(store_path(args.store))))
+    report = Report(checks=tuple(_checks(store_place(args.store))))
     if args.agent is not None:
         report = _examined(args.agent, report)
     if terminal.json:
@@ -97,13 +100,13 @@ def _advice(report: Report, tool: str | None) -> Iterator[str]:
     return (f"{indent}{each.severity}: {each.message}" for each in report.findings if each.tool == tool)
 
 
-def _checks(path: str) -> Iterator[Check]:
+def _checks(place: str) -> Iterator[Check]:
     yield Check(name="python", ok=True, detail=f"{platform.python_version()} on {platform.system()}")
     yield _package("agentfsm")
     for name in _needed():
         yield _package(name)
     yield Check(name="sqlite", ok=True, detail=_sqlite_version())
-    yield _store(path)
+    yield _store(place)
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         yield Check(name=name, ok=True, detail="set" if os.environ.get(name) else "not set")
     yield _vocabulary()
@@ -147,22 +150,35 @@ def _sqlite_version() -> str:
         db.close()
 
 
-def _store(path: str) -> Check:
-    """Open the store, if it is there; one that is not is not made."""
-    if not Path(path).exists():
-        return Check(name="store", ok=True, detail=f"{path} is not there yet: the first run makes it")
+def _store(place: str) -> Check:
+    """Open the store, if it is there, and say what it promises; a file that is not there is not made."""
+    if not is_url(place) and not Path(place).exists():
+        return Check(name="store", ok=True, detail=f"{place} is not there yet: the first run makes it")
     try:
-        count = anyio.run(_count, SQLiteStore(path))
+        count, promise = anyio.run(_asked, known_store(place))
     except AgentError as error:
         return Check(name="store", ok=False, detail=str(error))
-    return Check(name="store", ok=True, detail=f"{path} opens and holds {'runs' if count else 'no run'}")
+    holds = "runs" if count else "no run"
+    return Check(name="store", ok=True, detail=f"{masked(place)} opens and holds {holds}; {promise}")
 
 
-async def _count(store: SQLiteStore) -> int:
+async def _asked(store: Store) -> tuple[int, str]:
+    """Return whether the store holds a run, and what it promises: Redis, whose settings decide, is asked."""
     try:
-        return len(await store.runs(limit=1))
+        count = len(await store.runs(limit=1))
+        ask = getattr(store, "promise", None)
+        return count, _PROMISES[type(store).__name__] if ask is None else await ask()
     finally:
         await store.aclose()
+
+
+_PROMISES: Final = {
+    "SQLiteStore": 'what is acknowledged survives a power cut with durability "full", which is the default, and the '
+    'death of the process with "normal"',
+    "PostgresStore": 'what is acknowledged survives a crash of the server with durability "full", which is the '
+    'default; with "normal" that may cost the last second',
+}
+# By the store's kind: what it promises by itself.
 
 
 def _vocabulary() -> Check:

@@ -1,4 +1,4 @@
-"""Drive a run from the command line: watch it, ask what it asks, pause it on Ctrl-C, report how it stands."""
+"""Drive a run from the command line: watch it, ask what it asks, leave it on Ctrl-C, report how it stands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ import attrs
 from agentfsm.cli import codes
 from agentfsm.cli.ask import ask_person, leave, tell
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.place import command
-from agentfsm.cli.show import pending_line, run_json, seconds, usage_line
+from agentfsm.cli.documents import run_json
+from agentfsm.cli.place import Way
+from agentfsm.cli.plain import seconds
+from agentfsm.cli.show import usage_line
 from agentfsm.cli.terminal import aside
+from agentfsm.cli.waits import pending_line
 from agentfsm.cli.watch import PlainView, view_of
 from agentfsm.core.effects import PendingKind
-from agentfsm.core.errors import ConflictError, LeaseHeldError, RunNotFoundError
+from agentfsm.core.errors import ConflictError, LeaseHeldError
 from agentfsm.core.machine import State
 from agentfsm.engine.render import describe
 
@@ -27,11 +30,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from agentfsm.agent import Agent
-    from agentfsm.cli.ask import Answer
+    from agentfsm.cli.ask import Answer, Word
     from agentfsm.cli.terminal import Terminal
     from agentfsm.cli.watch import View
     from agentfsm.core.effects import Pending
-    from agentfsm.core.inbox import Decision
     from agentfsm.core.run import Header, Run
     from agentfsm.engine.stream import StreamEvent
     from agentfsm.ports import Store
@@ -48,8 +50,10 @@ class Driver:
     agent: Agent
     run: Run
     # The newest state that is known.
-    path: str | None
+    place: str | None
     # Of the store; None where the command line cannot open it.
+    wakes: bool = False
+    # Whether the pause that the run is in ends.
     absent: Answer = leave
     # Who decides where nobody sits at a terminal.
     remark: str = ""
@@ -61,11 +65,9 @@ class Driver:
     # Calls that the person wants to decide later, by run.
 
     @property
-    def resume(self) -> str:
-        """The command line that goes on with the run."""
-        line = resume_line(self.run.id, self.path)
-        known = self.path is not None and self.agent.target == self.run.header.target
-        return line if known else f"{line} --agent {shlex.quote(self.agent.target)}"
+    def way(self) -> Way:
+        """How to get back to the run."""
+        return way_to(self.run, self.agent, self.place)
 
     def drive(self) -> Exit:
         """Create the run where it is new, drive it, and report how it stands.
@@ -87,14 +89,14 @@ class Driver:
             return self._interrupted()
         except Exception as error:
             if self._begun:
-                error.add_note(f"Nothing that was acknowledged is lost. To go on: {self.resume}")
+                error.add_note(f"Nothing that was acknowledged is lost. To go on: {self.way.resume(self.run.id)}")
             raise
-        return report(self.terminal, self.run, self.path, self.resume)
+        return report(self.terminal, self.run, self.way)
 
     def _begin(self) -> None:
         """Put the run into the store and tell its id, before anything is done: from here on it can be resumed."""
         if self.run.version == 0:
-            self.run = anyio.run(created, self.agent, self.run)
+            self.run = anyio.run(self.agent.submit, self.run)
         self._begun = True
         self.terminal.err(f"run {self.run.id}")
         if self.remark:
@@ -104,22 +106,25 @@ class Driver:
         while True:
             with aside():  # what tools print is no result
                 anyio.run(self._watch)
-            decisions = [(item.run_id, each) for item in self._open() if (each := self._decision(item)) is not None]
-            if not decisions:
+            words = [word for item in self._open() if (word := self._word(item)) is not None]
+            if not words:
                 return
-            for refusal in anyio.run(tell, self.agent, decisions):
+            for refusal in anyio.run(tell, self.agent, words):
                 self.terminal.err(refusal)
 
     def _open(self) -> list[Pending]:
+        if self.run.paused is not None:
+            return []  # nobody would act on an answer before the pause is over
         pending = self.run.pending if self.run.is_waiting else ()
         return [item for item in pending if (item.run_id, item.call_id) not in self._put_off]
 
-    def _decision(self, item: Pending) -> Decision | None:
+    def _word(self, item: Pending) -> Word | None:
         answer = ask_person(self.terminal, self.run.id) if self.terminal.can_ask else self.absent
         decision = answer(item)
         if decision is None:
             self._put_off.add((item.run_id, item.call_id))
-        return decision
+            return None
+        return item.run_id, item.kind, decision
 
     async def _watch(self) -> None:
         """Drive the run with a view on it; wait while another worker drives it."""
@@ -142,8 +147,9 @@ class Driver:
             self.view.end(self.run)
 
     async def _stream(self) -> None:
-        async with self.agent.stream(self.run) as stream:
+        async with self.agent.stream(self.run, resume=self.wakes) as stream:
             async for event in stream:
+                self.wakes = False  # what pauses it from here on is meant
                 self.run = stream.run or self.run
                 self._show(event)
 
@@ -157,67 +163,71 @@ class Driver:
             self.terminal.err(f"the display failed ({describe(error)}); plain lines from here on")
 
     def _interrupted(self) -> Exit:
-        """Report a run that was paused; it is read again, since what was committed last may be newer than was seen."""
+        """Report a run that was left; it is read again, since what was committed last may be newer than was seen."""
         if self._begun:
             self.run = anyio.run(self.agent.load, self.run.id)
             if self.run.is_over:  # it was too late
-                return report(self.terminal, self.run, self.path, self.resume)
-            self.terminal.err(f"paused at version {self.run.version}. To go on: {self.resume}")
+                return report(self.terminal, self.run, self.way)
+            self.terminal.err(f"interrupted at version {self.run.version}. To go on: {self.way.resume(self.run.id)}")
             if self.terminal.json:
-                self.terminal.document(run_json(self.run, self.resume))
+                self.terminal.document(run_json(self.run, self.way))
         return Exit.INTERRUPTED
 
 
-def resume_line(run_id: str, path: str | None) -> str:
-    """Return the command line that goes on with a run.
-
-    Args:
-        run_id: The run: of a sub-agent's, the one that it works for.
-        path: Of its store; None where only the agent can open it.
-    """
-    words = f"resume {shlex.quote(run_id)}"
-    return f"agentfsm {words}" if path is None else command(words, path)
+def way_to(run: Run, agent: Agent, place: str | None) -> Way:
+    """Return how to get back to a run: its agent is named where neither the store nor its header says which it is."""
+    known = place is not None and agent.target == run.header.target
+    return Way(place=place, agent="" if known else agent.target)
 
 
-def report(terminal: Terminal, run: Run, path: str | None, resume: str) -> Exit:
+def report(terminal: Terminal, run: Run, way: Way) -> Exit:
     """Write the result to stdout, and what there is to say of it to stderr.
 
     Args:
         terminal: Where to.
         run: As it stands.
-        path: Of its store; None where only the agent can open it.
-        resume: The command line that goes on with it.
+        way: How to get back to it.
     """
     code = codes.of_run(run)
-    for line in _end_lines(run, path, resume):
+    for line in _end_lines(run, way):
         terminal.err(line)
     if terminal.json:
-        terminal.document(run_json(run, resume))
+        terminal.document(run_json(run, way))
     elif code is Exit.DONE:
         terminal.out(run.output)
     return code
 
 
-def _end_lines(run: Run, path: str | None, resume: str) -> Iterator[str]:
+def how_it_ended(run: Run) -> str:
+    """Return how a run stands that is over, or waits, in a line."""
     how = f"{run.turn} turns, {usage_line(run.usage)}, {seconds(run.duration_s)} active"
     if run.state is State.DONE:
-        yield f"done: {how}"
-    elif run.state is State.ERROR:
-        yield f"stopped by {run.stop_reason}: {run.stop_message}"
-        yield how
-    else:
-        yield "waiting for a person:"
+        return f"done: {how}"
+    if run.state is State.ERROR:
+        return f"stopped by {run.stop_reason}: {run.stop_message}"
+    return f"waiting: {'; '.join(pending_line(item, run.id) for item in run.pending)}"
+
+
+def _end_lines(run: Run, way: Way) -> Iterator[str]:
+    if run.is_waiting:
+        yield "waiting:"
         for item in run.pending:
             yield f"  {pending_line(item, run.id)}"
-            yield from (f"    {line}" for line in _ways(item, path))
-        yield f"then: {resume}"
+            yield from (f"    {line}" for line in _ways(item, way))
+        yield f"then: {way.resume(run.id)}"
+        return
+    yield how_it_ended(run)
+    if run.state is State.ERROR:
+        yield f"{run.turn} turns, {usage_line(run.usage)}, {seconds(run.duration_s)} active"
+    if (again := way.fork(run)) is not None:
+        yield f"To try again from right before that: {again}"
 
 
-def _ways(item: Pending, path: str | None) -> list[str]:
-    """Return the command lines that decide it."""
-    if path is None:
-        return ["from Python, with agent.approve, agent.reject or agent.settle: its store is the agent's own"]
-    return [command(form.format(run=shlex.quote(item.run_id), call=item.call_id), path) for form in _WAYS[item.kind]]
+def _ways(item: Pending, way: Way) -> list[str]:
+    """Return the command lines that end the wait; none for a pause, which the line behind them ends."""
+    if way.place is None and _WAYS[item.kind]:
+        return [f"from Python, with {_METHODS[item.kind]}: its store is the agent's own"]
+    return [way.line(form.format(run=shlex.quote(item.run_id), call=item.call_id)) for form in _WAYS[item.kind]]
 
 
 _WAYS: Final = {
@@ -227,12 +237,21 @@ _WAYS: Final = {
         "settle {run} {call} --failed TEXT",
         "settle {run} {call} --rerun",
     ),
+    PendingKind.QUESTION: ("answer {run} {call} TEXT", "answer {run} {call} TEXT --failed"),
+    PendingKind.INPUT: ("send {run} TEXT",),
+    PendingKind.PAUSE: (),
+}
+_METHODS: Final = {
+    PendingKind.APPROVAL: "agent.approve or agent.reject",
+    PendingKind.OUTCOME: "agent.settle",
+    PendingKind.QUESTION: "agent.answer",
+    PendingKind.INPUT: "agent.send",
 }
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C: the run is paused, not lost."""
+    """Treat SIGTERM as Ctrl-C: what is under way ends in order, and nothing is lost."""
 
     def interrupt(_number: int, frame: FrameType | None) -> None:
         handler = signal.getsignal(signal.SIGINT)
@@ -251,30 +270,7 @@ def terminable() -> Iterator[None]:
 
 
 async def top_of(store: Store, header: Header) -> Header:
-    """Return the header of the run that a sub-agent's run works for in the end; of any other run its own.
-
-    Runs above that were deleted are not counted.
-    """
+    """Return the header of the run that a sub-agent's run works for in the end; of any other run its own."""
     while header.parent is not None:
-        try:
-            header = (await store.read(header.parent)).header
-        except RunNotFoundError:
-            break
+        header = (await store.read(header.parent)).header
     return header
-
-
-async def created(agent: Agent, run: Run) -> Run:
-    """Put a new run into the store, so that its id can be told before anything is done.
-
-    Returns:
-        The run as it stands there: further on, where the id was known.
-
-    Raises:
-        ConflictError: when the id stands for another prompt, or the session has a run that is not over.
-    """
-    try:
-        _, lease = await agent.store.create(run.header)
-        await agent.store.release(lease).wait()
-    except LeaseHeldError:
-        pass  # it exists, and whoever drives it is waited for
-    return await agent.load(run.id)

@@ -1,36 +1,30 @@
-"""A run for people and for programs: the turns as values, as plain lines, and as JSON."""
+"""A run for people: the turns as values and as plain lines."""
 
 from __future__ import annotations
 
 import json
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentfsm.cli.clean import clean, one_line
+from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, VALUE_CHARS, listed, moment, seconds
+from agentfsm.cli.waits import pending_line, wish
 from agentfsm.core import codec
 from agentfsm.core.effects import PendingKind
-from agentfsm.core.events import ApprovalGiven, ToolPaused, ToolsChosen, ToolsOffered
+from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolFinished, ToolPaused, ToolsChosen, ToolsOffered
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolResult
 from agentfsm.core.run import arguments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from agentfsm.core.effects import Pending
     from agentfsm.core.events import Event
     from agentfsm.core.messages import JSON, AgentCost, ToolCall, Usage
     from agentfsm.core.run import OpenCall, Run
     from agentfsm.ports import Summary
-
-VALUE_CHARS: Final = 60
-# Of an argument in a list of calls: a path or a question fits, a document does not.
-CALL_CHARS: Final = 160
-# Of a call with its arguments.
-NOTE_CHARS: Final = 300
-# Of what went wrong.
 
 
 @attrs.frozen(kw_only=True)
@@ -49,13 +43,19 @@ class CallView:
     description: str = ""
     # What it will do, where it waits for a yes and its tool says so.
     waits: tuple[Pending, ...] = ()
-    # What it waits for in the run of a sub-agent.
+    # What it waits for from outside, by itself or in the run of a sub-agent.
+    run_id: str = ""
+    # Of an open call: its run.
     child: AgentCost | None = None
     # The sub-agent's run, where the tool is one.
     approved_by: str | None = None
     # Who said yes; None where nobody was asked, or the journal was not looked at.
     proposed: dict[str, JSON] | None = None
     # The model's own arguments, where that person changed them.
+    decision: str = ""
+    # Where its result came from outside: "answered", "rejected" or "settled"; empty as in `approved_by`.
+    decided_by: str = ""
+    # Whose word that was.
 
     @property
     def failed(self) -> bool:
@@ -76,15 +76,18 @@ class CallView:
 
     @property
     def below(self) -> Iterator[str]:
-        """What there is to say below it, a line each: who approved it, its sub-agent's run, what that waits for."""
+        """What there is to say below it, a line each: who decided on it, its sub-agent's run, what it waits for."""
         if self.approved_by is not None:
             yield one_line(f"approved by {self.approved_by or 'somebody'}", NOTE_CHARS)
         if self.proposed is not None:
             yield one_line(f"the model's own arguments, which were changed: {listed(self.proposed)}", NOTE_CHARS)
+        if self.decision:
+            yield one_line(f"{self.decision} by {self.decided_by or 'somebody'}", NOTE_CHARS)
         if self.child is not None:
             yield from cost_lines(self.child)
         for item in self.waits:
-            yield one_line(f"waits for the {item.kind} of {place_of(item)}, {item.tool}", NOTE_CHARS)
+            tool = "" if item.run_id == self.run_id else f", {item.tool}"
+            yield one_line(f"waits for {wish(item, self.run_id)}{tool}", NOTE_CHARS)
 
 
 @attrs.frozen(kw_only=True)
@@ -110,25 +113,41 @@ def turns_of(run: Run) -> tuple[TurnView, ...]:
         turns.append(TurnView(number=len(turns) + 1, text=text, calls=calls))
     turns += _faults_from(len(turns) + 1, faults)
     if run.reply is not None:
-        calls = tuple(_open_view(entry) for entry in run.open)
+        calls = tuple(_open_view(entry, run.id) for entry in run.open)
         turns.append(TurnView(number=len(turns) + 1, text=run.reply.text, calls=calls, closed=False))
     return tuple(turns)
 
 
-def with_approvals(turns: Iterable[TurnView], events: Iterable[Event]) -> tuple[TurnView, ...]:
-    """Return the turns with what their journal knows of approvals: who gave them, and what was changed."""
+def with_decisions(turns: Iterable[TurnView], events: Iterable[Event]) -> tuple[TurnView, ...]:
+    """Return the turns with what their journal knows of decisions: who approved, answered, rejected or settled what."""
     proposed: dict[str, ToolCall] = {}
-    given: dict[str, dict[str, Any]] = {}
+    asked: set[str] = set()
+    known: dict[str, dict[str, Any]] = {}
     for event in events:
-        if isinstance(event, ToolsChosen):
-            proposed |= {call.id: call for call in event.message.calls}
-        elif isinstance(event, ApprovalGiven):
-            own = None if event.arguments is None else arguments_of(proposed[event.call_id])
-            given[event.call_id] = {"approved_by": event.by, "proposed": own}
+        match event:
+            case ToolsChosen():
+                proposed |= {call.id: call for call in event.message.calls}
+            case ToolPaused():
+                asked |= {item.call_id for item in event.pending if item.kind is PendingKind.QUESTION}
+            case ApprovalGiven():
+                own = None if event.arguments is None else arguments_of(proposed[event.call_id])
+                known.setdefault(event.call_id, {}).update(approved_by=event.by, proposed=own)
+            case ToolFinished() if decision := _decision(event, asked):
+                known.setdefault(event.result.call_id, {}).update(decision=decision, decided_by=event.by)
     return tuple(
-        attrs.evolve(turn, calls=tuple(attrs.evolve(call, **given.get(call.id, {})) for call in turn.calls))
+        attrs.evolve(turn, calls=tuple(attrs.evolve(call, **known.get(call.id, {})) for call in turn.calls))
         for turn in turns
     )
+
+
+def _decision(event: ToolFinished, asked: set[str]) -> str:
+    """Return whose word a result is: empty where it is the tool's own, or nobody's."""
+    outcome = event.result.outcome
+    if event.result.call_id in asked:
+        return "answered" if outcome in (Outcome.DONE, Outcome.FAILED) else ""
+    if not event.by:
+        return ""
+    return "rejected" if outcome is Outcome.REJECTED else "settled"
 
 
 def _faults_from(number: int, faults: dict[int, str]) -> Iterator[TurnView]:
@@ -157,7 +176,7 @@ def _closed_view(call: ToolCall, result: ToolResult) -> CallView:
     )
 
 
-def _open_view(entry: OpenCall) -> CallView:
+def _open_view(entry: OpenCall, run_id: str) -> CallView:
     if entry.result is not None:
         return _closed_view(entry.call, entry.result)
     call = entry.call
@@ -168,33 +187,11 @@ def _open_view(entry: OpenCall) -> CallView:
         status=str(entry.phase),
         description=entry.description,
         waits=entry.waits,
+        run_id=run_id,
     )
 
 
 # Plain text.
-
-
-def short(value: object) -> str:
-    """Return a value as short JSON on one line; of a long text its length too."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    if len(text) <= VALUE_CHARS:
-        return text
-    return f"{text[:VALUE_CHARS]}... ({len(text):,} characters)"
-
-
-def listed(arguments: Mapping[str, object]) -> str:
-    """Return arguments as they stand in a call, each of them short."""
-    return ", ".join(f"{name}={short(value)}" for name, value in arguments.items())
-
-
-def seconds(value: float) -> str:
-    """Return a duration: 0.004 s, 2.1 s, 75 s."""
-    return f"{value:.3f} s" if value < 1 else f"{value:.1f} s" if value < 60 else f"{value:,.0f} s"  # noqa: PLR2004
-
-
-def moment(at: float) -> str:
-    """Return a time since 1970 as date and time of this place."""
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def state_line(run: Run) -> str:
@@ -203,7 +200,7 @@ def state_line(run: Run) -> str:
     if run.is_over:
         where += f" ({run.stop_reason})"
     elif run.is_waiting:
-        where += f", waits for a person ({', '.join(place_of(item, run.id) for item in run.pending)})"
+        where += f", waits for {', '.join(wish(item, run.id) for item in run.pending)}"
     return f"{where}, version {run.version}"
 
 
@@ -234,9 +231,9 @@ def run_text(run: Run, events: Sequence[Event] = ()) -> str:
 
     Args:
         run: As it stands.
-        events: Its journal, for who approved what.
+        events: Its journal, for who decided what, and when it rested.
     """
-    return "\n".join([*_head(run), *tree_lines(with_approvals(turns_of(run), events)), *_foot(run)])
+    return "\n".join([*_head(run), *tree_lines(with_decisions(turns_of(run), events)), *_rests(events), *_foot(run)])
 
 
 def _head(run: Run) -> Iterator[str]:
@@ -246,6 +243,8 @@ def _head(run: Run) -> Iterator[str]:
     yield f"agent    {' '.join(filter(None, (header.agent, header.agent_version)))}{target}"
     if header.parent is not None:
         yield f"parent   {header.parent}"
+    if header.forked_from is not None:
+        yield f"forked   from {header.forked_from} at version {header.forked_at}"
     if header.session is not None:
         yield f"session  {header.session}"
     yield f"created  {moment(run.created_at)}"
@@ -266,6 +265,19 @@ def tree_lines(turns: Sequence[TurnView]) -> Iterator[str]:
             yield from (f"       {line}" for line in call.below)
 
 
+def _rests(events: Sequence[Event]) -> Iterator[str]:
+    """Return when the run rested and went on, and what had become of its agent."""
+    for version, event in enumerate(events, 1):
+        at = f"{moment(event.at)}, version {version}"
+        if isinstance(event, Paused):
+            by = f" by {event.by}" if event.by else ""
+            why = f": {event.message}" if event.message else ""
+            yield f"paused   {one_line(f'{at}{by}{why}', NOTE_CHARS)}"
+        elif isinstance(event, Resumed):
+            changes = f", with a changed agent: {'; '.join(event.changes)}" if event.changes else ""
+            yield f"resumed  {one_line(f'{at}{changes}', NOTE_CHARS)}"
+
+
 def _foot(run: Run) -> Iterator[str]:
     yield f"used     {usage_line(run.usage)}; {seconds(run.duration_s)} active"
     yield from (f"waits    {pending_line(item, run.id)}" for item in run.pending)
@@ -273,24 +285,7 @@ def _foot(run: Run) -> Iterator[str]:
         yield f"stopped  {run.stop_reason}: {one_line(run.stop_message, NOTE_CHARS)}"
 
 
-def place_of(item: Pending, run_id: str = "") -> str:
-    """Return which call it is about; of another run than this one with its id."""
-    return item.call_id if item.run_id == run_id else f"{item.call_id} of run {item.run_id}"
-
-
-def pending_line(item: Pending, run_id: str) -> str:
-    """Return what a run waits for, in a line.
-
-    Args:
-        item: One thing that it waits for.
-        run_id: The run that waits; a sub-agent's is named.
-    """
-    where = place_of(item, run_id)
-    if item.kind is PendingKind.APPROVAL:
-        what = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
-        until = "" if item.expires_at is None else f" (no answer until {moment(item.expires_at)} is a no)"
-        return f"{where}: may {item.tool} run?{what}{until}"
-    return f"{where}: {item.tool} was running when its worker died or was stopped; what became of it?"
+# The journal, and lists.
 
 
 def event_lines(events: Sequence[Event]) -> Iterator[str]:
@@ -303,12 +298,12 @@ def event_lines(events: Sequence[Event]) -> Iterator[str]:
 
 def _facts(event: Event) -> dict[str, Any]:
     """Return what an entry says, the telling part in front, since a line is cut at its end."""
-    facts = {name: value for name, value in event_json(event).items() if name not in ("is", "at", "took_s")}
+    facts = {name: value for name, value in codec.fields_of(event).items() if name not in ("is", "at", "took_s")}
     match event:
         case ToolsOffered(how=how):
             return {"how": how, **facts}
         case ToolPaused(pending=pending):
-            return facts | {"pending": [f"{item.kind} of {place_of(item)}" for item in pending]}
+            return facts | {"pending": [wish(item) for item in pending]}
         case ApprovalGiven(arguments=str(text)):
             return facts | {"arguments": json.loads(text)}
     return facts
@@ -325,60 +320,5 @@ def summary_lines(runs: Sequence[Summary]) -> Iterator[str]:
 def _status(run: Summary) -> str:
     if run.stop_reason is not None:
         return f"{run.state.upper()} {run.stop_reason}"
-    word = "running" if run.driven else "waiting" if run.waiting else "paused"
+    word = "running" if run.driven else "waiting" if run.waiting else "idle"  # for want of a worker
     return f"{run.state.upper()} {word}"
-
-
-# JSON.
-
-
-def run_json(run: Run, resume: str) -> dict[str, Any]:
-    """Return what a program needs to know of a run.
-
-    Args:
-        run: As it stands.
-        resume: The command line that goes on with it.
-    """
-    return {
-        "id": run.id,
-        "state": str(run.state),
-        "stop_reason": None if run.stop_reason is None else str(run.stop_reason),
-        "stop_message": run.stop_message,
-        "output": run.output if run.state is State.DONE else None,
-        "turns": run.turn,
-        "version": run.version,
-        "usage": attrs.asdict(run.usage) | {"tokens": run.usage.tokens},
-        "duration_s": round(run.duration_s, 6),
-        "pending": [attrs.asdict(item) for item in run.pending],
-        "calls": [attrs.asdict(call) for call in run.calls],
-        "resume": None if run.is_over else resume,
-    }
-
-
-def whole_json(run: Run, resume: str, events: Sequence[Event] = ()) -> dict[str, Any]:
-    """Return `run_json` with the header and the turns; the journal's `events` tell who approved what."""
-    header = run.header
-    return run_json(run, resume) | {
-        "agent": header.agent,
-        "agent_version": header.agent_version,
-        "target": header.target,
-        "session": header.session,
-        "parent": header.parent,
-        "user": header.user,
-        "metadata": dict(header.metadata),
-        "prompt": prompt_of(run),
-        "created_at": run.created_at,
-        "updated_at": run.updated_at,
-        "tree": [attrs.asdict(turn) for turn in with_approvals(turns_of(run), events)],
-    }
-
-
-def event_json(event: Event) -> dict[str, Any]:
-    """Return an event as the journal holds it."""
-    fields: dict[str, Any] = json.loads(codec.encode_event(event))
-    return fields
-
-
-def summary_json(run: Summary) -> dict[str, Any]:
-    """Return a line of a list of runs as JSON."""
-    return attrs.asdict(run)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from agentfsm.cli.clean import one_line
-from agentfsm.cli.show import NOTE_CHARS, VALUE_CHARS, CallView, place_of, seconds, turns_of
+from agentfsm.cli.plain import NOTE_CHARS, VALUE_CHARS, seconds
+from agentfsm.cli.show import CallView, turns_of
+from agentfsm.cli.waits import wish
 from agentfsm.core.machine import State
 from agentfsm.engine.stream import AgentEvent, AgentEventType, StateChanged, ToolEvent, ToolEventType
 
@@ -127,7 +129,7 @@ def _progress(event: ToolEvent, _run: Run) -> str:
 def _paused(event: ToolEvent, run: Run) -> str:
     call = call_of(run, event.call_id)
     waits = () if call is None else call.waits
-    return one_line(f"waits for {', '.join(map(place_of, waits))}", NOTE_CHARS)
+    return one_line(f"waits for {', '.join(wish(item, run.id) for item in waits)}", NOTE_CHARS)
 
 
 _TOLD: Mapping[ToolEventType, Callable[[ToolEvent, Run], str]] = {

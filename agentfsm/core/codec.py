@@ -1,31 +1,33 @@
 """Values to JSON text and back: a closed set of types, numbered, with caps; no pickle and no fallback.
 
-A value of a union carries its type's name under "is"; fields that have their default are left out. Every header says
-under "v" which version of the format wrote it: a newer one is refused, since half-understanding a journal would lose
-facts.
+A value of a union carries its type's name under "is"; fields that have their default are left out. A header says under
+"v" which version of the format wrote it, and so does an event of another version than its header's, and every inbox
+item. A newer version is refused, since half-understanding a journal would lose facts; an older one is brought up to
+date, one version at a time, by a function in `_MIGRATIONS`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Final, Union, get_args, get_origin
 
+import attrs
 from cattrs import Converter
 from cattrs.strategies import configure_tagged_union
 
 from agentfsm.core import events
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
-from agentfsm.core.inbox import InboxItem, InputKind
+from agentfsm.core.inbox import InboxItem, InputKind, Priority
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Message, Outcome, Part
-from agentfsm.core.run import Header
+from agentfsm.core.run import FORMAT, Header
 
-VERSION = 1
-# The format that this code writes; raised with every change that an older reader would misunderstand.
+FIRST: Final = 1
+# The oldest format that is still read: all that there ever were.
 LIMIT_CHARS = 64 * 1024 * 1024
 # The longest record written or read: no model takes more, and a larger one would hurt every later reader.
 
@@ -62,6 +64,7 @@ def _converter() -> Converter:
         InputKind,
         Outcome,
         PendingKind,
+        Priority,
         StopReason,
     ):  # each by itself, since the hook for str would serve them as well
         converter.register_structure_hook(enum, lambda value, kind: kind(value))
@@ -74,22 +77,30 @@ def _converter() -> Converter:
 _CONVERTER = _converter()
 
 
-def encode_event(event: events.Event) -> str:
-    """Return the event as JSON text.
+def encode_event(event: events.Event, header: Header) -> str:
+    """Return an event of the run with that header as JSON text.
 
     Raises:
         MisuseError: when it is larger than a record may be, or holds what JSON cannot.
     """
-    return _dump(lambda: _CONVERTER.unstructure(event, unstructure_as=_AnyEvent))
+    return _dump(lambda: _stamped(_CONVERTER.unstructure(event, unstructure_as=_AnyEvent), header.format))
 
 
-def decode_event(text: str) -> events.Event:
-    """Return the event that the text holds.
+def fields_of(event: events.Event) -> dict[str, Any]:
+    """Return an event as the JSON object that a journal holds."""
+    fields: dict[str, Any] = json.loads(_dump(lambda: _CONVERTER.unstructure(event, unstructure_as=_AnyEvent)))
+    return fields
+
+
+def decode_event(text: str, header: Header) -> events.Event:
+    """Return the event that the text holds, of the run with that header.
 
     Raises:
+        TooNewError: when a newer agentfsm wrote it.
         CorruptError: when it holds none.
     """
-    event: events.Event = _structure(text, _load(text), _AnyEvent)
+    value, version = _load(text, header.format)
+    event: events.Event = _structure(text, value, version, _AnyEvent)
     return event
 
 
@@ -99,7 +110,7 @@ def encode_header(header: Header) -> str:
     Raises:
         MisuseError: when the metadata holds what JSON cannot, or it is larger than a record may be.
     """
-    return _dump(lambda: {"v": VERSION, **_CONVERTER.unstructure(header)})
+    return _dump(lambda: {"v": FORMAT, **_CONVERTER.unstructure(attrs.evolve(header, format=FORMAT))})
 
 
 def decode_header(text: str) -> Header:
@@ -109,31 +120,31 @@ def decode_header(text: str) -> Header:
         TooNewError: when a newer agentfsm wrote it.
         CorruptError: when it holds none.
     """
-    value = _load(text)
-    version = value.pop("v", None)
-    if type(version) is not int or version < 1:
-        raise CorruptError(f"the record has no format version: {_excerpt(text)}")
-    if version > VERSION:
-        raise TooNewError(
-            f"the run was written in format {version}, and this agentfsm reads up to {VERSION}: upgrade agentfsm",
-        )
-    header: Header = _structure(text, value, Header)
-    return header
+    value, version = _load(text)
+    header: Header = _structure(text, value, version, Header)
+    return attrs.evolve(header, format=version)
 
 
 def encode_item(item: InboxItem) -> str:
     """Return an inbox item as JSON text."""
-    return _dump(lambda: _CONVERTER.unstructure(item, unstructure_as=InboxItem))
+    return _dump(lambda: _stamped(_CONVERTER.unstructure(item, unstructure_as=InboxItem), None))
 
 
 def decode_item(text: str) -> InboxItem:
     """Return the inbox item that the text holds.
 
     Raises:
+        TooNewError: when a newer agentfsm wrote it.
         CorruptError: when it holds none.
     """
-    item: InboxItem = _structure(text, _load(text), InboxItem)
+    value, version = _load(text, FIRST)
+    item: InboxItem = _structure(text, value, version, InboxItem)
     return item
+
+
+def _stamped(value: dict[str, Any], known: int | None) -> dict[str, Any]:
+    """Say which version of the format wrote a record, unless that is known without."""
+    return value if known == FORMAT else {"v": FORMAT, **value}
 
 
 def _dump(value: Callable[[], object]) -> str:
@@ -155,7 +166,8 @@ def _has_surrogates(text: str) -> bool:
     return False
 
 
-def _load(text: str) -> dict[str, Any]:
+def _load(text: str, version: int | None = None) -> tuple[dict[str, Any], int]:
+    """Return a record, and the version of the format that it is in: what it says itself, else the one given."""
     if len(text) > LIMIT_CHARS:
         raise CorruptError(f"the record has {len(text):,} characters, more than the {LIMIT_CHARS:,} that one may have")
     try:
@@ -164,14 +176,32 @@ def _load(text: str) -> dict[str, Any]:
         raise CorruptError(f"the record is not JSON ({error}): {_excerpt(text)}") from None
     if not isinstance(value, dict):
         raise CorruptError(f"the record is not an object: {_excerpt(text)}")
-    return value
+    version = value.pop("v", version)
+    if type(version) is not int or version < FIRST:
+        raise CorruptError(f"the record has no format version: {_excerpt(text)}")
+    if version > FORMAT:
+        raise TooNewError(
+            f"the record was written in format {version}, and this agentfsm reads up to {FORMAT}: upgrade agentfsm",
+        )
+    return value, version
 
 
-def _structure(text: str, value: dict[str, Any], kind: Any) -> Any:
+def _structure(text: str, value: dict[str, Any], version: int, kind: Any) -> Any:
     try:
+        for number in range(version, FORMAT):
+            value = _MIGRATIONS[number](value)
         return _CONVERTER.structure(value, kind)
     except Exception as error:  # noqa: BLE001  cattrs lets whatever a broken value provokes through
         raise CorruptError(f"the record does not fit the format ({error!r}): {_excerpt(text)}") from None
+
+
+def _from_1(value: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 kept one hash for the whole agent, of which nobody can say what has changed since."""
+    return {**value, "fingerprint": {}} if "fingerprint" in value and "is" not in value else value
+
+
+_MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {1: _from_1}
+# By the version that a record is in: what makes the next one of it.
 
 
 def _excerpt(text: str) -> str:

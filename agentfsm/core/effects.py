@@ -15,24 +15,32 @@ class PendingKind(StrEnum):
 
     APPROVAL = "approval"
     OUTCOME = "outcome"
+    QUESTION = "question"
+    INPUT = "input"
+    PAUSE = "pause"
 
 
 @attrs.frozen(kw_only=True)
 class Pending:
-    """One thing that a person has to decide before the run goes on."""
+    """One thing that has to come from outside before the run goes on."""
 
     kind: PendingKind
-    # APPROVAL: may it run? (`approve`, `reject`). OUTCOME: what became of it? (`settle`).
+    # APPROVAL: may it run? (`approve`, `reject`). OUTCOME: what became of it? (`settle`). QUESTION: what is its result?
+    # (`answer`). INPUT: anything that is sent, or the end of its time (`send`). PAUSE: nothing but `resume`.
     run_id: str
     # The run to decide in: this one, or a sub-agent's.
-    call_id: str
-    tool: str
-    arguments: dict[str, Any]
+    call_id: str = ""
+    # The call that waits, and below what it calls; a PAUSE has none.
+    tool: str = ""
+    arguments: dict[str, Any] = attrs.field(factory=dict)
     # Exactly what the tool will be, or was, given, as JSON values.
     description: str = ""
     # What the call will do, where the tool says so.
     expires_at: float | None = None
-    # Seconds since 1970; an approval not given by then is a no. None: it waits for ever.
+    # Seconds since 1970 by the store's clock; an approval not given by then is a no, as a question is not answered.
+    # None: it waits for ever.
+    digest: str = ""
+    # Of the tool and the arguments: what an approval is bound to.
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +76,7 @@ class Reflect:
 
 @attrs.frozen(kw_only=True)
 class Wait:
-    """Nothing can be done before a person has decided."""
+    """Nothing can be done before something has come from outside."""
 
     pending: tuple[Pending, ...]
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import attrs
 
 from agentfsm.core.effects import Pending
+from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolResult, Usage
@@ -39,6 +40,8 @@ class ToolsChosen(Event):
 
     message: AssistantMessage
     usage: Usage = Usage()
+    request: str = ""
+    # Hash of what the model was asked, as for all that comes of a request.
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +50,7 @@ class AnswerGiven(Event):
 
     message: AssistantMessage
     usage: Usage = Usage()
+    request: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +59,7 @@ class AnswerDrafted(Event):
 
     message: AssistantMessage
     usage: Usage = Usage()
+    request: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +69,7 @@ class ModelFaltered(Event):
     error: str
     usage: Usage = Usage()
     # What replies cost that could not be used.
+    request: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -116,11 +122,11 @@ class ToolLost(Event):
 
 @attrs.frozen(kw_only=True)
 class ToolPaused(Event):
-    """A call that was started waits for something outside of the run, and is taken up again when that is there."""
+    """A call waits for something outside of the run, and is taken up again when that is there."""
 
     call_id: str
     pending: tuple[Pending, ...]
-    # What it waits for: decisions in the run of a sub-agent.
+    # What it waits for: an answer, input, or decisions in the run of a sub-agent.
 
 
 @attrs.frozen(kw_only=True)
@@ -129,9 +135,11 @@ class ApprovalAsked(Event):
 
     call_id: str
     expires_at: float
-    # Seconds since 1970; no answer by then is a no.
+    # Seconds since 1970 by the store's clock; no answer by then is a no.
     description: str = ""
     # What the call will do, where the tool says so.
+    digest: str = ""
+    # Of the tool and the arguments that are asked about: a yes holds for nothing else.
 
 
 @attrs.frozen(kw_only=True)
@@ -175,7 +183,26 @@ class Failed(Event):
     # For people: what happened, with the number reached.
 
 
-Thought: TypeAlias = ToolsChosen | AnswerGiven | AnswerDrafted
+@attrs.frozen(kw_only=True)
+class Paused(Event):
+    """The run rests between two steps until somebody resumes it."""
+
+    by: str = ""
+    message: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Resumed(Event):
+    """The run goes on, after a pause or with an agent that is not what it was."""
+
+    fingerprint: Fingerprint | None = None
+    # Of the agent that goes on, where it has changed.
+    changes: tuple[str, ...] = ()
+    # What has changed since, for people.
+
+
+Answered: TypeAlias = ToolsChosen | AnswerGiven | AnswerDrafted | ModelFaltered
+# What comes of a request to the model.
 EVENTS: tuple[type[Event], ...] = (
     Observed,
     ToolsChosen,
@@ -193,6 +220,8 @@ EVENTS: tuple[type[Event], ...] = (
     ToolsReturned,
     Continued,
     Accepted,
+    Paused,
+    Resumed,
     Failed,
 )
 # All of them, in the order in which a run meets them.

@@ -24,6 +24,16 @@ class InputKind(StrEnum):
     REFLECTION = "reflection"
 
 
+class Priority(StrEnum):
+    """How soon an input is taken in, where several wait."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+URGENCY = {priority: place for place, priority in enumerate(Priority)}
+# Their order: what is most urgent comes first.
 NOTES = {
     InputKind.EVENT: "System Event",
     InputKind.TIMER: "Timer",
@@ -41,6 +51,9 @@ class Input:
 
     kind: InputKind = InputKind.USER
     parts: tuple[Part, ...]
+    priority: Priority = Priority.NORMAL
+    due_at: float | None = None
+    # Seconds since 1970 by the store's clock, before which it is not taken in: a timer. None: at once.
 
     @property
     def message(self) -> Message:
@@ -64,6 +77,8 @@ class Approve:
     # Who decided, for the record.
     arguments: str | None = None
     # A JSON object to run it with in place of the model's own; None to run it as it is.
+    digest: str = ""
+    # Of the tool and the arguments that whoever decided has seen.
 
 
 @attrs.frozen(kw_only=True)
@@ -78,7 +93,7 @@ class Reject:
 
 @attrs.frozen(kw_only=True)
 class Settle:
-    """Say how a call ended whose outcome nobody recorded."""
+    """Say how a call ended that is not run here (a question to the user), or whose outcome nobody recorded."""
 
     call_id: str
     by: str = ""
@@ -104,8 +119,24 @@ class Cancel:
     message: str = ""
 
 
+@attrs.frozen(kw_only=True)
+class Pause:
+    """Stop at the next boundary between two steps, until somebody resumes the run."""
+
+    by: str = ""
+    message: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Wake:
+    """Look again: something was decided in the run of an agent below, which this run waits for."""
+
+    run_id: str
+    # That run.
+
+
 Decision: TypeAlias = Approve | Reject | Settle | Rerun
-InboxItem: TypeAlias = Input | Decision | Cancel
+InboxItem: TypeAlias = Input | Decision | Cancel | Pause | Wake
 
 
 @attrs.frozen(kw_only=True)

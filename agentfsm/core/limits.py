@@ -81,6 +81,8 @@ class Limits:
     # The same of all tools together.
     depth: int = attrs.field(default=3, validator=_not_negative)
     # Sub-agents below one another: a coordinator, its specialists, and their helpers.
+    crashes: int = attrs.field(default=5, validator=_positive)
+    # Workers that may die over one turn of a run: one or two are chance or a roll-out, five are the run.
 
     def spent(self, run: Run) -> tuple[StopReason, str] | None:
         """Say which limit the run has reached, with the number reached, or None."""

@@ -42,6 +42,8 @@ class State(StrEnum):
 TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
     State.OBSERVE: MappingProxyType({
         e.Observed:      State.THINK,
+        e.Paused:        State.OBSERVE,
+        e.Resumed:       State.OBSERVE,
         e.Failed:        State.ERROR,
     }),
     State.THINK: MappingProxyType({
@@ -51,6 +53,8 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.ModelFaltered: State.THINK,
         e.Compacted:     State.THINK,
         e.ToolsOffered:  State.THINK,
+        e.Paused:        State.THINK,
+        e.Resumed:       State.THINK,
         e.Failed:        State.ERROR,
     }),
     State.ACT: MappingProxyType({
@@ -61,11 +65,15 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.ApprovalAsked: State.ACT,
         e.ApprovalGiven: State.ACT,
         e.ToolsReturned: State.REFLECT,
+        e.Paused:        State.ACT,
+        e.Resumed:       State.ACT,
         e.Failed:        State.ERROR,
     }),
     State.REFLECT: MappingProxyType({
         e.Continued:     State.OBSERVE,
         e.Accepted:      State.DONE,
+        e.Paused:        State.REFLECT,
+        e.Resumed:       State.REFLECT,
         e.Failed:        State.ERROR,
     }),
     State.DONE: MappingProxyType({}),

@@ -7,10 +7,11 @@ result, in call order, right behind it; `Run` builds histories so that this alwa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 
@@ -240,6 +241,9 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")
+# Of calls, as OpenAI takes them back.
 _parsed = json.JSONDecoder().decode
 
 
@@ -263,6 +267,8 @@ def check_history(messages: Sequence[Message]) -> None:
     for message in messages:
         if not isinstance(message, SystemMessage | UserMessage | AssistantMessage | ToolResult):
             raise MisuseError(f"a history is made of messages of agentfsm, and {type(message).__name__} is none")
+        if _is_blank(message):
+            raise MisuseError(f"the history has a {type(message).__name__} that says nothing: leave it out")
         if isinstance(message, ToolResult):
             if not waiting or waiting.pop(0) != message.call_id:
                 wrong = message.call_id
@@ -274,19 +280,33 @@ def check_history(messages: Sequence[Message]) -> None:
             if len(set(waiting) - seen) < len(waiting):
                 raise MisuseError(f"the history has a call id twice, among {', '.join(waiting)}: each needs its own")
             seen.update(waiting)
-            _check_arguments(message.calls)
+            _check_calls(message.calls)
     if waiting:
         raise MisuseError(f"the history has no result of {waiting[0]!r}: each call needs one, right behind it")
 
 
-def _check_arguments(calls: Sequence[ToolCall]) -> None:
+def _is_blank(message: Message) -> bool:
+    if isinstance(message, UserMessage):
+        return not message.parts or any(isinstance(each, TextPart) and not each.text.strip() for each in message.parts)
+    return not message.text.strip() and not (isinstance(message, AssistantMessage) and message.calls)
+
+
+def _check_calls(calls: Sequence[ToolCall]) -> None:
     for call in calls:
+        if not _NAME.fullmatch(call.name):
+            raise MisuseError(f"the history calls {call.name!r}: a name has 1 to 64 letters, digits, '_' or '-'")
+        if not _ID.fullmatch(call.id):
+            raise MisuseError(f"the history has a call {call.id!r}: an id has 1 to 40 letters, digits or any of _.:-")
         try:
-            fits = isinstance(_parsed(call.arguments), dict)
+            fits = isinstance(json.loads(call.arguments, parse_constant=_refuse), dict)
         except (ValueError, RecursionError):
             fits = False
         if not fits:
             raise MisuseError(f"the history has a call {call.id!r} with {call.arguments[:80]!r} for a JSON object")
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
 
 
 def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part, ...]:
@@ -302,8 +322,10 @@ def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
         if not isinstance(part, TextPart | ImagePart):
             msg = f"a prompt is text or a sequence of TextPart and ImagePart, not {type(part).__name__}"
             raise MisuseError(msg)
+    # No provider takes a blank part back.
+    parts = tuple([part for part in parts if isinstance(part, ImagePart) or part.text.strip()])
     parts = tuple([TextPart(text=clean(part.text)) if isinstance(part, TextPart) else part for part in parts])
-    if not any(isinstance(part, ImagePart) or part.text.strip() for part in parts):
+    if not parts:
         msg = "the prompt is empty: say what the agent shall do, for example agent.run('Summarise notes.md')"
         raise MisuseError(msg)
     return parts

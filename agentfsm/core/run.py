@@ -17,6 +17,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.effects import AskModel, Effect, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import MisuseError, RunError
+from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import START, State, next_state
 from agentfsm.core.messages import (
@@ -34,6 +35,10 @@ from agentfsm.core.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+
+FORMAT: Final = 2
+# The format of journals that this code writes; raised with every change that an older reader would misunderstand.
 
 
 def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,8 +62,8 @@ class Header:
     # Messages to go on from that no store has.
     agent: str = ""
     agent_version: str = ""
-    fingerprint: str = ""
-    # Hash of the instructions, the model's name and the tools with their schemas.
+    fingerprint: Fingerprint = Fingerprint()
+    # What the agent was.
     target: str = ""
     # Where the command line finds the agent again: "module:attribute".
     user: str | None = None
@@ -67,8 +72,14 @@ class Header:
     # The id of the run whose tool this one is; its own id is that and the call's.
     depth: int = 0
     # How many runs are above it.
+    forked_from: str | None = None
+    # The id of the run whose first events are this one's, too.
+    forked_at: int = 0
+    # How many.
     metadata: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
     # JSON values; a copy of what the caller gave.
+    format: int = FORMAT
+    # The version of the format that the journal is written in.
 
 
 class Phase(StrEnum):
@@ -100,6 +111,8 @@ class OpenCall:
     expires_at: float | None = None
     description: str = ""
     # What it will do, for the person who approves it.
+    digest: str = ""
+    # Of the tool and the arguments that the person is asked about.
     waits: tuple[Pending, ...] = ()
     # What it waits for, in the phase PAUSED.
     result: ToolResult | None = None
@@ -161,6 +174,10 @@ class Run:
     # Loop findings so far.
     disabled: tuple[str, ...] = ()
     # Tools withdrawn because of loops.
+    paused: Pending | None = None
+    # Why the run rests between two steps; None while it does not.
+    fingerprint: Fingerprint | None = None
+    # Of the agent that drives it; None where that is still what the header says.
     offered: tuple[str, ...] | None = None
     # The tools chosen among many since input came; None where no choice was made.
     has_cut: bool = False
@@ -200,12 +217,13 @@ class Run:
     @property
     def effect(self) -> Effect | None:
         """What has to happen next; None when the run is over."""
-        return _EFFECT[self.state](self)
+        return _EFFECT[self.state](self) if self.paused is None else Wait(pending=self.pending)
 
     @property
     def pending(self) -> tuple[Pending, ...]:
-        """What waits for a person, in call order."""
-        return tuple(item for entry in self.open if entry.phase in UNDECIDED for item in _pending(self, entry))
+        """What the run waits for from outside: the end of a pause, and decisions in call order."""
+        waits = tuple(item for entry in self.open if entry.phase in UNDECIDED for item in _pending(self, entry))
+        return waits if self.paused is None else (self.paused, *waits)
 
     @property
     def is_over(self) -> bool:
@@ -214,7 +232,7 @@ class Run:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether only a person can move the run on."""
+        """Whether only something from outside can move the run on."""
         return isinstance(self.effect, Wait)
 
     @property
@@ -337,9 +355,12 @@ def _no_output(run: Run) -> str:
     if run.state is State.ERROR:
         return f"{where}, stopped by {run.stop_reason} ({run.stop_message})"
     if run.is_waiting:
-        waits = ", ".join(f"{p.kind} of {p.tool} ({p.call_id})" for p in run.pending)
-        return f"{where} and waits for: {waits}; decide, then resume it"
+        return f"{where} and waits for: {', '.join(map(_wish, run.pending))}; decide, then resume it"
     return f"{where}, not over yet: go on with agent.finish(run) or agent.resume({run.id!r})"
+
+
+def _wish(item: Pending) -> str:
+    return f"{item.kind} of {item.tool} ({item.call_id})" if item.call_id else "the end of a pause"
 
 
 # What has to happen next, by state.
@@ -382,6 +403,7 @@ def _pending(run: Run, entry: OpenCall) -> tuple[Pending, ...]:
         arguments=arguments_of(entry.call),
         description=entry.description,
         expires_at=entry.expires_at,
+        digest=entry.digest,
     )
     return (own,)
 
@@ -392,7 +414,7 @@ Changes = dict[str, Any]
 
 
 def _observed(run: Run, event: e.Observed) -> Changes:
-    history = run.messages if run.version else _opening(run)
+    history = run.messages or _opening(run)
     if not event.inputs:
         return {"messages": history}
     return {"messages": (*history, *[item.message for item in event.inputs]), "offered": None}
@@ -443,9 +465,9 @@ def _compacted(_run: Run, event: e.Compacted) -> Changes:
 _COMES_IN: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
     e.ToolStarted: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
     e.ToolFinished: frozenset(Phase) - {Phase.FINISHED},
-    e.ToolLost: frozenset({Phase.RUNNING}),
+    e.ToolLost: frozenset(Phase) - {Phase.LOST, Phase.FINISHED},
     e.ToolPaused: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
-    e.ApprovalAsked: frozenset({Phase.INTENDED}),
+    e.ApprovalAsked: frozenset({Phase.INTENDED, Phase.ASKED}),
     e.ApprovalGiven: frozenset({Phase.ASKED, Phase.LOST}),
 }
 
@@ -499,7 +521,7 @@ def _tool_finished(run: Run, event: e.ToolFinished) -> Changes:
 
 
 def _tool_lost(run: Run, event: e.ToolLost) -> Changes:
-    return _evolved(run, event, event.call_id, phase=Phase.LOST)
+    return _evolved(run, event, event.call_id, phase=Phase.LOST, expires_at=None, digest="", waits=())
 
 
 def _tool_paused(run: Run, event: e.ToolPaused) -> Changes:
@@ -507,8 +529,15 @@ def _tool_paused(run: Run, event: e.ToolPaused) -> Changes:
 
 
 def _approval_asked(run: Run, event: e.ApprovalAsked) -> Changes:
-    phase, expires_at, description = Phase.ASKED, event.expires_at, event.description
-    return _evolved(run, event, event.call_id, phase=phase, expires_at=expires_at, description=description)
+    return _evolved(
+        run,
+        event,
+        event.call_id,
+        phase=Phase.ASKED,
+        expires_at=event.expires_at,
+        description=event.description,
+        digest=event.digest,
+    )
 
 
 def _approval_given(run: Run, event: e.ApprovalGiven) -> Changes:
@@ -555,15 +584,24 @@ def _accepted(_run: Run, _event: e.Accepted) -> Changes:
     return {"stop_reason": StopReason.COMPLETED}
 
 
+def _paused(run: Run, event: e.Paused) -> Changes:
+    words = [f"paused by {event.by}" if event.by else "paused", *([event.message] if event.message else [])]
+    return {"paused": Pending(kind=PendingKind.PAUSE, run_id=run.id, description=": ".join(words))}
+
+
+def _resumed(run: Run, event: e.Resumed) -> Changes:
+    return {"paused": None, "fingerprint": event.fingerprint or run.fingerprint}
+
+
 def _failed(run: Run, event: e.Failed) -> Changes:
     results = [entry.result or _closing(entry, index, event) for index, entry in enumerate(run.open)]
-    return {**_closed(run, results), "stop_reason": event.reason, "stop_message": event.message}
+    return {**_closed(run, results), "paused": None, "stop_reason": event.reason, "stop_message": event.message}
 
 
 def _closed(run: Run, results: list[ToolResult]) -> Changes:
     """Move the open turn into the history: the assistant's message together with all its results."""
     if run.reply is None:
-        return {} if run.version else {"messages": _opening(run)}
+        return {} if run.messages else {"messages": _opening(run)}
     return {"messages": (*run.messages, run.reply, *results), "reply": None, "open": ()}
 
 
@@ -597,6 +635,8 @@ _FOLD: Mapping[type[e.Event], Callable[[Run, Any], Changes]] = MappingProxyType(
         e.ToolsReturned: _tools_returned,
         e.Continued: _continued,
         e.Accepted: _accepted,
+        e.Paused: _paused,
+        e.Resumed: _resumed,
         e.Failed: _failed,
     },
 )

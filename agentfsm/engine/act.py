@@ -10,34 +10,31 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending, RunTools, Wait
-from agentfsm.core.errors import AgentError, ArgumentsError, RunNotFoundError, StoreError
-from agentfsm.core.inbox import Approve, Cancel, Input, Posted, Reject, Rerun, Settle
-from agentfsm.core.machine import State
-from agentfsm.core.messages import AgentCost, ErrorType, Outcome, ToolCall, ToolResult, Usage, clean
-from agentfsm.core.run import UNDECIDED, OpenCall, Phase
-from agentfsm.engine import render
+from agentfsm.core.inbox import Approve, Posted, Rerun
+from agentfsm.core.messages import ErrorType, ToolCall, ToolResult, clean
+from agentfsm.core.run import UNDECIDED, Phase
+from agentfsm.engine.access import absence, barred, context_of, turn_of
 from agentfsm.engine.arguments import check_object, object_text, repair
 from agentfsm.engine.builtin import builtin
+from agentfsm.engine.children import counted
 from agentfsm.engine.context import RunContext, ToolKind
+from agentfsm.engine.decide import decide, needs_approval
 from agentfsm.engine.dispatch import End, Host, failed
 from agentfsm.engine.drive import Drive
 from agentfsm.engine.early import Attempt, EarlyCalls
 from agentfsm.engine.engine import Engine
-from agentfsm.engine.family import Parent, child_id
-from agentfsm.engine.journal import load
+from agentfsm.engine.family import Parent
 from agentfsm.engine.queue import ToolQueue
+from agentfsm.engine.render import place_of
 from agentfsm.engine.stream import AgentEvent, ToolEvent
-from agentfsm.engine.tools import Arguments, Bound, Tool
-from agentfsm.ports import ProposedCall, Store
+from agentfsm.engine.tools import Bound, Tool
+from agentfsm.ports import ProposedCall
 from agentfsm.tally import BYTES, estimated_tokens
 
 if TYPE_CHECKING:
-    from agentfsm.core.run import Run
     from agentfsm.engine.journal import Journal
     from agentfsm.engine.registry import ToolRegistry
 
-DESCRIPTION_CHARS: Final = 2_000
-# Of what a call will do, in the words of its tool: a sentence, not the whole of a letter.
 MALFORMED_CHARS: Final = 2_000
 # Of arguments that are no JSON object, kept for the record and shown to the model.
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
@@ -49,7 +46,7 @@ async def act(engine: Engine, drive: Drive, effect: RunTools | Wait) -> None:
     calls = effect.calls if isinstance(effect, RunTools) else ()
     drive.unfinished = len(entries)
     if [each for each in entries if each.phase is not intended or each.call.name in asking]:
-        await _decide(engine, drive)
+        await decide(engine, drive)
         calls = _ready(drive)
         drive.unfinished = len([each for each in drive.journal.run.open if each.phase is not Phase.FINISHED])
     if not drive.unfinished:
@@ -80,206 +77,6 @@ def _as_approved(call: ToolCall, row: Posted) -> ToolCall:
     return call if edited is None else attrs.evolve(call, arguments=edited)
 
 
-async def _decide(engine: Engine, drive: Drive) -> None:
-    """Commit what is to be said of open calls before any runs: approvals to ask, decisions taken, calls lost."""
-    rows: dict[str, Posted] = {}
-    if any(entry.phase in UNDECIDED for entry in drive.journal.run.open):
-        posted = await drive.journal.rows()
-        rows = {row.item.call_id: row for row in posted if not isinstance(row.item, Input | Cancel)}
-    facts: list[e.Event] = []
-    taken: list[int] = []
-    for entry in drive.journal.run.open:
-        row = rows.get(entry.call.id)
-        if entry.phase is Phase.PAUSED:
-            await _look_after(engine, drive, entry)
-        elif row is not None and isinstance(row.item, Approve | Rerun):
-            drive.granted[entry.call.id] = row  # spent in the very append that marks the call as started
-        elif (fact := _fact(engine, drive, entry, row)) is not None:
-            facts.append(fact)
-            taken += [row.number] if row is not None else []
-    if facts:
-        drive.journal.commit(*facts, taken=taken)
-
-
-async def _look_after(engine: Engine, drive: Drive, entry: OpenCall) -> None:
-    """Wake a paused call when what its agent waits for first was decided, or is due; once for each thing waited for."""
-    call_id = entry.call.id
-    first = {item.run_id: item for item in reversed(entry.waits)}
-    drive.woken.discard(call_id)
-    if drive.tried.get(call_id) != entry.waits and any(
-        [await _may_go_on(engine, drive, each) for each in first.values()]
-    ):
-        drive.tried[call_id] = entry.waits
-        drive.woken.add(call_id)
-
-
-async def _may_go_on(engine: Engine, drive: Drive, item: Pending) -> bool:
-    if item.expires_at is not None and engine.clock.now() >= item.expires_at:
-        return True
-    store = drive.journal.store
-    if item not in (await load(store, item.run_id)).pending:
-        return True  # somebody has driven it on
-    rows = [row.item for row in await store.inbox(item.run_id)]
-    return any(
-        isinstance(each, Cancel) or (not isinstance(each, Input) and each.call_id == item.call_id) for each in rows
-    )
-
-
-def _fact(engine: Engine, drive: Drive, entry: OpenCall, row: Posted | None) -> e.Event | None:
-    """Return what is to be recorded of an open call before any call runs, if anything."""
-    call, tool = entry.call, None if entry.call.invented else engine.registry.get(entry.call.name)
-    now = engine.clock.now()
-    match entry.phase, row.item if row is not None else None:
-        case Phase.INTENDED, _ if tool is not None and tool.requires_approval is not False:
-            return _asked(engine, drive, tool, call)
-        case Phase.RUNNING, _ if tool is None or not tool.repeatable:
-            return e.ToolLost(call_id=call.id)
-        case Phase.ASKED, Reject(by=by, message=message):
-            return e.ToolFinished(result=_rejected(call, message), by=by)
-        case Phase.ASKED, None if entry.expires_at is not None and now >= entry.expires_at:
-            return e.ToolFinished(result=_rejected(call, "nobody answered in time"))
-        case Phase.LOST, Settle(by=by, outcome=outcome, content=content):
-            return e.ToolFinished(result=_decided(call, outcome, content), by=by)
-    return None
-
-
-def _asked(engine: Engine, drive: Drive, tool: Tool[..., Any], call: ToolCall) -> e.ApprovalAsked | None:
-    """Return the question to a person; None where none is needed, or the call will not run anyway."""
-    if call.malformed is not None or absence(engine, drive, tool) is not None:
-        return None
-    try:
-        bound = tool.bound(call.arguments)
-    except ArgumentsError:
-        return None
-    if barred(engine, drive, tool, bound) is not None:
-        return None
-    arguments = tool.arguments(bound)
-    if not _needs_approval(tool, arguments):
-        return None
-    expires_at = engine.clock.now() + tool.approval_expires_s
-    return e.ApprovalAsked(call_id=call.id, expires_at=expires_at, description=_described(tool, arguments))
-
-
-def absence(engine: Engine, drive: Drive, tool: Tool[..., Any]) -> End | None:
-    """Say why no call of a tool can run, whatever its arguments: withdrawn, not there now, or never permitted."""
-    run, permissions = drive.journal.run, engine.permissions
-    if tool.name in run.disabled:
-        return End(Outcome.SKIPPED, render.withdrawn_text(tool.name), ErrorType.WITHDRAWN)
-    if not is_enabled(tool, drive):
-        return End(Outcome.SKIPPED, render.absent_text(tool.name), ErrorType.WITHDRAWN)
-    if permissions is None or permissions.offers(tool, run.header.roles):
-        return None
-    reason = permissions.refusal(tool, run.header.roles, Arguments()) or f"{tool.name} is not permitted in this run"
-    return failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
-
-
-def barred(engine: Engine, drive: Drive, tool: Tool[..., Any], bound: Bound) -> End | None:
-    """Say that nobody could let a call with these arguments run."""
-    if engine.permissions is None:
-        return None
-    reason = engine.permissions.refusal(tool, drive.journal.run.header.roles, tool.arguments(bound))
-    return None if reason is None else failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
-
-
-def _needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:
-    if isinstance(tool.requires_approval, bool):
-        return tool.requires_approval
-    try:
-        return bool(tool.requires_approval(arguments))
-    except Exception:  # noqa: BLE001  what cannot say that nobody need be asked has not said it
-        return True
-
-
-def _described(tool: Tool[..., Any], arguments: Arguments) -> str:
-    if tool.describe is None:
-        return ""
-    try:
-        return clean(str(tool.describe(arguments))[:DESCRIPTION_CHARS])
-    except Exception as error:  # noqa: BLE001  the person still sees the tool and its arguments
-        return f"(its description failed: {render.describe(error)})"
-
-
-def _rejected(call: ToolCall, message: str) -> ToolResult:
-    content = f"not run: a person rejected it{f' ({message})' if message else ''}. Do not try it again unasked."
-    return _decided(call, Outcome.REJECTED, content)
-
-
-def _decided(call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
-    """Return the result of a call that a person has decided."""
-    content = clean(content)
-    return ToolResult(call_id=call.id, tool=call.name, outcome=outcome, content=content, index=_place_of(call))
-
-
-def _place_of(call: ToolCall) -> int:
-    """Return the call's place in the reply."""
-    return int(call.id.rpartition(".")[2])
-
-
-async def note_children(engine: Engine, drive: Drive) -> None:
-    """Put on the budget what agents below have spent whose calls are open, from their own journals."""
-    journal, spent = drive.journal, {}
-    for entry in journal.run.open:
-        tool = engine.registry.get(entry.call.name)
-        if entry.phase is Phase.FINISHED or tool is None or tool.kind is not ToolKind.AGENT:
-            continue
-        run_id = child_id(journal.run.id, entry.call.id)
-        if (usage := await _usage_below(journal.store, run_id)) is not None:
-            spent[run_id] = usage.tokens, usage.cost_usd or 0.0
-    drive.budget.open(spent)
-
-
-async def _usage_below(store: Store, run_id: str) -> Usage | None:
-    """Return what a run and the open calls of agents below it have spent; None where there is no such run."""
-    try:
-        run = await load(store, run_id)
-    except RunNotFoundError:
-        return None
-    usage = run.usage
-    for entry in run.open:
-        if entry.phase is not Phase.FINISHED:  # else it is in the usage
-            usage += await _usage_below(store, child_id(run_id, entry.call.id)) or Usage()
-    return usage
-
-
-async def end_children(engine: Engine, drive: Drive) -> list[e.ToolFinished]:
-    """End the agents at work for a run that is about to end, and return what they did as results of their calls."""
-    journal, results = drive.journal, []
-    for entry in journal.run.open:
-        tool = engine.registry.get(entry.call.name)
-        if tool is None and entry.phase is Phase.PAUSED:
-            await _leave_word(drive, entry)
-        if tool is None or tool.end is None or entry.phase is Phase.FINISHED:
-            continue
-        try:
-            ended = await tool.end(journal.store, engine.clock, child_id(journal.run.id, entry.call.id))
-        except RunNotFoundError:
-            continue  # it never began
-        except AgentError as error:
-            journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
-            continue
-        child = None if ended.child is None else _counted(drive, ended.child)
-        result = attrs.evolve(_decided(entry.call, ended.outcome, ended.content), child=child)
-        results.append(e.ToolFinished(result=result))
-    return results
-
-
-async def _leave_word(drive: Drive, entry: OpenCall) -> None:
-    """Tell waiting agents that their caller has ended, where it has ended without the tools that drive them."""
-    journal = drive.journal
-    for run_id in {child_id(journal.run.id, entry.call.id), *(item.run_id for item in entry.waits)}:
-        try:
-            await journal.store.post(run_id, "cancel", Cancel(by="its caller"))
-        except StoreError as error:
-            journal.log.warning("child_not_told", child=run_id, error=type(error).__name__)
-
-
-def _counted(drive: Drive, child: AgentCost) -> AgentCost:
-    """Return what a child cost as it enters the run's usage: without money, where the run counts none of its own."""
-    if drive.budget.counts_money or child.usage.cost_usd is None:
-        return child
-    return attrs.evolve(child, usage=attrs.evolve(child.usage, cost_usd=None))
-
-
 @attrs.define(eq=False)
 class RunHost(Host):
     """Serves the calls of a run: what happens to each is committed, and what may not run is refused."""
@@ -299,7 +96,7 @@ class RunHost(Host):
 
     def position(self, call: ToolCall, index: int) -> int:  # noqa: ARG002  of those that run now
         """Return the call's place in the reply: some of its calls may have run before."""
-        return _place_of(call)
+        return place_of(call)
 
     def context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
         """Make what a tool may know of its call."""
@@ -338,14 +135,14 @@ class RunHost(Host):
         return barred(self.engine, self.drive, tool, bound) or self._unapproved(call, tool, bound)
 
     def _unapproved(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:
-        """Refuse a call that could not run when approvals were asked for, and now could."""
-        if tool.requires_approval is False or call.id in self.drive.granted:
+        """Refuse a call that could not run when others were asked for their word, and now could."""
+        if not tool.asks or call.id in self.drive.granted:
             return None
         if self.drive.journal.run.entry(call.id).phase is not Phase.INTENDED:
             return None
-        if not _needs_approval(tool, tool.arguments(bound)):
+        if tool.waits_for is None and not needs_approval(tool, tool.arguments(bound)):
             return None
-        text = f"{call.name} needs a person's yes, which nobody was asked for: call it again to have them asked."
+        text = f"{call.name} needs a person's word, which nobody was asked for: call it again to have them asked."
         return failed(text, ErrorType.BLOCKED, retryable=True)
 
     async def starting(self, call: ToolCall, tool: Tool[..., Any]) -> None:
@@ -378,7 +175,7 @@ class RunHost(Host):
         drive.unfinished -= 1
         if result.child is not None:
             drive.budget.returned(result.child.run_id)
-            result = attrs.evolve(result, child=_counted(drive, result.child))
+            result = attrs.evolve(result, child=counted(drive, result.child))
         finished = e.ToolFinished(result=result)
         ending = () if drive.unfinished else (e.ToolsReturned(),)
         facts, taken = self._spent(result.call_id)  # where it was let run, and could not
@@ -442,35 +239,6 @@ def mint(drive: Drive, index: int, proposed: ProposedCall) -> ToolCall:
 def _legal_name(name: str) -> str:
     """Return an invented name in the letters that a provider takes back."""
     return _NOT_IN_NAMES.sub("_", name)[:64] or "unnamed"
-
-
-def context_of(drive: Drive) -> RunContext[Any]:
-    """Return what a tool may know of the run, apart from any call."""
-    run = drive.journal.run
-    return RunContext(
-        deps=drive.deps,
-        run_id=run.id,
-        turn=turn_of(run),
-        user=run.header.user,
-        roles=run.header.roles,
-        metadata=run.metadata,
-    )
-
-
-def turn_of(run: Run) -> int:
-    """Return the turn that a call which runs now belongs to; while the reply streams it is not in the journal yet."""
-    return run.turn + 1 if run.state is State.THINK else run.turn
-
-
-def is_enabled(tool: Tool[..., Any], drive: Drive) -> bool:
-    """Whether a tool is there now; one that cannot say so is not."""
-    if isinstance(tool.enabled, bool):
-        return tool.enabled
-    try:
-        return bool(tool.enabled(context_of(drive)))
-    except Exception as error:  # noqa: BLE001  it has not said yes
-        drive.journal.log.warning("tool_enabled_failed", tool=tool.name, error=type(error).__name__)
-        return False
 
 
 def queue_of(engine: Engine, drive: Drive) -> ToolQueue:

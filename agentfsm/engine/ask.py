@@ -47,6 +47,8 @@ class Question:
     tally: Tally
     budget: Budget
     tools: Sequence[ToolDefinition]
+    digest: str
+    # Of the request, for its record.
 
     @property
     def is_streamed(self) -> bool:

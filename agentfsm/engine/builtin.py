@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ModelRetry
 from agentfsm.engine.context import RunContext
+from agentfsm.engine.permission import Level
 from agentfsm.engine.tools import Tool, make_tool
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ def read_result() -> Tool[..., Any]:
     )
 
 
+LONGEST_WAIT_S: Final = 30 * 86_400
+# Seconds: a month; whoever needs longer starts another run then.
 ID_CHARS: Final = 40
 # Of an id that does not exist, told back to the model.
 _ABOUT: Final = "Read on in an earlier result of which only the beginning and the end were shown."
@@ -54,6 +58,48 @@ async def _read_result(ctx: RunContext[Any], result: str, start: int = 0) -> str
     end = min(start + PAGE_CHARS, len(whole))
     more = f"\n[... {len(whole) - end} more characters: go on from character {end} ...]" if end < len(whole) else ""
     return whole[start:end] + more
+
+
+@cache
+def ask_user() -> Tool[..., Any]:
+    """Return the tool with which a model asks the user: the call waits, and the answer is its result."""
+    return make_tool(_ask_user, name="ask_user", external=True, permission=Level.READ)
+
+
+def _ask_user(question: str) -> str:
+    """Ask the user a question, and wait for the answer.
+
+    Ask only what you cannot find out yourself, and one thing at a time.
+
+    Args:
+        question: What you want to know, as one who has not seen your work can answer it.
+    """
+    raise AssertionError(question)  # no external call is ever run
+
+
+@cache
+def wait() -> Tool[..., Any]:
+    """Return the tool with which a model waits: until something is sent to the run, or the time is up."""
+    return make_tool(
+        _wait,
+        name="wait",
+        external=True,
+        permission=Level.READ,
+        waits_for=PendingKind.INPUT,
+        answer_expires_s=lambda a: a.seconds,
+        validate=lambda a: None if 0 < a.seconds <= LONGEST_WAIT_S else f"seconds: above 0 and up to {LONGEST_WAIT_S}",
+        poll=True,
+    )
+
+
+def _wait(seconds: float, reason: str) -> str:
+    """Wait until something comes in (a message, an event, a timer), but no longer than so many seconds.
+
+    Args:
+        seconds: The longest wait, above 0 and up to 2592000 (30 days).
+        reason: What you wait for, for people who look at the run.
+    """
+    raise AssertionError(seconds, reason)  # no external call is ever run
 
 
 def builtin(run: Run, name: str) -> Tool[..., Any] | None:

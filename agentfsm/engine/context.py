@@ -82,6 +82,14 @@ class RunContext(Generic[D]):
         return self.ending.given_up
 
 
+@attrs.frozen
+class Found:
+    """What a tool's `on_unknown` function returns when the call was done before its worker died."""
+
+    result: Any
+    # What it returned then.
+
+
 @attrs.frozen(kw_only=True)
 class Ended:
     """What a tool hands back that tells by itself how its call ended: one that is an agent."""

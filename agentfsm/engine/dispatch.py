@@ -251,6 +251,7 @@ class _Tries:
                 return end
             await anyio.sleep(end)
             self.attempt += 1
+            await self.dispatcher.host.starting(self.job.call, self.tool)  # the run may have another owner by now
 
     def arm(self) -> None:
         """Set the timer, once."""

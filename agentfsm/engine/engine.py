@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from agentfsm.core.limits import Limits
 from agentfsm.engine.permission import Permissions
 from agentfsm.engine.registry import ToolRegistry
-from agentfsm.ports import Clock, ContextPolicy, Model, Settings, TokenCounter, ToolDefinition, ToolSelector
+from agentfsm.ports import Clock, ContextPolicy, Model, Settings, TokenCounter, ToolDefinition, ToolSelector, plain_json
 from agentfsm.tally import Tally, count_tools
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
 
 ANSWER_TOKENS: Final = 4_096
 # Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
@@ -35,6 +40,8 @@ class Engine:
     log_prompts: bool = False
     _overhead: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
     # Tokens of what every request holds, by encoding and tools.
+    _shapes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
+    # Hashes of the same, by tools.
 
     @property
     def narrows(self) -> bool:
@@ -58,3 +65,15 @@ class Engine:
             tokens = counter.count(self.instructions) + count_tools(tools, counter)
             self._overhead[key] = tokens
         return tokens
+
+    def request_digest(self, tally: Tally, run: Run, tools: Sequence[ToolDefinition]) -> str:
+        """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
+        names = None if tools is self.registry.definitions else tuple([tool.name for tool in tools])
+        key = self.registry.version, names
+        shape = self._shapes.get(key)
+        if shape is None:
+            told = [[tool.name, tool.description, plain_json(tool.parameters), tool.strict] for tool in tools]
+            settings = attrs.asdict(attrs.evolve(self.settings, stream=False))  # how it is sent is no part of it
+            text = json.dumps([self.model.name, self.instructions, told, settings], sort_keys=True, default=str)
+            shape = self._shapes[key] = sha256(text.encode()).hexdigest()[:8]
+        return f"{shape}-{tally.digest(run.window)}"

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 import attrs
 
+from agentfsm.core import events as e
 from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, StoreError
+from agentfsm.core.inbox import Input, Pause
+from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin
 from agentfsm.engine.log import Facts
 from agentfsm.engine.stream import Listener, StateChanged
-from agentfsm.ports import Clock, Commit, Lease, Store
+from agentfsm.ports import Clock, Commit, Durability, Lease, Store
 from agentfsm.threads import waker
 
 if TYPE_CHECKING:
@@ -72,10 +75,14 @@ class Journal:
     see: Callable[[Run], None] | None = None
     # Told of each new state of the run.
     log: Facts
-    struck: int = 0
-    # The newest inbox number up to which everything was taken in.
+    pause_before: frozenset[State] = frozenset()
+    # States that the run rests before.
     scope: anyio.CancelScope | None = None
     # Around the driving call; cancelled when somebody asks for the run's end, or takes it over.
+    _left: set[int] = attrs.field(factory=set)
+    # Rows of the inbox that were read and not taken.
+    holds_pause: bool = False
+    # Whether one of them asks for a rest.
     _last: Commit | None = None
     _mark: float = 0.0
     # The clock's reading at the newest event.
@@ -92,6 +99,8 @@ class Journal:
         see: Callable[[Run], None] | None = None,
         *,
         exact: bool = False,
+        durability: Durability = "full",
+        pause_before: frozenset[State] = frozenset(),
     ) -> Self:
         """Take the lease of a run.
 
@@ -103,13 +112,23 @@ class Journal:
             listen: Told of each change of state.
             see: Given each new value of the run.
             exact: Whether a run at version 0 must be new, too.
+            durability: Of what is appended.
+            pause_before: States that the run rests before, until it is resumed.
 
         Raises:
             ConflictError: when the run has moved on, or somebody else drives it.
         """
-        lease, run = await _opened(store, run, exact=exact)
-        log = Facts(run.id, run.header.agent)
-        journal = cls(store=store, lease=lease, run=run, clock=clock, listen=listen, see=see, log=log)
+        lease, run = await _opened(store, run, durability, exact=exact)
+        journal = cls(
+            store=store,
+            lease=lease,
+            run=run,
+            clock=clock,
+            listen=listen,
+            see=see,
+            log=Facts(run.id, run.header.agent),
+            pause_before=pause_before,
+        )
         journal._mark = clock.monotonic()
         journal._epoch = clock.now() - journal._mark
         lease.wake = waker(journal._interrupt)
@@ -142,7 +161,11 @@ class Journal:
         """
         self._stamp(events)
         run = self.run.fold(events)
+        if self.pause_before and run.state is not self.run.state and run.state in self.pause_before:
+            rest = e.Paused(at=run.updated_at, message=f"before {run.state.upper()}")
+            events, run = (*events, rest), run.apply(rest)  # in the same append: no crash comes in between
         self._last = self.store.append(self.lease, run, events, taken=taken)
+        self._left.difference_update(taken)
         self._advance(run, events)
 
     async def conclude(self, *events: Event, taken: Sequence[int] = ()) -> bool:
@@ -154,6 +177,7 @@ class Journal:
         if not await _outcome(self._last, run):
             self._mark = mark
             return False
+        self._left.difference_update(taken)
         self._advance(run, events)
         return True
 
@@ -176,25 +200,49 @@ class Journal:
         if self.lease.lost:
             raise LeaseLostError(f"run {self.run.id!r} was taken over by another worker")
 
-    async def rows(self) -> tuple[Posted, ...]:
-        """Return what waits in the inbox; asks the store only when it has told of something new."""
-        return await self.store.inbox(self.run.id) if self.lease.newest > self.struck else ()
+    async def rows(self, *, afresh: bool = False) -> tuple[Posted, ...]:
+        """Return what waits in the inbox and is due; asks the store only when it may hold something, or `afresh`.
 
-    def close(self) -> None:
-        """Give the lease back; it goes behind the appends that are under way."""
+        What others have posted is told by the store with the appends and renewals, so that it may be seconds old.
+        """
+        if not afresh and not self.has_news and not self._left:
+            return ()
+        newest = self.lease.newest
+        rows = await self.store.inbox(self.run.id)
+        self.lease.seen = max([newest, self.lease.seen, *[row.number for row in rows]])
+        self._left = {row.number for row in rows}
+        self.holds_pause = any(isinstance(row.item, Pause) for row in rows)
+        if not any(isinstance(row.item, Input) and row.item.due_at is not None for row in rows):
+            return rows
+        now = self.lease.seen_at = await self.store.now()
+        return tuple([row for row in rows if not isinstance(row.item, Input) or (row.item.due_at or 0.0) <= now])
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the store has told of rows in the inbox that nobody here has seen."""
+        return self.lease.newest > self.lease.seen
+
+    async def close(self) -> None:
+        """Give the lease back, behind the appends that are under way, and wait for both: shielded, bounded in time.
+
+        Whoever is told that a driving call has ended may take the lease at once.
+        """
         self.lease.wake = None
-        self.store.release(self.lease)
-
-    async def settle(self) -> None:
-        """Wait for what is under way, when the driving call is cut off: shielded from cancellation, bounded in time."""
+        commits = [each for each in (self._last, self.store.release(self.lease)) if each is not None]
+        if all(each.is_settled for each in commits):
+            return await self._settle(commits)
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + SETTLE_S) as scope:
-            try:
-                if self._last is not None:
-                    await self._last.wait()
-            except StoreError as error:
-                self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
+            await self._settle(commits)
         if scope.cancelled_caught:
             self.log.error("journal_not_written", seconds=SETTLE_S)
+        return None
+
+    async def _settle(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            try:
+                await commit.wait()
+            except StoreError as error:
+                self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
 
 async def _outcome(commit: Commit, run: Run) -> bool:
@@ -213,18 +261,18 @@ def _changes(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
             yield StateChanged(run_id=run.id, turn=run.turn, state=run.state, event=type(event).__name__)
 
 
-async def _opened(store: Store, run: Run | str, *, exact: bool) -> tuple[Lease, Run]:
+async def _opened(store: Store, run: Run | str, durability: Durability, *, exact: bool) -> tuple[Lease, Run]:
     if isinstance(run, str):
-        lease = await store.lease(run)
+        lease = await store.lease(run, durability=durability)
         return lease, await _under(store, lease)
     if run.version == 0:
-        header, lease = await store.create(run.header)
+        header, lease = await store.create(run.header, durability=durability)
         if lease.version == 0 and header == run.header:
             return lease, run
         if lease.version == 0 or not exact:
             return lease, await _under(store, lease)
     else:
-        lease = await store.lease(run.id)
+        lease = await store.lease(run.id, durability=durability)
     if lease.version == run.version:
         return lease, run
     store.release(lease)

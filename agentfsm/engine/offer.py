@@ -10,7 +10,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.errors import LimitError, ModelError
 from agentfsm.core.messages import AssistantMessage, TextPart, Usage, UserMessage
-from agentfsm.engine.act import absence
+from agentfsm.engine.access import absence
 from agentfsm.engine.ask import reply_of
 from agentfsm.engine.builtin import READ_RESULT, read_result
 from agentfsm.ports import Request, ToolDefinition

@@ -20,24 +20,29 @@ from agentfsm.core.errors import (
     ModelReplyError,
     ModelUnavailableError,
 )
-from agentfsm.core.inbox import Cancel, Input
+from agentfsm.core.inbox import URGENCY, Cancel, Input, Pause, Posted
 from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Usage, clean
-from agentfsm.engine.act import act, early_calls, end_children, mint, note_children, queue_of
+from agentfsm.core.run import Phase
+from agentfsm.engine.act import act, early_calls, mint, queue_of
 from agentfsm.engine.ask import FLAWS, Question, ask
 from agentfsm.engine.budget import Budget
+from agentfsm.engine.children import end_children, note_children
 from agentfsm.engine.drive import Drive
 from agentfsm.engine.early import EarlyCalls
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.offer import choose, offered
 from agentfsm.engine.stream import UsageReported
 from agentfsm.ports import Reply, ToolDefinition
-from agentfsm.tally import BYTES, Tally
+from agentfsm.tally import BYTES, BYTES_PER_TOKEN, Tally, count_message
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.journal import Journal
 
+INPUT_SHARE: Final = 0.5
+# Of the window's room, for what comes in at once: the other half is for what was said before.
 UNUSUAL_SHARE: Final = 0.75
 # Of the turns allowed: beyond it a run is worth a warning in the log.
 
@@ -47,6 +52,9 @@ async def run_steps(engine: Engine, drive: Drive, *, once: bool = False) -> None
     journal = drive.journal
     left_s = max(0.0, engine.limits.seconds - journal.run.duration_s)
     await note_children(engine, drive)
+    is_wanted = not journal.run.is_over and not journal.lease.cancelled
+    if is_wanted and journal.lease.crashes >= engine.limits.crashes:
+        return await _park(engine, drive)
     with anyio.CancelScope(deadline=anyio.current_time() + left_s) as journal.scope:
         while not (before := journal.run).is_over:
             await step(engine, drive)
@@ -54,6 +62,19 @@ async def run_steps(engine: Engine, drive: Drive, *, once: bool = False) -> None
                 break
     if journal.scope.cancelled_caught:
         await _cut(engine, drive)
+    return await journal.flush()
+
+
+async def obey(engine: Engine, drive: Drive) -> None:
+    """End the run or let it rest, if somebody has asked for that, and do nothing else."""
+    journal = drive.journal
+    if journal.run.is_over:
+        return
+    await note_children(engine, drive)
+    if journal.lease.cancelled:
+        await _cancel(engine, drive)
+    else:
+        await _stopped(engine, drive, await journal.rows())
     await journal.flush()
 
 
@@ -63,6 +84,8 @@ async def step(engine: Engine, drive: Drive) -> None:
     effect = journal.run.effect
     if journal.lease.cancelled:
         await _cancel(engine, drive)
+    elif (journal.has_news or journal.holds_pause) and await _stopped(engine, drive, await journal.rows()):
+        return
     elif effect is not None:
         await PERFORM[type(effect)](engine, drive, effect)
 
@@ -81,6 +104,38 @@ async def _cut(engine: Engine, drive: Drive) -> None:
     return drive.fail(StopReason.TIMEOUT, message, *await end_children(engine, drive))
 
 
+async def _park(engine: Engine, drive: Drive) -> None:
+    """End a run that has cost one worker after another: it is not tried again by itself."""
+    journal = drive.journal
+    run, crashes = journal.run, journal.lease.crashes
+    calls = ", ".join(f"{entry.call.name} ({entry.call.id})" for entry in run.open if entry.phase is not Phase.FINISHED)
+    where = f"in {run.state.upper()}, turn {run.turn}{f', with open calls: {calls}' if calls else ''}"
+    message = f"{crashes} workers died over it {where}; see what they died of, then go on from a fork"
+    drive.fail(StopReason.PARKED, message, *await end_children(engine, drive))
+    await journal.flush()
+
+
+async def _stopped(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> bool:
+    """Whether somebody asked for the end of the run, or for a rest at this boundary between two steps; then do it."""
+    if any(isinstance(row.item, Cancel) for row in rows):
+        await _cancel(engine, drive)
+        return True
+    wishes = [(row.number, row.item) for row in rows if isinstance(row.item, Pause)]
+    if not wishes:
+        return False
+    wish = wishes[0][1]
+    drive.journal.commit(e.Paused(by=wish.by, message=wish.message), taken=[number for number, _ in wishes])
+    return True
+
+
+async def _wait(engine: Engine, drive: Drive, effect: Wait) -> None:
+    """See whether what the run waits for has come; a pause ends with `resume` only."""
+    if drive.journal.run.paused is None:
+        return await act(engine, drive, effect)
+    await drive.journal.rows()  # they are seen: nobody need be woken for them again
+    return None
+
+
 async def _cancel(engine: Engine, drive: Drive) -> None:
     rows = await drive.journal.store.inbox(drive.journal.run.id)
     wish = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
@@ -93,13 +148,28 @@ async def _observe(engine: Engine, drive: Drive, _effect: ReadInbox) -> None:
     rows = await journal.rows()
     if not rows:
         return journal.commit(e.Observed())
-    if any(isinstance(row.item, Cancel) for row in rows):
-        return await _cancel(engine, drive)
-    inputs = tuple([row.item for row in rows if isinstance(row.item, Input)])
-    numbers = [row.number for row in rows]
-    journal.commit(e.Observed(inputs=inputs), taken=numbers)
-    journal.struck = max(numbers)
-    return None
+    if await _stopped(engine, drive, rows):
+        return None
+    taken = _that_fit(engine, drive, rows)
+    inputs = tuple([row.item for row in taken if isinstance(row.item, Input)])
+    return journal.commit(e.Observed(inputs=inputs), taken=[row.number for row in taken])
+
+
+def _that_fit(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> list[Posted]:
+    """Return what is taken in now, most urgent first: inputs that half of the window holds, one at least.
+
+    The others wait for the next OBSERVE. What is no input is taken in any case: nothing is left to be decided here.
+    """
+    inputs = [row for row in rows if isinstance(row.item, Input)]
+    inputs.sort(key=lambda row: URGENCY[row.item.priority] if isinstance(row.item, Input) else 0)
+    room = engine.room_tokens(drive.tally) * INPUT_SHARE * (BYTES_PER_TOKEN if drive.tally.counter is BYTES else 1)
+    fitting: list[Posted] = []
+    for row in inputs:
+        room -= count_message(row.item.message, drive.tally.counter) if isinstance(row.item, Input) else 0
+        if room < 0 and fitting:
+            break
+        fitting.append(row)
+    return fitting + [row for row in rows if not isinstance(row.item, Input)]
 
 
 # THINK
@@ -109,6 +179,7 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
     journal = drive.journal
     if (stop := engine.limits.spent(drive.journal.run)) is not None:
         return drive.fail(*stop)
+    request = ""
     try:
         if (choice := await choose(engine, drive)) is not None:
             return journal.commit(choice)
@@ -116,15 +187,16 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
         drive.tally.overhead = engine.overhead_tokens(drive.tally.counter, tools)
         if (compacted := await _compacted(engine, drive, tools)) is not None:
             return journal.commit(compacted)
-        question = Question(engine, journal, effect, drive.tally, drive.budget, tools)
-        if question.is_streamed and engine.registry.early:
+        request = engine.request_digest(drive.tally, journal.run, tools)
+        question = Question(engine, journal, effect, drive.tally, drive.budget, tools, request)
+        if question.is_streamed and engine.registry.early and State.ACT not in journal.pause_before:
             async with early_calls(engine, drive) as early:
-                await _hear(engine, drive, *await ask(question, early), early)
+                await _hear(drive, question, *await ask(question, early), early)
         else:
-            await _hear(engine, drive, *await ask(question))
+            await _hear(drive, question, *await ask(question))
     except (ModelUnavailableError, ModelReplyError) as error:
         journal.log.warning("model_faltered", turn=effect.turn, error=type(error).__name__)
-        return journal.commit(e.ModelFaltered(error=str(error), usage=error.usage or Usage()))
+        return journal.commit(e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request))
     except LimitError as error:
         usage = error.usage or Usage()
         paid = (e.ModelFaltered(error=str(error), usage=usage),) if usage.tokens else ()
@@ -154,30 +226,33 @@ async def _compacted(engine: Engine, drive: Drive, tools: Sequence[ToolDefinitio
 
 
 async def _hear(
-    engine: Engine,
     drive: Drive,
+    question: Question,
     reply: Reply,
     usage: Usage,
     early: EarlyCalls | None = None,
 ) -> None:
     """Commit what the model said: calls, an answer, or one that cannot be used."""
-    journal = drive.journal
-    _note_turn(engine, journal, len(reply.calls), usage)
+    journal, request = question.journal, question.digest
+    _note_turn(question.engine, journal, len(reply.calls), usage)
     if early is not None and not reply.calls:
         early.drop()
     if reply.calls:
         calls = tuple([mint(drive, index, call) for index, call in enumerate(reply.calls)])
         if mended := [call.id for call in calls if call.repaired is not None]:
             journal.log.warning("arguments_repaired", calls=", ".join(mended))
-        journal.commit(e.ToolsChosen(message=AssistantMessage(text=clean(reply.text), calls=calls), usage=usage))
+        message = AssistantMessage(text=clean(reply.text), calls=calls)
+        journal.commit(e.ToolsChosen(message=message, usage=usage, request=request))
         if early is not None and early.keep(calls):
             await _finish_early(drive, early)
         return
     message = AssistantMessage(text=clean(reply.text))
-    draft = e.AnswerDrafted(message=message, usage=usage)
+    draft = e.AnswerDrafted(message=message, usage=usage, request=request)
     if (flaw := FLAWS.get(reply.finish_reason)) is not None:
-        journal.commit(draft, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw))
-    elif not await journal.conclude(e.AnswerGiven(message=message, usage=usage)):
+        # A model that thinks may be cut off before its first word, and no provider takes an empty message back.
+        said = draft if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=request)
+        journal.commit(said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw))
+    elif not await journal.conclude(e.AnswerGiven(message=message, usage=usage, request=request)):
         journal.commit(draft)
 
 
@@ -224,12 +299,14 @@ async def _judge(engine: Engine, drive: Drive) -> None:
     """Accept the draft, unless input has arrived that it does not answer."""
     journal = drive.journal
     rows = await journal.rows()
-    if any(isinstance(row.item, Cancel) for row in rows):
-        return await _cancel(engine, drive)
-    unread = any(isinstance(row.item, Input) for row in rows)
-    if unread or not await journal.conclude(e.Accepted(), taken=[row.number for row in rows]):
-        journal.commit(e.Continued())
-    return None
+    while not await _stopped(engine, drive, rows):
+        if any(isinstance(row.item, Input) for row in rows):
+            journal.commit(e.Continued())
+            return
+        if await journal.conclude(e.Accepted(), taken=[row.number for row in rows]):
+            return
+        # What came meanwhile may be a late click, and no input: the model would go on from its own draft.
+        rows = await journal.rows(afresh=True)
 
 
 _LADDER: Final = (
@@ -252,7 +329,7 @@ PERFORM: Final[Mapping[type[Effect], Performer]] = {
     ReadInbox: _observe,
     AskModel: _think,
     RunTools: act,
-    Wait: act,
+    Wait: _wait,
     Reflect: _reflect,
 }
 

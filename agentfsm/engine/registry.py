@@ -43,7 +43,7 @@ class ToolRegistry:
     polls: frozenset[str] = attrs.field(default=frozenset(), init=False)
     # Names of the tools whose repetition is their job.
     asking: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    # Names of the tools of which some calls, or all, need a person's yes.
+    # Names of those that may need something from outside before a call counts: a person's yes, or an answer.
     early: frozenset[str] = attrs.field(default=frozenset(), init=False)
     # Names of the tools whose calls may start while the reply streams.
     conditional: frozenset[str] = attrs.field(default=frozenset(), init=False)
@@ -89,7 +89,7 @@ class ToolRegistry:
         self._bulkheads[added] = self._bulkheads_of(added)
         self.definitions += (added.definition,)
         self.polls |= {added.name} if added.poll else set()
-        self.asking |= {added.name} if added.requires_approval is not False else set()
+        self.asking |= {added.name} if added.asks else set()
         self.early |= {added.name} if added.may_start_early else set()
         self.conditional |= {added.name} if added.enabled is not True else set()
         self.awaited |= set(added.after)

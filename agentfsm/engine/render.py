@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentfsm.core.errors import RefusedError
-from agentfsm.core.messages import clean
+from agentfsm.core.messages import Outcome, ToolCall, ToolResult, clean
 from agentfsm.tally import BYTES
 
 if TYPE_CHECKING:
@@ -41,6 +41,17 @@ def result_text(value: object) -> str:
         return clean(str.__str__(value)) if isinstance(value, str) else _json(value)
     except Exception as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
         return f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe(error)})"
+
+
+def decided(call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
+    """Return the result of a call that was decided and not run."""
+    content = kept(clean(content))
+    return ToolResult(call_id=call.id, tool=call.name, outcome=outcome, content=content, index=place_of(call))
+
+
+def place_of(call: ToolCall) -> int:
+    """Return the call's place in the reply."""
+    return int(call.id.rpartition(".")[2])
 
 
 def kept(text: str) -> str:

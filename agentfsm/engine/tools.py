@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from functools import cached_property
+from hashlib import sha256
 from importlib import import_module
 from inspect import iscoroutinefunction
 from math import inf
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 import attrs
 
+from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.engine.breaker import Breaker
 from agentfsm.engine.bulkhead import Bulkhead
-from agentfsm.engine.context import Ended, RunContext, ToolKind
+from agentfsm.engine.context import Ended, Found, RunContext, ToolKind
 from agentfsm.engine.permission import Level
-from agentfsm.ports import Clock, Store, ToolDefinition
+from agentfsm.ports import Clock, Store, ToolDefinition, plain_json
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import JSON
+    from agentfsm.core.messages import JSON, ToolCall
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 APPROVAL_EXPIRES_S: Final = 7 * 86_400.0
 # Seconds that an approval is waited for: a week covers a holiday weekend, and no answer is a no.
+ANSWER_EXPIRES_S: Final = APPROVAL_EXPIRES_S
+# Seconds that an answer is waited for: people are away as long, whatever they are asked.
 SHOWN_TOKENS: Final = 4_000
 # Of a result that the model is shown, so that twenty results fit the usual window.
 SHOWN_BYTES: Final = 64_000
@@ -33,10 +39,16 @@ SHOWN_BYTES: Final = 64_000
 NAME_CHARS: Final = 64
 # The longest tool name that the providers take.
 
+DIGEST_CHARS: Final = 16
+# Of a hash: 64 bits, so that nobody finds other arguments with the same.
+POLICIES: Final = frozenset({"rerun", "fail", "ask"})
+
+Policy: TypeAlias = Literal["rerun", "fail", "ask"]
 Arguments: TypeAlias = SimpleNamespace
 # The validated arguments of a call, defaults included: `a.path`; `vars(a)` is the dict.
 Bound: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 # The same as the function is called with: by position and by name. What the model left out is absent.
+OnUnknown: TypeAlias = "Policy | Callable[[RunContext[Any], Arguments], Policy | Found | Awaitable[Policy | Found]]"
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -64,6 +76,16 @@ class Tool(Generic[P, R]):
     # Changes nothing: may run beside others, may run again.
     idempotent: bool = False
     # Running it again under the same key has the same effect as running it once.
+    on_unknown: OnUnknown = attrs.field(
+        default=attrs.Factory(lambda tool: "rerun" if tool.repeatable else "ask", takes_self=True)
+    )
+    # What is done about a call that was under way when its worker died, so that nobody knows what became of it:
+    # "rerun" it under the same key, "fail" it with the outcome unknown, "ask" a person (`settle`), or a function of its
+    # context and arguments that finds out, and returns `Found(result)` or one of these words.
+    external: bool = False
+    # The function is never called: the call waits, and its result comes from outside (`answer`).
+    answer_expires_s: float | Callable[[Arguments], float] = ANSWER_EXPIRES_S
+    # Seconds that it is waited for, 0 or more; then the model is told that nobody answered.
     concurrency_safe: bool | Callable[[Arguments], bool] = False
     # May run beside others.
     locks: Callable[[Arguments], Iterable[Hashable]] | None = None
@@ -98,6 +120,10 @@ class Tool(Generic[P, R]):
     # Of a result that the model is shown, 1 or more; the whole is kept in the journal.
     poll: bool = False
     # Repeating it is its job: it counts for no loop.
+    waits_for: PendingKind | None = attrs.field(
+        default=attrs.Factory(lambda tool: PendingKind.QUESTION if tool.external else None, takes_self=True)
+    )
+    # What a call without a body waits for.
     end: Callable[[Store, Clock, str], Awaitable[Ended]] | None = None
     # Ends the run of the agent behind it, by the run's id, since the run that called it ends; tells what it did.
     breaker: Breaker = attrs.field(factory=Breaker, init=False, repr=False)
@@ -113,13 +139,28 @@ class Tool(Generic[P, R]):
 
     @property
     def repeatable(self) -> bool:
-        """Whether it may be run again when nobody knows what became of it."""
+        """Whether running a call again does no more than running it once."""
         return self.read_only or self.idempotent
+
+    @property
+    def asks(self) -> bool:
+        """Whether something may have to come from outside before a call of it counts."""
+        return self.requires_approval is not False or self.waits_for is not None
+
+    def digest_of(self, call: ToolCall) -> str:
+        """Return what an approval is bound to: a hash of the tool as it is, and of the exact arguments."""
+        return _hash(f"{self.digest}\n{call.name}\n{call.arguments}")[:DIGEST_CHARS]
 
     @property
     def may_start_early(self) -> bool:
         """Whether its calls may start before the reply that asks for them is whole."""
         return self.read_only and self.requires_approval is False and self.kind is ToolKind.DIRECT
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of what the tool is to those who decide on it: its description, its schema, what its author declares."""
+        shape = [self.name, self.description, self.read_only, self.idempotent, self.strict]
+        return _hash(json.dumps([*shape, plain_json(self.parameters)], sort_keys=True, default=str))[:DIGEST_CHARS]
 
     @property
     def definition(self) -> ToolDefinition:
@@ -179,6 +220,9 @@ def tool(
     strict: bool = False,
     read_only: bool = False,
     idempotent: bool = False,
+    on_unknown: OnUnknown = ...,
+    external: bool = False,
+    answer_expires_s: float | Callable[[Arguments], float] = ANSWER_EXPIRES_S,
     concurrency_safe: bool | Callable[[Arguments], bool] | None = None,
     locks: Callable[[Arguments], Iterable[Hashable]] | None = None,
     after: Iterable[str] = (),
@@ -266,17 +310,23 @@ def _check_name(name: str) -> None:
 
 
 _NUMBERS: Final = frozenset({"timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"})
-_FLAGS: Final = frozenset({"read_only", "idempotent", "poll"})
+_FLAGS: Final = frozenset({"read_only", "idempotent", "poll", "external"})
 _CHOICES: Final = frozenset({"enabled", "requires_approval", "concurrency_safe"})
 _FUNCTIONS: Final = frozenset({"validate", "describe", "locks"})
 _SEVERAL: Final = frozenset({"after", "tags"})
 # Declarations by what they may be.
 
 
+def _is_patience(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
+
+
 def _wish(option: str, value: Any) -> str | None:
     """Say what a declaration has to be, where it is something else."""
     if option in _FLAGS:
         return None if isinstance(value, bool) else "True or False"
+    if option == "answer_expires_s":
+        return None if callable(value) or _is_patience(value) else "a finite number, 0 or more, or a function"
     if value is None:
         return None
     if option in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf):
@@ -289,13 +339,29 @@ def _wish(option: str, value: Any) -> str | None:
 
 
 def _check_declarations(name: str, **declared: Any) -> None:
+    _check_unknown(name, declared)
+    if declared.get("external") and declared.get("requires_approval"):
+        raise MisuseError(f"tool {name!r}: an external call runs nothing that could be approved: leave that out")
     for option, value in declared.items():
         if (wish := _wish(option, value)) is not None:
             raise MisuseError(f"tool {name!r}: {option}={value!r} makes no sense: give {wish}")
-        if iscoroutinefunction(value):
+        if iscoroutinefunction(value) and option != "on_unknown":
             raise MisuseError(
                 f"tool {name!r}: {option}= is asked while calls are planned and cannot wait: give a plain function"
             )
+
+
+def _check_unknown(name: str, declared: Mapping[str, Any]) -> None:
+    policy = declared.get("on_unknown", "ask")
+    if not callable(policy) and not (isinstance(policy, str) and policy in POLICIES):
+        wish = "'rerun', 'fail', 'ask' or a function"
+        raise MisuseError(f"tool {name!r}: on_unknown={policy!r} makes no sense: give {wish}")
+    if declared.get("read_only") and "on_unknown" in declared:
+        raise MisuseError(f"tool {name!r} is read-only and simply runs again: leave out on_unknown=")
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

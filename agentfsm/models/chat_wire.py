@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
@@ -15,10 +15,13 @@ from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, R
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentfsm.core.messages import Message, Part
+    from agentfsm.core.messages import Message, Part, ToolCall
     from agentfsm.ports import Chunk, Request, Settings
 
 _T = TypeVar("_T")
+
+MOST_CALLS: Final = 128
+# Of one message; of more, OpenAI says "array too long".
 
 
 # Our messages as the wire writes them
@@ -60,10 +63,24 @@ def _setting_fields(settings: Settings, limit_field: str) -> dict[str, Any]:
 
 
 def _history(request: Request) -> list[dict[str, Any]]:
-    messages = [_message(message) for message in request.messages]
+    messages = [_message(message) for message in _in_portions(request.messages)]
     if request.instructions:
         messages.insert(0, {"role": "system", "content": request.instructions})
     return messages
+
+
+def _in_portions(messages: Sequence[Message]) -> Iterator[Message]:
+    """Split a reply of more calls than OpenAI takes back into several, each with its results right behind it."""
+    rest: tuple[ToolCall, ...] = ()
+    for message in messages:
+        if isinstance(message, AssistantMessage) and len(message.calls) > MOST_CALLS:
+            rest = message.calls[MOST_CALLS:]
+            yield attrs.evolve(message, calls=message.calls[:MOST_CALLS])
+            continue
+        if rest and isinstance(message, ToolResult) and message.call_id == rest[0].id:
+            yield AssistantMessage(calls=rest[:MOST_CALLS])
+            rest = rest[MOST_CALLS:]
+        yield message
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentfsm.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from agentfsm.stores.postgres import PostgresStore
+    from agentfsm.stores.redis import RedisStore
     from agentfsm.stores.sqlite import SQLiteStore
 
-__all__ = ["MemoryStore", "SQLiteStore"]
+__all__ = ["MemoryStore", "PostgresStore", "RedisStore", "SQLiteStore"]
+
+_MODULES: Final = {"PostgresStore": "postgres", "RedisStore": "redis", "SQLiteStore": "sqlite"}
+_DRIVERS: Final = {"psycopg": "postgres", "redis": "redis"}
+# The extras that bring them.
 
 
 def __getattr__(name: str) -> object:
-    if name == "SQLiteStore":
-        return import_module("agentfsm.stores.sqlite").SQLiteStore
-    raise AttributeError(f"module 'agentfsm.stores' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'agentfsm.stores' has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"agentfsm.stores.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _DRIVERS:
+            raise
+        raise ImportError(f"{name} needs a driver: pip install 'agentfsm[{_DRIVERS[error.name]}]'") from error

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.errors import ConflictError
-from agentfsm.core.inbox import Approve, Settle
+from agentfsm.core.errors import ConflictError, CorruptError, MisuseError
+from agentfsm.core.inbox import Approve, Input, Settle
+from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
-from agentfsm.ports import Summary
+from agentfsm.ports import Durability, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from agentfsm.core.inbox import InboxItem, Posted
     from agentfsm.core.run import Header, Run
 
-PROMPT_CHARS = 200
+FINAL: Final = frozenset({State.DONE, State.ERROR})
+PROMPT_CHARS: Final = 200
 # Of the prompt in a list of runs: a line or two.
+
+
+def checked_durability(durability: Durability) -> Durability:
+    """Return what is a durability.
+
+    Raises:
+        MisuseError: when it is none.
+    """
+    if durability not in ("full", "normal"):
+        raise MisuseError(f"durability={durability!r}: give 'full' or 'normal'")
+    return durability
 
 
 def checked_session(header: Header, runs: Iterable[tuple[str, State]]) -> Header:
@@ -34,7 +47,7 @@ def checked_session(header: Header, runs: Iterable[tuple[str, State]]) -> Header
     """
     last = header.after
     for run_id, state in runs:
-        if state not in (State.DONE, State.ERROR):
+        if state not in FINAL:
             raise ConflictError(
                 f"session {header.session!r} has a run that is not over: {run_id}; finish it, or cancel it, "
                 "before the next one starts",
@@ -52,6 +65,44 @@ def told_winner(run_id: str, winner: Posted, item: InboxItem) -> Posted:
     if _says(winner.item) == _says(item):
         return winner
     raise ConflictError(f"run {run_id!r}: {winner.key} was decided already, by {winner.item!r}")
+
+
+def told_over(run_id: str, state: str, stop_reason: str | None) -> None:
+    """Refuse a post to a run that is over.
+
+    Raises:
+        ConflictError: when it is.
+    """
+    if state in FINAL:
+        raise ConflictError(f"run {run_id!r} is over ({stop_reason}): it takes no more input")
+
+
+def told_late(run_id: str, before: float | None, now: float) -> None:
+    """Refuse a post that comes too late.
+
+    Raises:
+        ConflictError: when it does.
+    """
+    if before is not None and now >= before:
+        raise ConflictError(f"run {run_id!r}: this was to be decided in time, and the time is up: that is a no")
+
+
+def due_at(item: InboxItem) -> float | None:
+    """Return when an item is taken in at the earliest, seconds since 1970; None for at once."""
+    return item.due_at if isinstance(item, Input) else None
+
+
+def wakes_at(run: Run) -> float | None:
+    """Return when what a run waits for is decided by time, seconds since 1970; None for never."""
+    times = [item.expires_at for item in run.pending if item.expires_at is not None]
+    return min(times) if times and run.paused is None else None
+
+
+def followed(run_id: str, follower: str) -> ConflictError:
+    """Return the error of who deletes a run that another goes on from."""
+    return ConflictError(
+        f"run {follower!r} goes on from run {run_id!r} and needs its history: delete that first, or the whole session",
+    )
 
 
 def _says(item: InboxItem) -> tuple[object, ...]:
@@ -76,6 +127,8 @@ def summary_of(run: Run, *, driven: bool) -> Summary:
         id=run.id,
         agent=run.header.agent,
         session=run.session,
+        user=run.header.user,
+        parent=run.header.parent,
         state=run.state,
         stop_reason=run.stop_reason,
         waiting=run.is_waiting,
@@ -87,3 +140,20 @@ def summary_of(run: Run, *, driven: bool) -> Summary:
         updated_at=run.updated_at,
         prompt=prompt_of(run.header),
     )
+
+
+def summary_from(values: Mapping[str, Any], *, driven: bool) -> Summary:
+    """Return the line of a list from the columns of a database.
+
+    Raises:
+        CorruptError: when they hold what this agentfsm does not know.
+    """
+    try:
+        known = {
+            "state": State(values["state"]),
+            "stop_reason": values["stop_reason"] and StopReason(values["stop_reason"]),
+            "waiting": bool(values["waiting"]),
+        }
+    except ValueError as error:
+        raise CorruptError(f"run {values['id']!r}: {error}; restore a backup, or upgrade agentfsm") from None
+    return Summary(**{**values, **known}, driven=driven)

@@ -12,11 +12,21 @@ import attrs
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel, InboxItem, Posted
 from agentfsm.core.run import Header, Run, begin
-from agentfsm.ports import Lease, Store, Stored, Summary
-from agentfsm.stores.common import checked_session, summary_of, told_winner
+from agentfsm.ports import ALL, Clock, Durability, Filter, Lease, Store, Stored, Summary, SystemClock
+from agentfsm.stores.common import (
+    checked_durability,
+    checked_session,
+    due_at,
+    followed,
+    summary_of,
+    told_late,
+    told_over,
+    told_winner,
+    wakes_at,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from agentfsm.core.events import Event
     from agentfsm.ports import Commit
@@ -52,6 +62,9 @@ class _Record:
     keys: dict[str, Posted] = attrs.field(factory=dict)
     # Every post there ever was, by key.
     token: int = 0
+    seen: int = 0
+    # The newest row that an owner has looked at, and when it last looked for timers.
+    seen_at: float = 0.0
     holder: weakref.ref[Lease] | None = None
     # Weak, so that an owner whose coroutine was thrown away holds nothing.
 
@@ -59,6 +72,22 @@ class _Record:
     def lease(self) -> Lease | None:
         """The lease that is held now."""
         return self.holder() if self.holder is not None else None
+
+    def is_news(self, row: Posted) -> bool:
+        """Whether no owner has seen the row, or not when it was due."""
+        at = due_at(row.item)
+        return row.number > self.seen or (at is not None and at > self.seen_at)
+
+
+def _needed(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[str | None]:
+    """Yield what goes with kept runs: what they go on from, their caller, the agents below them, their session."""
+    sessions = {runs[run_id].session for run_id in kept} - {None}
+    for run_id, run in runs.items():
+        if run_id in kept:
+            yield run.header.after
+            yield run.header.parent
+        elif run.header.parent in kept or run.session in sessions:
+            yield run_id
 
 
 @attrs.define(eq=False)
@@ -68,6 +97,8 @@ class MemoryStore(Store):
     Of finished runs it keeps the newest 1,000, and those that a kept run goes on from.
     """
 
+    clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
+    # Tells the date; a test may give its own.
     _records: dict[str, _Record] = attrs.field(factory=dict, init=False)
     _finished: OrderedDict[str, None] = attrs.field(factory=OrderedDict, init=False)
     _followed: Counter[str] = attrs.field(factory=Counter, init=False)
@@ -77,17 +108,30 @@ class MemoryStore(Store):
     _tokens: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
     # Of leases: unique in the store, so that a lease of a deleted run says nothing of a new one with its id.
 
-    async def create(self, header: Header) -> tuple[Header, Lease]:
+    async def now(self) -> float:
+        """Seconds since 1970 by the clock."""
+        return self.clock.now()
+
+    async def create(
+        self,
+        header: Header,
+        *,
+        events: Sequence[Event] = (),
+        durability: Durability = "full",
+    ) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
+        checked_durability(durability)
         record = self._records.get(header.id)
         if record is None:
             header = self._in_session(header)
-            record = self._records[header.id] = _Record(begin(header))
+            record = self._records[header.id] = _Record(begin(header).fold(events), list(events))
             if header.after is not None:
                 self._followed[header.after] += 1
+            if record.run.is_over:
+                self._retire(header.id)
         elif record.run.header.prompt != header.prompt:
             raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
-        return record.run.header, self._take(record)
+        return record.run.header, self._take(record, durability)
 
     def _in_session(self, header: Header) -> Header:
         if header.session is None:
@@ -95,11 +139,11 @@ class MemoryStore(Store):
         runs = [r.run for r in self._records.values() if r.run.session == header.session]
         return checked_session(header, [(run.id, run.state) for run in runs])
 
-    async def lease(self, run_id: str) -> Lease:
+    async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:
         """Take the lease of a run that exists."""
-        return self._take(self._record(run_id))
+        return self._take(self._record(run_id), checked_durability(durability))
 
-    def _take(self, record: _Record) -> Lease:
+    def _take(self, record: _Record, durability: Durability) -> Lease:
         if record.lease is not None:
             raise LeaseHeldError(f"run {record.run.id!r} is being driven by another task; wait for it, or resume it")
         record.token = next(self._tokens)
@@ -107,6 +151,7 @@ class MemoryStore(Store):
             run_id=record.run.id,
             token=record.token,
             version=record.run.version,
+            durability=durability,
             newest=max(record.inbox, default=0),
             cancelled=any(isinstance(row.item, Cancel) for row in record.inbox.values()),
         )
@@ -125,11 +170,11 @@ class MemoryStore(Store):
         """Write events and strike inbox rows; what is wrong is raised by the wait, as in the other stores."""
         record = self._records.get(lease.run_id)
         before = run.version - len(events)
-        if record is None or lease.token != record.token:
-            return _Written(LeaseLostError(f"run {lease.run_id!r} was taken over by another worker, or deleted"))
+        if record is None or record.lease is not lease:
+            return _Written(LeaseLostError(f"run {lease.run_id!r}: this lease was given back or lost; take it again"))
         if record.run.version != before:
             return _Written(ConflictError(f"run {run.id!r} is at version {record.run.version}, not {before}"))
-        if final and record.inbox.keys() - set(taken):
+        if final and {row.number for row in record.inbox.values() if self._is_due(row)} - set(taken):
             return _REFUSED
         for number in taken:
             record.inbox.pop(number, None)
@@ -163,15 +208,16 @@ class MemoryStore(Store):
         record = self._records.get(lease.run_id)
         if record is not None and record.lease is lease:
             record.holder = None
+            record.seen, record.seen_at = max(record.seen, lease.seen), max(record.seen_at, lease.seen_at)
         return WRITTEN
 
-    async def post(self, run_id: str, key: str, item: InboxItem) -> Posted:
+    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> Posted:
         """Put an item into the inbox; the first post of a key wins."""
         record = self._record(run_id)
         if (winner := record.keys.get(key)) is not None:
             return told_winner(run_id, winner, item)
-        if record.run.is_over:
-            raise ConflictError(f"run {run_id!r} is over ({record.run.stop_reason}): it takes no more input")
+        told_over(run_id, record.run.state, record.run.stop_reason)
+        told_late(run_id, before, self.clock.now())
         row = Posted(number=next(self._numbers), key=key, item=item)
         record.keys[key] = record.inbox[row.number] = row
         if (lease := record.lease) is not None:
@@ -190,17 +236,67 @@ class MemoryStore(Store):
         record = self._record(run_id)
         return Stored(header=record.run.header, events=tuple(record.events[max(after, 0) :]))
 
-    async def runs(self, *, limit: int = 100, session: str | None = None) -> tuple[Summary, ...]:
-        """Return the newest runs, newest first."""
-        records = [r for r in reversed(self._records.values()) if session is None or r.run.session == session]
-        newest = sorted(records, key=lambda record: record.run.created_at, reverse=True)[: max(limit, 0)]
-        return tuple(summary_of(record.run, driven=record.lease is not None) for record in newest)
+    async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
+        """Return the newest runs that the filter takes, newest first."""
+        lines = [summary_of(r.run, driven=r.lease is not None) for r in reversed(self._records.values())]
+        taken = [line for line in lines if where.takes(line)]
+        return tuple(sorted(taken, key=lambda line: line.created_at, reverse=True)[: max(limit, 0)])
+
+    async def due(self, agent: str, *, limit: int = 100) -> tuple[str, ...]:
+        """Return the ids of runs of that agent that a worker can move on now, those that rest longest first."""
+        records = [r for r in self._records.values() if r.run.header.agent == agent and self._is_in_reach(r)]
+        records.sort(key=lambda record: record.run.updated_at)
+        return tuple([record.run.id for record in records[: max(limit, 0)]])
+
+    def _is_in_reach(self, record: _Record) -> bool:
+        run, now = record.run, self.clock.now()
+        if run.is_over or record.lease is not None or run.header.parent is not None:
+            return False
+        at = wakes_at(run)
+        return not run.is_waiting or (at is not None and at <= now) or any(map(record.is_news, self._due_rows(record)))
+
+    def _due_rows(self, record: _Record) -> list[Posted]:
+        return [row for row in record.inbox.values() if self._is_due(row)]
+
+    def _is_due(self, row: Posted) -> bool:
+        at = due_at(row.item)
+        return at is None or at <= self.clock.now()
 
     async def delete(self, run_id: str) -> None:
-        """Remove a run that nobody drives."""
-        if self._record(run_id).lease is not None:
-            raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
-        self._forget(run_id)
+        """Remove a run that nobody drives, and the runs below it."""
+        self._record(run_id)
+        self._remove(self._removable([run_id]))
+
+    async def delete_session(self, session: str) -> int:
+        """Remove all runs of a session, and the runs below them; return how many of the session they were."""
+        ids = [run_id for run_id, record in self._records.items() if record.run.session == session]
+        self._remove(self._removable(ids))
+        return len(ids)
+
+    async def prune(self, before: float) -> int:
+        """Remove what is over and old, and nothing still needs."""
+        runs = {run_id: record.run for run_id, record in self._records.items()}
+        kept = {run_id for run_id, run in runs.items() if not run.is_over or run.updated_at >= before}
+        while more := runs.keys() & set(_needed(runs, kept)) - kept:
+            kept |= more
+        self._remove(runs.keys() - kept)
+        return len(runs) - len(kept)
+
+    def _removable(self, ids: Iterable[str]) -> list[str]:
+        """Return these runs and those of agents below them, if nobody drives one of them or goes on from one."""
+        found = list(ids)
+        for run_id in found:  # it grows while it is read
+            found += [each for each, record in self._records.items() if record.run.header.parent == run_id]
+        for run_id, record in self._records.items():
+            if run_id in found and record.lease is not None:
+                raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
+            if run_id not in found and (after := record.run.header.after) in found:
+                raise followed(str(after), run_id)
+        return found
+
+    def _remove(self, ids: Iterable[str]) -> None:
+        for run_id in ids:
+            self._forget(run_id)
 
     async def aclose(self) -> None:
         """Do nothing: memory has nothing to close, and the runs stay readable."""

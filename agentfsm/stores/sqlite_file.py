@@ -12,19 +12,19 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import attrs
 
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
+from agentfsm.ports import Durability
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 Inode: TypeAlias = tuple[int, int]
 # Device and inode: which file it is, whatever its path.
-Durability: TypeAlias = Literal["full", "normal"]
 
 APPLICATION_ID: Final = 0x6166736D
 # "afsm": tells our files from others that are SQLite's too.
@@ -111,6 +111,8 @@ class Schema:
     tables: frozenset[str]
     statements: tuple[str, ...]
     # Make them in an empty file.
+    upgrades: Mapping[int, tuple[str, ...]]
+    # By version: what makes the next one of it.
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -120,11 +122,12 @@ class DatabaseFile:
     path: str
     schema: Schema
     connect: Connect
-    durability: Durability
     _place: Path = attrs.field(default=attrs.Factory(lambda self: Path(self.path), takes_self=True), init=False)
     _db: Connection | None = attrs.field(default=None, init=False)
     _inode: Inode | None = attrs.field(default=None, init=False)
     # Of the open file; None where the path names no file of the operating system.
+    _level: str = attrs.field(default="", init=False)
+    # What the connection was told of durability.
     _after: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     # What has to be done once the transaction is committed.
 
@@ -138,10 +141,19 @@ class DatabaseFile:
         self._after.append(act)
 
     @contextmanager
-    def transaction(self, *, write: bool) -> Iterator[None]:
+    def transaction(
+        self,
+        *,
+        write: bool,
+        durability: Durability = "full",
+        runs: Collection[str] = (),  # noqa: ARG002  the whole file is locked
+    ) -> Iterator[None]:
         """Run the block in one transaction, committed at its end or rolled back; waits for other processes."""
         self._after.clear()
         self._open()
+        if write and self._level != durability:
+            self.execute(_LEVELS[durability])  # heeded outside of a transaction only
+            self._level = durability
         # IMMEDIATE takes the write lock at once: what is then read holds until the commit, and nothing is done twice.
         self._patiently(lambda: self.execute("BEGIN IMMEDIATE" if write else "BEGIN"))
         try:
@@ -152,6 +164,10 @@ class DatabaseFile:
             raise
         for act in self._after:
             act()
+
+    def outwaits(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a server would
+        """Return False: what passes was waited for where it occurred."""
+        return False
 
     def tidy(self) -> None:
         """Move the log's pages into the file, as far as no reader needs them. Never waits for another process."""
@@ -180,6 +196,8 @@ class DatabaseFile:
             kind = CorruptError if code in _CORRUPT else StoreError
             why = _NEXT.get(code, "nothing of it was acknowledged: see SQLite's own words, then resume the runs")
             return kind(f"{self.path}: SQLite says {str(error)!r}; {why}")
+        if isinstance(error, sqlite3.OperationalError):  # text in the file that is no UTF-8; it comes without a code
+            return CorruptError(f"{self.path} holds a damaged text ({error}): restore a backup")
         if isinstance(error, ValueError | OverflowError | sqlite3.Error):
             return MisuseError(f"{self.path} cannot hold a value ({error}): ids, keys and names are plain text")
         return StoreError(f"{self.path}: the store failed by a fault of its own ({error!r}): please report it")
@@ -230,7 +248,7 @@ class DatabaseFile:
             except BaseException:
                 db.close()
                 raise
-            self._db, self._inode = db, _inode(self._place)
+            self._db, self._inode, self._level = db, _inode(self._place), ""
             _OPEN[id(db)] = os.getpid(), self._inode
 
     def _check_place(self) -> None:
@@ -258,24 +276,25 @@ class DatabaseFile:
     def _prepare(self, db: Connection) -> None:
         """Check that the file is ours, before anything is changed in it; then set it up."""
         with _block(db, "BEGIN"):  # one view of the file: another process may be making it
-            is_new = self._is_new(db)
+            version = self._version(db)
         mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise StoreError(
                 f"{self.path}: SQLite cannot keep a write-ahead log there (it offers {mode!r}): put the file on a "
                 "local disk",
             )
-        for pragma in _PRAGMAS[self.durability]:
+        for pragma in _PRAGMAS:
             db.execute(pragma)
-        if is_new:
-            self._create(db)
+        if version != self.schema.version:
+            self._bring_up(db)
 
-    def _is_new(self, db: Connection) -> bool:
+    def _version(self, db: Connection) -> int:
+        """Return the version of the tables, 0 where there are none, if the file is ours."""
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()}
         if not (application or version or tables):
-            return True
+            return 0
         if application != APPLICATION_ID:
             raise StoreError(f"{self.path} is the database of another program: give another path; it was left as it is")
         if version > self.schema.version:
@@ -285,26 +304,32 @@ class DatabaseFile:
             )
         if missing := self.schema.tables - tables:
             raise CorruptError(f"{self.path} lacks the tables {', '.join(sorted(missing))}: restore a backup")
-        return False
+        return int(version)
 
-    def _create(self, db: Connection) -> None:
+    def _bring_up(self, db: Connection) -> None:
+        """Make the tables, or bring older ones up to date."""
+        schema = self.schema
         with _block(db, "BEGIN IMMEDIATE"):
-            if self._is_new(db):  # another process may have been first
-                for statement in self.schema.statements:
-                    db.execute(statement)
-                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                db.execute(f"PRAGMA user_version = {self.schema.version}")
+            version = self._version(db)  # again: another process may have been first
+            upgrades = [line for number in range(version, schema.version) for line in schema.upgrades.get(number, ())]
+            for statement in upgrades if version else schema.statements:
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {schema.version}")
 
     def _is_replaced(self) -> bool:
         """Whether the path no longer names the file that was opened: writes would go to a file that nobody finds."""
         return self._inode is not None and _inode(self._place) != self._inode
 
 
-_WAL_PRAGMAS: Final = ("PRAGMA wal_autocheckpoint = 0", f"PRAGMA journal_size_limit = {WAL_BYTES}")
-_PRAGMAS: Final[Mapping[Durability, tuple[str, ...]]] = {
-    # FULL waits for the disk in each commit; macOS has to be told that "the disk" is not the drive's own memory.
-    "full": (*_WAL_PRAGMAS, "PRAGMA synchronous = FULL", "PRAGMA fullfsync = ON"),
-    "normal": (*_WAL_PRAGMAS, "PRAGMA synchronous = NORMAL"),
+_PRAGMAS: Final = (
+    "PRAGMA wal_autocheckpoint = 0",
+    f"PRAGMA journal_size_limit = {WAL_BYTES}",
+    "PRAGMA fullfsync = ON",  # macOS has to be told that "the disk" is not the drive's own memory
+)
+_LEVELS: Final[Mapping[Durability, str]] = {
+    "full": "PRAGMA synchronous = FULL",  # waits for the disk in each commit
+    "normal": "PRAGMA synchronous = NORMAL",  # only before the log is moved into the file
 }
 
 

@@ -22,8 +22,10 @@ from agentfsm.core.errors import AgentError, ClosedError, StoreError
 from agentfsm.threads import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from contextlib import AbstractContextManager
+
+    from agentfsm.ports import Durability
 
 T = TypeVar("T")
 D = TypeVar("D", bound="Desk")
@@ -55,8 +57,17 @@ class Desk(Protocol):
         """Seconds between two renewals."""
         ...
 
-    def transaction(self, *, write: bool) -> AbstractContextManager[None]:
-        """Return a block that is committed as a whole, or not at all when it raises."""
+    def transaction(
+        self, *, write: bool, durability: Durability, runs: Collection[str]
+    ) -> AbstractContextManager[None]:
+        """Return a block that is committed as a whole, or not at all when it raises; it is about these runs."""
+        ...
+
+    def outwaits(self, error: Exception) -> bool:
+        """Wait a little where the error will pass; return whether the same jobs shall be done again.
+
+        Whether a commit that broke off was made is then not known: the desk finds out job by job.
+        """
         ...
 
     def is_of_one_job(self, error: Exception) -> bool:
@@ -87,23 +98,29 @@ class Job(Generic[T, D]):
     a cancelled wait leaves the job alone.
     """
 
-    __slots__ = ("_done", "_error", "_spoilt", "_value", "_waiters", "_work", "writes")
+    __slots__ = ("_done", "_error", "_spoilt", "_value", "_waiters", "_work", "durability", "run_id", "writes")
 
     def __init__(
         self,
         work: Callable[[D], T],
         *,
+        run_id: str = "",
         writes: bool = True,
         spoilt: Callable[[D, AgentError], None] | None = None,
+        durability: Durability = "full",
     ) -> None:
         """Make a job.
 
         Args:
             work: What to do at the desk.
+            run_id: The run that it is about, if it is one.
             writes: Whether it needs a transaction that may write.
             spoilt: Told, in the thread, when the world failed it; not when it refused.
+            durability: What it survives once it is done.
         """
+        self.run_id = run_id
         self.writes = writes
+        self.durability = durability
         self._work: Callable[[D], T] | None = work
         self._spoilt = spoilt
         self._waiters: list[Outcome[None]] = []
@@ -278,13 +295,19 @@ class Writer(Generic[D]):
 
     def _transact(self, jobs: list[Job[Any, D]], *, write: bool) -> None:
         """Do the jobs in one transaction; where one of them spoils it, each in one of its own."""
-        try:
-            with self.desk.transaction(write=write):
-                for job in jobs:
-                    job.attempt(self.desk)
-        except Exception as error:  # noqa: BLE001  whatever it is, everybody who waits has to hear of it
-            self._fail(jobs, error, write=write)
-            return
+        durability: Durability = "full" if any(job.durability == "full" for job in jobs) else "normal"
+        runs = {job.run_id for job in jobs if job.run_id}
+        while True:
+            try:
+                with self.desk.transaction(write=write, durability=durability, runs=runs):
+                    for job in jobs:
+                        job.attempt(self.desk)
+            except Exception as error:  # noqa: BLE001  whatever it is, everybody who waits has to hear of it
+                if self.desk.outwaits(error):
+                    continue
+                self._fail(jobs, error, write=write)
+                return
+            break
         if write:
             self._commits += 1
             self._largest_group = max(self._largest_group, len(jobs))

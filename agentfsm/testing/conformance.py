@@ -9,8 +9,15 @@
             yield store
             await store.aclose()
 
-Inherit, override the fixture, and run pytest: each `test_` method is one promise, told in its docstring. They need
+        @pytest.fixture
+        async def other(self, store):
+            other = MyStore(...)  # on the same data, as another process would have it
+            yield other
+            await other.aclose()
+
+Inherit, override the fixtures, and run pytest: each `test_` method is one promise, told in its docstring. They need
 anyio's pytest plugin and its fixture `anyio_backend`, which decides whether they run on asyncio, on trio, or on both.
+Without the fixture `other` what takes two store objects is skipped.
 """
 
 # ruff: noqa: S101, PLR2004  a test kit asserts, and its numbers speak for themselves
@@ -18,6 +25,8 @@ anyio's pytest plugin and its fixture `anyio_backend`, which decides whether the
 from __future__ import annotations
 
 import gc
+import time
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -25,7 +34,14 @@ import attrs
 import pytest
 
 from agentfsm.core.effects import Pending, PendingKind
-from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
+from agentfsm.core.errors import (
+    ConflictError,
+    LeaseHeldError,
+    LeaseLostError,
+    MisuseError,
+    RunNotFoundError,
+    StoreError,
+)
 from agentfsm.core.events import (
     EVENTS,
     Accepted,
@@ -39,6 +55,8 @@ from agentfsm.core.events import (
     Failed,
     ModelFaltered,
     Observed,
+    Paused,
+    Resumed,
     ToolFinished,
     ToolLost,
     ToolPaused,
@@ -47,7 +65,19 @@ from agentfsm.core.events import (
     ToolsReturned,
     ToolStarted,
 )
-from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Reject, Rerun, Settle
+from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.inbox import (
+    Approve,
+    Cancel,
+    Input,
+    InputKind,
+    Pause,
+    Priority,
+    Reject,
+    Rerun,
+    Settle,
+    Wake,
+)
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import (
@@ -64,18 +94,21 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.run import Header, Run, begin
+from agentfsm.ports import Filter
 from agentfsm.threads import waker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentfsm.core.inbox import InboxItem
-    from agentfsm.ports import Commit, Lease, Store
+    from agentfsm.ports import Commit, Durability, Lease, Store, Summary
 
 HOSTILE: Final = (
     "NUL \x00, escape \x1b[31m, bidi \u202e, zero width \u200b, tag \U000e0041, emoji 👩‍👩‍👧, quotes '\"`;--, \\ \n\r\t"
 )
 # Text that is awkward to store, and has to come back as it was.
+FAR: Final = 9e9
+# Seconds since 1970: a moment that no test lives to see, in the year 2255.
 DONE: Final = AnswerGiven(message=AssistantMessage(text="done"), usage=Usage(input_tokens=7, output_tokens=3))
 
 
@@ -85,9 +118,33 @@ def header(run_id: str = "r1", prompt: str = "Sort the notes", **fields: object)
     return Header(id=run_id, prompt=(TextPart(text=prompt),), **values)  # type: ignore[arg-type]
 
 
-def words(text: str) -> Input:
+def words(text: str, due_at: float | None = None) -> Input:
     """Return an input of the user's."""
-    return Input(parts=(TextPart(text=text),))
+    return Input(parts=(TextPart(text=text),), due_at=due_at)
+
+
+async def until(store: Store, at: float) -> None:
+    """Return once the store's clock has come to that moment, seconds since 1970."""
+    while await store.now() < at:  # noqa: ASYNC110  a clock has no event to wait for
+        await anyio.sleep(0.01)
+
+
+def ids(lines: Sequence[Summary]) -> list[str]:
+    """Return the ids of a list's lines."""
+    return [line.id for line in lines]
+
+
+def turn_of(run: Run) -> tuple[Event, ...]:
+    """Return the events of the run's next turn, with one call."""
+    call = ToolCall(id=f"t{run.turn + 1}.0", name="look", arguments='{"at":"x"}', key=f"k{run.turn}")
+    result = ToolResult(call_id=call.id, tool="look", outcome=Outcome.DONE, content="seen")
+    return (
+        ToolsChosen(at=5.0, message=AssistantMessage(calls=(call,)), usage=Usage(input_tokens=5, output_tokens=2)),
+        ToolFinished(at=6.0, took_s=0.5, result=result),
+        ToolsReturned(at=6.0),
+        Continued(at=6.0),
+        Observed(at=7.0),
+    )
 
 
 @attrs.define(eq=False)
@@ -119,27 +176,33 @@ class Driver:
 
     def turn(self) -> tuple[Event, ...]:
         """Return the events of a whole turn with one call."""
-        call = ToolCall(id=f"t{self.run.turn + 1}.0", name="look", arguments='{"at":"x"}', key=f"k{self.run.turn}")
-        result = ToolResult(call_id=call.id, tool="look", outcome=Outcome.DONE, content="seen")
-        return (
-            ToolsChosen(at=5.0, message=AssistantMessage(calls=(call,)), usage=Usage(input_tokens=5, output_tokens=2)),
-            ToolFinished(at=6.0, took_s=0.5, result=result),
-            ToolsReturned(at=6.0),
-            Continued(at=6.0),
-            Observed(at=7.0),
-        )
+        return turn_of(self.run)
 
-    async def release(self) -> None:
-        """Give the lease back."""
+    async def ask(self, expires_at: float = FAR, at: float = 0.0) -> None:
+        """Let the run wait for a person: it is then in ACT, at version 3."""
+        chosen, *_rest = self.turn()
+        asked = ApprovalAsked(at=at, call_id=f"t{self.run.turn + 1}.0", expires_at=expires_at)
+        await self.append(Observed(), chosen, asked).wait()
+
+    async def release(self, seen: int = 0, seen_at: float = 0.0) -> None:
+        """Give the lease back, having looked at the inbox up to that number, and for timers at that moment."""
+        self.lease.seen, self.lease.seen_at = seen, seen_at
         await self.store.release(self.lease).wait()
 
 
-async def finished(store: Store, head: Header | None = None) -> Run:
+async def finished(store: Store, head: Header | None = None, at: float = 0.0) -> Run:
     """Drive a run to DONE, and give its lease back."""
     driver = await Driver.of(store, head)
-    await driver.append(Observed(), DONE).wait()
+    await driver.append(Observed(at=at), attrs.evolve(DONE, at=at)).wait()
     await driver.release()
     return driver.run
+
+
+async def rests(store: Store, head: Header | None = None, expires_at: float = FAR) -> None:
+    """Drive a run until it waits for a person, and give its lease back."""
+    driver = await Driver.of(store, head)
+    await driver.ask(expires_at)
+    await driver.release()
 
 
 def every_event() -> tuple[Event, ...]:
@@ -174,26 +237,29 @@ def every_event() -> tuple[Event, ...]:
         arguments={"a": [1, 2.5, None]},
         description=HOSTILE,
         expires_at=9.5,
+        digest="d",
     )
     said = AssistantMessage(text=HOSTILE, calls=(call,))
     parts = (TextPart(text="x"), ImagePart(url="https://example.org/x.png", detail="low"))
     return (
         Observed(at=1.5, took_s=0.5, inputs=(Input(kind=InputKind.TIMER, parts=parts),)),
-        ToolsChosen(at=2.0, message=said, usage=usage),
-        AnswerGiven(at=2.0, message=said, usage=usage),
-        AnswerDrafted(at=2.0, message=said, usage=usage),
-        ModelFaltered(at=2.0, error=HOSTILE),
+        ToolsChosen(at=2.0, message=said, usage=usage, request="q"),
+        AnswerGiven(at=2.0, message=said, usage=usage, request="q"),
+        AnswerDrafted(at=2.0, message=said, usage=usage, request="q"),
+        ModelFaltered(at=2.0, error=HOSTILE, usage=usage, request="q"),
         Compacted(at=2.0, start=3, tokens_before=9, tokens_after=4, why="window"),
         ToolsOffered(at=2.0, tools=("n",), how="similarity", usage=usage),
         ToolStarted(at=2.0, call_id="t1.0", repeatable=True),
         ToolFinished(at=2.0, result=result, by="ann"),
         ToolLost(at=2.0, call_id="t1.0"),
         ToolPaused(at=2.0, call_id="t1.0", pending=(waits,)),
-        ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE),
+        ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE, digest="d"),
         ApprovalGiven(at=2.0, call_id="t1.0", by="ann", arguments='{"a":1}'),
         ToolsReturned(at=2.0),
         Continued(at=2.0, note=HOSTILE, loop=True, disabled=("n",)),
         Accepted(at=2.0),
+        Paused(at=2.0, by="ann", message=HOSTILE),
+        Resumed(at=2.0, fingerprint=Fingerprint(instructions="i", model="m", tools={"n": "h"}), changes=(HOSTILE,)),
         Failed(at=2.0, reason=StopReason.CANCELLED, message=HOSTILE),
     )
 
@@ -217,6 +283,25 @@ class StoreConformance:
     async def store(self) -> Store:
         """Return the store to check."""
         raise NotImplementedError("override the fixture `store` with one that yields your store, new and empty")
+
+    @pytest.fixture
+    async def other(self) -> Store:
+        """Return a second store object on the data of the first, as another process would have it."""
+        pytest.skip("this store has one object for its data; else override the fixture `other`")
+
+    # The clock.
+
+    async def test_the_clock_tells_the_date(self, store: Store) -> None:
+        """Dates are seconds since 1970, and those of a server are about those of this machine."""
+        assert abs(await store.now() - time.time()) < 86_400
+
+    async def test_the_clock_moves_on(self, store: Store) -> None:
+        """Time passes, and does not go back."""
+        first = now = await store.now()
+        with anyio.fail_after(10):
+            while now == first:
+                now = await store.now()
+        assert now > first
 
     # Create.
 
@@ -244,12 +329,14 @@ class StoreConformance:
             ),
             agent="sorter",
             agent_version="2",
-            fingerprint="f",
+            fingerprint=Fingerprint(instructions="i", model="m", tools={"n": "h"}),
             target="module:agent",
             user="ann",
             roles=("admin", "ops"),
             parent="r0",
             depth=1,
+            forked_from="r0",
+            forked_at=3,
             metadata={"ticket": 7, "deep": {"list": [1, None, True, "x"]}},
         )
         stored, _lease = await store.create(whole)
@@ -291,6 +378,72 @@ class StoreConformance:
             for _ in range(30):
                 group.start_soon(race)
         assert len(leases) == 1
+
+    async def test_a_journal_may_begin_with_events(self, store: Store) -> None:
+        """A run may be created with its first events: they are read, they count in the list, and appends go on."""
+        first = Observed(at=1.0)
+        events = (first, *turn_of(begin(header()).apply(first)))
+        head, lease = await store.create(header(), events=events)
+        assert (lease.version, (await store.read("r1")).events) == (6, events)
+        (line,) = await store.runs()
+        assert (line.state, line.turn, line.version, line.tokens, line.updated_at) == (State.THINK, 1, 6, 7, 7.0)
+        assert await Driver(store, lease, begin(head).fold(events)).append(DONE).wait()
+        assert (await store.read("r1")).events == (*events, DONE)
+
+    async def test_a_journal_begins_once(self, store: Store) -> None:
+        """The same id again finds the run as it is: what it was to begin with is not written twice."""
+        _head, lease = await store.create(header(), events=(Observed(at=1.0),))
+        await store.release(lease).wait()
+        _head, lease = await store.create(header(), events=(Observed(at=2.0), DONE))
+        assert (lease.version, (await store.read("r1")).events) == (1, (Observed(at=1.0),))
+
+    async def test_a_run_may_begin_with_its_end(self, store: Store) -> None:
+        """A copy of a whole run is over: it takes no posts, and its session goes on from it."""
+        _head, lease = await store.create(header(session="s"), events=(Observed(), DONE))
+        await store.release(lease).wait()
+        assert [(line.state, line.stop_reason) for line in await store.runs()] == [(State.DONE, StopReason.COMPLETED)]
+        with pytest.raises(ConflictError, match="over"):
+            await store.post("r1", "k", words("x"))
+        stored, _lease = await store.create(header("r2", session="s"))
+        assert stored.after == "r1"
+
+    async def test_a_journal_may_begin_with_many_events(self, store: Store) -> None:
+        """Five hundred events are one beginning."""
+        events: tuple[Event, ...] = (Observed(at=1.0),)
+        run = begin(header()).fold(events)
+        for _ in range(100):
+            more = turn_of(run)
+            run = run.fold(more)
+            events = (*events, *more)
+        _head, lease = await store.create(header(), events=events)
+        assert (lease.version, (await store.read("r1")).events) == (501, events)
+
+    # Durability.
+
+    async def test_a_lease_says_what_its_appends_survive(self, store: Store) -> None:
+        """Whoever takes a lease chooses: "full" or "normal", and "full" where nothing was said."""
+        choices: tuple[Durability, ...] = ("full", "normal")
+        for number, durability in enumerate(choices):
+            _head, lease = await store.create(header(f"r{number}"), durability=durability)
+            assert lease.durability == durability
+            run = begin(header(f"r{number}")).apply(Observed())
+            assert await store.append(lease, run, (Observed(),)).wait()
+            await store.release(lease).wait()
+            lease = await store.lease(f"r{number}", durability=durability)
+            assert lease.durability == durability
+            await store.release(lease).wait()
+        assert (await store.create(header()))[1].durability == "full"
+        assert (await store.lease("r0")).durability == "full"
+
+    async def test_another_durability_is_refused(self, store: Store) -> None:
+        """Any other word is a slip of the pen, and neither creates a run nor takes a lease."""
+        await finished(store)
+        with pytest.raises(MisuseError):
+            await store.create(header("r2"), durability="ful")  # type: ignore[arg-type]
+        with pytest.raises(MisuseError):
+            await store.lease("r1", durability="FULL")  # type: ignore[arg-type]
+        assert ids(await store.runs()) == ["r1"]
+        assert await store.lease("r1")
 
     # Leases.
 
@@ -337,6 +490,44 @@ class StoreConformance:
             for _ in range(30):
                 group.start_soon(race)
         assert len(leases) == 1
+
+    async def test_of_many_one_drives_at_a_time(self, store: Store) -> None:
+        """Tasks that all want a run get it in turn: each finds what the one before it left, and nobody cuts in."""
+        await finished(store, header("r0"))
+        await (await Driver.of(store)).release()
+
+        async def drive() -> None:
+            while True:
+                try:
+                    lease = await store.lease("r1")
+                    break
+                except LeaseHeldError:
+                    await anyio.lowlevel.checkpoint()
+            run = at_version(begin(header()), lease.version)
+            for _ in range(2):
+                run = at_version(run, run.version + 1)
+                assert await store.append(lease, run, (Observed(at=float(lease.token)),)).wait()
+                await anyio.lowlevel.checkpoint()
+            await store.release(lease).wait()
+
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(drive)
+        events = (await store.read("r1")).events
+        drives = [(token, len(list(group))) for token, group in groupby(events, key=lambda event: event.at)]
+        assert [count for _token, count in drives] == [2] * 20
+        assert drives == sorted(drives)
+
+    async def test_an_orderly_owner_is_no_crash(self, store: Store) -> None:
+        """Who gives a run back has not crashed, nor has it who created it."""
+        _head, lease = await store.create(header())
+        assert lease.crashes == 0
+        for _ in range(2):
+            await store.release(lease).wait()
+            lease = await store.lease("r1")
+            assert lease.crashes == 0
+        await store.release(lease).wait()
+        assert (await store.create(header()))[1].crashes == 0
 
     async def test_a_lease_can_be_given_back_twice(self, store: Store) -> None:
         """Giving back what is not held is harmless."""
@@ -420,7 +611,7 @@ class StoreConformance:
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             group.start_soon(wait)
-        assert [*answers, await commit.wait()] == [True, True, True]
+        assert [*answers, await commit.wait(), commit.is_settled] == [True, True, True, True]
 
     async def test_a_cancelled_wait_does_not_undo_the_append(self, store: Store) -> None:
         """Who stops waiting does not take back what was asked for."""
@@ -458,6 +649,22 @@ class StoreConformance:
         await refused(late.append(Observed(at=9.0)), LeaseLostError)
         assert await now.append(Observed(at=1.0)).wait()
         assert (await store.read("r1")).events == (Observed(at=1.0),)
+
+    async def test_a_stalled_owner_writes_nothing(self, store: Store) -> None:
+        """An owner of long ago is refused, also when the run is free again and at the version that it knows."""
+        late = await Driver.of(store)
+        await late.release()
+        for _ in range(2):
+            await (await Driver.again(store)).release()
+        await refused(late.append(Observed()), LeaseLostError)
+        assert (await store.read("r1")).events == ()
+
+    async def test_a_lease_that_was_given_back_writes_nothing(self, store: Store) -> None:
+        """The right to append ends with the release, though nobody has taken the run since."""
+        driver = await Driver.of(store)
+        await driver.release()
+        await refused(driver.append(Observed()), LeaseLostError)
+        assert (await store.read("r1")).events == ()
 
     async def test_a_late_owner_takes_nothing(self, store: Store) -> None:
         """A refused append strikes no inbox rows either."""
@@ -521,9 +728,9 @@ class StoreConformance:
         assert (await store.read("r1")).events == events
 
     async def test_a_large_record_comes_back_whole(self, store: Store) -> None:
-        """A record of a megabyte is a record like others."""
+        """A record of five megabytes is a record like others."""
         driver = await Driver.of(store)
-        text = "wörd " * 200_000
+        text = "wörd " * 850_000
         await driver.append(Observed(), AnswerGiven(message=AssistantMessage(text=text))).wait()
         answer = (await store.read("r1")).events[1]
         assert isinstance(answer, AnswerGiven)
@@ -570,11 +777,14 @@ class StoreConformance:
         """No field of any item is lost."""
         items: list[InboxItem] = [
             Input(kind=InputKind.WEBHOOK, parts=(TextPart(text=HOSTILE), ImagePart(url="https://example.org/x"))),
-            Approve(call_id="t1.0", by="ann"),
+            Input(parts=(TextPart(text="later"),), priority=Priority.LOW, due_at=FAR + 0.25),
+            Approve(call_id="t1.0", by="ann", arguments='{"a":1}', digest="d"),
             Reject(call_id="t1.0", by="ann", message=HOSTILE),
             Settle(call_id="t1.0", by="ann", outcome=Outcome.FAILED, content=HOSTILE),
             Rerun(call_id="t1.0", by="ann"),
             Cancel(by="ann", message=HOSTILE),
+            Pause(by="ann", message=HOSTILE),
+            Wake(run_id="r1.t1.0"),
         ]
         await Driver.of(store)
         for number, item in enumerate(items):
@@ -595,6 +805,25 @@ class StoreConformance:
         await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="ann"))
         with pytest.raises(ConflictError, match="ann"):
             await store.post("r1", "approval:t1.0", Reject(call_id="t1.0", by="bob"))
+
+    async def test_a_decision_is_what_it_comes_down_to(self, store: Store) -> None:
+        """Who says the same in other words agrees; another outcome, or other arguments, are another decision."""
+        await Driver.of(store)
+        sent = Settle(call_id="t1.0", by="ann", outcome=Outcome.DONE, content="sent")
+        edited = Approve(call_id="t1.1", by="ann", arguments='{"a":1}')
+        first = {"k0": await store.post("r1", "k0", sent), "k1": await store.post("r1", "k1", edited)}
+        assert await store.post("r1", "k0", attrs.evolve(sent, by="bob")) == first["k0"]
+        assert await store.post("r1", "k1", attrs.evolve(edited, by="bob")) == first["k1"]
+        others: tuple[tuple[str, InboxItem], ...] = (
+            ("k0", attrs.evolve(sent, outcome=Outcome.FAILED)),
+            ("k0", attrs.evolve(sent, content="lost")),
+            ("k0", Rerun(call_id="t1.0")),
+            ("k1", attrs.evolve(edited, arguments=None)),
+        )
+        for key, item in others:
+            with pytest.raises(ConflictError, match="ann"):
+                await store.post("r1", key, item)
+        assert await store.inbox("r1") == tuple(first.values())
 
     async def test_of_many_posts_of_a_key_one_wins(self, store: Store) -> None:
         """However many race for a key, all are shown the same winner."""
@@ -732,6 +961,61 @@ class StoreConformance:
                 group.start_soon(racer)
         return outcome["posted"], outcome["ended"]
 
+    # Time and the inbox.
+
+    async def test_a_post_that_comes_too_late_is_refused(self, store: Store) -> None:
+        """A decision after its time is none: it is refused, is not in the inbox, and does not take the key."""
+        await Driver.of(store)
+        now = await store.now()
+        with pytest.raises(ConflictError, match="time"):
+            await store.post("r1", "k", Approve(call_id="t1.0", by="ann"), before=now - 1.0)
+        assert await store.inbox("r1") == ()
+        row = await store.post("r1", "k", Reject(call_id="t1.0", by="bob"))
+        assert await store.inbox("r1") == (row,)
+
+    async def test_a_post_in_time_is_accepted(self, store: Store) -> None:
+        """As long as the moment has not come, it is in time."""
+        await Driver.of(store)
+        row = await store.post("r1", "k", Approve(call_id="t1.0"), before=await store.now() + 3600.0)
+        assert await store.inbox("r1") == (row,)
+
+    async def test_who_comes_too_late_is_shown_the_winner(self, store: Store) -> None:
+        """What was decided in time is shown also when the time is up: a second click is not an error."""
+        await Driver.of(store)
+        row = await store.post("r1", "k", Approve(call_id="t1.0", by="ann"))
+        assert await store.post("r1", "k", Approve(call_id="t1.0", by="bob"), before=1.0) == row
+        with pytest.raises(ConflictError, match="ann"):
+            await store.post("r1", "k", Reject(call_id="t1.0", by="bob"), before=1.0)
+
+    async def test_a_timer_does_not_hold_up_the_end(self, store: Store) -> None:
+        """A row that is not due yet is in the inbox, its number is told, and a final append is written over it."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", words("later", FAR))
+        assert (await store.inbox("r1"), driver.lease.newest) == ((row,), row.number)
+        assert await driver.append(Observed(), DONE, final=True).wait() is True
+
+    async def test_a_timer_that_is_due_holds_up_the_end(self, store: Store) -> None:
+        """A row whose time has come is a row like others, whatever waits beside it, until it is taken."""
+        driver = await Driver.of(store)
+        for number in range(3):
+            await store.post("r1", f"later{number}", words("later", FAR))
+        row = await store.post("r1", "k", words("now", await store.now() - 1.0))
+        before = driver.run
+        assert await driver.append(Observed(), DONE, final=True).wait() is False
+        driver.run = before
+        assert await driver.append(Observed(), DONE, taken=[row.number], final=True).wait() is True
+
+    async def test_a_timer_may_be_taken_before_its_time(self, store: Store) -> None:
+        """What an append takes it takes, and that does not count for what is left."""
+        driver = await Driver.of(store)
+        later = await store.post("r1", "later", words("later", FAR))
+        row = await store.post("r1", "k", words("now"))
+        before = driver.run
+        assert await driver.append(Observed(), DONE, taken=[later.number], final=True).wait() is False
+        driver.run = before
+        assert await driver.append(Observed(), taken=[later.number]).wait()
+        assert await store.inbox("r1") == (row,)
+
     # What a lease is told.
 
     async def test_a_lease_is_told_of_posts(self, store: Store) -> None:
@@ -799,8 +1083,8 @@ class StoreConformance:
         for number in range(4):
             await finished(store, header(f"r{number}", created_at=float(number), session="ab"[number % 2]))
         await finished(store, header("r9"))
-        assert [summary.id for summary in await store.runs(session="a")] == ["r2", "r0"]
-        assert await store.runs(session="nowhere") == ()
+        assert [summary.id for summary in await store.runs(Filter(session="a"))] == ["r2", "r0"]
+        assert await store.runs(Filter(session="nowhere")) == ()
 
     async def test_a_line_of_the_list_says_how_the_run_is(self, store: Store) -> None:
         """State, turn, version, tokens and times are those of the newest event; the prompt is cut."""
@@ -825,6 +1109,260 @@ class StoreConformance:
         assert [summary.waiting for summary in await store.runs()] == [True]
         await driver.append(ApprovalGiven(call_id="t1.0")).wait()
         assert [summary.waiting for summary in await store.runs()] == [False]
+
+    async def test_a_line_of_the_list_says_whose_the_run_is(self, store: Store) -> None:
+        """User and caller are in the line, or None."""
+        await finished(store, header("r1", user="ann", parent="r0"))
+        await finished(store, header("r2"))
+        lines = {line.id: line for line in await store.runs()}
+        assert (lines["r1"].user, lines["r1"].parent) == ("ann", "r0")
+        assert (lines["r2"].user, lines["r2"].parent, lines["r2"].session) == (None, None, None)
+
+    async def test_a_list_can_be_of_one_kind(self, store: Store) -> None:
+        """Each field of a filter lets those through that have its value, and None lets all through."""
+        await finished(store, header("done", created_at=5.0, agent="a", session="s"))
+        await rests(store, header("waits", created_at=4.0, agent="a", user="ann"))
+        await (await Driver.of(store, header("fresh", created_at=3.0, agent="b", user="ann"))).release()
+        await finished(store, header("below", created_at=2.0, agent="b", user="bob", parent="waits"))
+        for where, expected in (
+            (Filter(), ["done", "waits", "fresh", "below"]),
+            (Filter(session="s"), ["done"]),
+            (Filter(agent="a"), ["done", "waits"]),
+            (Filter(user="ann"), ["waits", "fresh"]),
+            (Filter(state=State.DONE), ["done", "below"]),
+            (Filter(state=State.ACT), ["waits"]),
+            (Filter(state=State.ERROR), []),
+            (Filter(waiting=True), ["waits"]),
+            (Filter(waiting=False), ["done", "fresh", "below"]),
+            (Filter(parent="waits"), ["below"]),
+            (Filter(before=4.0), ["fresh", "below"]),
+            (Filter(user="' OR 1=1 --"), []),
+        ):
+            assert ids(await store.runs(where)) == expected, where
+
+    async def test_a_filter_wants_all_that_it_says(self, store: Store) -> None:
+        """Of several fields each has to fit; the limit counts those that do."""
+        for number in range(8):
+            head = header(f"r{number}", created_at=float(number), agent="ab"[number % 2], user="xy"[number // 4])
+            await finished(store, head)
+        assert ids(await store.runs(Filter(agent="a", user="x"))) == ["r2", "r0"]
+        assert ids(await store.runs(Filter(agent="b", user="y", before=7.0, state=State.DONE))) == ["r5"]
+        assert ids(await store.runs(Filter(agent="a", user="x", waiting=True))) == []
+        assert ids(await store.runs(Filter(agent="a"), limit=3)) == ["r6", "r4", "r2"]
+
+    async def test_a_thousand_runs_can_be_listed(self, store: Store) -> None:
+        """All at once, or page by page: the next page begins where the last line ended, with no run twice or missed."""
+
+        async def create(number: int) -> None:
+            _head, lease = await store.create(header(f"r{number}", created_at=float(number)), durability="normal")
+            await store.release(lease).wait()
+
+        async with anyio.create_task_group() as group:
+            for number in range(1000):
+                group.start_soon(create, number)
+        expected = [f"r{number}" for number in reversed(range(1000))]
+        assert ids(await store.runs(limit=2000)) == expected
+        paged, page = [], await store.runs()
+        while page:
+            assert len(page) == 100
+            paged += ids(page)
+            page = await store.runs(Filter(before=page[-1].created_at))
+        assert paged == expected
+
+    # What a worker can move on.
+
+    async def test_a_run_that_nobody_drives_is_due(self, store: Store) -> None:
+        """A run that was left in the middle is due, until somebody drives it."""
+        driver = await Driver.of(store, header(agent="a"))
+        await driver.append(Observed()).wait()
+        assert await store.due("a") == ()
+        await driver.release()
+        assert await store.due("a") == ("r1",)
+        driver = await Driver.again(store)
+        assert await store.due("a") == ()
+
+    async def test_what_is_over_is_not_due(self, store: Store) -> None:
+        """Neither a run that is done nor one that failed."""
+        await finished(store, header("r1", agent="a"))
+        failed = await Driver.of(store, header("r2", agent="a"))
+        await store.post("r2", "k", words("x"))
+        await failed.append(Failed(reason=StopReason.CANCELLED, message="")).wait()
+        await failed.release()
+        assert await store.due("a") == ()
+
+    async def test_what_other_agents_drive_is_not_due(self, store: Store) -> None:
+        """A worker is told of its own agent's runs alone, of those without a name too."""
+        for run_id, agent in (("r1", "a"), ("r2", "b"), ("r3", "")):
+            await (await Driver.of(store, header(run_id, agent=agent))).release()
+        assert (await store.due("a"), await store.due("")) == (("r1",), ("r3",))
+        assert await store.due("nobody") == ()
+
+    async def test_what_a_run_calls_is_not_due(self, store: Store) -> None:
+        """A sub-agent's run is moved on by its caller."""
+        await (await Driver.of(store, header("r1.t1.0", agent="a", parent="r1"))).release()
+        assert await store.due("a") == ()
+
+    async def test_a_run_that_waits_is_not_due(self, store: Store) -> None:
+        """Nothing can be done for it before something comes."""
+        await rests(store, header(agent="a"))
+        assert await store.due("a") == ()
+
+    async def test_news_make_a_waiting_run_due(self, store: Store) -> None:
+        """A post that its last owner has not seen is news; other waiting runs are left alone."""
+        await rests(store, header("r1", agent="a"))
+        await rests(store, header("r2", agent="a"))
+        await store.post("r2", "k", Approve(call_id="t1.0"))
+        assert await store.due("a") == ("r2",)
+
+    async def test_what_was_seen_is_no_news(self, store: Store) -> None:
+        """A row that the last owner looked at and left makes nothing due again; one that came behind it does."""
+        driver = await Driver.of(store, header(agent="a"))
+        await driver.ask()
+        row = await store.post("r1", "k1", words("x"))
+        await driver.release(seen=row.number)
+        assert await store.due("a") == ()
+        await store.post("r1", "k2", words("y"))
+        assert await store.due("a") == ("r1",)
+
+    async def test_what_came_behind_the_last_look_is_news(self, store: Store) -> None:
+        """A row that was posted while the run was driven, and that its owner did not see, makes it due at once."""
+        driver = await Driver.of(store, header(agent="a"))
+        await driver.ask()
+        row = await store.post("r1", "k1", words("x"))
+        await store.post("r1", "k2", Approve(call_id="t1.0"))
+        await driver.release(seen=row.number)
+        assert await store.due("a") == ("r1",)
+
+    async def test_who_does_not_look_changes_nothing(self, store: Store) -> None:
+        """An owner that gives the run back without a look at its inbox neither takes news nor makes them."""
+        driver = await Driver.of(store, header("r1", agent="a"))
+        await driver.ask()
+        row = await store.post("r1", "k", words("x"))
+        await driver.release(seen=row.number)
+        await rests(store, header("r2", agent="a"))
+        await store.post("r2", "k", words("x"))
+        for run_id in ("r1", "r2"):
+            await (await Driver.again(store, run_id)).release()
+        assert await store.due("a") == ("r2",)
+
+    async def test_what_was_taken_is_no_news(self, store: Store) -> None:
+        """A row that was taken in has done its work."""
+        driver = await Driver.of(store, header(agent="a"))
+        row = await store.post("r1", "k", words("x"))
+        chosen, *_rest = driver.turn()
+        asked = ApprovalAsked(call_id="t1.0", expires_at=FAR)
+        await driver.append(Observed(), chosen, asked, taken=[row.number]).wait()
+        await driver.release()
+        assert await store.due("a") == ()
+
+    async def test_a_timer_is_news_when_it_is_due(self, store: Store) -> None:
+        """A row that is not due yet makes nothing due; one whose time has come does."""
+        for run_id in ("r1", "r2"):
+            await rests(store, header(run_id, agent="a"))
+        await store.post("r1", "k", words("later", FAR))
+        await store.post("r2", "k", words("now", await store.now() - 1.0))
+        assert await store.due("a") == ("r2",)
+
+    async def test_a_timer_that_was_seen_before_its_time_is_news_then(self, store: Store) -> None:
+        """Who looked before a timer was due has not seen what it will say."""
+        run_id, at = await self._seen_too_early(store, delay_s=0.2)
+        await until(store, at)
+        assert run_id in await store.due("a")
+        await (await Driver.again(store, run_id)).release()  # without a look: it is news as before
+        assert run_id in await store.due("a")
+
+    async def _seen_too_early(self, store: Store, delay_s: float) -> tuple[str, float]:
+        driver = await Driver.of(store, header(f"after-{delay_s}", agent="a"))
+        await driver.ask()
+        at = await store.now() + delay_s
+        row = await store.post(driver.run.id, "k", words("later", at))
+        seen_at = await store.now()
+        await driver.release(row.number, seen_at)
+        if seen_at < at:
+            return driver.run.id, at
+        return await self._seen_too_early(store, delay_s * 10)  # the machine was too busy to be early
+
+    async def test_a_timer_that_falls_due_behind_the_last_look_is_news(self, store: Store) -> None:
+        """What counts is when the owner looked for timers, not when it gave the run back."""
+        driver = await Driver.of(store, header(agent="a"))
+        await driver.ask()
+        seen_at = await store.now()
+        row = await store.post("r1", "k", words("later", seen_at + 0.01))
+        await until(store, seen_at + 0.01)
+        await driver.release(row.number, seen_at)
+        assert await store.due("a") == ("r1",)
+
+    async def test_a_timer_that_was_seen_when_it_was_due_is_no_news(self, store: Store) -> None:
+        """An owner that looked at it then and left it makes nothing due again."""
+        driver = await Driver.of(store, header(agent="a"))
+        await driver.ask()
+        at = await store.now() - 1.0
+        row = await store.post("r1", "k", words("now", at))
+        await driver.release(row.number, at + 0.5)
+        assert await store.due("a") == ()
+        await (await Driver.again(store)).release()  # without a look: it is none as before
+        assert await store.due("a") == ()
+
+    async def test_an_expired_question_makes_a_run_due(self, store: Store) -> None:
+        """No answer in time is an answer: somebody has to take it in."""
+        now = await store.now()
+        await rests(store, header("r1", agent="a"), expires_at=now - 1.0)
+        await rests(store, header("r2", agent="a"), expires_at=now + 3600.0)
+        assert await store.due("a") == ("r1",)
+
+    async def test_the_first_of_several_expiries_makes_a_run_due(self, store: Store) -> None:
+        """A run that waits for several things is due when the time of one of them is up."""
+        driver = await Driver.of(store, header(agent="a"))
+        calls = tuple([ToolCall(id=f"t1.{n}", name="look", arguments="{}", key=f"k{n}") for n in range(2)])
+        await driver.append(
+            Observed(),
+            ToolsChosen(message=AssistantMessage(calls=calls)),
+            ApprovalAsked(call_id="t1.0", expires_at=FAR),
+            ApprovalAsked(call_id="t1.1", expires_at=await store.now() - 1.0),
+        ).wait()
+        await driver.release()
+        assert await store.due("a") == ("r1",)
+
+    async def test_a_paused_run_is_due_for_news_alone(self, store: Store) -> None:
+        """A pause stops the clock of what the run waits for, too; what somebody posts is looked at."""
+        driver = await Driver.of(store, header(agent="a"))
+        await driver.ask(expires_at=await store.now() - 1.0)
+        await driver.append(Paused(by="ann")).wait()
+        await driver.release()
+        assert [line.waiting for line in await store.runs()] == [True]
+        assert await store.due("a") == ()
+        await store.post("r1", "k", Cancel())
+        assert await store.due("a") == ("r1",)
+
+    async def test_a_run_that_was_paused_in_between_is_not_due(self, store: Store) -> None:
+        """A pause may come in any state, and ends with a Resumed."""
+        driver = await Driver.of(store, header(agent="a"))
+        await driver.append(Observed(), Paused()).wait()
+        await driver.release()
+        assert await store.due("a") == ()
+        driver = await Driver.again(store)
+        await driver.append(Resumed()).wait()
+        await driver.release()
+        assert await store.due("a") == ("r1",)
+
+    async def test_what_rests_longest_is_due_first(self, store: Store) -> None:
+        """The order is that of the newest events, and the limit cuts off those that rest shortest."""
+        for run_id, at in (("r1", 5.0), ("r2", 3.0), ("r3", 9.0), ("r4", 4.0)):
+            driver = await Driver.of(store, header(run_id, agent="a"))
+            await driver.append(Observed(at=at)).wait()
+            await driver.release()
+        assert await store.due("a") == ("r2", "r4", "r1", "r3")
+        assert await store.due("a", limit=2) == ("r2", "r4")
+        assert await store.due("a", limit=0) == ()
+
+    async def test_driven_runs_do_not_use_up_the_limit(self, store: Store) -> None:
+        """However many runs are at work, those that rest are found."""
+        drivers = []
+        for number in range(5):
+            drivers.append(await Driver.of(store, header(f"r{number}", agent="a")))
+            await drivers[-1].append(Observed(at=float(number))).wait()
+        await drivers[-1].release()
+        assert await store.due("a", limit=1) == ("r4",)
 
     # Sessions.
 
@@ -875,7 +1413,7 @@ class StoreConformance:
             for number in range(20):
                 group.start_soon(race, number)
         assert len(started) == 1
-        assert len(await store.runs(session="s")) == 1
+        assert len(await store.runs(Filter(session="s"))) == 1
 
     # Deletion.
 
@@ -919,6 +1457,333 @@ class StoreConformance:
         _now = await Driver.of(store)
         await refused(late.append(Observed()), LeaseLostError)
         assert (await store.read("r1")).events == ()
+
+    async def test_a_late_release_leaves_a_successor_alone(self, store: Store) -> None:
+        """Nor does it let go of the lease of the run that has the id now."""
+        late = await Driver.of(store)
+        await late.release()
+        await store.delete("r1")
+        now = await Driver.of(store)
+        await late.release()
+        assert await now.append(Observed()).wait()
+
+    async def test_a_run_that_another_goes_on_from_is_not_deleted(self, store: Store) -> None:
+        """A history that is needed stays, and the error says by whom; from the end a chain can be taken off."""
+        await finished(store, header("first"))
+        await finished(store, header("second", after="first"))
+        with pytest.raises(ConflictError, match="second"):
+            await store.delete("first")
+        assert len((await store.read("first")).events) == 2
+        await store.delete("second")
+        await store.delete("first")
+        assert await store.runs() == ()
+
+    async def test_the_runs_below_are_deleted_too(self, store: Store) -> None:
+        """With a run go the runs of its agents, and those of theirs; with one of those its callers do not."""
+        await finished(store, header("r1"))
+        for run_id, parent in (("r1.a", "r1"), ("r1.b", "r1"), ("r1.a.c", "r1.a"), ("r2.a", "r2")):
+            await finished(store, header(run_id, parent=parent))
+        await store.delete("r1.b")
+        assert set(ids(await store.runs())) == {"r1", "r1.a", "r1.a.c", "r2.a"}
+        await store.delete("r1")
+        assert ids(await store.runs()) == ["r2.a"]
+
+    async def test_a_run_above_one_that_is_driven_is_not_deleted(self, store: Store) -> None:
+        """While an agent below is at work nothing is removed."""
+        await finished(store, header("r1"))
+        await finished(store, header("r1.a", parent="r1"))
+        driver = await Driver.of(store, header("r1.a.b", parent="r1.a"))
+        with pytest.raises(LeaseHeldError, match=r"r1\.a\.b"):
+            await store.delete("r1")
+        assert await driver.append(Observed()).wait()
+        assert len(await store.runs()) == 3
+
+    async def test_a_run_above_one_that_another_goes_on_from_is_not_deleted(self, store: Store) -> None:
+        """A history is needed as well where it is an agent's below; one that goes too needs nothing."""
+        await finished(store, header("r1"))
+        await finished(store, header("r1.a", parent="r1"))
+        await finished(store, header("r1.b", parent="r1", after="r1.a"))
+        await finished(store, header("r2", after="r1.a"))
+        with pytest.raises(ConflictError, match="r2"):
+            await store.delete("r1")
+        assert len(await store.runs()) == 4
+        await store.delete("r2")
+        await store.delete("r1")
+        assert await store.runs() == ()
+
+    async def test_a_session_is_deleted_whole(self, store: Store) -> None:
+        """Its runs go with those below them, and are counted; then the session begins anew."""
+        for run_id, fields in (
+            ("r1", {"session": "s"}),
+            ("r1.a", {"parent": "r1"}),
+            ("r2", {"session": "s"}),
+            ("r3", {"session": "t"}),
+            ("r4", {}),
+        ):
+            await finished(store, header(run_id, **fields))
+        assert await store.delete_session("s") == 2
+        assert set(ids(await store.runs())) == {"r3", "r4"}
+        assert await store.delete_session("s") == 0
+        stored, _lease = await store.create(header("r5", session="s"))
+        assert stored.after is None
+
+    @pytest.mark.parametrize("driven", ["r2", "r1.a"])
+    async def test_a_session_that_is_driven_is_not_deleted(self, store: Store, driven: str) -> None:
+        """While one of its runs is at work, or one below, none is removed."""
+        for run_id, fields in (("r1", {"session": "s"}), ("r1.a", {"parent": "r1"}), ("r2", {"session": "s"})):
+            await finished(store, header(run_id, **fields))
+        lease = await store.lease(driven)
+        with pytest.raises(ConflictError, match=driven):
+            await store.delete_session("s")
+        assert len(await store.runs()) == 3
+        await store.release(lease).wait()
+        assert await store.delete_session("s") == 2
+
+    async def test_a_session_that_a_run_outside_goes_on_from_is_not_deleted(self, store: Store) -> None:
+        """A history that is needed stays, also where runs of the session go on from it, too."""
+        for number in range(3):
+            await finished(store, header(f"r{number}", session="s"))
+        await finished(store, header("outside", after="r1"))
+        with pytest.raises(ConflictError, match="outside"):
+            await store.delete_session("s")
+        assert len(await store.runs()) == 4
+        await store.delete("outside")
+        assert await store.delete_session("s") == 3
+
+    # What is old.
+
+    async def test_what_is_over_and_old_is_pruned(self, store: Store) -> None:
+        """Runs that ended before a moment go and are counted; those that ended then or later stay."""
+        await finished(store, header("old"), at=4.0)
+        failed = await Driver.of(store, header("failed"))
+        await failed.append(Failed(at=4.5, reason=StopReason.CANCELLED, message="")).wait()
+        await failed.release()
+        await finished(store, header("then"), at=5.0)
+        await finished(store, header("later"), at=6.0)
+        assert await store.prune(5.0) == 2
+        assert set(ids(await store.runs())) == {"then", "later"}
+        with pytest.raises(RunNotFoundError):
+            await store.read("old")
+        assert await store.prune(5.0) == 0
+
+    async def test_what_is_not_over_is_not_pruned(self, store: Store) -> None:
+        """However long it rests, a run that can go on stays, with its inbox."""
+        await rests(store)
+        row = await store.post("r1", "k", words("x"))
+        assert await store.prune(FAR) == 0
+        assert await store.inbox("r1") == (row,)
+
+    async def test_the_id_of_a_pruned_run_is_free(self, store: Store) -> None:
+        """Nothing of it is left: no events, no posts, no keys."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", words("old"))
+        await driver.append(Observed(), DONE, taken=[row.number]).wait()
+        await driver.release()
+        assert await store.prune(FAR) == 1
+        driver = await Driver.of(store, header(prompt="Something else"))
+        assert (driver.run.version, driver.lease.newest) == (0, 0)
+        assert (await store.post("r1", "k", words("new"))).item == words("new")
+
+    async def test_a_history_that_is_needed_is_not_pruned(self, store: Store) -> None:
+        """What a run goes on from stays as long as that run, however many lie between."""
+        await finished(store, header("r1"), at=1.0)
+        await finished(store, header("r2", after="r1"), at=2.0)
+        await finished(store, header("r3", after="r2"), at=9.0)
+        await finished(store, header("r4", after="r1"), at=3.0)
+        assert await store.prune(5.0) == 1
+        assert set(ids(await store.runs())) == {"r1", "r2", "r3"}
+        assert await store.prune(10.0) == 3
+
+    async def test_a_session_is_pruned_whole(self, store: Store) -> None:
+        """While one of its runs is fresh all of them stay; once all are old all go."""
+        for number in range(3):
+            await finished(store, header(f"r{number}", session="s"), at=float(number))
+        await finished(store, header("t0", session="t"), at=0.0)
+        assert await store.prune(1.5) == 1
+        assert set(ids(await store.runs())) == {"r0", "r1", "r2"}
+        assert await store.prune(2.5) == 3
+
+    async def test_a_session_stays_whole_where_a_part_is_needed(self, store: Store) -> None:
+        """A session of which a run is needed outside keeps its other runs, too: its last one stays its last."""
+        for number in range(3):
+            await finished(store, header(f"r{number}", session="s"))
+        await finished(store, header("outside", after="r1"), at=9.0)
+        assert await store.prune(5.0) == 0
+        stored, _lease = await store.create(header("r3", session="s"))
+        assert stored.after == "r2"
+
+    async def test_runs_below_are_pruned_with_their_callers(self, store: Store) -> None:
+        """A run of an agent goes when its caller goes, and stays when that stays."""
+        await finished(store, header("r1"), at=1.0)
+        await finished(store, header("r1.a", parent="r1"), at=1.0)
+        await finished(store, header("r1.a.b", parent="r1.a"), at=1.0)
+        await (await Driver.of(store, header("r2"))).release()
+        await finished(store, header("r2.a", parent="r2"), at=1.0)
+        await finished(store, header("r3"), at=1.0)
+        await finished(store, header("r3.a", parent="r3"), at=9.0)
+        assert await store.prune(5.0) == 3
+        assert set(ids(await store.runs())) == {"r2", "r2.a", "r3", "r3.a"}
+
+    async def test_pruning_takes_no_offence_at_owners(self, store: Store) -> None:
+        """Who has an old run open that is over does not keep others from being pruned."""
+        for number in range(3):
+            await finished(store, header(f"r{number}"), at=1.0)
+        _lease = await store.lease("r1")
+        await store.prune(5.0)
+        assert set(ids(await store.runs())) <= {"r1"}
+
+    # Two workers.
+
+    async def test_two_workers_share_their_runs(self, store: Store, other: Store) -> None:
+        """What one has written the other reads and lists, and goes on with."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        assert (await other.read("r1")).events == (Observed(),)
+        assert [(line.id, line.driven) for line in await other.runs()] == [("r1", True)]
+        await driver.release()
+        assert [line.driven for line in await other.runs()] == [False]
+        driver = await Driver.again(other)
+        assert await driver.append(DONE, final=True).wait()
+        assert len((await store.read("r1")).events) == 2
+
+    async def test_of_two_workers_one_drives(self, store: Store, other: Store) -> None:
+        """A lease holds against the other worker: it cannot take or delete the run, and is not told that it is due."""
+        driver = await Driver.of(store, header(agent="a"))
+        for operation in (other.lease("r1"), other.create(header(agent="a")), other.delete("r1")):
+            with pytest.raises(LeaseHeldError):
+                await operation
+        assert await other.due("a") == ()
+        token = driver.lease.token
+        await driver.release()
+        assert await other.due("a") == ("r1",)
+        assert (await other.lease("r1")).token > token
+
+    async def test_of_two_workers_that_create_a_run_one_wins(self, store: Store, other: Store) -> None:
+        """A request that reaches both is driven once, and both see one run."""
+        leases: list[Lease] = []
+
+        async def race(worker: Store) -> None:
+            try:
+                leases.append((await worker.create(header()))[1])
+            except LeaseHeldError:
+                return
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(race, store)
+                group.start_soon(race, other)
+        assert len(leases) == 1
+        assert ids(await store.runs()) == ids(await other.runs()) == ["r1"]
+
+    async def test_of_two_workers_that_start_in_a_session_one_wins(self, store: Store, other: Store) -> None:
+        """A session has one run that is not over, whoever starts it."""
+        started = []
+
+        async def race(worker: Store, number: int) -> None:
+            try:
+                started.append(await worker.create(header(f"r{number}", session="s")))
+            except ConflictError:
+                return
+
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(race, (store, other)[number % 2], number)
+        assert len(started) == 1
+        assert len(await store.runs()) == 1
+
+    async def test_two_workers_that_want_a_run_drive_in_turn(self, store: Store, other: Store) -> None:
+        """Each finds what the other left; an append of one is never between two of the other."""
+        await (await Driver.of(store)).release()
+
+        async def drive(worker: Store) -> None:
+            done = 0
+            while done < 10:
+                try:
+                    lease = await worker.lease("r1")
+                except LeaseHeldError:
+                    continue
+                run = at_version(begin(header()), lease.version)
+                for _ in range(2):
+                    run = at_version(run, run.version + 1)
+                    assert await worker.append(lease, run, (Observed(at=float(lease.token)),)).wait()
+                await worker.release(lease).wait()
+                done += 1
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(drive, store)
+            group.start_soon(drive, other)
+        events = (await store.read("r1")).events
+        drives = [(token, len(list(group))) for token, group in groupby(events, key=lambda event: event.at)]
+        assert [count for _token, count in drives] == [2] * 20
+        assert drives == sorted(drives)
+
+    async def test_an_owner_learns_what_another_worker_posts(self, store: Store, other: Store) -> None:
+        """With its next append at the latest the owner knows of posts and of a cancel, which wakes it."""
+        driver = await Driver.of(store)
+        woken = anyio.Event()
+        driver.lease.wake = waker(woken.set)
+        row = await other.post("r1", "k", words("x"))
+        await driver.append(Observed()).wait()
+        assert (driver.lease.newest, driver.lease.cancelled) == (row.number, False)
+        await other.post("r1", "cancel", Cancel())
+        assert await driver.append(DONE, final=True).wait() is False
+        with anyio.fail_after(10):
+            await woken.wait()
+        assert (driver.lease.cancelled, len(await store.inbox("r1"))) == (True, 2)
+
+    async def test_of_two_workers_that_post_a_key_one_wins(self, store: Store, other: Store) -> None:
+        """All are shown the same winner, and the inbox holds one row."""
+        await Driver.of(store)
+        winners = []
+
+        async def race(worker: Store) -> None:
+            winners.append(await worker.post("r1", "k", words("x")))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(race, store)
+                group.start_soon(race, other)
+        assert winners == [winners[0]] * 20
+        assert await other.inbox("r1") == (winners[0],)
+
+    async def test_a_stalled_owner_writes_nothing_over_another_worker(self, store: Store, other: Store) -> None:
+        """An owner that was replaced by another worker is refused, whatever it has queued."""
+        late = await Driver.of(store)
+        await late.release()
+        now = await Driver.again(other)
+        commits = [late.append(Observed()), late.append(DONE, final=True)]
+        for commit in commits:
+            await refused(commit, LeaseLostError)
+        assert await now.append(Observed(at=1.0)).wait()
+        assert (await store.read("r1")).events == (Observed(at=1.0),)
+
+    async def test_who_stops_waiting_for_a_lease_holds_none(self, store: Store, other: Store) -> None:
+        """A run whose creation or taking was cancelled in the middle is free for the others, at once."""
+        taken: list[Lease] = []  # by a store that has done it before anybody had to wait
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            taken.append((await store.create(header()))[1])
+        for each in taken:
+            store.release(each)
+        taken.clear()
+        assert (await store.read("r1")).events == ()  # what was asked for is done before what is asked for later
+        lease = await other.lease("r1")
+        await other.release(lease).wait()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            taken.append(await store.lease("r1"))
+        for each in taken:
+            store.release(each)
+        assert (await store.read("r1")).events == ()
+        assert (await other.lease("r1")).crashes == 0
+
+    async def test_a_worker_that_leaves_gives_its_runs_back(self, store: Store, other: Store) -> None:
+        """What a store that is closed drove is free for the others, at once and without a crash."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        await store.aclose()
+        lease = await other.lease("r1")
+        assert (lease.version, lease.crashes) == (1, 0)
 
     # The end.
 

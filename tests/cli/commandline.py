@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -195,6 +196,11 @@ class Here:
 
     def json(self, *words: str, code: int = 0) -> Any:
         return json.loads(self(*words, "--json", code=code))
+
+    def forget_app(self) -> None:
+        """Have the module loaded anew, as it is now."""
+        sys.modules.pop("app", None)
+        importlib.invalidate_caches()
 
     def run(self, target: str, *words: str, code: int = 0) -> str:
         """Run an agent, and return the run's id."""

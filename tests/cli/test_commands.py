@@ -1,10 +1,12 @@
 """The subcommands, one by one: what each writes where, and how it ends."""
 
 import json
+import re
 
 import anyio
 import pytest
 
+from agentfsm import cli
 from agentfsm.cli import drive
 from agentfsm.cli.place import known_store, make_store
 from agentfsm.cli.target import load_agent
@@ -276,7 +278,7 @@ def test_show_tells_what_is_open(here):
     """An open call stands in the tree, and what the run waits for below it."""
     run_id = here.run("app:payer", code=3)
     text = here("show", run_id)
-    assert "state    ACT, waits for a person (t1.0)" in text
+    assert "state    ACT, waits for the approval of t1.0, version 3" in text
     assert '  t1.0 pay(account="17", cents=5)\n       asked\n' in text
     assert "waits    t1.0: may pay run?" in text
 
@@ -369,20 +371,10 @@ def test_an_empty_prompt_is_refused(here):
 
 
 def test_help_names_every_command(here):
-    """And the exit codes."""
+    """And the exit codes; each command takes `--json` and says what it does, as does the package itself."""
     text = here("--help")
-    for command in [
-        "demo",
-        "run",
-        "resume",
-        "runs",
-        "show",
-        "approve",
-        "reject",
-        "settle",
-        "cancel",
-        "graph",
-        "doctor",
-    ]:
-        assert f"    {command} " in text
-    assert "3 waiting for a person" in text
+    named = set(re.findall(r"^    (\w+) +\S", text, re.MULTILINE))
+    assert named == set(re.findall(r"\w+(?= [|])|(?<=[|] )\w+", cli.__doc__))
+    assert "3 waiting for a person or for input" in " ".join(text.split())
+    for name in named:
+        assert "  --json " in here(name, "--help")

@@ -29,9 +29,10 @@ def test_keys_are_never_shown(here, monkeypatch):
 
 
 def test_a_store_that_opens(here):
-    """It is opened, as it is."""
+    """It is opened, as it is, and what it promises is told."""
     here.run("app:adder")
-    assert "opens and holds runs" in checks(here)["store"]["detail"]
+    detail = checks(here)["store"]["detail"]
+    assert detail.startswith(".agentfsm/runs.db opens and holds runs; what is acknowledged survives a power cut")
 
 
 def test_a_store_that_is_none(here):

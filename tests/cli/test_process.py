@@ -11,8 +11,8 @@ from agentfsm.cli.terminal import Terminal
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_pauses_the_run(shell, number):
-    """Once is enough: the drive is cancelled, the command that goes on is printed, and it works."""
+def test_an_interrupt_leaves_the_run(shell, number):
+    """Once is enough: the drive is cancelled, and the command that goes on is printed; nothing has to end a pause."""
     process = shell.start("run", "app:waiter", "Wait.", "--json")
     process.wait_for("t1.0 waiting")
     process.popen.send_signal(number)
@@ -59,7 +59,7 @@ def effects(shell):
 def test_a_killed_call_is_never_silently_repeated(shell, launched):
     """The run waits, and the commands that settle it are printed."""
     waiting = shell("resume", launched, code=3)
-    assert "t1.0: launch was running when its worker died" in waiting.err
+    assert "t1.0: launch was under way when its worker died" in waiting.err
     for way in ("--result TEXT", "--failed TEXT", "--rerun"):
         assert f"agentfsm settle {launched} t1.0 {way}" in waiting.err
     assert len(effects(shell)) == 1

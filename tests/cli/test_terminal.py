@@ -122,6 +122,60 @@ def test_a_no_at_the_terminal_is_told_to_the_model(shell, terminal):
     assert not (shell.folder / "paid.txt").exists()
 
 
+def test_a_yes_is_to_what_was_shown(here, terminal):
+    """A tool that has changed since is asked about again, with a word on why."""
+    screen = terminal("run", "app:payer", "Pay.", "--id", "p")
+    screen.wait_for("May it run? [y/n]")
+    app = here.folder / "app.py"
+    was = app.read_text(encoding="utf-8")
+    app.write_text(was.replace('"""Pay."""', '"""Pay at once."""'), encoding="utf-8")
+    here("resume", "p", code=3)  # by a worker with the new tool, which asks anew
+    screen.type("y\n")
+    screen.wait_for("May it run? [y/n]", times=2)
+    assert "t1.0 was not approved: it is not what was shown" in screen.text
+    assert not (here.folder / "paid.txt").exists()
+    screen.type("y\n")
+    assert screen.end() == 0
+
+
+def test_a_pause_while_the_person_thinks(here, terminal):
+    """It is kept: `resume` ends the pause that it found, and not one that comes later."""
+    here("run", "app:payer", "Pay.", "--id", "p", code=3)
+    here("pause", "p", "--by", "ann")
+    screen = terminal("resume", "p")
+    screen.wait_for("May it run? [y/n]")
+    here("pause", "p", "--by", "bob")
+    screen.type("y\n")
+    assert screen.end() == 3
+    assert "paused by bob" in screen.text
+    assert not (here.folder / "paid.txt").exists()
+    assert here("resume", "p") == "paid 5 to 17\n"
+
+
+def test_a_question_is_answered_at_the_terminal(terminal):
+    """What is typed is the answer; an empty line is none, and the question stays."""
+    screen = terminal("run", "app:asker", "Ask.")
+    screen.wait_for("Your answer:")
+    assert "You are asked (t1.0):\nWhich colour?\nNo answer until " in screen.text
+    screen.type("\n")
+    screen.wait_for("Your answer:", times=2)
+    screen.type("blue\n")
+    assert screen.end() == 0
+    assert screen.text.rstrip().endswith("blue")
+
+
+def test_a_result_from_outside_may_wait(terminal):
+    """A tool that asks no question shows what it was given, to the letter; Ctrl-D leaves it for later."""
+    screen = terminal("run", "app:clerk", "Look.")
+    screen.wait_for("Your answer:")
+    assert "look_up (t1.0) gets its result from outside. It was given:" in screen.text
+    assert '"question": "17\\u202e"' in screen.text
+    screen.type("\x04")
+    assert screen.end() == 3
+    assert screen.text.count("Your answer:") == 1
+    assert re.search(r"agentfsm answer \w+ t1\.0 TEXT\n", screen.text)
+
+
 def test_what_a_sub_agent_asks_is_answered_here(shell, terminal):
     """The question says what it will do, hidden characters spelt out, and whose run asks; the caller goes on."""
     screen = terminal("run", "app:bank", "Pay.", "--id", "b")
@@ -162,7 +216,7 @@ def test_ctrl_d_leaves_it_for_later(shell, terminal):
     assert "agentfsm approve" in screen.text
 
 
-def test_ctrl_c_at_the_question_pauses(shell, terminal):
+def test_ctrl_c_at_the_question_leaves_the_run(shell, terminal):
     """Nothing is decided."""
     screen = terminal("run", "app:payer", "Pay.")
     screen.wait_for("May it run? [y/n]")
@@ -207,7 +261,7 @@ def test_ctrl_c_at_the_question_is_noticed_whoever_hears_it(monkeypatch):
         os.close(theirs)
 
 
-def test_ctrl_c_while_it_runs_pauses(shell, terminal):
+def test_ctrl_c_while_it_runs_leaves_the_run(shell, terminal):
     """The live tree is taken off the screen first."""
     screen = terminal("run", "app:waiter", "Wait.")
     screen.wait_for("running waiting")

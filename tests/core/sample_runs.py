@@ -2,6 +2,7 @@
 
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -92,6 +93,9 @@ WAITED = Pending(
 # What a sub-agent waits for, in its own run.
 PAUSED = e.ToolPaused(call_id="t1.0", pending=(WAITED,))
 
+CHANGED = Fingerprint(instructions="0a1b2c3d", model="gpt-4o", tools={"search": "4e5f6071"})
+# Of an agent that is not what it was.
+
 SAMPLES = {
     e.Observed: e.Observed(inputs=(Input(parts=PROMPT),)),
     e.ToolsChosen: chosen(),
@@ -109,6 +113,8 @@ SAMPLES = {
     e.ToolsReturned: e.ToolsReturned(),
     e.Continued: e.Continued(note="go on"),
     e.Accepted: e.Accepted(),
+    e.Paused: e.Paused(by="ann"),
+    e.Resumed: e.Resumed(fingerprint=CHANGED, changes=("other instructions",)),
     e.Failed: failed(),
 }
 # One event of every type; each names the call that the runs below have open.

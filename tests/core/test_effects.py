@@ -5,15 +5,18 @@ import pytest
 from sample_runs import (
     APPROVED,
     ASKED,
+    CHANGED,
     LOST,
     PAUSED,
+    SAMPLES,
     STARTED,
     TASK,
     WAITED,
     acting,
-    call,
+    chosen,
     failed,
     finished,
+    observing,
     run_in,
     thinking,
 )
@@ -22,7 +25,7 @@ from agentfsm.core import events as e
 from agentfsm.core.effects import AskModel, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Outcome
+from agentfsm.core.messages import Outcome
 from agentfsm.core.run import Phase
 
 
@@ -119,8 +122,7 @@ def test_where_nothing_can_run_the_run_waits(before, waits):
 
 def test_what_is_pending_says_exactly_what_it_is():
     """A pending item names run, call, tool, exact arguments and expiry; a lost call waits for ever."""
-    chosen = e.ToolsChosen(message=AssistantMessage(calls=(call(name="pay", arguments='{"cents": 5}'),)))
-    run = thinking().apply(chosen).apply(ASKED)
+    run = thinking().apply(chosen(name="pay", arguments='{"cents": 5}')).apply(ASKED)
     wants = {"run_id": "r1", "call_id": "t1.0", "tool": "pay", "arguments": {"cents": 5}}
     assert run.pending == (Pending(kind=PendingKind.APPROVAL, expires_at=500.0, **wants),)
     gone = run.fold([APPROVED, STARTED, LOST])
@@ -147,6 +149,72 @@ def test_items_are_pending_while_others_run():
     run = acting(asked(1), count=2)
     assert isinstance(run.effect, RunTools)
     assert [item.call_id for item in run.pending] == ["t1.1"]
+
+
+RESTING = {
+    State.OBSERVE: (),
+    State.THINK: (e.Observed(),),
+    State.ACT: (e.Observed(), chosen(), ASKED),
+    State.REFLECT: (e.Observed(), chosen(), finished(), e.ToolsReturned()),
+}
+# What leads to each state that a run may rest in.
+
+
+@pytest.mark.parametrize("state", RESTING)
+def test_a_paused_run_wants_nothing_but_its_end(state):
+    """A pause comes before whatever else would be next, in any state that is not final, until the run is resumed."""
+    run = observing().fold(RESTING[state])
+    rests = run.apply(e.Paused(by="ann", message="look at it first"))
+    pause = Pending(kind=PendingKind.PAUSE, run_id="r1", description="paused by ann: look at it first")
+    assert (run.state, rests.state, rests.is_waiting) == (state, state, True)
+    assert rests.pending == (pause, *run.pending)
+    assert rests.effect == Wait(pending=rests.pending)
+    again = rests.apply(e.Resumed())
+    assert (again.effect, again.pending, again.paused) == (run.effect, run.pending, None)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (e.Paused(), "paused"),
+        (e.Paused(by="ann"), "paused by ann"),
+        (e.Paused(message="before ACT"), "paused: before ACT"),
+    ],
+    ids=["", "by", "message"],
+)
+def test_a_pause_says_what_is_known_of_it(event, words):
+    """Who paused the run and why, where they said so."""
+    assert observing().apply(event).pending[0].description == words
+
+
+def test_the_end_of_a_run_ends_its_pause():
+    """A paused run that fails waits for nothing any more."""
+    run = observing().fold([e.Paused(), failed()])
+    assert (run.paused, run.pending, run.effect, run.is_over) == (None, (), None, True)
+
+
+def test_a_run_knows_the_agent_that_goes_on_with_it():
+    """The newest agent that was another one stands in the run; a pause that ends without a change forgets none."""
+    run = observing()
+    assert run.fingerprint is None
+    run = run.apply(SAMPLES[e.Resumed])
+    assert run.fingerprint == CHANGED
+    assert run.fold([e.Paused(), e.Resumed()]).fingerprint == CHANGED
+
+
+def test_an_approval_that_is_asked_again_holds_for_the_new_question():
+    """The later question stands in the place of the earlier one: its time, its words, its digest."""
+    first = e.ApprovalAsked(call_id="t1.0", expires_at=500.0, description="Pays 5 cents.", digest="aa")
+    later = e.ApprovalAsked(call_id="t1.0", expires_at=600.0, description="Pays 5 euros.", digest="bb")
+    [item] = acting(first, later).pending
+    assert (item.expires_at, item.description, item.digest) == (600.0, "Pays 5 euros.", "bb")
+
+
+def test_a_call_can_be_lost_in_any_phase():
+    """Whoever goes on from a copy of a run does not know what became of its open calls: a person has to say it."""
+    for before in [(), (ASKED,), (ASKED, APPROVED), (STARTED,), (STARTED, PAUSED)]:
+        run = acting(*before, LOST)
+        assert (run.entry("t1.0").phase, run.pending[0].kind) == (Phase.LOST, PendingKind.OUTCOME)
 
 
 def test_a_call_goes_through_its_phases():
@@ -206,11 +274,11 @@ def test_the_turn_ends_only_when_every_call_has_its_result():
         [finished(), STARTED],
         [finished(), finished(content="another")],
         [finished(), ASKED],
-        [LOST],
+        [STARTED, LOST, LOST],
+        [finished(), LOST],
         [ASKED, PAUSED],
         [STARTED, LOST, PAUSED],
         [finished(), PAUSED],
-        [STARTED, PAUSED, LOST],
         [STARTED, PAUSED, ASKED],
         [STARTED, PAUSED, APPROVED],
     ],
@@ -220,11 +288,11 @@ def test_the_turn_ends_only_when_every_call_has_its_result():
         "started when finished",
         "finished twice",
         "asked when finished",
-        "lost before it started",
+        "lost twice",
+        "lost when finished",
         "paused while it is asked for",
         "paused when lost",
         "paused when finished",
-        "lost when paused",
         "asked when paused",
         "approved when paused",
     ],

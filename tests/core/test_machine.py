@@ -11,12 +11,12 @@ from agentfsm.core.machine import START, TABLE, State, next_state
 from agentfsm.core.run import _FOLD
 
 DESIGN = """
-OBSERVE  Observed THINK  Failed ERROR
+OBSERVE  Observed THINK  Paused OBSERVE  Resumed OBSERVE  Failed ERROR
 THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered THINK  Compacted THINK
-THINK    ToolsOffered THINK  Failed ERROR
+THINK    ToolsOffered THINK  Paused THINK  Resumed THINK  Failed ERROR
 ACT      ToolStarted ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT  ApprovalAsked ACT  ApprovalGiven ACT
-ACT      ToolsReturned REFLECT  Failed ERROR
-REFLECT  Continued OBSERVE  Accepted DONE  Failed ERROR
+ACT      ToolsReturned REFLECT  Paused ACT  Resumed ACT  Failed ERROR
+REFLECT  Continued OBSERVE  Accepted DONE  Paused REFLECT  Resumed REFLECT  Failed ERROR
 """
 # Copied by hand from the architecture, so that a slip in the table is not its own proof.
 

@@ -12,6 +12,7 @@ from sample_runs import TASK, WAITED, answer, call, header, result, sound_histor
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event, encode_event
 from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
@@ -38,6 +39,7 @@ names = st.lists(st.sampled_from("xyz"), min_size=1, max_size=4)
 costs = st.builds(AgentCost, agent=text, run_id=text, usage=usage, usd=st.none(), turns=st.just(1))
 edited = st.none() | st.just('{"edited": true}')
 disabled = st.lists(st.sampled_from("xyz"), max_size=2).map(tuple)
+agents = st.none() | st.builds(Fingerprint, instructions=text, model=text)
 
 EARLIER = (TASK, AssistantMessage(calls=(call(turn=4),)), result("t4.0"), answer())
 GIVEN = (SystemMessage(text="rules"), AssistantMessage(calls=(call(turn=2),)), result("t2.0"))
@@ -81,12 +83,16 @@ def work(run, draw, calls):
     asked = draw(st.sampled_from(calls))
     match run.entry(asked.id).phase, draw(st.integers(0, 2)):
         case Phase.INTENDED, 0:
-            return e.ApprovalAsked(call_id=asked.id, expires_at=9.0)
+            return draw(st.sampled_from([asks(asked.id, draw), paused(asked.id), e.ToolLost(call_id=asked.id)]))
         case Phase.RUNNING, 0:
             return draw(st.sampled_from([e.ToolLost(call_id=asked.id), paused(asked.id)]))
         case ((Phase.INTENDED | Phase.APPROVED | Phase.RUNNING), 1):
             return e.ToolStarted(call_id=asked.id, repeatable=draw(st.booleans()))
     return ended(asked, draw)
+
+
+def asks(call_id, draw):
+    return e.ApprovalAsked(call_id=call_id, expires_at=9.0, digest=draw(text))
 
 
 def paused(call_id):
@@ -97,6 +103,8 @@ def decide(run, draw):
     """Draw what may come of what a person decides, here or in the run of a sub-agent."""
     entry = draw(st.sampled_from([entry for entry in run.open if entry.phase in UNDECIDED]))
     asked = entry.call
+    if entry.phase is Phase.ASKED and not draw(st.integers(0, 3)):
+        return asks(asked.id, draw)  # its tool has changed
     if entry.phase is Phase.PAUSED:
         return draw(st.sampled_from([e.ToolStarted(call_id=asked.id), paused(asked.id), ended(asked, draw)]))
     if draw(st.booleans()):
@@ -105,8 +113,16 @@ def decide(run, draw):
     return ended(asked, draw, st.just(said_no))
 
 
+def resting(run, draw):
+    """Draw what may come between two steps in any state: a pause, its end, another agent."""
+    resumed = e.Resumed(fingerprint=draw(agents), changes=draw(disabled))
+    return resumed if run.paused else draw(st.sampled_from([resumed, e.Paused(by=draw(text), message=draw(text))]))
+
+
 def going_on(run, draw):
     """Draw what may happen next without ending the run, as its own effect has it."""
+    if run.paused or not draw(st.integers(0, 9)):
+        return resting(run, draw)
     match run.effect:
         case ReadInbox():
             return e.Observed(inputs=draw(inputs))
@@ -194,6 +210,10 @@ def check_marks(run, events):
         retries[each.tool] += each.attempts - 1
     assert run.retries == +retries
     assert run.has_cut == any(each.cut for each in results_in(events))
+    rests = [event for event in events if isinstance(event, e.Paused | e.Resumed | e.Failed)][-1:]
+    assert (run.paused is not None) == bool(rests and isinstance(rests[0], e.Paused))
+    known = [event.fingerprint for event in events if isinstance(event, e.Resumed) and event.fingerprint]
+    assert run.fingerprint == (known[-1] if known else None)
     last = [event for event in events if isinstance(event, e.ToolsOffered) or getattr(event, "inputs", ())][-1:]
     assert run.offered == next((event.tools for event in last if isinstance(event, e.ToolsOffered)), None)
 
@@ -219,7 +239,7 @@ def test_whatever_happens_the_promises_hold(data, steps, prior, history):
         run = run.apply(event)
         events.append(event)
         assert run.state is target
-        read = decode_event(encode_event(event))
+        read = decode_event(encode_event(event, first.header), first.header)
         assert read == event
         replayed = replayed.apply(read)
         assert replayed == run

@@ -251,7 +251,7 @@ def test_no_answer_in_time_is_a_no():
         await anyio.sleep(3_599)
         assert await agent.resume(run.id) == run
         await anyio.sleep(1)
-        with pytest.raises(ConflictError, match="expired"):
+        with pytest.raises(ConflictError, match="time is up"):
             await agent.approve(run.id, "t1.0")
         done = await agent.resume(run.id)
         assert (done.output, world.did) == ("done", [])

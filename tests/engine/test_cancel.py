@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, Trap, calls_of, no_leases, results_of, sound, sound_run, starts_of, valid_history
+from checks import HANG_S, Trap, Wrapped, calls_of, no_leases, results_of, sound, sound_run, starts_of, valid_history
 
 from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, State, tool
-from agentfsm.core.events import Event, Failed, ToolFinished
-from agentfsm.core.inbox import InboxItem, Posted
+from agentfsm.core.events import Failed, ToolFinished
+from agentfsm.core.inbox import Posted
 from agentfsm.core.run import Header
-from agentfsm.ports import Commit, Lease, ProposedCall, Reply, Request, Store, Stored, Summary
+from agentfsm.ports import Commit, Lease, ProposedCall, Reply, Request, Store, Stored
 from agentfsm.testing.models import FunctionModel
 
 
@@ -38,7 +38,7 @@ class _Trapped(Commit):
         return value
 
 
-class Trapped(Store):
+class Trapped(Wrapped):
     """A store with a trap before and after each of its awaits."""
 
     def __init__(self, inner: Store, trap: Trap) -> None:
@@ -46,17 +46,17 @@ class Trapped(Store):
         self.inner = inner
         self.trap = trap
 
-    async def create(self, header: Header) -> tuple[Header, Lease]:
+    async def create(self, *args: object, **options: object) -> tuple[Header, Lease]:
         """Pass on."""
         await self.trap.visit()
-        stored, lease = await self.inner.create(header)
+        stored, lease = await self.inner.create(*args, **options)
         await self._or_let_go(lease)
         return stored, lease
 
-    async def lease(self, run_id: str) -> Lease:
+    async def lease(self, *args: object, **options: object) -> Lease:
         """Pass on."""
         await self.trap.visit()
-        lease = await self.inner.lease(run_id)
+        lease = await self.inner.lease(*args, **options)
         await self._or_let_go(lease)
         return lease
 
@@ -68,19 +68,16 @@ class Trapped(Store):
             self.inner.release(lease)
             raise
 
-    def append(
-        self, lease: Lease, run: Run, events: Sequence[Event], *, taken: Sequence[int] = (), final: bool = False
-    ) -> Commit:
+    def append(self, *args: object, **options: object) -> Commit:
         """Pass on."""
-        return _Trapped(self.inner.append(lease, run, events, taken=taken, final=final), self.trap)
+        return _Trapped(self.inner.append(*args, **options), self.trap)
 
-    def release(self, lease: Lease) -> Commit:
+    async def now(self) -> float:
         """Pass on."""
-        return self.inner.release(lease)
-
-    async def post(self, run_id: str, key: str, item: InboxItem) -> Posted:
-        """Pass on."""
-        return await self.inner.post(run_id, key, item)
+        await self.trap.visit()
+        value = await self.inner.now()
+        await self.trap.visit()
+        return value
 
     async def inbox(self, run_id: str) -> tuple[Posted, ...]:
         """Pass on."""
@@ -95,10 +92,6 @@ class Trapped(Store):
         value = await self.inner.read(run_id, after)
         await self.trap.visit()
         return value
-
-    async def runs(self, *, limit: int = 100, session: str | None = None) -> tuple[Summary, ...]:
-        """Pass on."""
-        return await self.inner.runs(limit=limit, session=session)
 
 
 @attrs.define

@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
 
 import anyio
 import attrs
 import pytest
-from checks import HANG_S, calls_of, names, results_of, sound, sound_run, starts_of
+from checks import HANG_S, Wrapped, calls_of, names, results_of, sound, sound_run, starts_of
 
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, Settings, State, tool
-from agentfsm.core.events import Event
-from agentfsm.core.inbox import InboxItem, Posted
-from agentfsm.core.run import Header
 from agentfsm.ports import (
     CallChunk,
     Commit,
     Emit,
     FinishChunk,
     FinishReason,
-    Lease,
     Model,
     ProposedCall,
     Reply,
     Request,
     Store,
-    Stored,
-    Summary,
 )
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 
@@ -41,7 +34,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-class Mortal(Store):
+class Mortal(Wrapped):
     """A store whose process is killed at the n-th append; what comes after reaches the real store no more."""
 
     def __init__(self, inner: Store, at: int, *, written: bool) -> None:
@@ -51,47 +44,17 @@ class Mortal(Store):
         self.written = written
         self.dead = False
 
-    async def create(self, header: Header) -> tuple[Header, Lease]:
-        """Pass on."""
-        return await self.inner.create(header)
-
-    async def lease(self, run_id: str) -> Lease:
-        """Pass on."""
-        return await self.inner.lease(run_id)
-
-    def append(
-        self, lease: Lease, run: Run, events: Sequence[Event], *, taken: Sequence[int] = (), final: bool = False
-    ) -> Commit:
-        """Pass on, until the time has come."""
+    def append(self, *args: object, **options: object) -> Commit:
+        """Pass on, until the time has come; a release is passed on, which stands for the end of the lease."""
         if self.dead:
             raise Killed
         self.left -= 1
         if self.left:
-            return self.inner.append(lease, run, events, taken=taken, final=final)
+            return self.inner.append(*args, **options)
         self.dead = True
         if self.written:
-            self.inner.append(lease, run, events, taken=taken, final=final)
+            self.inner.append(*args, **options)
         raise Killed
-
-    def release(self, lease: Lease) -> Commit:
-        """Pass on, which stands for the lease's running out."""
-        return self.inner.release(lease)
-
-    async def post(self, run_id: str, key: str, item: InboxItem) -> Posted:
-        """Pass on."""
-        return await self.inner.post(run_id, key, item)
-
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
-        """Pass on."""
-        return await self.inner.inbox(run_id)
-
-    async def read(self, run_id: str, after: int = 0) -> Stored:
-        """Pass on."""
-        return await self.inner.read(run_id, after)
-
-    async def runs(self, *, limit: int = 100, session: str | None = None) -> tuple[Summary, ...]:
-        """Pass on."""
-        return await self.inner.runs(limit=limit, session=session)
 
 
 @attrs.define
@@ -258,7 +221,7 @@ async def test_an_unsafe_call_in_flight_waits_for_a_person(store):
     assert (item.kind, item.call_id, item.tool, item.arguments) == (PendingKind.OUTCOME, "t1.0", "pay", {})
     assert (item.run_id, item.expires_at) == (run.id, None)
     assert world.count("pay") == 1
-    agent = worker(store, world)
+    agent = Agent(ScriptedModel(), tools=world.tools(), store=store)
     assert await agent.resume(run.id) == run
     assert world.count("pay") == 1
 

@@ -392,7 +392,7 @@ def test_an_edit_that_comes_too_late_is_a_no():
         agent = bank.agent(say("", call("pay", to="Ann")), "done", store=store, clock=clock)
         run = await agent.run("go")
         await anyio.sleep(60)
-        with pytest.raises(ConflictError, match="expired"):
+        with pytest.raises(ConflictError, match="time is up"):
             await agent.approve(run.id, "t1.0", arguments=FIRST)
         done = await agent.resume(run.id)
         (result,) = results_of(done.messages)

@@ -10,6 +10,7 @@ from checks import HANG_S, names, reach, sound
 
 from agentfsm import Agent, MisuseError, Outcome, Settings, State, tool
 from agentfsm.core.errors import LeaseHeldError, RunNotFoundError
+from agentfsm.core.events import Resumed
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
@@ -176,18 +177,39 @@ async def test_waiting_for_a_lease_can_be_cancelled(store):
 
 
 async def test_drift_is_reported_and_the_run_goes_on(store, caplog):
-    """An agent that has changed since the start may go on, and the log says that it has."""
+    """An agent that has changed since the start may go on, and log and journal say what is not as it was."""
     agent = looking(store)
     run = await agent.step(agent.start("hello"))
-    other = agent.with_(instructions="Be brief.")
-    assert other.fingerprint != agent.fingerprint
+    other = agent.with_(instructions="Be brief.", tools=[look, pay])
     with caplog.at_level(logging.WARNING, logger="agentfsm"):
         done = await other.resume(run.id)
     assert done.output == "done"
     (line,) = [record.getMessage() for record in caplog.records if "agent_changed" in record.getMessage()]
     assert run.id in line
-    assert agent.fingerprint in line
-    assert other.fingerprint in line
+    assert "other instructions; tool pay is new" in line
+    (event,) = [event for event in await other.history(run.id) if isinstance(event, Resumed)]
+    assert event.changes == ("other instructions", "tool pay is new")
+    assert done.fingerprint == event.fingerprint == other.fingerprint
+    await sound(other, done)
+
+
+async def test_a_change_is_recorded_once(store):
+    """Whoever goes on twice with the same new agent changes nothing the second time; the old one is a change again."""
+    agent = looking(store)
+    other = agent.with_(instructions="Be brief.")
+    run = agent.start("hello")
+    for each in (agent, other, other, agent):
+        run = await each.step(run)
+    events = await agent.history(run.id)
+    assert [event.changes for event in events if isinstance(event, Resumed)] == [("other instructions",)] * 2
+    assert run.fingerprint == agent.fingerprint
+
+
+async def test_an_agent_that_is_as_it_was_leaves_no_trace(store):
+    """A resume of a run by the agent that began it adds no event of its own."""
+    agent = looking(store)
+    run = await agent.resume((await agent.step(agent.start("hello"))).id)
+    assert "Resumed" not in names(await agent.history(run.id))
 
 
 def test_a_fingerprint_speaks_of_behaviour_only():

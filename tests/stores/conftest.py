@@ -12,6 +12,6 @@ def path(tmp_path):
 
 @pytest.fixture
 async def store(path):
-    store = SQLiteStore(path, durability="normal")
+    store = SQLiteStore(path)
     yield store
     await store.aclose()

@@ -38,7 +38,7 @@ async def append_for_ever(store, run_id):
 async def hold(store, run_id):
     """Take a lease and keep it."""
     driver = await Driver.of(store, header(run_id))
-    say("held", driver.lease.token)
+    say("held", driver.lease.token, driver.lease.crashes)
     await anyio.sleep_forever()
     assert driver  # kept until here: a lease that nobody keeps is let go of
 

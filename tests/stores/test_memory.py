@@ -1,11 +1,11 @@
-"""MemoryStore keeps the promises of every store."""
+"""MemoryStore keeps the promises of every store, and forgets what is over in time."""
 
 import pytest
 
 from agentfsm.core.errors import RunNotFoundError
-from agentfsm.stores import MemoryStore
-from agentfsm.stores.memory import KEEP_FINISHED
-from agentfsm.testing.conformance import StoreConformance, finished, header
+from agentfsm.core.events import Observed
+from agentfsm.stores import MemoryStore, memory
+from agentfsm.testing.conformance import DONE, Driver, StoreConformance, finished, header, ids
 
 
 class TestMemoryStore(StoreConformance):
@@ -18,12 +18,52 @@ class TestMemoryStore(StoreConformance):
         await store.aclose()
 
 
-async def test_old_finished_runs_are_dropped():
+@pytest.fixture
+def store(monkeypatch):
+    """A store that keeps three finished runs."""
+    monkeypatch.setattr(memory, "KEEP_FINISHED", 3)
+    return MemoryStore()
+
+
+async def test_old_finished_runs_are_dropped(store):
     """A service that never restarts does not fill its memory with runs that are over."""
-    store = MemoryStore()
-    for number in range(KEEP_FINISHED + 2):
-        await finished(store, header(f"r{number}"))
-    assert len(await store.runs(limit=KEEP_FINISHED * 2)) == KEEP_FINISHED
+    for number in range(5):
+        await finished(store, header(f"r{number}", created_at=float(number)))
+    assert ids(await store.runs()) == ["r4", "r3", "r2"]
     with pytest.raises(RunNotFoundError):
         await store.read("r1")
     assert len((await store.read("r2")).events) == 2
+
+
+async def test_runs_that_are_not_over_are_kept(store):
+    """However many have ended since, a run that can go on is there."""
+    await (await Driver.of(store, header("open"))).release()
+    for number in range(5):
+        await finished(store, header(f"r{number}"))
+    assert (await store.lease("open")).version == 0
+
+
+async def test_runs_that_begin_with_their_end_are_dropped(store):
+    """A copy of a run that was over counts as the others do."""
+    for number in range(5):
+        await store.create(header(f"r{number}"), events=(Observed(), DONE))
+    assert len(await store.runs()) == 3
+
+
+async def test_a_history_that_is_needed_is_kept(store):
+    """What a kept run goes on from stays beyond the number, and is dropped with the last that needs it."""
+    await finished(store, header("first"))
+    await finished(store, header("second", after="first"))
+    await finished(store, header("third", after="second"))
+    for number in range(2):
+        await finished(store, header(f"r{number}"))
+    assert set(ids(await store.runs())) == {"r0", "r1"}
+    driver = await Driver.of(store, header("goes-on", after="r0"))
+    for number in range(2, 6):
+        await finished(store, header(f"r{number}"))
+    assert set(ids(await store.runs())) == {"r0", "r4", "r5", "goes-on"}
+    await driver.append(Observed(), DONE).wait()
+    await finished(store, header("last"))
+    assert set(ids(await store.runs())) == {"r0", "goes-on", "last"}
+    await finished(store, header("very-last"))
+    assert set(ids(await store.runs())) == {"last", "very-last"}

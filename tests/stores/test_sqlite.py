@@ -1,5 +1,6 @@
 """SQLiteStore keeps the promises of every store, and those that only a file can make."""
 
+import gc
 import math
 import sqlite3
 import threading
@@ -11,11 +12,14 @@ import pytest
 from held import hold
 from sqlite_faults import Faults
 
-from agentfsm.core.errors import ClosedError, ConflictError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
+from agentfsm.core.errors import ClosedError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
+from agentfsm.core.run import begin
 from agentfsm.stores import SQLiteStore, writer
-from agentfsm.testing.conformance import DONE, Driver, StoreConformance, finished, header, refused, words
+from agentfsm.stores.sqlite_file import connect_sqlite3
+from agentfsm.stores.writer import Job
+from agentfsm.testing.conformance import DONE, Driver, StoreConformance, finished, header, refused, rests, words
 
 
 @attrs.define
@@ -33,9 +37,15 @@ class TestSQLiteStore(StoreConformance):
 
     @pytest.fixture
     async def store(self, tmp_path):
-        store = SQLiteStore(tmp_path / "runs.db", durability="normal")
+        store = SQLiteStore(tmp_path / "runs.db")
         yield store
         await store.aclose()
+
+    @pytest.fixture
+    async def other(self, store):
+        other = SQLiteStore(store.path)
+        yield other
+        await other.aclose()
 
 
 @pytest.fixture
@@ -46,7 +56,7 @@ def time():
 @pytest.fixture
 async def pair(path, time):
     """Two workers on one file, whose leases end when the test says so."""
-    stores = [SQLiteStore(path, durability="normal") for _ in range(2)]
+    stores = [SQLiteStore(path) for _ in range(2)]
     for store in stores:
         store._clock = time
     yield stores
@@ -71,7 +81,7 @@ async def test_runs_outlive_the_store(path):
     await first.post("r1", "k", words("x"))
     await driver.append(Observed(), *driver.turn()).wait()
     await first.aclose()
-    second = SQLiteStore(str(path), durability="normal")
+    second = SQLiteStore(str(path))
     stored = await second.read("r1")
     assert (stored.header, len(stored.events)) == (header(), 6)
     assert [row.key for row in await second.inbox("r1")] == ["k"]
@@ -129,28 +139,7 @@ async def test_a_store_that_was_never_used_can_be_closed(path):
     assert not path.exists()
 
 
-async def test_closing_gives_leases_back(pair):
-    """Who takes over need not wait for the leases of a store that was closed."""
-    first, second = pair
-    await Driver.of(first)
-    lease = await first.lease("r1")
-    await first.aclose()
-    assert (await second.lease("r1")).token == lease.token + 1
-
-
 # One file, two workers.
-
-
-async def test_a_lease_holds_against_other_stores(pair):
-    """A second worker on the file meets the lease of the first, for driving and for deleting."""
-    first, second = pair
-    driver = await Driver.of(first)
-    for attempt in (second.lease("r1"), second.create(header()), second.delete("r1")):
-        with pytest.raises(LeaseHeldError):
-            await attempt
-    assert [line.driven for line in await second.runs()] == [True]
-    await driver.release()
-    assert await second.lease("r1")
 
 
 async def test_a_lease_ends(pair, time):
@@ -219,18 +208,6 @@ async def test_a_renewal_learns_of_posts_and_cancel(pair):
     assert (driver.lease.cancelled, woken) == (True, [True])
 
 
-async def test_an_append_learns_of_posts_and_cancel(pair):
-    """What was posted by another process reaches the owner with its next append, also one that is refused."""
-    first, second = pair
-    driver = await Driver.of(first)
-    row = await second.post("r1", "k", words("x"))
-    await driver.append(Observed()).wait()
-    assert (driver.lease.newest, driver.lease.cancelled) == (row.number, False)
-    await second.post("r1", "cancel", Cancel())
-    assert await driver.append(DONE, final=True).wait() is False
-    assert driver.lease.cancelled
-
-
 async def test_a_renewal_learns_that_the_lease_is_lost(pair, time):
     """An owner that was replaced is told without asking, and is not renewed."""
     first, second = pair
@@ -252,8 +229,48 @@ async def test_a_dropped_lease_is_let_go_of(pair):
         await second.lease("r1")
     del driver
     await beat(first)
-    assert await second.lease("r1")
+    assert (await second.lease("r1")).crashes == 0
     assert first.statistics().leases == 0
+
+
+async def test_a_dropped_lease_is_no_crash(store):
+    """Who was thrown away in this process did not take it down: the next owner here counts none."""
+    driver = await Driver.of(store)
+    del driver
+    gc.collect()
+    assert (await store.lease("r1")).crashes == 0
+
+
+async def test_a_lease_that_is_dropped_hides_no_news(pair):
+    """Who was thrown away has not looked: what came meanwhile makes the run due, and what was seen before does not."""
+    first, second = pair
+    await rests(first, header("r1", agent="a"))
+    await rests(first, header("r2", agent="a"))
+    row = await first.post("r1", "k", words("x"))
+    await (await Driver.again(first)).release(seen=row.number)
+    drivers = [await Driver.again(first, run_id) for run_id in ("r1", "r2")]
+    await second.post("r2", "k", words("x"))
+    del drivers
+    await beat(first)
+    assert await second.due("a") == ("r2",)
+
+
+async def test_an_owner_that_was_not_heard_of_has_crashed(pair, time):
+    """Owners that vanish one after another are counted, until one of them finishes a turn."""
+    workers = pair * 2
+    stalled = []
+    for number, worker in enumerate(workers):
+        stalled.append(await Driver.of(worker))
+        assert stalled[-1].lease.crashes == number
+        time.now += 10.1
+    driver = await Driver.of(workers[0])
+    assert await driver.append(Observed()).wait()
+    await driver.release()
+    driver = await Driver.again(workers[1])  # neither an append nor an orderly end clears the count
+    assert driver.lease.crashes == 4
+    assert await driver.append(*driver.turn()).wait()
+    await driver.release()
+    assert (await workers[0].lease("r1")).crashes == 0
 
 
 async def test_a_lease_of_another_boot_is_over(pair, path):
@@ -387,6 +404,110 @@ async def test_a_queue_that_is_full_refuses(store, monkeypatch):
     assert len((await store.read("r1")).events) == driver.run.version
 
 
+# What a commit survives.
+
+
+@attrs.define
+class Levels:
+    """Makes connections that note, at each commit of a write, what SQLite goes by. Pass it as `connect`."""
+
+    seen: list[str] = attrs.field(factory=list)
+
+    def __call__(self, path):
+        return _Connection(self, connect_sqlite3(path))
+
+
+@attrs.define
+class _Connection:
+    levels: Levels
+    inner: sqlite3.Connection
+    writes: bool = False
+
+    def execute(self, sql, parameters=()):
+        if sql == "COMMIT" and self.writes:
+            (level,) = self.inner.execute("PRAGMA synchronous").fetchone()
+            self.levels.seen.append({1: "normal", 2: "full"}[level])
+        self.writes = sql == "BEGIN IMMEDIATE" or (self.writes and sql not in ("COMMIT", "ROLLBACK"))
+        return self.inner.execute(sql, parameters)
+
+    def close(self):
+        self.inner.close()
+
+
+@pytest.fixture
+def levels():
+    return Levels()
+
+
+@pytest.fixture
+async def frank(path, levels):
+    """A store that tells what its commits survive."""
+    store = SQLiteStore(path, connect=levels)
+    await store.create(header("r0"))  # so that the file is made
+    levels.seen.clear()
+    yield store
+    await store.aclose()
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+async def test_a_lease_decides_what_its_commits_survive(frank, levels, durability):
+    """FULL waits for the disk in each commit, NORMAL does not: for creation, taking the lease, and appends."""
+    head, lease = await frank.create(header(), durability=durability)
+    run = begin(head).apply(Observed())
+    await frank.append(lease, run, (Observed(),)).wait()
+    await frank.release(lease).wait()
+    await frank.lease("r1", durability=durability)
+    assert levels.seen == [durability, durability, "normal", durability]
+
+
+async def test_one_that_wants_more_is_given_it(frank, levels):
+    """A group that holds one append which has to survive a power cut survives it whole; the next one need not."""
+    drivers = []
+    for number, durability in enumerate(("normal", "full", "normal")):
+        head, lease = await frank.create(header(f"r{number + 1}"), durability=durability)
+        drivers.append(Driver(frank, lease, begin(head)))
+    levels.seen.clear()
+    gate = hold(frank, writes=False)
+    commits = [driver.append(Observed()) for driver in drivers]
+    gate.set()
+    for commit in commits:
+        await commit.wait()
+    assert levels.seen == ["full"]
+    gate = hold(frank, writes=False)
+    commits = [driver.append(*driver.turn()) for driver in drivers[::2]]
+    gate.set()
+    for commit in commits:
+        await commit.wait()
+    assert levels.seen == ["full", "normal"]
+
+
+async def test_what_others_were_told_survives(frank, levels):
+    """Posts and deletions survive a power cut, whatever the runs do; upkeep is not worth the wait."""
+    head, lease = await frank.create(header(), durability="normal")
+    await frank.append(lease, begin(head).fold((Observed(), DONE)), (Observed(), DONE)).wait()
+    await frank.release(lease).wait()
+    await (await Driver.of(frank, header("r2"))).release()
+    levels.seen.clear()
+    await frank.post("r2", "k", words("x"))
+    await frank.delete("r1")
+    assert levels.seen == ["full", "full"]
+    _lease = await frank.lease("r2", durability="normal")
+    await beat(frank)
+    assert levels.seen[2:] == ["normal", "normal"]
+
+
+async def test_a_read_tells_sqlite_nothing(path):
+    """The level is set where it changes, before a write; a row of equal commits costs no statement more."""
+    faults = Faults()
+    store = SQLiteStore(path, connect=faults)
+    driver = await Driver.of(store)
+    await driver.append(Observed()).wait()
+    await store.runs()
+    await driver.append(DONE).wait()
+    assert [sql for sql in faults.seen if "synchronous" in sql] == ["PRAGMA synchronous = FULL"]
+    await store.aclose()
+
+
 # Event loops and threads.
 
 
@@ -406,7 +527,7 @@ def test_one_store_serves_event_loops_one_after_another(path):
 
 def test_one_store_serves_event_loops_at_the_same_time(path):
     """Threads with event loops of their own share a store."""
-    store = SQLiteStore(path, durability="normal")
+    store = SQLiteStore(path)
 
     async def drive(name):
         for number in range(20):
@@ -458,6 +579,34 @@ async def test_the_thread_ends_when_idle_and_starts_again(path, monkeypatch):
     await store.aclose()
 
 
+async def test_a_job_that_comes_as_the_thread_ends_is_done(path, monkeypatch):
+    """While the file is being closed somebody may ask for more: the same thread does it."""
+    late = []
+
+    @attrs.define
+    class _Closing:
+        inner: sqlite3.Connection
+
+        def execute(self, sql, parameters=()):
+            return self.inner.execute(sql, parameters)
+
+        def close(self):
+            self.inner.close()
+            if not late:
+                late.append(Job(lambda ledger: ledger.now()))
+                store._writer.submit(late[0])
+
+    store = SQLiteStore(path, connect=lambda name: _Closing(connect_sqlite3(name)))
+    await store.runs()
+    thread = store._writer._thread
+    monkeypatch.setattr(writer, "IDLE_S", 0.0)
+    monkeypatch.setattr(writer, "QUIET_S", 0.0)
+    await store.runs()
+    thread.join()
+    assert late[0].is_settled
+    await store.aclose()
+
+
 async def test_the_log_is_folded_in_when_quiet(path, monkeypatch):
     """Commits do not stop to move the log's pages; the first quiet moment does."""
     faults = Faults()
@@ -502,28 +651,6 @@ def test_a_lease_has_a_length(lease_s):
         SQLiteStore("runs.db", lease_s=lease_s)
 
 
-def test_durability_is_full_or_normal():
-    """Anything else is a slip of the pen."""
-    with pytest.raises(MisuseError, match="'full' or 'normal'"):
-        SQLiteStore("runs.db", durability="ful")
-
-
-@pytest.mark.parametrize(("durability", "level"), [("full", 2), ("normal", 1)])
-async def test_durability_is_what_sqlite_is_told(path, durability, level):
-    """FULL waits for the disk in each commit, NORMAL does not; both keep a log beside the file."""
-    opened = []
-
-    def connect(name):
-        opened.append(sqlite3.connect(name, isolation_level=None, check_same_thread=False))
-        return opened[-1]
-
-    store = SQLiteStore(path, durability=durability, connect=connect)
-    await store.runs()
-    assert opened[0].execute("PRAGMA synchronous").fetchone() == (level,)
-    assert opened[0].execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    await store.aclose()
-
-
 async def test_a_relative_path_stays_the_same_file(tmp_path, monkeypatch):
     """The path means what it meant when the store was made."""
     monkeypatch.chdir(tmp_path)
@@ -537,18 +664,10 @@ async def test_a_relative_path_stays_the_same_file(tmp_path, monkeypatch):
 
 async def test_records_are_small(path):
     """A turn costs less than a KiB on disk, at the four hundredth turn as at the first."""
-    store = SQLiteStore(path, durability="normal")
+    store = SQLiteStore(path)
     driver = await Driver.of(store)
     driver.append(Observed())
     for _ in range(400):
         driver.append(*driver.turn())
     await store.aclose()
     assert path.stat().st_size / 400 < 1024
-
-
-async def test_a_stored_run_of_another_prompt_is_not_touched_by_a_race(pair):
-    """Two processes that create one id with different prompts: one run, one refusal."""
-    first, second = pair
-    await Driver.of(first)
-    with pytest.raises(ConflictError, match="another prompt"):
-        await second.create(header(prompt="Something else"))

@@ -11,7 +11,7 @@ from sqlite_faults import Faults
 from agentfsm.core.errors import CorruptError, LeaseLostError, RunNotFoundError, StoreError, TooNewError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import Header
-from agentfsm.stores import SQLiteStore, sqlite_file
+from agentfsm.stores import SQLiteStore, sqlite_file, writer
 from agentfsm.testing.conformance import DONE, Driver, finished, header, refused, words
 
 WORLD = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR | 4 << 8, sqlite3.SQLITE_READONLY)
@@ -25,7 +25,7 @@ def faults():
 @pytest.fixture
 async def frail(path, faults):
     """A store whose statements can be made to fail."""
-    store = SQLiteStore(path, durability="normal", connect=faults)
+    store = SQLiteStore(path, connect=faults)
     yield store
     faults.times = 0
     await store.aclose()
@@ -92,7 +92,7 @@ async def test_a_file_of_a_newer_agentfsm_is_refused(store, path):
     await finished(store)
     await store.aclose()
     change(path, "PRAGMA user_version = 99")
-    await refuses(path, TooNewError, "newer agentfsm .tables 99, this one knows 1.: upgrade")
+    await refuses(path, TooNewError, "newer agentfsm .tables 99, this one knows 2.: upgrade")
 
 
 async def test_a_file_that_lost_a_table_is_refused(store, path):
@@ -192,7 +192,7 @@ async def test_a_damaged_header_is_named(store, path, damage):
 async def test_a_run_of_a_newer_format_is_refused(store, path):
     """A header says which format its run is written in."""
     await finished(store)
-    change(path, "UPDATE events SET body = replace(body, '\"v\":1', '\"v\":99') WHERE version = 0")
+    change(path, "UPDATE events SET body = json_set(body, '$.v', 99) WHERE version = 0")
     with pytest.raises(TooNewError, match="99"):
         await store.read("r1")
 
@@ -214,6 +214,15 @@ async def test_a_damaged_line_of_the_list_is_named(store, path):
     change(path, "UPDATE runs SET state = 'exploded'")
     with pytest.raises(CorruptError, match=r"'r1'.*exploded"):
         await store.runs()
+
+
+async def test_a_text_that_is_none_is_reported(store, path):
+    """A text of the list that is no UTF-8 is damage, and says so; the journals can be read."""
+    await finished(store)
+    change(path, "UPDATE runs SET prompt = CAST(x'ff' AS TEXT)")
+    with pytest.raises(CorruptError, match="damaged text"):
+        await store.runs()
+    assert len((await store.read("r1")).events) == 2
 
 
 async def test_a_record_too_many_stops_the_run_alone(store, path):
@@ -294,7 +303,8 @@ async def test_a_disk_that_fails_fails_the_whole_group(frail, faults, on, code):
         assert caught.type is StoreError
     for driver in drivers:
         assert (await frail.read(driver.run.id)).events == ()
-        await refused(driver.append(DONE), StoreError)
+        with pytest.raises(StoreError, match="an earlier append was not written"):
+            await driver.append(DONE).wait()
         await driver.release()
         again = await Driver.again(frail, driver.run.id)
         assert await again.append(Observed()).wait()
@@ -316,14 +326,16 @@ async def test_a_disk_that_fails_in_other_jobs(frail, faults, code):
     assert [row.number for row in await frail.inbox("r1")] == [1]
 
 
-async def test_a_connection_that_cannot_roll_back_is_replaced(frail, faults):
-    """When the connection itself is of no more use, the next job opens another."""
+async def test_a_connection_that_cannot_roll_back_is_replaced(frail, faults, monkeypatch, caplog):
+    """When the connection itself is of no more use, the next job opens another; upkeep has nothing to do until then."""
     driver = await Driver.of(frail)
     opened = faults.opened
+    monkeypatch.setattr(writer, "QUIET_S", 0.0)
     faults.strike(sqlite3.SQLITE_IOERR, ("INSERT INTO events", "ROLLBACK"), times=2)
     await refused(driver.append(Observed()), StoreError)
     assert (await frail.read("r1")).events == ()
     assert faults.opened > opened
+    assert "tidy" not in caplog.text
 
 
 async def test_a_release_that_cannot_be_written_is_harmless(frail, faults, caplog):
@@ -332,7 +344,21 @@ async def test_a_release_that_cannot_be_written_is_harmless(frail, faults, caplo
     faults.strike(sqlite3.SQLITE_FULL, "COMMIT")
     await refused(frail.release(driver.lease), StoreError)
     assert "ends by itself" in caplog.text
-    assert (await frail.lease("r1")).token == 2
+    assert (await frail.lease("r1")).token == driver.lease.token + 1
+
+
+async def test_a_release_that_fails_with_its_append_is_harmless(frail, faults):
+    """Nothing of the group happened: neither is the event there, nor does the lease stand in the way."""
+    driver = await Driver.of(frail)
+    gate = hold(frail, writes=False)
+    commits = driver.append(Observed()), frail.release(driver.lease)
+    faults.strike(sqlite3.SQLITE_FULL, "COMMIT", times=2)  # the first one ends what held the thread
+    gate.set()
+    for commit in commits:
+        await refused(commit, StoreError)
+    again = await Driver.again(frail)
+    assert again.run.version == 0
+    assert await again.append(Observed()).wait()
 
 
 async def test_a_renewal_that_fails_is_tried_again(frail, faults, caplog):
@@ -351,15 +377,17 @@ async def test_a_renewal_that_fails_is_tried_again(frail, faults, caplog):
 
 async def test_a_file_that_was_deleted_is_noticed(store, path):
     """Nothing is acknowledged that was written to a file which nobody can find; then what is there is opened."""
-    driver = await Driver.of(store)
+    driver, late = await Driver.of(store), await Driver.of(store, header("r2"))
     await driver.append(Observed()).wait()
     for file in path.parent.iterdir():
         file.unlink()
     await refused(driver.append(DONE), StoreError)
     with pytest.raises(RunNotFoundError):
         await store.read("r1")
-    await refused(store.append(driver.lease, driver.run, (DONE,)), LeaseLostError)
-    await finished(store, header("r2"))
+    await refused(store.append(driver.lease, driver.run, (DONE,)), StoreError)
+    await refused(late.append(Observed()), LeaseLostError)
+    assert late.lease.lost
+    await finished(store, header("r3"))
 
 
 async def test_a_file_that_was_replaced_is_noticed(store, path, tmp_path):

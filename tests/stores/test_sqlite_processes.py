@@ -11,8 +11,10 @@ import anyio
 import pytest
 
 from agentfsm.core.errors import LeaseHeldError
+from agentfsm.core.events import Observed
+from agentfsm.core.run import begin
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.conformance import finished
+from agentfsm.testing.conformance import Driver, finished, header, turn_of
 
 WORKER = Path(__file__).with_name("sqlite_worker.py")
 
@@ -69,7 +71,8 @@ async def test_a_living_worker_keeps_its_lease_and_a_dead_one_does_not(start, st
     """While the process lives its lease holds; when it is killed the run may be taken at once, reaped or not."""
     await finished(store)
     worker = start("hold", path, "r1")
-    assert worker.stdout.readline() == "held 2\n"
+    word, token, crashes = worker.stdout.readline().split()
+    assert (word, crashes) == ("held", "0")
     with pytest.raises(LeaseHeldError):
         await store.lease("r1")
     worker.kill()
@@ -77,7 +80,35 @@ async def test_a_living_worker_keeps_its_lease_and_a_dead_one_does_not(start, st
         os.waitid, os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT
     )  # ended, not reaped: a zombie
     lease = await store.lease("r1")
-    assert lease.token == 3
+    assert lease.token == int(token) + 1
+
+
+def test_killed_workers_are_counted(start, path):
+    """A run that kills one worker after another can be told from others, until one of them finishes a turn."""
+    tokens = []
+    for number in range(3):
+        worker = start("hold", path, "r1")
+        word, token, crashes = worker.stdout.readline().split()
+        assert (word, int(crashes)) == ("held", number)
+        tokens.append(int(token))
+        worker.kill()
+        worker.wait()
+    assert tokens == [tokens[0], tokens[0] + 1, tokens[0] + 2]
+    assert anyio.run(counted, path) == [3, 3, 0]
+
+
+async def counted(path):
+    """Take the run after a crash, after an orderly end, and after a turn; return how many crashes each lease tells."""
+    store = SQLiteStore(path)
+    counts = []
+    for events in ((Observed(),), turn_of(begin(header()).apply(Observed())), ()):
+        driver = await Driver.again(store)
+        counts.append(driver.lease.crashes)
+        if events:
+            await driver.append(*events).wait()
+        await driver.release()
+    await store.aclose()
+    return counts
 
 
 async def test_workers_that_race_drive_one_after_another(start, store, path):

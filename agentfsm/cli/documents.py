@@ -1,0 +1,93 @@
+"""A run for programs: what `--json` writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentfsm.cli.show import prompt_of, turns_of, with_decisions
+from agentfsm.core import codec
+from agentfsm.core.machine import State
+
+if TYPE_CHECKING:
+    from agentfsm.cli.place import Way
+    from agentfsm.core.events import Event
+    from agentfsm.core.messages import Message
+    from agentfsm.core.run import Run
+    from agentfsm.ports import Summary
+
+
+def run_json(run: Run, way: Way, top: str = "") -> dict[str, Any]:
+    """Return what a program needs to know of a run.
+
+    Args:
+        run: As it stands.
+        way: How to get back to it.
+        top: The run that goes on with it, where that is another one.
+    """
+    return {
+        "id": run.id,
+        "state": str(run.state),
+        "stop_reason": None if run.stop_reason is None else str(run.stop_reason),
+        "stop_message": run.stop_message,
+        "output": run.output if run.state is State.DONE else None,
+        "turns": run.turn,
+        "version": run.version,
+        "usage": attrs.asdict(run.usage) | {"tokens": run.usage.tokens},
+        "duration_s": round(run.duration_s, 6),
+        "pending": [attrs.asdict(item) for item in run.pending],
+        "calls": [attrs.asdict(call) for call in run.calls],
+        "resume": None if run.is_over else way.resume(top or run.id),
+        "fork": way.fork(run),
+    }
+
+
+def whole_json(run: Run, way: Way, top: str, events: Sequence[Event] = ()) -> dict[str, Any]:
+    """Return `run_json` with the header and the turns; the journal's `events` tell who decided what."""
+    header = run.header
+    return run_json(run, way, top) | {
+        "agent": header.agent,
+        "agent_version": header.agent_version,
+        "target": header.target,
+        "session": header.session,
+        "parent": header.parent,
+        "forked_from": header.forked_from,
+        "forked_at": None if header.forked_from is None else header.forked_at,
+        "user": header.user,
+        "metadata": dict(header.metadata),
+        "prompt": prompt_of(run),
+        "created_at": run.created_at,
+        "updated_at": run.updated_at,
+        "tree": [attrs.asdict(turn) for turn in with_decisions(turns_of(run), events)],
+    }
+
+
+def export_json(run: Run, way: Way, top: str, events: Sequence[Event]) -> dict[str, Any]:
+    """Return all that there is of a run: `whole_json` with entry 0, the journal and the messages."""
+    return whole_json(run, way, top, events) | {
+        "header": json.loads(codec.encode_header(run.header)),
+        "events": journal_json(events),
+        "messages": [message_json(message) for message in run.messages],
+    }
+
+
+def journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return the events as the journal holds them, each with its version and date."""
+    return [
+        {"version": version, "date": datetime.fromtimestamp(event.at, UTC).isoformat(), **codec.fields_of(event)}
+        for version, event in enumerate(events, 1)
+    ]
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """Return a message of the history, with its kind."""
+    return {"is": type(message).__name__, **attrs.asdict(message)}
+
+
+def summary_json(run: Summary) -> dict[str, Any]:
+    """Return a line of a list of runs as JSON."""
+    return attrs.asdict(run)

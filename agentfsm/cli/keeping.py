@@ -1,0 +1,76 @@
+"""The subcommands that remove runs for good."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.cli.codes import Exit
+from agentfsm.cli.place import known_store, store_place
+from agentfsm.cli.plain import moment
+from agentfsm.cli.reach import in_store
+from agentfsm.core.errors import MisuseError
+from agentfsm.ports import Filter
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.ports import Store
+
+DAY_S: Final = 86_400.0
+MANY: Final = 1_000_000
+# More calls of agents than any run makes.
+
+
+def delete(args: argparse.Namespace, terminal: Terminal) -> Exit:
+    """Remove a run with those of the agents below it, or a whole session.
+
+    Raises:
+        MisuseError: when not exactly one of the two is named, or there is no such session.
+    """
+    if (args.id is None) == (args.session is None):
+        raise MisuseError("name either a run, or a session with --session")
+    store = known_store(store_place(args.store))
+    if args.session is not None:
+        count = in_store(store, lambda: store.delete_session(args.session))
+        if not count:
+            raise MisuseError(f"there is no run of the session {args.session!r}: `agentfsm runs` lists what there is")
+        return _told(terminal, count, f"the session {args.session}, {_runs(count)}")
+    count = in_store(store, lambda: _deleted(store, args.id))
+    below = f", and {_runs(count - 1)} of agents below it" if count > 1 else ""
+    return _told(terminal, count, f"run {args.id}{below}")
+
+
+async def _deleted(store: Store, run_id: str) -> int:
+    """Remove a run; return how many that were, with those below it."""
+    count = 1 + await _below(store, run_id)
+    await store.delete(run_id)
+    return count
+
+
+async def _below(store: Store, run_id: str) -> int:
+    callees = await store.runs(Filter(parent=run_id), limit=MANY)
+    return len(callees) + sum([await _below(store, each.id) for each in callees])
+
+
+def prune(args: argparse.Namespace, terminal: Terminal) -> Exit:
+    """Remove what is over and old."""
+    store = known_store(store_place(args.store))
+
+    async def act() -> tuple[int, float]:
+        before = await store.now() - args.older_than * DAY_S if args.before is None else args.before
+        return await store.prune(before), before
+
+    count, before = in_store(store, act)
+    return _told(terminal, count, f"{_runs(count)} that ended before {moment(before)}")
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count:,} runs"
+
+
+def _told(terminal: Terminal, count: int, what: str) -> Exit:
+    if terminal.json:
+        terminal.document({"removed": count})
+    else:
+        terminal.out(f"removed {what}")
+    return Exit.DONE

@@ -1,0 +1,38 @@
+"""Values as short plain text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+VALUE_CHARS: Final = 60
+# Of an argument in a list of calls: a path or a question fits, a document does not.
+CALL_CHARS: Final = 160
+# Of a call with its arguments.
+NOTE_CHARS: Final = 300
+# Of what went wrong.
+
+
+def short(value: object) -> str:
+    """Return a value as short JSON on one line; of a long text its length too."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) <= VALUE_CHARS:
+        return text
+    return f"{text[:VALUE_CHARS]}... ({len(text):,} characters)"
+
+
+def listed(arguments: Mapping[str, object]) -> str:
+    """Return arguments as they stand in a call, each of them short."""
+    return ", ".join(f"{name}={short(value)}" for name, value in arguments.items())
+
+
+def seconds(value: float) -> str:
+    """Return a duration: 0.004 s, 2.1 s, 75 s."""
+    return f"{value:.3f} s" if value < 1 else f"{value:.1f} s" if value < 60 else f"{value:,.0f} s"  # noqa: PLR2004
+
+
+def moment(at: float) -> str:
+    """Return a time since 1970 as date and time of this place."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

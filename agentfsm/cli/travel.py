@@ -1,0 +1,104 @@
+"""The subcommands that travel in time: fork a run, replay it, compare two versions."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import anyio
+import attrs
+
+from agentfsm.cli.codes import Exit
+from agentfsm.cli.documents import message_json, run_json
+from agentfsm.cli.drive import way_to
+from agentfsm.cli.place import known_store, store_place
+from agentfsm.cli.reach import found_by, in_store
+from agentfsm.core.difference import difference
+from agentfsm.core.errors import MisuseError
+from agentfsm.engine import journal
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.difference import Difference
+    from agentfsm.core.run import Run
+    from agentfsm.engine.replay import Replay
+
+
+def fork(args: argparse.Namespace, terminal: Terminal) -> Exit:
+    """Begin a run with the first events of another.
+
+    Raises:
+        MisuseError: when the run works for another one, or is over at that version.
+    """
+    found = found_by(args)
+    if found.run.header.parent is not None and args.agent is None:
+        raise MisuseError(
+            f"run {found.run.id} works for run {found.run.header.parent}: fork that one, or say with --agent "
+            "module:agent which agent its fork is of",
+        )
+
+    async def act() -> Run:
+        async with found.agent as agent:
+            return await agent.fork(args.id, at=args.at, prompt=args.prompt, id=args.new_id)
+
+    made = anyio.run(act)
+    way = way_to(made, found.agent, found.place)
+    terminal.err(f"forked from {args.id} at version {made.header.forked_at}. To go on: {way.resume(made.id)}")
+    if terminal.json:
+        origin = {"forked_from": made.header.forked_from, "forked_at": made.header.forked_at}
+        terminal.document(run_json(made, way) | origin)
+    else:
+        terminal.out(made.id)
+    return Exit.DONE
+
+
+def replay(args: argparse.Namespace, terminal: Terminal) -> Exit:
+    """Fold a run again, and check each request."""
+    found = found_by(args)
+
+    async def act() -> Replay:
+        async with found.agent as agent:
+            return await agent.replay(args.id)
+
+    made = anyio.run(act)
+    if terminal.json:
+        divergences = [attrs.asdict(each) for each in made.divergences]
+        terminal.document({"id": args.id, "checked": made.checked, "divergences": divergences})
+    else:
+        terminal.out(f"{made.checked} requests checked, {len(made.divergences)} of them would not be the same now")
+        for each in made.divergences:
+            terminal.out(f"  turn {each.turn}, version {each.version}: {' and '.join(each.what)}")
+    return Exit.DONE if made.is_faithful else Exit.FAILED
+
+
+def diff(args: argparse.Namespace, terminal: Terminal) -> Exit:
+    """Tell what differs between two versions of a run, or two runs.
+
+    Raises:
+        MisuseError: when there is but one to compare.
+    """
+    if args.other is None and args.at is None:
+        raise MisuseError(f"nothing to compare: name another run, or a version of {args.id} with --at")
+    store = known_store(store_place(args.store))
+
+    async def act() -> Difference:
+        before = await journal.load(store, args.id, args.at)
+        return difference(before, await journal.load(store, args.other or args.id, args.to))
+
+    found = in_store(store, act)
+    if terminal.json:
+        terminal.document(
+            {
+                "shared": found.shared,
+                "removed": [message_json(message) for message in found.removed],
+                "added": [message_json(message) for message in found.added],
+                "changed": attrs.asdict(found)["changed"],
+                "calls": found.calls,
+            },
+        )
+        return Exit.DONE
+    for line in found.lines():
+        terminal.out(line)
+    if not found:
+        terminal.err("no difference")
+    return Exit.DONE

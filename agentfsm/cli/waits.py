@@ -1,0 +1,89 @@
+"""What a run waits for, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.cli.clean import one_line
+from agentfsm.cli.plain import NOTE_CHARS, listed, moment
+from agentfsm.core.effects import PendingKind
+
+if TYPE_CHECKING:
+    from agentfsm.core.effects import Pending
+
+ASK_USER: Final = "ask_user"
+# The built-in tool that asks the user.
+WENT_UNSEEN: Final = "was under way when its worker died or was stopped, or when the run was forked"
+# Why nobody knows what became of a call.
+
+
+def place_of(item: Pending, run_id: str = "") -> str:
+    """Return which call it is about; of another run than this one with its id."""
+    return item.call_id if item.run_id == run_id else f"{item.call_id} of run {item.run_id}"
+
+
+_WISHES: Final = {
+    PendingKind.APPROVAL: "the approval of",
+    PendingKind.OUTCOME: "the outcome of",
+    PendingKind.QUESTION: "an answer to",
+    PendingKind.INPUT: "input for",
+}
+
+
+def wish(item: Pending, run_id: str = "") -> str:
+    """Return what a run waits for in a few words: "the approval of t1.0"."""
+    return "the end of a pause" if item.kind is PendingKind.PAUSE else f"{_WISHES[item.kind]} {place_of(item, run_id)}"
+
+
+def question_of(item: Pending) -> str | None:
+    """Return what the user is asked in so many words; None where another tool's result is asked for."""
+    question = item.arguments.get("question")
+    return question if item.tool == ASK_USER and isinstance(question, str) else None
+
+
+def pending_line(item: Pending, run_id: str) -> str:
+    """Return what a run waits for, in a line.
+
+    Args:
+        item: One thing that it waits for.
+        run_id: The run that waits; a sub-agent's is named.
+    """
+    told = _TOLD[item.kind](item)
+    return told if item.kind is PendingKind.PAUSE else f"{place_of(item, run_id)}: {told}"
+
+
+def until(item: Pending, then: str) -> str:
+    """Return what becomes of it when its time is up; nothing where it has no end."""
+    return "" if item.expires_at is None else f" (no answer until {moment(item.expires_at)} {then})"
+
+
+def _may_it_run(item: Pending) -> str:
+    what = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
+    return f"may {item.tool} run?{what}{until(item, 'is a no')}"
+
+
+def _what_became_of_it(item: Pending) -> str:
+    return f"{item.tool} {WENT_UNSEEN}; what became of it?"
+
+
+def _what_is_the_answer(item: Pending) -> str:
+    question = question_of(item)
+    asked = f"what does {item.tool}({listed(item.arguments)}) give?" if question is None else question
+    return one_line(asked, NOTE_CHARS) + until(item, "and the run goes on without")
+
+
+def _what_comes_in(item: Pending) -> str:
+    reason = item.arguments.get("reason")
+    why = f" ({reason})" if isinstance(reason, str) and reason.strip() else ""
+    end = "" if item.expires_at is None else f", until {moment(item.expires_at)} at the longest"
+    return one_line(f"it waits until something is sent{end}{why}", NOTE_CHARS)
+
+
+_TOLD: Final[Mapping[PendingKind, Callable[[Pending], str]]] = {
+    PendingKind.APPROVAL: _may_it_run,
+    PendingKind.OUTCOME: _what_became_of_it,
+    PendingKind.QUESTION: _what_is_the_answer,
+    PendingKind.INPUT: _what_comes_in,
+    PendingKind.PAUSE: lambda item: one_line(item.description, NOTE_CHARS),
+}

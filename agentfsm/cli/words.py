@@ -1,0 +1,220 @@
+"""The words that the command line takes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from agentfsm.agent import WORKER_POLL_S, WORKER_RUNS
+from agentfsm.cli import commands, deciding, keeping, looking, moments, travel, working
+from agentfsm.cli.place import DEFAULT, VARIABLE, masked
+from agentfsm.core.inbox import InputKind, Priority
+from agentfsm.core.machine import State
+from agentfsm.engine.arguments import check_object
+
+if TYPE_CHECKING:
+    from agentfsm.cli.reach import Command
+
+AddParser = Callable[..., argparse.ArgumentParser]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Repeats no password when it complains."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(masked(message))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    made = _Parser(
+        prog="agentfsm",
+        description="Run agents whose every step is kept, and look at what they did.",
+        epilog="exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for input, 4 a limit was reached, "
+        "130 interrupted",
+    )
+    add = made.add_subparsers(required=True, metavar="COMMAND").add_parser
+    _add_driving(add)
+    _add_looking(add)
+    _add_deciding(add)
+    _add_travelling(add)
+    _add_keeping(add)
+    return made
+
+
+def _add(add: AddParser, act: Command, *, text: str) -> argparse.ArgumentParser:
+    added = add(act.__name__, help=text, description=text[0].upper() + text[1:] + ".")
+    added.set_defaults(act=act)
+    added.add_argument("--json", action="store_true", help="write one JSON document to stdout")
+    added.add_argument(
+        "--store",
+        metavar="PATH|URL",
+        help=f"where runs are kept: a file, postgresql://... or redis://... (${VARIABLE}, else {DEFAULT}); "
+        "a URL with a password belongs in the variable",
+    )
+    return added
+
+
+def _add_driving(add: AddParser) -> None:
+    demo = _add(add, commands.demo, text="let an agent survey a folder and write a report; no key is needed")
+    demo.add_argument("folder", nargs="?", default=".", help="the folder (default: the current one)")
+    run = _add(add, commands.run, text="run an agent to the end, or until it waits")
+    submit = _add(add, commands.submit, text="put a run into the store for a worker to drive, and print its id")
+    for starts in (run, submit):
+        _take_agent(starts)
+        starts.add_argument("prompt", help="what it shall do")
+        starts.add_argument("--id", help="the run's id (the same id and prompt again means the same run)")
+        starts.add_argument("--session", help="go on with this conversation")
+        starts.add_argument("--metadata", metavar="KEY=VALUE", type=_pair, action="append", default=[], help="kept")
+    worker = _add(add, working.worker, text="drive the runs of an agent that can be moved on, until interrupted")
+    _take_agent(worker)
+    worker.add_argument(
+        "--parallel", metavar="N", type=_count, default=WORKER_RUNS, help="runs at once (default: %(default)s)"
+    )
+    worker.add_argument(
+        "--poll", metavar="SECONDS", type=_seconds, default=WORKER_POLL_S, help="between two looks (%(default)s)"
+    )
+    worker.add_argument("--until-idle", action="store_true", help="end when nothing can be moved on")
+    resume = _add(add, commands.resume, text="go on with a run, from where its journal ends; a pause ends")
+    _take_id(resume)
+    _take_other_agent(resume)
+
+
+def _add_looking(add: AddParser) -> None:
+    runs = _add(add, looking.runs, text="list the newest runs")
+    runs.add_argument("--session", help="only of this conversation")
+    runs.add_argument("--agent", metavar="NAME", help="only of the agent of this name")
+    runs.add_argument("--user", metavar="NAME", help="only for this user")
+    runs.add_argument("--state", choices=[str(state) for state in State], help="only in this state")
+    runs.add_argument("--waiting", action="store_true", help="only those that wait")
+    runs.add_argument("--parent", metavar="RUN", help="only those that work for this run")
+    runs.add_argument("--before", metavar="TIME", type=moments.date, help="only those created before, as in `prune`")
+    runs.add_argument("--all", action="store_true", help="those that work for other runs, too")
+    runs.add_argument("--limit", type=_count, default=20, help="how many at most (default: %(default)s)")
+    show = _add(add, looking.show, text="show a run: its turns, calls and outcomes")
+    _take_id(show)
+    show.add_argument("--at", metavar="VERSION", type=int, help="as it was then")
+    show.add_argument("--events", action="store_true", help="list its journal too")
+    _take_id(_add(add, looking.export, text="write all that there is of a run as JSON"))
+    graph = _add(add, looking.graph, text="draw the machine from its table")
+    graph.add_argument("--format", choices=["mermaid", "dot", "text"], default="mermaid", help="default: %(default)s")
+    doctor = _add(add, looking.doctor, text="look at the installation and the store, and at an agent's tools")
+    doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools to look over")
+
+
+def _add_deciding(add: AddParser) -> None:
+    approve = _add(add, deciding.approve, text="let a call run that waits for a yes")
+    reject = _add(add, deciding.reject, text="do not let a call run that waits for a yes")
+    settle = _add(add, deciding.settle, text="say what became of a call whose end nobody saw")
+    answer = _add(add, deciding.answer, text="answer a question, or give the result of a call that comes from outside")
+    for decides in (approve, reject, settle, answer):
+        _take_id(decides)
+        decides.add_argument("call", help="the call's id, for example t3.0")
+    approve.add_argument(
+        "--arguments", metavar="JSON", type=_object, help="run it with these, not with the model's own"
+    )
+    reject.add_argument("--message", default="", help="why not, for the model")
+    what = settle.add_mutually_exclusive_group(required=True)
+    what.add_argument("--result", metavar="TEXT", help="it was done, and returned this")
+    what.add_argument("--failed", metavar="TEXT", help="it failed like this")
+    what.add_argument("--rerun", action="store_true", help="run it again, under the same key")
+    answer.add_argument("text", help="what the model reads")
+    answer.add_argument("--failed", action="store_true", help="the text says why there is no result")
+    _add_send(add)
+    pause = _add(add, deciding.pause, text="let a run rest at its next step, until it is resumed")
+    cancel = _add(add, deciding.cancel, text="end a run")
+    for stops in (pause, cancel):
+        _take_id(stops)
+        stops.add_argument("--message", default="", help="why, for the record")
+    for signed in (approve, reject, settle, answer, pause, cancel):
+        signed.add_argument("--by", metavar="NAME", help="who says so (default: the user's name)")
+
+
+def _add_send(add: AddParser) -> None:
+    send = _add(add, deciding.send, text="give a run more input, which it reads at its next turn")
+    _take_id(send)
+    send.add_argument("text", help="what the model reads")
+    kinds = [str(kind) for kind in InputKind if kind is not InputKind.REFLECTION]
+    send.add_argument("--kind", choices=kinds, default="user", help="where it comes from (default: %(default)s)")
+    priorities = [str(priority) for priority in Priority]
+    send.add_argument("--priority", choices=priorities, default="normal", help="(default: %(default)s)")
+    send.add_argument("--at", metavar="TIME", type=moments.when, help="not before: +90s, +15m, +2h, +3d, or a date")
+    send.add_argument("--key", help="an input of the same key is taken in once only")
+
+
+def _add_travelling(add: AddParser) -> None:
+    fork = _add(add, travel.fork, text="begin a run with the first events of another, and print its id")
+    _take_id(fork)
+    fork.add_argument("--at", metavar="VERSION", type=int, help="how many events (default: all, but for the end)")
+    fork.add_argument("--prompt", help="another first message")
+    fork.add_argument("--id", dest="new_id", help="the new run's id")
+    replay = _add(add, travel.replay, text="fold a run again, and check that the model would be asked the same now")
+    _take_id(replay)
+    for takes in (fork, replay):
+        _take_other_agent(takes)
+    diff = _add(add, travel.diff, text="tell what differs between two versions of a run, or between two runs")
+    _take_id(diff)
+    diff.add_argument("other", nargs="?", metavar="OTHER", help="the other run's id (default: the same run)")
+    diff.add_argument("--at", metavar="VERSION", type=int, help="of the first one (default: the newest)")
+    diff.add_argument("--to", metavar="VERSION", type=int, help="of the second one (default: the newest)")
+
+
+def _add_keeping(add: AddParser) -> None:
+    delete = _add(add, keeping.delete, text="remove a run with those that work for it, or a whole session")
+    delete.add_argument("id", nargs="?", metavar="RUN", help="the run's id")
+    delete.add_argument("--session", help="the conversation, with all its runs")
+    prune = _add(add, keeping.prune, text="remove the runs that ended long ago")
+    long = prune.add_mutually_exclusive_group(required=True)
+    long.add_argument(
+        "--before", metavar="TIME", type=moments.date, help="for example 2026-01-31, or seconds since 1970"
+    )
+    long.add_argument("--older-than", metavar="DAYS", type=moments.days, help="by the store's clock")
+
+
+# What several of them take.
+
+
+def _take_id(takes: argparse.ArgumentParser) -> None:
+    takes.add_argument("id", metavar="RUN", help="the run's id")
+
+
+def _take_agent(takes: argparse.ArgumentParser) -> None:
+    takes.add_argument("agent", metavar="module:agent", help="an Agent, or a function that returns one")
+
+
+def _take_other_agent(takes: argparse.ArgumentParser) -> None:
+    takes.add_argument("--agent", metavar="module:agent", help="with this one, not the one that it was begun with")
+
+
+# Values.
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
+    return key, value
+
+
+def _object(text: str) -> str:
+    if (flaw := check_object(text)) is not None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object ({flaw}): write for example '{{\"cents\": 500}}'")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value

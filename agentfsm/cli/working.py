@@ -1,0 +1,82 @@
+"""`agentfsm worker`: drives whatever runs of an agent can be moved on, and says how each ended."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import attrs
+
+from agentfsm.cli.clean import one_line
+from agentfsm.cli.codes import Exit
+from agentfsm.cli.drive import how_it_ended, terminable
+from agentfsm.cli.place import masked, store_place
+from agentfsm.cli.reach import equipped
+from agentfsm.cli.target import load_agent
+from agentfsm.cli.terminal import aside
+from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.machine import State
+from agentfsm.worker import Worker
+
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.run import Run
+
+LINE_CHARS: Final = 500
+# Of what is said of a run: its id, and what it waits for.
+_ENDS: Final = {State.DONE: "done", State.ERROR: "stopped"}
+
+
+def worker(args: argparse.Namespace, terminal: Terminal) -> Exit:
+    """Drive the runs of an agent, until a signal comes."""
+    agent, place = equipped(load_agent(args.agent), args.agent, store_place(args.store))
+    shift = _Shift(terminal=terminal)
+    own = Worker(agent=agent, drive=shift.drive, deps=None, parallel=args.parallel, poll_s=args.poll)
+    where = "the agent's own store" if place is None else masked(place)
+    terminal.err(f"working for {agent.name!r} on the runs in {where}; Ctrl-C ends it in order")
+
+    async def work() -> None:
+        await own.work(until_idle=args.until_idle)
+
+    with terminable():
+        try:
+            with aside():  # what tools print is no result
+                anyio.run(work)
+        except KeyboardInterrupt:
+            terminal.err("ended: what was under way is kept, and any worker goes on with it")
+        finally:
+            anyio.run(agent.aclose)
+    if terminal.json:
+        terminal.document({"agent": agent.name, "runs": dict(shift.ends)})
+    return Exit.DONE
+
+
+@attrs.define(eq=False, kw_only=True)
+class _Shift:
+    """What a worker has done since it began."""
+
+    terminal: Terminal
+    ends: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "stopped": 0, "waiting": 0}), init=False)
+
+    async def drive(self, agent: Agent, run_id: str, deps: Any) -> Run:
+        """Drive a run, and say how it ended or what it waits for.
+
+        Raises:
+            LeaseHeldError: when somebody else was first.
+            MisuseError: when it is of another agent by the same name.
+        """
+        before = await agent.load(run_id)
+        target = before.header.target
+        if target and target != agent.target:
+            raise MisuseError(f"it is of {target}, an agent by the same name as {agent.target}: name each its own way")
+        try:
+            run = await agent.finish(before, deps=deps)
+        except ConflictError as error:
+            raise LeaseHeldError(str(error)) from error
+        if run.version > before.version:
+            self.ends[_ENDS.get(run.state, "waiting")] += 1
+            self.terminal.err(one_line(f"run {run_id} {how_it_ended(run)}", LINE_CHARS))
+        return run

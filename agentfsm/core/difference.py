@@ -1,0 +1,88 @@
+"""What differs between two runs: two versions of one, or a run and its fork."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.messages import AssistantMessage, Message, ToolResult
+from agentfsm.core.run import Phase, Run
+
+_FACTS: Final = ("version", "state", "turn", "stop_reason", "stop_message", "window", "loops", "disabled", "offered")
+# What is told of a run beside its history and its open calls.
+
+
+@attrs.frozen(kw_only=True)
+class Difference:
+    """How one run differs from another."""
+
+    shared: int
+    # How many messages both histories begin with.
+    removed: tuple[Message, ...]
+    # The messages of the first one after those.
+    added: tuple[Message, ...]
+    # The messages of the second one after those.
+    changed: Mapping[str, tuple[Any, Any]]
+    # Facts that are not the same, by name: the first one's, the second one's.
+    calls: Mapping[str, tuple[Phase | None, Phase | None]]
+    # Open calls that are not as far, by id; None where the call is not open.
+    agent: tuple[str, ...]
+    # What the second one's agent has otherwise, a few words each.
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.removed or self.added or self.changed or self.calls or self.agent)
+
+    def lines(self) -> list[str]:
+        """Return it for people, a line for each thing; "-" is the first run's, "+" the second one's."""
+        facts = [f"  {name}: {before} -> {after}" for name, (before, after) in self.changed.items()]
+        calls = [
+            f"  call {call_id}: {before or '-'} -> {after or '-'}" for call_id, (before, after) in self.calls.items()
+        ]
+        kept = [f"  {self.shared} messages in common"] if self.removed or self.added else []
+        gone = [f"- {_line(message)}" for message in self.removed]
+        agent = [f"  agent: {words}" for words in self.agent]
+        return agent + facts + calls + kept + gone + [f"+ {_line(message)}" for message in self.added]
+
+
+def difference(before: Run, after: Run) -> Difference:
+    """Return how one run differs from another: `difference(await agent.load(a), await agent.load(b))`."""
+    shared = next(
+        (i for i, pair in enumerate(zip(before.messages, after.messages, strict=False)) if pair[0] != pair[1]),
+        min(len(before.messages), len(after.messages)),
+    )
+    facts = {name: (getattr(before, name), getattr(after, name)) for name in _FACTS}
+    facts["tokens"] = before.usage.tokens, after.usage.tokens
+    facts["fingerprint"] = (
+        before.fingerprint or before.header.fingerprint,
+        after.fingerprint or after.header.fingerprint,
+    )
+    phases = [{entry.call.id: entry.phase for entry in run.open} for run in (before, after)]
+    ids = dict.fromkeys([*phases[0], *phases[1]])
+    calls = {call_id: (phases[0].get(call_id), phases[1].get(call_id)) for call_id in ids}
+    return Difference(
+        shared=shared,
+        removed=before.messages[shared:],
+        added=after.messages[shared:],
+        changed={name: pair for name, pair in facts.items() if pair[0] != pair[1]},
+        agent=_agent_of(after).changes_since(_agent_of(before)),
+        calls={call_id: pair for call_id, pair in calls.items() if pair[0] is not pair[1]},
+    )
+
+
+def _agent_of(run: Run) -> Fingerprint:
+    return run.fingerprint or run.header.fingerprint
+
+
+def _line(message: Message) -> str:
+    """Return a message on one line."""
+    kind = type(message).__name__.removesuffix("Message").lower()
+    if isinstance(message, ToolResult):
+        return f"{message.tool} ({message.call_id}, {message.outcome}): {message.text!r}"
+    if isinstance(message, AssistantMessage) and message.calls:
+        calls = ", ".join(f"{call.name}({call.arguments})" for call in message.calls)
+        return f"{kind}: {message.text!r} {calls}"
+    return f"{kind}: {message.text!r}"

@@ -1,0 +1,102 @@
+"""What anybody may say to a run, from any process: it is posted to the run's inbox, and who drives the run acts on it.
+
+The first word on a call counts; whoever comes later learns who was first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
+from agentfsm.core.events import ApprovalGiven, ToolFinished
+from agentfsm.core.inbox import Wake
+from agentfsm.core.run import Phase, Run
+from agentfsm.engine.journal import load
+
+if TYPE_CHECKING:
+    from agentfsm.core.inbox import Decision
+    from agentfsm.ports import Store
+
+HOW: Final = {
+    PendingKind.APPROVAL: "approve or reject it",
+    PendingKind.OUTCOME: "settle it",
+    PendingKind.QUESTION: "answer it",
+    PendingKind.INPUT: "send the run something",
+    PendingKind.PAUSE: "resume the run",
+}
+# What ends each kind of wait.
+
+
+async def awaited(store: Store, run_id: str, call_id: str, *kinds: PendingKind) -> tuple[Run, Pending]:
+    """Return the run, and what it waits for.
+
+    Raises:
+        RunNotFoundError: when the store holds no such run.
+        ConflictError: when it was decided already.
+        MisuseError: when the run waits for nothing of that kind.
+    """
+    run = await load(store, run_id)
+    for item in run.pending:
+        if (item.run_id, item.call_id) == (run_id, call_id) and item.kind in kinds:
+            return run, item
+    gone = (Phase.APPROVED, Phase.RUNNING, Phase.FINISHED)
+    decided = {entry.call.id for entry in run.open if entry.phase in gone}
+    if call_id in decided | {record.call_id for record in run.calls}:
+        by = await _decided_by(store, run_id, call_id)
+        raise ConflictError(f"run {run_id!r} waits for no {kinds[0]} of {call_id} any more: it was decided already{by}")
+    waits = ", ".join(_wait(item, run_id) for item in run.pending) or "nothing"
+    state = run.state.upper()
+    raise MisuseError(f"run {run_id!r} ({state}) waits for no {kinds[0]} of {call_id!r}; it waits for: {waits}")
+
+
+def _wait(item: Pending, run_id: str) -> str:
+    what = f"{item.kind} of {item.call_id}" if item.call_id else "its pause"
+    return f"{what}{'' if item.run_id == run_id else f' in run {item.run_id}'} ({HOW[item.kind]})"
+
+
+async def _decided_by(store: Store, run_id: str, call_id: str) -> str:
+    """Say who has decided on a call, as far as the journal knows."""
+    for event in reversed((await store.read(run_id)).events):
+        if isinstance(event, ApprovalGiven) and event.call_id == call_id and event.by:
+            return f" by {event.by}"
+        if isinstance(event, ToolFinished) and event.result.call_id == call_id and event.by:
+            return f" by {event.by}"
+    return ""
+
+
+async def decide(store: Store, run: Run, item: Pending, decision: Decision) -> None:
+    """Post a decision, and wake the runs that wait for the one it is about.
+
+    Raises:
+        ConflictError: when another was first, or the time is up.
+    """
+    await store.post(run.id, _key(run, item), decision, before=item.expires_at)
+    await wake_callers(store, run.id, run.header.parent, _key(run, item))
+
+
+async def wake_callers(store: Store, run_id: str, parent: str | None, why: str) -> None:
+    """Wake the runs that wait for one, since something has come to it.
+
+    Args:
+        store: Where they live.
+        run_id: The run that something has come to.
+        parent: The run that calls it, if any.
+        why: The key of what has come.
+    """
+    while parent is not None:
+        try:
+            await store.post(parent, f"wake:{run_id}:{why}", Wake(run_id=run_id))
+            parent = (await store.read(parent)).header.parent
+        except (RunNotFoundError, ConflictError):  # it is gone, or over: nobody there waits any more
+            return
+
+
+def _key(run: Run, item: Pending) -> str:
+    """Return the key under which one decision on this very question can be posted."""
+    if item.kind is PendingKind.OUTCOME:
+        return f"outcome:{item.call_id}:{run.entry(item.call_id).attempts}"
+    # The time tells two questions of one digest apart: a tool may change, and change back.
+    return (
+        f"{item.kind}:{item.call_id}:{item.digest}:{item.expires_at}" if item.digest else f"{item.kind}:{item.call_id}"
+    )

@@ -1,0 +1,85 @@
+"""The agents at work for a run: what they have spent, and their end when the run ends."""
+
+from __future__ import annotations
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
+from agentfsm.core.inbox import Cancel
+from agentfsm.core.messages import AgentCost, Usage
+from agentfsm.core.run import OpenCall, Phase
+from agentfsm.engine.context import ToolKind
+from agentfsm.engine.drive import Drive
+from agentfsm.engine.engine import Engine
+from agentfsm.engine.family import child_id
+from agentfsm.engine.journal import load
+from agentfsm.engine.render import decided
+from agentfsm.ports import Store
+
+
+async def note_children(engine: Engine, drive: Drive) -> None:
+    """Put on the budget what agents below have spent whose calls are open, from their own journals."""
+    journal, spent = drive.journal, {}
+    for entry in journal.run.open:
+        tool = engine.registry.get(entry.call.name)
+        if entry.phase is Phase.FINISHED or tool is None or tool.kind is not ToolKind.AGENT:
+            continue
+        run_id = child_id(journal.run.id, entry.call.id)
+        if (usage := await _usage_below(journal.store, run_id)) is not None:
+            spent[run_id] = usage.tokens, usage.cost_usd or 0.0
+    drive.budget.open(spent)
+
+
+async def _usage_below(store: Store, run_id: str) -> Usage | None:
+    """Return what a run and the open calls of agents below it have spent; None where there is no such run."""
+    try:
+        run = await load(store, run_id)
+    except RunNotFoundError:
+        return None
+    usage = run.usage
+    for entry in run.open:
+        if entry.phase is not Phase.FINISHED:  # else it is in the usage
+            usage += await _usage_below(store, child_id(run_id, entry.call.id)) or Usage()
+    return usage
+
+
+async def end_children(engine: Engine, drive: Drive) -> list[e.ToolFinished]:
+    """End the agents at work for a run that is about to end, and return what they did as results of their calls."""
+    journal, results = drive.journal, []
+    for entry in journal.run.open:
+        tool = engine.registry.get(entry.call.name)
+        if tool is None and entry.phase is Phase.PAUSED:
+            await _leave_word(drive, entry)
+        if tool is None or tool.end is None or entry.phase is Phase.FINISHED:
+            continue
+        try:
+            ended = await tool.end(journal.store, engine.clock, child_id(journal.run.id, entry.call.id))
+        except RunNotFoundError:
+            continue  # it never began
+        except AgentError as error:
+            journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
+            continue
+        child = None if ended.child is None else counted(drive, ended.child)
+        result = attrs.evolve(decided(entry.call, ended.outcome, ended.content), child=child)
+        results.append(e.ToolFinished(result=result))
+    return results
+
+
+async def _leave_word(drive: Drive, entry: OpenCall) -> None:
+    """Tell waiting agents that their caller has ended, where it has ended without the tools that drive them."""
+    journal = drive.journal
+    if all(item.run_id == journal.run.id for item in entry.waits):
+        return  # it waits for an answer, and nobody is below
+    for run_id in {child_id(journal.run.id, entry.call.id), *(item.run_id for item in entry.waits)}:
+        try:
+            await journal.store.post(run_id, "cancel", Cancel(by="its caller"))
+        except StoreError as error:
+            journal.log.warning("child_not_told", child=run_id, error=type(error).__name__)
+
+
+def counted(drive: Drive, child: AgentCost) -> AgentCost:
+    """Return what a child cost as it enters the run's usage: without money, where the run counts none of its own."""
+    if drive.budget.counts_money or child.usage.cost_usd is None:
+        return child
+    return attrs.evolve(child, usage=attrs.evolve(child.usage, cost_usd=None))

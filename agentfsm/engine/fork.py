@@ -1,0 +1,80 @@
+"""A fork: a new run whose journal begins with the first events of another, and goes its own way from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.inbox import Input, InputKind
+from agentfsm.core.machine import State
+from agentfsm.core.messages import AssistantMessage, TextPart
+from agentfsm.core.run import OpenCall, Phase, Run, begin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentfsm.core.events import Event
+    from agentfsm.core.messages import Message
+    from agentfsm.core.run import Header
+    from agentfsm.engine.registry import ToolRegistry
+
+
+def forked(
+    header: Header,
+    prior: tuple[Message, ...],
+    events: Sequence[Event],
+    edit: Mapping[int, Event],
+    registry: ToolRegistry,
+) -> tuple[Event, ...]:
+    """Return the events that a fork begins with.
+
+    Calls of the prefix keep their keys. One that was open there may have had its effect since, in the run that was
+    forked: unless its tool is read-only it waits for a person to say what became of it.
+
+    Args:
+        header: Of the fork.
+        prior: The messages that it goes on from.
+        events: The first events of the run that is forked.
+        edit: Events in the place of some of these, by version: event 1 is the first.
+        registry: The tools of the agent that goes on.
+
+    Raises:
+        MisuseError: when the edited events make no run (IllegalTransitionError), or it is over.
+    """
+    unknown = [version for version in edit if not 1 <= version <= len(events)]
+    if unknown:
+        raise MisuseError(f"the fork begins with the versions 1 to {len(events)}: there is no {unknown[0]} to edit")
+    prefix = tuple([edit.get(version, event) for version, event in enumerate(events, 1)])
+    run = begin(header, prior).fold(prefix)
+    if run.is_over:
+        raise MisuseError(f"at version {run.version} the run is over ({run.stop_reason}): fork it at an earlier one")
+    at = run.updated_at
+    first: list[Event] = [e.Resumed(at=at)] if run.paused is not None else []
+    if run.state is State.OBSERVE and run.messages and isinstance(run.messages[-1], AssistantMessage):
+        note = Input(kind=InputKind.REFLECTION, parts=(TextPart(text=_LOOK_AGAIN),))
+        first.append(e.Observed(at=at, inputs=(note,)))
+    own = [fact for entry in run.open if (fact := _of_open(run, entry, registry)) is not None]
+    return (*prefix, *first, *[attrs.evolve(fact, at=at) for fact in own])
+
+
+_LOOK_AGAIN = "Something had come in that this answer did not take up, and it is gone. Look at your answer again."
+# Said where a fork begins behind an answer that did not count: some providers refuse a request that ends with one.
+
+
+def _of_open(run: Run, entry: OpenCall, registry: ToolRegistry) -> Event | None:
+    """Return what is recorded of a call that is open where the fork begins."""
+    call, tool = entry.call, None if entry.call.invented else registry.get(entry.call.name)
+    if entry.phase in (Phase.FINISHED, Phase.LOST) or call.malformed is not None or call.invented:
+        return None
+    if entry.phase is Phase.PAUSED and tool is not None and tool.waits_for is not None:
+        return e.ToolPaused(call_id=call.id, pending=tuple([attrs.evolve(each, run_id=run.id) for each in entry.waits]))
+    if tool is not None and tool.waits_for is not None:
+        return None
+    if tool is not None and tool.read_only:
+        # What an agent below waited for belongs to the run that was forked: it is asked again from the start.
+        return e.ToolStarted(call_id=call.id, repeatable=True) if entry.phase is Phase.PAUSED else None
+    return e.ToolLost(call_id=call.id)

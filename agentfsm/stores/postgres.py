@@ -1,0 +1,528 @@
+"""Journals in PostgreSQL, for workers on many machines, on asyncio and trio alike.
+
+One thread owns the one connection and commits in groups (`writer`); the server is reached and understood by
+`postgres_link`, and `postgres_sql` has the tables and the statements.
+
+The appends of a group are written by one statement, which takes those that may be written and says which they were. All
+are expected to be: where one was not, the transaction is rolled back, and the group is done again with that one by
+itself, to find out why. So 1,000 appends cost two round trips, and each still has its own outcome.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
+
+from agentfsm.core.codec import encode_header
+from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, MisuseError, RunNotFoundError
+from agentfsm.core.inbox import Cancel, Posted
+from agentfsm.core.run import Header
+from agentfsm.ports import Durability, Filter, Lease, Summary
+from agentfsm.stores import postgres_sql as sql
+from agentfsm.stores.common import checked_session, followed, prompt_of, summary_from, told_late, told_over, told_winner
+from agentfsm.stores.holdings import Holdings
+from agentfsm.stores.owner import Owner
+from agentfsm.stores.postgres_link import NOW, Address, Link
+from agentfsm.stores.threaded import (
+    LEASE_S,
+    Entry,
+    Opening,
+    Post,
+    Records,
+    ThreadedStore,
+    check_lease_s,
+    header_of,
+    posted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RECORDS: Final = 1_000
+# Events that one statement copies at most.
+PATIENCE_S: Final = 30.0
+# Long enough for a server that restarts and for most failovers.
+STATEMENT_CHARS: Final = 4_000_000
+# Of records in one statement, about: a server keeps several copies of it while it works.
+
+Chains: TypeAlias = Mapping[str, Sequence[Entry]]
+# Appends by run id; those of one run follow on each other.
+Seen: TypeAlias = tuple[int, float]
+# The newest inbox number that an owner has looked at, and when it last looked for timers.
+NOTHING_SEEN: Final[Seen] = (0, 0.0)
+
+
+class _NotAll(Exception):  # noqa: N818  not an error of anybody: it has the group done again
+    """Some of the appends of a statement were not written."""
+
+
+@attrs.frozen
+class _Row:
+    """What the statements need to know of a run, in the order of `sql.FIND`."""
+
+    number: int
+    token: int
+    crashes: int
+    owner: str | None
+    version: int
+    state: str
+    stop_reason: str | None
+    newest: int | None
+    # The newest inbox number not taken yet.
+    cancelled: bool
+
+
+@attrs.define(eq=False, kw_only=True)
+class _PostgresLedger(Link):
+    """The tables. It belongs to the writer's thread."""
+
+    holdings: Holdings = attrs.field(factory=Holdings, init=False)
+    _chains: dict[str, list[Entry]] = attrs.field(factory=dict, init=False)
+    # Appends that the next statement writes, by run; those of one run follow on each other.
+    _chars: int = attrs.field(default=0, init=False)
+    # In them.
+    _alone: set[int] = attrs.field(factory=set, init=False)
+    # The ids of entries that were not written with others.
+    _leaving: dict[tuple[str, int], Seen] = attrs.field(factory=dict, init=False)
+    # Run id and token of leases to be let go of, and what their owner had seen of the inbox.
+    _left: dict[tuple[str, int], Seen] = attrs.field(factory=dict, init=False)
+    # Those that this transaction lets go of.
+    _has_written: bool = attrs.field(default=False, init=False)
+    _is_tidy: bool = attrs.field(default=False, init=False)
+
+    @contextmanager
+    def transaction(
+        self, *, write: bool, durability: Durability = "full", runs: Collection[str] = ()
+    ) -> Iterator[None]:
+        """Run the block in one transaction, committed at its end or rolled back.
+
+        Where it is about several runs they are locked first, in the order that all workers keep. Two that lock them as
+        they come to them could wait for one another, until the server sees that, after a second.
+        """
+        try:
+            with self.block(write=write, durability=durability):
+                ids = {*runs, *(run_id for run_id, _token in self._leaving)}
+                if write and len(ids) > 1:
+                    self.lead(sql.LOCK_ALL, list(ids))
+                yield
+                if write:
+                    self._flush()
+        except BaseException:
+            self._leaving.update(self._left)
+            raise
+        finally:
+            self._left.clear()
+            self._chains.clear()
+            self._chars = 0
+        self._alone.clear()
+        self._has_written = self._has_written or write
+
+    def outwaits(self, error: Exception) -> bool:
+        """Wait a little where the error will pass; return whether the same jobs shall be done again."""
+        return isinstance(error, _NotAll) or self.waits(error)
+
+    def now(self) -> float:
+        """Seconds since 1970 by the server's clock."""
+        (now,) = self._ask(f"SELECT {NOW}")
+        return float(now)
+
+    # Runs and their leases.
+
+    def create(self, opening: Opening, durability: Durability) -> tuple[Header, Lease]:
+        """Insert the run if its id is new, and take its lease."""
+        self._flush()
+        header = opening.header
+        row = None if header.session is None else self._find(header.id)  # most are new: only a session is asked first
+        if row is None:
+            header = self._in_session(header)
+            if (lease := self._insert(header, opening, durability)) is not None:
+                return header, lease
+            row = self._row(header.id)
+        stored = self._header(header.id, row.number)
+        if stored.prompt != header.prompt:
+            raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
+        return stored, self._take(header.id, row, durability)
+
+    def _in_session(self, header: Header) -> Header:
+        """Name the session's last run; those before it are over, or it would not have begun."""
+        if header.session is None:
+            return header
+        last = self.execute(f"{sql.LOCK_SESSION}; {sql.LAST_OF_SESSION}", (header.session, header.session)).fetchall()
+        return checked_session(header, last)
+
+    def _insert(self, header: Header, opening: Opening, durability: Durability) -> Lease | None:
+        """Insert a run, ours to drive, if its id is new."""
+        names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
+        values = (*names, prompt_of(header), header.created_at, *opening.facts, self.worker, encode_header(header))
+        if (inserted := self.execute(sql.INSERT, values).fetchone()) is None:
+            return None
+        number, token = inserted
+        for start in range(0, len(opening.bodies), RECORDS):
+            records = list(enumerate(opening.bodies[start : start + RECORDS], start + 1))
+            self.execute(sql.INSERT_EVENTS, (number, *_columns(records)))
+        lease = Lease(run_id=header.id, token=token, version=opening.facts.version, durability=durability)
+        self.holdings.add(lease)
+        return lease
+
+    def take(self, run_id: str, durability: Durability) -> Lease:
+        """Take the lease of a run that exists."""
+        self._flush()
+        return self._take(run_id, self._row(run_id), durability)
+
+    def _take(self, run_id: str, row: _Row, durability: Durability) -> Lease:
+        if self._is_driven(run_id, row.owner):
+            raise LeaseHeldError(f"run {run_id!r} is being driven by another worker; wait for it, or resume it")
+        crashes = row.crashes + (row.owner not in (None, self.worker))
+        (token,) = self._ask(sql.TAKE, (crashes, self.worker, row.number))
+        lease = Lease(
+            run_id=run_id,
+            token=token,
+            version=row.version,
+            durability=durability,
+            crashes=crashes,
+            newest=row.newest or 0,
+            cancelled=row.cancelled,
+        )
+        self.holdings.add(lease)
+        return lease
+
+    def _is_driven(self, run_id: str, owner: str | None, living: frozenset[str] | None = None) -> bool:
+        """Whether somebody who may be alive holds the lease. Of our own leases we know; others' end with their time."""
+        if owner is None:
+            return False
+        if owner == self.worker:
+            return self.holdings.is_held(run_id)
+        return owner in (self._living() if living is None else living)
+
+    def _living(self) -> frozenset[str]:
+        """Return the other workers whose leases have not ended, and of whom it cannot be seen that they are dead."""
+        names = [name for (name,) in self.execute(sql.LIVING, (self.worker,)).fetchall()]
+        return frozenset(name for name in names if not Owner.parse(name).is_dead)
+
+    def release(self, lease: Lease) -> bool:
+        """Give the lease back."""
+        self.holdings.give_back(lease)
+        self._leaving[lease.run_id, lease.token] = lease.seen, lease.seen_at
+        return True
+
+    # The journal.
+
+    def append(self, entry: Entry) -> bool:
+        """Have events written and inbox rows struck with the next statement; all but refusals are found out there."""
+        self.holdings.check(entry.lease)
+        if id(entry) in self._alone:
+            return self._append_alone(entry)
+        chain = self._chains.get(entry.lease.run_id)
+        if self._chars > STATEMENT_CHARS or (chain and not _follows(chain[-1], entry)):
+            self._flush()
+        self._chains.setdefault(entry.lease.run_id, []).append(entry)
+        self._chars += sum(map(len, entry.bodies))
+        return True
+
+    def _append_alone(self, entry: Entry) -> bool:
+        self._flush()
+        run_id = entry.lease.run_id
+        row = self._mine(entry.lease)
+        if row.version != entry.before:
+            raise ConflictError(f"run {run_id!r} is at version {row.version}, not {entry.before}; load it again")
+        chains = {run_id: [entry]}
+        if self._held_up(chains):
+            return False
+        self._write(chains)
+        return True
+
+    def _mine(self, lease: Lease) -> _Row:
+        """Return the row of a run that we drive, locked, and tell the lease what is new.
+
+        Raises:
+            LeaseLostError: when we do not drive it any more.
+        """
+        row = self._find(lease.run_id)
+        if row is None or (row.owner, row.token) != (self.worker, lease.token):
+            self.after_commit(partial(self.holdings.lose, lease))
+            raise LeaseLostError(f"run {lease.run_id!r} was taken over by another worker")
+        self._tell(lease, row.newest, cancelled=row.cancelled)
+        return row
+
+    def _flush(self) -> None:
+        """Write the appends that wait for it, then let go of the leases that were given back."""
+        chains, self._chains, self._chars = self._chains, {}, 0
+        if chains:
+            missing = self._held_up(chains) or chains.keys() - self._write(chains)
+            if missing:
+                self._alone.update(id(entry) for run_id in missing for entry in chains[run_id])
+                raise _NotAll
+        leaving, self._leaving = self._leaving, {}
+        if leaving:
+            self._left.update(leaving)
+            rows = [(*lease, *seen) for lease, seen in leaving.items()]
+            self.execute(sql.LET_GO, (*_columns(rows), self.worker))
+
+    def _held_up(self, chains: Chains) -> set[str]:
+        """Return the ids of the runs that shall end, and whose inbox holds more that is due."""
+        taken = {
+            run_id: {number for entry in chain for number in entry.taken}
+            for run_id, chain in chains.items()
+            if chain[-1].final
+        }
+        rows = self.execute(sql.DUE_NUMBERS, (list(taken), list(taken))).fetchall() if taken else []
+        return {run_id for run_id, number in rows if number not in taken[run_id]}
+
+    def _write(self, chains: Chains) -> set[str]:
+        """Write appends, by one statement; return the ids of the runs whose appends were written."""
+        heads = [(run_id, chain[0].lease.token, chain[0].before, *chain[-1].facts) for run_id, chain in chains.items()]
+        entries = [(run_id, entry) for run_id, chain in chains.items() for entry in chain]
+        records = [
+            (run_id, version, body)
+            for run_id, entry in entries
+            for version, body in enumerate(entry.bodies, entry.before + 1)
+        ]
+        values = [*_columns(heads), self.worker, *_columns(records)]
+        if struck := [(run_id, number) for run_id, entry in entries for number in entry.taken]:
+            rows = self.execute(sql.STRIKE + sql.APPEND, [*_columns(struck), *values]).fetchall()
+        else:
+            rows = self.execute(sql.APPEND, values).fetchall()
+        for run_id, newest, cancelled in rows:
+            self._tell(chains[run_id][0].lease, newest, cancelled=cancelled)
+        return {run_id for run_id, *_news in rows}
+
+    def read(self, run_id: str, after: int) -> Records:
+        """Return the run's version, and the records: the header as 0, and those after that version."""
+        row = self._row(run_id, sql.FIND)
+        records = self.execute(sql.EVENTS, (row.number, max(after, 0))).fetchall()
+        return row.version, [(version, body.encode()) for version, body in records]
+
+    def _header(self, run_id: str, number: int) -> Header:
+        body = self.execute(sql.HEADER, (number,)).fetchone()
+        return header_of(run_id, body and body[0].encode())
+
+    # The inbox.
+
+    def post(self, post: Post) -> Posted:
+        """Insert an item; the first of a key wins."""
+        self._flush()
+        run_id, item = post.run_id, post.item
+        row = self._row(run_id)
+        now, number, *winner = self._ask(sql.BEFORE_POST, (row.number, row.number, post.key))
+        if winner[0] is not None:
+            return told_winner(run_id, posted(run_id, winner[0], post.key, winner[1].encode()), item)
+        told_over(run_id, row.state, row.stop_reason)
+        told_late(run_id, post.before, now)
+        is_cancel = isinstance(item, Cancel)
+        self.execute(sql.POST, (row.number, number, post.key, post.text, is_cancel, post.due_at))
+        self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))
+        return Posted(number=number, key=post.key, item=item)
+
+    def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
+        """Return the rows that are not taken yet, oldest first."""
+        rows = self.execute(sql.OPEN, (self._row(run_id, sql.FIND).number,)).fetchall()
+        return [(number, key, item.encode()) for number, key, item in rows]
+
+    def _tell(self, lease: Lease, newest: int | None, *, cancelled: bool) -> None:
+        if newest is not None and newest > lease.newest:
+            self.after_commit(partial(self.holdings.tell, lease.run_id, newest, cancelled=cancelled))
+
+    # Lists.
+
+    def runs(self, where: Filter, limit: int) -> tuple[Summary, ...]:
+        """Return the newest runs that the filter takes, newest first."""
+        wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
+        tests = ["created_at < %s" if name == "before" else f'"{name}" = %s' for name in wanted]
+        clause = f"WHERE {' AND '.join(tests)}" if tests else ""
+        values = [str(value) if isinstance(value, str) else value for value in wanted.values()]  # psycopg names enums
+        rows = self.execute(f"{sql.LIST} {clause} {sql.NEWEST_FIRST}", (*values, limit)).fetchall()
+        living = self._living()
+        return tuple(self._summary(living, *row) for row in rows)
+
+    def _summary(self, living: frozenset[str], *row: Any) -> Summary:
+        *facts, owner = row
+        values: dict[str, Any] = dict(zip(sql.LISTED, facts, strict=True))
+        return summary_from(values, driven=self._is_driven(values["id"], owner, living))
+
+    def due(self, agent: str, limit: int) -> tuple[str, ...]:
+        """Return the ids of runs that a worker can move on now."""
+        held = [run_id for run_id, _held in self.holdings if self.holdings.is_held(run_id)]
+        rows = self.execute(sql.IN_REACH, (agent, list(self._living()), self.worker, held, limit)).fetchall()
+        return tuple([run_id for (run_id,) in rows])
+
+    # The end of runs.
+
+    def delete(self, run_id: str) -> None:
+        """Remove a run that nobody drives, and the runs below it."""
+        self._flush()
+        self._row(run_id)
+        self._remove_idle([run_id])
+
+    def delete_session(self, session: str) -> int:
+        """Remove all runs of a session, and the runs below them."""
+        self._flush()
+        ids = [
+            run_id for (run_id,) in self.execute(f"{sql.LOCK_SESSION}; {sql.OF_SESSION}", (session, session)).fetchall()
+        ]
+        self._remove_idle(ids)
+        return len(ids)
+
+    def prune(self, before: float) -> int:
+        """Remove what is over and old, and nothing still needs."""
+        self._flush()
+        old = self._numbers(sql.OLD, before)
+        if old:
+            self.execute(sql.LOCK_REMOVED, (old,))
+            still = self._numbers(sql.OLD, before)  # before they were locked something may have come to need them
+            old = sorted({*old} & {*still})
+            self._remove(old)
+        return len(old)
+
+    def _remove_idle(self, ids: list[str]) -> None:
+        """Remove runs and those below them, if nobody drives any of them and nothing that stays goes on from them."""
+        numbers = self._numbers(sql.BELOW, ids)
+        owners = {run_id: owner for _number, run_id, owner in self.execute(sql.LOCK_REMOVED, (numbers,)).fetchall()}
+        if (follower := self.execute(sql.FOLLOWER, (list(owners), list(owners))).fetchone()) is not None:
+            raise followed(*follower)
+        living = self._living()
+        for run_id, owner in owners.items():
+            if self._is_driven(run_id, owner, living):
+                raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
+        self._remove(numbers)
+
+    def _remove(self, numbers: list[int]) -> None:
+        self.execute(sql.REMOVE, (numbers, numbers, numbers))
+
+    # Upkeep.
+
+    @property
+    def holds(self) -> int:
+        """How many leases are held, or still have to be let go of."""
+        return len(self.holdings) + len(self._leaving)
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two renewals: a lease outlives two that came to nothing."""
+        return self.lease_s / 3
+
+    def beat(self) -> None:
+        """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
+        held: dict[str, Lease] = {}
+        for run_id, each in self.holdings:
+            if (lease := each.lease()) is not None:
+                held[run_id] = lease
+            else:
+                self._leaving[run_id, each.token] = NOTHING_SEEN
+                self.holdings.drop(run_id)
+        with self.transaction(write=True, durability="normal"):
+            rows = {row[0]: row[1:] for row in self.execute(sql.RENEWED, (list(held),)).fetchall()}
+            for run_id, lease in held.items():
+                token, owner, newest, cancelled = rows.get(run_id, (0, None, None, False))
+                if (owner, token) == (self.worker, lease.token):
+                    self._tell(lease, newest, cancelled=cancelled)
+                else:
+                    self.after_commit(partial(self.holdings.lose, lease))
+
+    def tidy(self) -> None:
+        """Forget workers that ended long ago, once."""
+        if not self._is_tidy:
+            with self.transaction(write=True, durability="normal"):
+                self.execute(sql.FORGET)
+            self._is_tidy = True
+
+    def close(self) -> None:
+        """Let go of the leases, and close the connection."""
+        try:
+            if self._has_written:
+                self._leaving.update({(run_id, each.token): NOTHING_SEEN for run_id, each in self.holdings})
+                with self.transaction(write=True, durability="normal"):
+                    self._flush()
+                    self.execute("DELETE FROM workers WHERE name = %s", (self.worker,))
+        finally:
+            self._has_written = False
+            self._leaving.clear()
+            self.holdings.clear()
+            self.shut()
+
+    def _row(self, run_id: str, how: str = sql.LOCK) -> _Row:
+        row = self._find(run_id, how)
+        if row is None:
+            raise RunNotFoundError(f"{self.address} holds no run {run_id!r}; `agentfsm runs` lists those that it holds")
+        return row
+
+    def _find(self, run_id: str, how: str = sql.LOCK) -> _Row | None:
+        row = self.execute(how, (run_id,)).fetchone()
+        return None if row is None else _Row(*row)
+
+    def _numbers(self, sql: str, value: object) -> list[int]:
+        return [number for (number,) in self.execute(sql, (value,)).fetchall()]
+
+    def _ask(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """Return the one row of a statement that always has one."""
+        row = self.execute(sql, parameters).fetchone()
+        assert row is not None  # noqa: S101  see above
+        return row
+
+
+def _follows(entry: Entry, other: Entry) -> bool:
+    """Whether one append of a run may be written together with the next."""
+    return not entry.final and entry.lease is other.lease and entry.facts.version == other.before
+
+
+def _columns(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Return rows as columns, which is how a statement takes any number of them."""
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _check_schema(_store: object, _attribute: object, value: object) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value):
+        raise MisuseError(f"PostgresStore(schema={value!r}): give a name of lower case letters, digits and underscores")
+
+
+def _check_patience_s(_store: object, _attribute: object, value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise MisuseError(f"PostgresStore(patience_s={value!r}): give seconds, 0 or more")
+
+
+@attrs.define(eq=False)
+class PostgresStore(ThreadedStore[_PostgresLedger]):
+    """Keeps journals in a PostgreSQL database that any number of workers on any machines may share.
+
+    A lease lasts `lease_s` seconds and is renewed by the store's thread, so a blocked event loop loses none. When an
+    owner is killed its runs may be taken at once by another process of its machine that can see that it is dead, else
+    when the lease ends. All times are the server's.
+
+    A connection that is lost (a restart, a failover) is made again, and callers notice only the time that it takes, up
+    to `patience_s`. A commit whose reply was lost is looked up, so what is told of it is true. PgBouncer may stand in
+    between and pool by transaction.
+
+    With durability "full" a commit waits as the server is set to, and for its disk at least. With "normal" it waits for
+    nothing: a crash of the server may lose what was acknowledged in the second before.
+
+    Args:
+        url: As libpq takes it: `postgresql://user:password@host:5432/database`. It is never shown.
+        schema: Where the tables are: made at first use, which takes the right to create in the database; who may not do
+            that needs an empty schema of this name.
+        lease_s: Seconds, up to 3,600: how long a worker that vanished keeps others waiting.
+        patience_s: Seconds that a server which was reached before may be away until callers are told.
+    """
+
+    url: str = attrs.field(repr=False)
+    schema: str = attrs.field(default="agentfsm", kw_only=True, validator=_check_schema)
+    lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=check_lease_s)
+    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=_check_patience_s)
+    _address: Address = attrs.field(
+        default=attrs.Factory(lambda self: Address.of(self.url), takes_self=True),
+        init=False,
+        repr=False,
+    )
+
+    def _ledger(self) -> _PostgresLedger:
+        return _PostgresLedger(
+            address=self._address,
+            schema=self.schema,
+            tables=sql.TABLES,
+            worker=str(Owner.here()),
+            lease_s=self.lease_s,
+            patience_s=self.patience_s,
+        )

@@ -1,0 +1,460 @@
+"""One connection to a PostgreSQL server: opened when it is needed, checked, and used in transactions.
+
+Knows how a server is asked and how it fails, not what a journal is. Nothing outlives a transaction (no prepared
+statements, no settings, no locks of the session), so PgBouncer may stand in between and pool by transaction.
+
+A statement goes out together with what has to come before it, in one message of the simple protocol: a group of jobs
+costs two round trips, one for its statement and one for the commit.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
+import psycopg
+from psycopg import ClientCursor
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.string import StrDumper, TextLoader
+
+from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
+from agentfsm.ports import Durability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from psycopg.abc import Buffer
+
+LOCK_S: Final = 5.0
+# Seconds to wait for another session's lock. Ours last milliseconds: one that lasts longer was left behind.
+IDLE_S: Final = 2.0
+# Seconds after which the server ends a transaction in which nothing is asked: its worker was stopped in the middle, and
+# others wait for its locks. Less than LOCK_S, so that they do not fail before.
+STATEMENT_S: Final = 60.0
+# Seconds for one statement. Only pruning a very large store takes more than one.
+SHORTEST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+# Seconds between two attempts to reach a server that is away: a restart takes about one.
+
+NOW: Final = "extract(epoch FROM statement_timestamp())::float8"
+# Seconds since 1970 by the server's clock. Not the time at which the transaction began, since a group of jobs may have
+# waited in it; and not clock_timestamp(), which moves on while one statement runs.
+
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "application_name": "agentfsm",
+    "connect_timeout": "5",
+    "target_session_attrs": "read-write",  # a standby may be behind, and takes no writes
+    # The connection must end before long where the other machine vanished without a word.
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+}
+# What the URL may say otherwise. Seconds, and milliseconds for the last.
+_CREATION: Final = int.from_bytes(b"agentfsm", "big")
+# The number of the lock that lets one worker at a time make the tables.
+
+_REDONE: Final = frozenset({"40001", "40P01"})
+# Serialisation failure and deadlock: the other one goes first, and the connection is as good as before.
+_PASSING: Final = _REDONE | {
+    "25006",  # read only: after a failover, while the address still leads to the old server
+    "25P03",  # this worker stood still in mid-transaction
+    "53300",
+    "57P01",
+    "57P02",
+    "57P03",
+    "57P05",
+}
+_OF_ONE_JOB: Final = frozenset({"22", "23", "54", "55", "XX"})
+# Classes of what one job's own values or rows can bring about, a lock on its run too; and a statement cut short.
+_NEXT: Final[Mapping[str, str]] = {
+    "": "it cannot be reached, or the connection was lost: see whether it runs and the address is right, then resume "
+    "the runs",
+    "08": "the connection failed: see whether the server runs, then resume the runs",
+    "22": "ids, keys and names are plain text, and numbers finite",
+    "23": "the tables hold what this agentfsm did not write: restore a backup",
+    "25006": "it is a standby, or was set to read only: give the address of the primary",
+    "25P03": "this process stood still in the middle of a transaction: see why, then resume the runs",
+    "28": "give a user and a password that the server takes",
+    "3D": "there is no such database: make it with `createdb`, or give another name",
+    "40": "other sessions were in the way again and again: call again",
+    "42": "the tables are not as this agentfsm made them: restore a backup, or give another schema",
+    "42501": "this user may not do that: grant it the schema and its tables, and CREATE on the database for the first "
+    "use",
+    "53": "the server lacks something: see its own words, then resume the runs",
+    "53100": "its disk is full: free some space, then resume the runs",
+    "53300": "it has no connection left: raise max_connections, or put a pooler in between",
+    "54": "a value is too long: an id, key or name may have some 2,000 bytes",
+    "55P03": "another session holds a lock on the same rows: end the transaction that was left open there (see "
+    "pg_stat_activity), then call again",
+    "57": "the server is going down or coming up: wait until it runs, then resume the runs",
+    "57014": f"the statement was cut short after {STATEMENT_S:.0f} s, or by an administrator: see what it waited for",
+    "58": "the server's disk or file system failed: check it, then resume the runs",
+    "XX": "the server is at fault: see its log; nothing of it was acknowledged",
+    "XX001": "its files are damaged: restore a backup",
+    "XX002": "an index is damaged: REINDEX the tables of this schema",
+}
+# By SQLSTATE, or its class: why, and what next. "" is for an error of the connection, which has none.
+_MISUSE: Final = ("22", "54")
+_CORRUPT: Final = ("23", "XX001", "XX002")
+
+Database: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+Rows: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
+
+
+class _Text(StrDumper):
+    """Writes text, NUL included, which PostgreSQL refuses: U+0001 stands before what was a 0 or a 1."""
+
+    def dump(self, obj: str) -> Buffer | None:
+        if "\x00" in obj or "\x01" in obj:
+            obj = obj.replace("\x01", "\x01\x01").replace("\x00", "\x01\x02")
+        return super().dump(obj)
+
+
+class _PlainText(TextLoader):
+    """Reads what `_Text` wrote."""
+
+    def load(self, data: Buffer) -> str:
+        text = bytes(data).decode()
+        return re.sub("\x01([\x01\x02])", _unescaped, text) if "\x01" in text else text
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\x01" if found[1] == "\x01" else "\x00"
+
+
+@attrs.frozen(kw_only=True)
+class Tables:
+    """What a schema of ours holds. One is `layout (version)`, one is `workers (name, until, mark)`."""
+
+    version: int
+    # Kept in `layout`.
+    names: frozenset[str]
+    statements: str
+    # Make them in an empty schema.
+
+
+@attrs.frozen
+class Address:
+    """Where a server is. Its text never shows the password."""
+
+    settings: Mapping[str, Any] = attrs.field(repr=False)
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        """Read a URL or a connection string of libpq.
+
+        Raises:
+            MisuseError: when libpq cannot read it. Its words are left out, since they may quote the password.
+        """
+        try:
+            given = conninfo_to_dict(url)
+        except (psycopg.Error, AttributeError, UnicodeError):
+            raise MisuseError(
+                "PostgresStore(url): libpq cannot read this URL (it is not shown, since it may hold a password); give "
+                "'postgresql://user:password@host:5432/database', with %XX for what is special in a password",
+            ) from None
+        return cls({**_DEFAULTS, **given, "client_encoding": "UTF8"})
+
+    def __str__(self) -> str:
+        host, port = self.settings.get("host", "localhost"), self.settings.get("port", 5432)
+        return f"PostgreSQL at {host}:{port}/{self.settings.get('dbname', '')}"
+
+    def without_password(self, text: str) -> str:
+        """Return the text without the password, should somebody have put it there."""
+        password = self.settings.get("password")
+        return text.replace(str(password), "***") if password else text
+
+
+@attrs.define(eq=False, kw_only=True)
+class Link:
+    """The connection. It belongs to the thread that uses it."""
+
+    address: Address
+    schema: str
+    tables: Tables
+    worker: str
+    # The name of this store in `workers`.
+    lease_s: float
+    patience_s: float
+    _db: Database | None = attrs.field(default=None, init=False)
+    _has_connected: bool = attrs.field(default=False, init=False)
+    _begin: str = attrs.field(default="", init=False)
+    # What has to come before the first statement of the transaction; empty once it was sent.
+    _given: tuple[Any, ...] = attrs.field(default=(), init=False)
+    # Its parameters.
+    _mark: int = attrs.field(default=0, init=False)
+    # The number of the last transaction that was to write.
+    _since: float | None = attrs.field(default=None, init=False)
+    # Monotonic seconds: when the trouble began that is being waited for.
+    _pause_s: float = attrs.field(default=SHORTEST_PAUSE_S, init=False)
+    _after: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    # What has to be done once the transaction is committed.
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """Run statements inside a transaction; return what the last of them did."""
+        assert self._db is not None  # noqa: S101  a transaction opened it
+        begin, self._begin = self._begin, ""
+        given, self._given = self._given, ()
+        cursor = self._db.execute((begin + sql).encode(), (*given, *parameters) or None)
+        while cursor.nextset():
+            pass
+        return cursor
+
+    def lead(self, sql: str, *parameters: Any) -> None:
+        """Have a statement run before the first of the transaction, and be sent with it."""
+        self._begin, self._given = f"{self._begin}{sql};", parameters
+
+    def after_commit(self, act: Callable[[], None]) -> None:
+        """Do something once the transaction is committed; never when it is rolled back."""
+        self._after.append(act)
+
+    @contextmanager
+    def block(self, *, write: bool, durability: Durability) -> Iterator[None]:
+        """Run the block in one transaction, committed at its end or rolled back.
+
+        Reads see one moment. Writes are READ COMMITTED: each statement sees what was committed before it began, and a
+        run's row is locked before anything is decided on it. So what is then read of the run, in a statement of its
+        own, holds until the commit; SERIALIZABLE would have whole groups done again to learn the same.
+        """
+        self._after.clear()
+        if self._db is None:
+            self._open()
+        self._begin, self._given = self._writing(durability) if write else self._reading(), ()
+        try:
+            yield
+            if not self._begin:
+                self._commit(write=write)
+        except BaseException as error:
+            self._roll_back(error)
+            raise
+        self._since, self._pause_s = None, SHORTEST_PAUSE_S
+        for act in self._after:
+            act()
+
+    def waits(self, error: Exception) -> bool:
+        """Wait a little where the error will pass and has not lasted too long; return whether to try again."""
+        if not self._passes(error):
+            return False
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        left_s = self._since + self.patience_s - now
+        if left_s <= 0:
+            self._since = None
+            return False
+        time.sleep(min(self._pause_s, left_s))  # in the store's own thread
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return True
+
+    def is_of_one_job(self, error: Exception) -> bool:
+        """Whether the error came of one job's values or rows, not of the server or the connection."""
+        code = _code(error)
+        if isinstance(error, psycopg.OperationalError) and not code:
+            return False
+        return not isinstance(error, AgentError) and (not code or code[:2] in _OF_ONE_JOB or code == "57014")
+
+    def explain(self, error: Exception) -> AgentError:
+        """Return the error that callers are told."""
+        if isinstance(error, AgentError):
+            return error
+        told = self._told(error)
+        told.__cause__ = error
+        return told
+
+    def shut(self) -> None:
+        """Close the connection; the next transaction opens another."""
+        db, self._db = self._db, None
+        if db is not None:
+            with suppress(Exception):
+                db.close()
+
+    # Transactions.
+
+    def _writing(self, durability: Durability) -> str:
+        """Begin what writes: it renews this worker's leases, and leaves a mark to find out whether it was committed."""
+        self._mark += 1
+        return f"""
+            BEGIN ISOLATION LEVEL READ COMMITTED;
+            {self._limits()}
+            {_LEVELS[durability]}
+            INSERT INTO workers (name, until, mark) VALUES ('{self.worker}', {NOW} + {self.lease_s}, {self._mark})
+            ON CONFLICT (name) DO UPDATE SET until = excluded.until, mark = excluded.mark;
+        """  # noqa: S608  of our own names and numbers
+
+    def _reading(self) -> str:
+        return f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {self._limits()}"
+
+    def _limits(self) -> str:
+        """Set what holds for one transaction. No JIT: it compiles for seconds what then runs for milliseconds."""
+        return f"""
+            SET LOCAL jit = off;
+            SET LOCAL search_path = "{self.schema}";
+            SET LOCAL lock_timeout = {1000 * LOCK_S:.0f};
+            SET LOCAL statement_timeout = {1000 * STATEMENT_S:.0f};
+            SET LOCAL idle_in_transaction_session_timeout = {1000 * IDLE_S:.0f};
+        """
+
+    def _commit(self, *, write: bool) -> None:
+        try:
+            self._end("COMMIT")
+        except psycopg.OperationalError as error:
+            if not (write and self._is_cut(error) and self._was_committed(error)):
+                raise
+
+    def _end(self, how: str) -> None:
+        assert self._db is not None  # noqa: S101  a transaction opened it
+        said = self._db.execute(how.encode()).statusmessage
+        if said != how:  # a COMMIT of what has failed is a ROLLBACK, without an error
+            raise StoreError(f"{self.address} answered {how} with {said}, so nothing was written: please report it")
+
+    def _was_committed(self, why: Exception) -> bool:
+        """Find out about a commit whose reply was lost, as soon as the server can be asked.
+
+        Its row in `workers` was written in the same transaction, and is locked until that has ended either way. So this
+        waits for a commit that is still being made, and one that arrives later finds no transaction any more.
+
+        Raises:
+            StoreError: when the server could not be asked for too long.
+        """
+        error = why
+        while self.waits(why):
+            try:
+                self.shut()
+                self._open()
+                self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {self._limits()}"
+                mark = self.execute(_FIND_OUT, (self.worker,)).fetchone()
+                self._end("COMMIT")
+            except psycopg.Error as again:
+                error = again
+            else:
+                return mark == (self._mark,)
+        raise StoreError(f"{self._told(error)}. Whether the last writes were made is not known") from why
+
+    def _roll_back(self, error: BaseException) -> None:
+        if self._is_cut(error):
+            self.shut()  # another connection may lead to another server
+        elif not self._begin:
+            try:
+                self._end("ROLLBACK")
+            except Exception:  # noqa: BLE001  the connection is of no more use
+                self.shut()
+
+    def _is_cut(self, error: BaseException) -> bool:
+        """Whether the connection was lost, or its server says that it goes away."""
+        return self._db is None or self._db.closed or _code(error) in _PASSING - _REDONE
+
+    # Opening.
+
+    def _open(self) -> None:
+        db: Database = psycopg.connect(
+            **self.address.settings,
+            autocommit=True,  # transactions are begun and ended here
+            prepare_threshold=None,
+            cursor_factory=ClientCursor,
+        )
+        db.adapters.register_dumper(str, _Text)
+        db.adapters.register_loader("text", _PlainText)
+        self._db = db
+        try:
+            if self._is_new():
+                self._create()
+        except BaseException:
+            self.shut()
+            raise
+        self._has_connected = True
+
+    def _is_new(self) -> bool:
+        """Check that the schema is ours, before anything is changed in it."""
+        names, encoding = self.execute(_LOOK, (f'"{self.schema}"',)).fetchone() or ((), "")
+        if encoding != "UTF8":
+            raise StoreError(f"{self.address} keeps text as {encoding}: make a database with ENCODING 'UTF8'")
+        if not names:
+            return True
+        if "layout" not in names:
+            raise StoreError(
+                f"{self.address} has a schema {self.schema!r} with the tables of another program: give another schema; "
+                "it was left as it is",
+            )
+        (found,) = self.execute(f'SELECT max(version) FROM "{self.schema}".layout').fetchone() or (None,)  # noqa: S608
+        if found is not None and found > self.tables.version:
+            raise TooNewError(
+                f"{self.address}, schema {self.schema!r}, was written by a newer agentfsm (tables {found}, this one "
+                f"knows {self.tables.version}): upgrade agentfsm",
+            )
+        if missing := self.tables.names - set(names):
+            raise CorruptError(
+                f"{self.address}, schema {self.schema!r}, lacks the tables {', '.join(sorted(missing))}: restore a "
+                "backup",
+            )
+        return False
+
+    def _create(self) -> None:
+        self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {self._limits()}"
+        self.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATION,))
+        if self._is_new():  # no other worker was first
+            if self.execute("SELECT to_regnamespace(%s) IS NULL", (f'"{self.schema}"',)).fetchone() == (True,):
+                self.execute(f'CREATE SCHEMA "{self.schema}"')  # with IF NOT EXISTS it asks for rights also where it is
+            self.execute(self.tables.statements)
+            self.execute("INSERT INTO layout (version) VALUES (%s)", (self.tables.version,))
+        self._end("COMMIT")
+
+    # Errors.
+
+    def _passes(self, error: Exception) -> bool:
+        """Whether waiting can help.
+
+        libpq gives no code for a connection that failed, so a first one is not tried again: a wrong address, user or
+        password shall be told at once.
+        """
+        code = _code(error)
+        if code:
+            return code in _PASSING or code.startswith("08")
+        return self._has_connected and isinstance(error, psycopg.OperationalError)
+
+    def _told(self, error: Exception) -> AgentError:
+        code = _code(error)
+        if code or isinstance(error, psycopg.OperationalError):
+            kind = _kind(code)
+            why = _NEXT.get(code) or _NEXT.get(code[:2], "see its own words; nothing of it was acknowledged")
+            return kind(f"{self.address} says {self._words(error)!r}; {why}")
+        if isinstance(error, ValueError | OverflowError | psycopg.Error):
+            return MisuseError(f"{self.address} cannot hold a value ({self._words(error)}): {_NEXT['22']}")
+        return StoreError(f"{self.address}: the store failed by a fault of its own ({error!r}): please report it")
+
+    def _words(self, error: Exception) -> str:
+        """Return the server's own words, but not the values of rows that its details may quote."""
+        primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+        return self.address.without_password(" ".join((primary or str(error)).split()))
+
+
+_LEVELS: Final[Mapping[Durability, str]] = {
+    # What the server is set to, unless that does not wait for the disk.
+    "full": """
+        SELECT set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true);
+    """,
+    "normal": "SET LOCAL synchronous_commit = off;",
+}
+_FIND_OUT: Final = """
+INSERT INTO workers (name, until, mark) VALUES (%s, 0, 0) ON CONFLICT (name) DO UPDATE SET mark = workers.mark
+RETURNING mark
+"""
+_LOOK: Final = """
+SELECT ARRAY(SELECT relname::text FROM pg_class
+             WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'p', 'v', 'm', 'f')),
+       current_setting('server_encoding')
+"""
+
+
+def _code(error: BaseException) -> str:
+    """Return the SQLSTATE, or nothing where the server did not say one."""
+    return getattr(error, "sqlstate", None) or ""
+
+
+def _kind(code: str) -> type[AgentError]:
+    if code.startswith(_MISUSE):
+        return MisuseError
+    return CorruptError if code.startswith(_CORRUPT) else StoreError

@@ -1,0 +1,227 @@
+"""What `PostgresStore` keeps in a schema, and the statements that it asks.
+
+The tables are named without their schema, which each transaction says. `%s` is a value.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agentfsm.stores.postgres_link import NOW, Tables
+from agentfsm.stores.threaded import LONGEST_LEASE_S
+
+KEPT_S: Final = 7 * 86_400
+# Seconds that a worker is remembered after its end, for people who look what happened.
+
+TABLES: Final = Tables(
+    version=1,
+    names=frozenset({"layout", "workers", "runs", "events", "inbox"}),
+    # No index holds a column that changes with each append: so an update stays on its page and touches no index. For
+    # that the pages have room to spare, too.
+    statements="""
+        CREATE TABLE layout (version integer NOT NULL);
+
+        -- The store objects that drive runs. All their leases are renewed by the one row, in each transaction.
+        CREATE TABLE workers (
+            name  text PRIMARY KEY,
+            until float8 NOT NULL,  -- the end of its leases, seconds since 1970 by the server's clock
+            mark  bigint NOT NULL   -- its last transaction: tells whether a commit was made whose reply was lost
+        ) WITH (fillfactor = 50);
+
+        CREATE SEQUENCE tokens;
+
+        -- What a list shows, and who drives the run. `number` stands for the id in the other tables.
+        CREATE TABLE runs (
+            number      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            id          text NOT NULL UNIQUE,
+            session     text,
+            after       text,              -- the run that this one goes on from
+            parent      text,              -- the run whose tool it is
+            agent       text NOT NULL,
+            "user"      text,
+            prompt      text NOT NULL,     -- its beginning, for people
+            created_at  float8 NOT NULL,   -- seconds since 1970, as all times
+            updated_at  float8 NOT NULL,
+            state       text NOT NULL,
+            over        boolean GENERATED ALWAYS AS (state IN ('done', 'error')) STORED,
+            stop_reason text,
+            waiting     boolean NOT NULL,  -- whether only something from outside can move it on
+            wakes_at    float8,            -- when what it waits for is decided by time
+            turn        bigint NOT NULL,
+            version     bigint NOT NULL,   -- events in the journal
+            tokens      bigint NOT NULL,
+            token       bigint NOT NULL,   -- the fencing token: grows with each owner, and is given once
+            crashes     bigint NOT NULL,   -- owners that never gave it back, since it finished a turn
+            owner       text,              -- the worker that drives the run; NULL for nobody
+            seen        bigint NOT NULL,   -- the newest inbox number that its last owner had looked at
+            seen_at     float8 NOT NULL    -- when one last looked for timers
+        ) WITH (fillfactor = 80);
+        CREATE INDEX runs_by_time ON runs (created_at, number);
+        CREATE INDEX runs_by_session ON runs (session, number) WHERE session IS NOT NULL;
+        CREATE INDEX runs_by_after ON runs (after) WHERE after IS NOT NULL;
+        CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL;
+        CREATE INDEX runs_open ON runs (agent) WHERE NOT over;
+
+        -- The journal; entry 0 is the header. JSON as text: jsonb refuses what JSON allows, and keeps no order.
+        CREATE TABLE events (
+            run     bigint NOT NULL,
+            version bigint NOT NULL,
+            body    text NOT NULL,
+            PRIMARY KEY (run, version)
+        );
+
+        -- Every post there ever was, so that a key stays taken.
+        CREATE TABLE inbox (
+            run    bigint NOT NULL,
+            number bigint NOT NULL,
+            key    text NOT NULL,
+            item   text NOT NULL,
+            cancel boolean NOT NULL,  -- whether the item asks for the end of the run
+            due_at float8,            -- when it is taken in at the earliest; NULL for at once
+            taken  boolean NOT NULL,
+            PRIMARY KEY (run, number),
+            UNIQUE (run, key)
+        );
+        CREATE INDEX inbox_open ON inbox (run, number) WHERE NOT taken;
+    """,
+)
+
+NEWS: Final = """
+    (SELECT max(number) FROM inbox WHERE run = runs.number AND NOT taken) AS newest,
+    EXISTS (SELECT FROM inbox WHERE run = runs.number AND NOT taken AND cancel) AS cancelled
+"""
+FIND: Final = f"""
+SELECT number, token, crashes, owner, version, state, stop_reason, {NEWS} FROM runs WHERE id = %s
+"""  # noqa: S608  of our own names, as all below
+LOCK: Final = f"{FIND} FOR NO KEY UPDATE OF runs"
+LOCK_ALL: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE"
+LOCK_SESSION: Final = "SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' ' || %s, 0))"
+# KEY SHARE: it cannot be removed before the run that goes on from it is there for all to see.
+LAST_OF_SESSION: Final = """
+SELECT id, state FROM runs WHERE session = %s ORDER BY number DESC LIMIT 1 FOR KEY SHARE
+"""
+INSERT: Final = """
+WITH run AS (
+    INSERT INTO runs (id, session, after, parent, agent, "user", prompt, created_at,
+                      state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,
+                      token, crashes, owner, seen, seen_at)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s,  nextval('tokens'), 0, %s, 0, 0)
+    ON CONFLICT (id) DO NOTHING RETURNING number, token),
+header AS (INSERT INTO events (run, version, body) SELECT number, 0, %s FROM run)
+SELECT number, token FROM run
+"""
+INSERT_EVENTS: Final = """
+INSERT INTO events (run, version, body)
+SELECT %s, new.version, new.body FROM unnest(%s::bigint[], %s::text[]) AS new (version, body)
+"""
+TAKE: Final = "UPDATE runs SET token = nextval('tokens'), crashes = %s, owner = %s WHERE number = %s RETURNING token"
+LET_GO: Final = """
+UPDATE runs
+SET owner = NULL, seen = greatest(runs.seen, gone.seen), seen_at = greatest(runs.seen_at, gone.seen_at)
+FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::float8[]) AS gone (id, token, seen, seen_at)
+WHERE runs.id = gone.id AND runs.token = gone.token AND runs.owner = %s
+"""
+LIVING: Final = f"SELECT name FROM workers WHERE name <> %s AND until > {NOW} AND until <= {NOW} + {LONGEST_LEASE_S}"  # noqa: S608
+# What may not end over its inbox is locked before a look into that, in a statement of its own: whoever posts holds the
+# lock on the run, and a statement sees what was committed before it began, not before it got its locks.
+DUE_NUMBERS: Final = f"""
+SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE;
+SELECT runs.id, inbox.number FROM runs JOIN inbox ON inbox.run = runs.number
+WHERE runs.id = ANY(%s) AND NOT taken AND (due_at IS NULL OR due_at <= {NOW})
+"""  # noqa: S608
+STRIKE: Final = """
+UPDATE inbox SET taken = true FROM unnest(%s::text[], %s::bigint[]) AS struck (id, number) JOIN runs USING (id)
+WHERE inbox.run = runs.number AND inbox.number = struck.number;
+"""
+# A turn that was finished clears the crashes: the values on the right are those before the update.
+APPEND: Final = f"""
+WITH written AS (
+    UPDATE runs
+    SET state = new.state, stop_reason = new.stop_reason, waiting = new.waiting, wakes_at = new.wakes_at,
+        turn = new.turn, version = new.version, tokens = new.tokens, updated_at = new.updated_at,
+        crashes = CASE WHEN runs.turn = new.turn THEN runs.crashes ELSE 0 END
+    FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::boolean[], %s::float8[],
+                %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[])
+         AS new (id, token, before, state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at)
+    WHERE runs.id = new.id AND runs.owner = %s AND runs.token = new.token AND runs.version = new.before
+    RETURNING runs.id, runs.number),
+recorded AS (
+    INSERT INTO events (run, version, body)
+    SELECT written.number, new.version, new.body
+    FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS new (id, version, body) JOIN written USING (id))
+SELECT id, {NEWS} FROM written AS runs
+"""  # noqa: S608
+RENEWED: Final = f"SELECT id, token, owner, {NEWS} FROM runs WHERE id = ANY(%s)"  # noqa: S608
+EVENTS: Final = "SELECT version, body FROM events WHERE run = %s AND (version = 0 OR version > %s) ORDER BY version"
+HEADER: Final = "SELECT body FROM events WHERE run = %s AND version = 0"
+OPEN: Final = "SELECT number, key, item FROM inbox WHERE run = %s AND NOT taken ORDER BY number"
+BEFORE_POST: Final = f"""
+SELECT {NOW}, (SELECT coalesce(max(number), 0) + 1 FROM inbox WHERE run = %s), first.number, first.item
+FROM (VALUES (1)) AS one LEFT JOIN inbox AS first ON first.run = %s AND first.key = %s
+"""  # noqa: S608
+POST: Final = """
+INSERT INTO inbox (run, number, key, item, cancel, due_at, taken) VALUES (%s, %s, %s, %s, %s, %s, false)
+"""
+LISTED: Final = (
+    "id",
+    "agent",
+    "session",
+    "user",
+    "parent",
+    "state",
+    "stop_reason",
+    "waiting",
+    "turn",
+    "version",
+    "tokens",
+    "created_at",
+    "updated_at",
+    "prompt",
+)
+# The fields of a summary that are columns.
+LIST: Final = f"SELECT {', '.join(LISTED)}, owner FROM runs".replace("user", '"user"')  # noqa: S608
+NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT %s"
+IN_REACH: Final = f"""
+SELECT id FROM runs
+WHERE agent = %s AND NOT over AND parent IS NULL
+  AND (NOT waiting OR wakes_at <= {NOW} OR EXISTS (
+      SELECT FROM inbox
+      WHERE run = runs.number AND NOT taken
+        AND ((due_at IS NULL AND number > seen) OR (due_at <= {NOW} AND (number > seen OR due_at > seen_at)))))
+  AND (owner IS NULL OR NOT (owner = ANY(%s) OR (owner = %s AND id = ANY(%s))))
+ORDER BY updated_at, number LIMIT %s
+"""  # noqa: S608
+BELOW: Final = """
+WITH RECURSIVE below (number, id) AS (
+    SELECT number, id FROM runs WHERE id = ANY(%s)
+    UNION SELECT runs.number, runs.id FROM runs JOIN below ON runs.parent = below.id)
+SELECT number FROM below
+"""
+LOCK_REMOVED: Final = "SELECT number, id, owner FROM runs WHERE number = ANY(%s) ORDER BY number FOR UPDATE"
+FOLLOWER: Final = "SELECT after, id FROM runs WHERE after = ANY(%s) AND id <> ALL(%s) ORDER BY number LIMIT 1"
+OF_SESSION: Final = "SELECT id FROM runs WHERE session = %s ORDER BY number"
+REMOVE: Final = """
+DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM runs WHERE number = ANY(%s)
+"""
+# Of what is old, what something needs that may not go yet, and all that this needs: what it goes on from, callers with
+# the agents below them, whole sessions. It begins at what is old: in a store that is pruned in time that is little.
+OLD: Final = """
+WITH RECURSIVE
+    bound (before) AS (VALUES (%s::float8)),
+    old AS (SELECT runs.* FROM runs, bound WHERE over AND updated_at < before),
+    fresh AS NOT MATERIALIZED (SELECT runs.* FROM runs, bound WHERE NOT over OR updated_at >= before),
+    kept (is_run, name) AS (
+        SELECT true, id FROM old
+        WHERE EXISTS (SELECT FROM fresh WHERE fresh.after = old.id)
+           OR EXISTS (SELECT FROM fresh WHERE fresh.parent = old.id)
+           OR EXISTS (SELECT FROM fresh WHERE fresh.id = old.parent)
+           OR session IN (SELECT session FROM fresh WHERE session IS NOT NULL)
+        UNION SELECT needed.* FROM kept JOIN LATERAL (
+            SELECT true, after FROM runs WHERE is_run AND id = name AND after IS NOT NULL
+            UNION ALL SELECT true, parent FROM runs WHERE is_run AND id = name AND parent IS NOT NULL
+            UNION ALL SELECT true, id FROM runs WHERE is_run AND parent = name
+            UNION ALL SELECT false, session FROM runs WHERE is_run AND id = name AND session IS NOT NULL
+            UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS needed ON true)
+SELECT number FROM old WHERE NOT EXISTS (SELECT FROM kept WHERE is_run AND name = old.id)
+"""
+FORGET: Final = f"DELETE FROM workers WHERE until < {NOW} - {KEPT_S}"  # noqa: S608

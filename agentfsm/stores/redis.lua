@@ -1,0 +1,609 @@
+-- The operations of a RedisStore. Each call is one of them, done whole or not at all: what decides is checked before
+-- the first write, and a server without memory refuses the first write, never one in the middle. All times are the
+-- server's own.
+--
+-- Keys, behind the prefix:
+--   run:ID        hash  what a list shows of the run, and who drives it
+--   journal:ID    list  the records: the header, then the events; a record's place is its version
+--   inbox:ID      hash  every post there ever was, by key: so a key stays taken
+--   open:ID       zset  keys of the posts that are not taken in yet, by number
+--   followers:ID  zset  the runs that go on from it, by number
+--   below:ID      zset  the runs whose caller it is, by number
+--   session:NAME  zset  the runs of a session, by number
+--   agent:NAME    zset  the runs of an agent that are not over and have no caller, by the time of their last event
+--   runs          zset  all runs, by the time of their creation
+--   ending        zset  the runs that will expire, by when
+--   done:QUESTION       how many runs a deletion has removed, for an hour: the answer may be lost on its way
+--   count               the newest number: of runs and of fencing tokens
+--   schema              of these keys
+-- An index names a run by its number in 16 digits and its id: an id may be used again, that never is.
+
+local DIGITS = 16
+local PAGE = 500 -- runs looked at in one call: so other clients wait for milliseconds only
+local CHUNK = 1000 -- arguments of one command: Lua passes 8,000 at most
+local KEPT_S = 3600 -- of an answer that may be asked for again
+local SCHEMA = 1
+local FINAL = { done = true, error = true }
+local KINDS = { 'run', 'journal', 'inbox', 'open', 'followers', 'below' }
+local FIELDS = {
+  'number', 'token', 'crashes', 'owner', 'until', 'version', 'state', 'stop_reason', 'turn', 'waiting', 'wakes_at',
+  'seen', 'seen_at', 'updated_at', 'agent', 'session', 'user', 'after', 'parent',
+}
+
+local call = redis.call
+local prefix, owner, lease_s, longest_s, ttl_s, again, question, operation = unpack(ARGV, 1, 8)
+local place = 8
+
+local function argument()
+  place = place + 1
+  return ARGV[place]
+end
+
+-- Read a number, and so many arguments.
+local function arguments()
+  local list = {}
+  for index = 1, tonumber(argument()) do
+    list[index] = argument()
+  end
+  return list
+end
+
+local function map_of(fields)
+  local map = {}
+  for index = 1, #fields, 2 do
+    map[fields[index]] = fields[index + 1]
+  end
+  return map
+end
+
+local function set_of(items)
+  local set = {}
+  for _, item in ipairs(items) do
+    set[item] = true
+  end
+  return set
+end
+
+local function key(kind, name)
+  return prefix .. kind .. ':' .. name
+end
+
+local time = call('TIME')
+local now = time[1] + time[2] / 1000000
+
+local function after_now(seconds)
+  return string.format('%.17g', now + seconds)
+end
+
+-- Runs.
+
+local function find(id)
+  local values = call('HMGET', key('run', id), unpack(FIELDS))
+  if not values[1] then
+    return nil
+  end
+  local run = { id = id, entry = values[1] .. id }
+  for index, field in ipairs(FIELDS) do
+    run[field] = values[index] -- false where there is none
+  end
+  return run
+end
+
+-- Return the run that an entry of an index stands for; one that has expired is struck.
+local function named(index, entry)
+  local run = find(string.sub(entry, DIGITS + 1))
+  if run and run.entry == entry then
+    return run
+  end
+  call('ZREM', index, entry)
+  return nil
+end
+
+local function last_of(session)
+  local index = key('session', session)
+  while true do
+    local entry = call('ZREVRANGE', index, 0, 0)[1]
+    local run = entry and named(index, entry)
+    if run or not entry then
+      return run
+    end
+  end
+end
+
+local function is_driven(run, free)
+  if not run.owner or free[run.token] then
+    return false
+  end
+  local left_s = run['until'] - now
+  return left_s > 0 and left_s <= tonumber(longest_s) -- more than that: the server's clock went back
+end
+
+local function is_mine(run, token)
+  return run and run.owner == owner and run.token == token
+end
+
+local function driven(run)
+  return { 'driven', run.id, run.owner, run.token }
+end
+
+-- Return who drives the run, and by which lease; nothing when nobody does.
+local function lease_of(run)
+  if is_driven(run, {}) then
+    return run.owner, run.token
+  end
+end
+
+-- Return the runs that go when this one goes, itself included: those of its session, those that go on from it, callers
+-- and called; also those that it goes on from, where told so. nil as soon as one does not fit.
+local function kin(run, fits, back)
+  local known, found, sessions, fit = {}, {}, {}, true
+  local function add(each)
+    if each and not known[each.entry] then
+      known[each.entry] = true
+      found[#found + 1] = each
+      fit = fit and fits(each)
+    end
+  end
+  local function add_all(index)
+    for _, entry in ipairs(call('ZREVRANGE', index, 0, -1)) do -- newest first: it is the one that may not fit
+      if fit and not known[entry] then
+        add(named(index, entry))
+      end
+    end
+  end
+  add(run)
+  local looked_at = 0
+  while fit and looked_at < #found do
+    looked_at = looked_at + 1
+    local each = found[looked_at]
+    if each.session and not sessions[each.session] then
+      sessions[each.session] = true
+      add_all(key('session', each.session))
+    end
+    add_all(key('followers', each.id))
+    add_all(key('below', each.id))
+    if each.parent then
+      add(find(each.parent))
+    end
+    if back and each.after then
+      add(find(each.after))
+    end
+  end
+  return fit and found or nil
+end
+
+-- The end of runs.
+
+local function for_each_key(runs, act)
+  for _, run in ipairs(runs) do
+    for _, kind in ipairs(KINDS) do
+      act(key(kind, run.id))
+    end
+    if run.session then
+      act(key('session', run.session))
+    end
+  end
+end
+
+-- Let a run that is over expire, with all that hang together with it, once all of them are over.
+local function let_expire(run)
+  local runs = kin(run, function(each) return FINAL[each.state] end, true)
+  if runs then
+    local at = string.format('%.0f', (now + ttl_s) * 1000)
+    for_each_key(runs, function(each) call('PEXPIREAT', each, at) end)
+    for _, each in ipairs(runs) do
+      call('ZADD', prefix .. 'ending', at, each.entry)
+    end
+  end
+end
+
+-- Lift the expiry of all that hang together with a new run.
+local function keep(run)
+  local function expires(kind, name)
+    return name and call('PTTL', key(kind, name)) > 0
+  end
+  if expires('session', run.session) or expires('run', run.after) or expires('run', run.parent) then
+    local runs = kin(run, function() return true end, true)
+    for_each_key(runs, function(each) call('PERSIST', each) end)
+    for _, each in ipairs(runs) do
+      call('ZREM', prefix .. 'ending', each.entry)
+    end
+  end
+end
+
+local function remove(runs)
+  for _, run in ipairs(runs) do
+    for _, kind in ipairs(KINDS) do
+      call('UNLINK', key(kind, run.id))
+    end
+    call('ZREM', prefix .. 'runs', run.entry)
+    call('ZREM', prefix .. 'ending', run.entry)
+    call('ZREM', key('agent', run.agent), run.entry)
+    if run.session then
+      call('ZREM', key('session', run.session), run.entry)
+    end
+    if run.after then
+      call('ZREM', key('followers', run.after), run.entry)
+    end
+    if run.parent then
+      call('ZREM', key('below', run.parent), run.entry)
+    end
+  end
+end
+
+-- Return how many this very question has removed already, if it was asked before.
+local function recalled()
+  return again == '1' and tonumber(call('GET', key('done', owner .. ' ' .. question)) or nil) or 0
+end
+
+local function removed(count, more)
+  if count > 0 then
+    call('SET', key('done', owner .. ' ' .. question), count, 'EX', KEPT_S)
+  end
+  return { 'removed', count, more }
+end
+
+-- The inbox. A post is kept as "NUMBER DUE CANCEL ITEM"; DUE is "-" for at once.
+
+local function is_due(post)
+  local due_at = string.match(post, '^%d+ (%S+)')
+  return (tonumber(due_at) or 0) <= now, tonumber(due_at)
+end
+
+local function each_open(id, look)
+  local open = call('ZRANGE', key('open', id), 0, -1, 'WITHSCORES')
+  for index = 1, #open, 2 do
+    local post = call('HGET', key('inbox', id), open[index])
+    if post and look(tonumber(open[index + 1]), post, open[index]) then
+      return true
+    end
+  end
+  return false
+end
+
+local function newest_open(id)
+  return tonumber(call('ZREVRANGE', key('open', id), 0, 0, 'WITHSCORES')[2] or 0)
+end
+
+local function is_cancelled(id)
+  return each_open(id, function(_, post) return string.match(post, '^%d+ %S+ (%d)') == '1' end)
+end
+
+-- Return the newest number, and whether the run is cancelled, if that is news to one who was told of `told`.
+local function news(id, told)
+  local newest = newest_open(id)
+  return newest, newest > tonumber(told) and is_cancelled(id) and 1 or 0
+end
+
+local function holds_more(id, taken)
+  return each_open(id, function(number, post) return is_due(post) and not taken[tostring(number)] end)
+end
+
+-- Leases.
+
+local function hand_over(run)
+  local token = call('INCR', prefix .. 'count')
+  local crashes = run.crashes + ((run.owner and run.owner ~= owner) and 1 or 0)
+  call('HSET', key('run', run.id), 'token', token, 'crashes', crashes, 'owner', owner, 'until', after_now(lease_s))
+  return { 'taken', tostring(token), run.version, crashes, newest_open(run.id), is_cancelled(run.id) and 1 or 0 }
+end
+
+-- The journal.
+
+local function write(id, records)
+  for start = 1, #records, CHUNK do
+    call('RPUSH', key('journal', id), unpack(records, start, math.min(start + CHUNK - 1, #records)))
+  end
+end
+
+local function is_written(id, before, records)
+  local stored = call('LRANGE', key('journal', id), before + 1, before + #records)
+  for index, record in ipairs(records) do
+    if stored[index] ~= record then
+      return false
+    end
+  end
+  return true
+end
+
+local operations = {}
+
+function operations.now()
+  return { 'now', after_now(0) }
+end
+
+function operations.create()
+  local id, last, fields, records = argument(), argument(), arguments(), arguments()
+  if find(id) then
+    return { 'exists', call('LINDEX', key('journal', id), 0) }
+  end
+  local run = map_of(fields)
+  local newest = run.session and last_of(run.session)
+  if newest and newest.entry ~= last then -- whoever names it has seen that it is over
+    return { 'session', newest.entry, newest.id, newest.state }
+  end
+  local number = call('INCR', prefix .. 'count')
+  run.id, run.number = id, string.format('%0' .. DIGITS .. 'd', number)
+  run.entry, run.crashes = run.number .. id, 0
+  call('ZADD', prefix .. 'runs', run.created_at, run.entry)
+  if run.parent then
+    call('ZADD', key('below', run.parent), number, run.entry)
+  elseif not FINAL[run.state] then
+    call('ZADD', key('agent', run.agent), run.updated_at, run.entry)
+  end
+  if run.session then
+    call('ZADD', key('session', run.session), number, run.entry)
+  end
+  if run.after then
+    call('ZADD', key('followers', run.after), number, run.entry)
+  end
+  call('HSET', key('run', id), 'number', run.number, 'seen', 0, 'seen_at', 0, unpack(fields))
+  call('SETNX', prefix .. 'schema', SCHEMA)
+  write(id, records)
+  keep(run)
+  return hand_over(run)
+end
+
+function operations.take()
+  local id, free = argument(), set_of(arguments())
+  local run = find(id)
+  if not run then
+    return { 'gone' }
+  end
+  return is_driven(run, free) and driven(run) or hand_over(run)
+end
+
+function operations.release()
+  local id, token, seen, seen_at = argument(), argument(), argument(), argument()
+  local run = find(id)
+  if is_mine(run, token) then
+    call('HDEL', key('run', id), 'owner', 'until') -- first: it is granted also where there is no memory left
+    call('HSET', key('run', id), 'seen', math.max(run.seen, seen), 'seen_at', math.max(run.seen_at, seen_at))
+  end
+  return { 'released' }
+end
+
+function operations.renew()
+  local id, token, told = argument(), argument(), argument()
+  if not is_mine(find(id), token) then
+    return { 'lost' }
+  end
+  call('HSET', key('run', id), 'until', after_now(lease_s))
+  return { 'renewed', news(id, told) }
+end
+
+function operations.append()
+  local id, token, before, told, final = argument(), argument(), tonumber(argument()), argument(), argument()
+  local taken, fields, records = arguments(), arguments(), arguments()
+  local run, after = find(id), map_of(fields)
+  -- Asked again it may have been written, and the lease may have been given back behind it, but not to another owner.
+  if again == '1' and run and run.token == token and is_written(id, before, records) then
+    return { 'written', run.version, news(id, told) }
+  end
+  if not is_mine(run, token) then
+    return { 'lost' }
+  end
+  if tonumber(run.version) ~= before then
+    return { 'moved', run.version, news(id, told) }
+  end
+  if final == '1' and holds_more(id, set_of(taken)) then
+    return { 'more', run.version, news(id, told) }
+  end
+  local crashes = after.turn == run.turn and run.crashes or 0 -- a turn that was finished clears them
+  call('HSET', key('run', id), 'until', after_now(lease_s), 'crashes', crashes) -- first: striking would not need memory
+  for _, number in ipairs(taken) do
+    call('ZREMRANGEBYSCORE', key('open', id), number, number)
+  end
+  if FINAL[after.state] then
+    call('ZREM', key('agent', run.agent), run.entry)
+  elseif not run.parent then
+    call('ZADD', key('agent', run.agent), after.updated_at, run.entry)
+  end
+  write(id, records)
+  call('HSET', key('run', id), unpack(fields))
+  if FINAL[after.state] and ttl_s ~= '' then
+    let_expire(find(id))
+  end
+  return { 'written', after.version, news(id, told) }
+end
+
+function operations.read()
+  local id, after = argument(), tonumber(argument())
+  local run = find(id)
+  if not run then
+    return { 'gone' }
+  end
+  local journal = key('journal', id)
+  return { 'read', run.version, call('LINDEX', journal, 0), call('LRANGE', journal, after + 1, run.version) }
+end
+
+function operations.post()
+  local id, name, due_at, cancel, before, item = argument(), argument(), argument(), argument(), argument(), argument()
+  local run = find(id)
+  if not run then
+    return { 'gone' }
+  end
+  local inbox = key('inbox', id)
+  local winner = call('HGET', inbox, name)
+  if winner then
+    return { 'decided', winner }
+  end
+  if FINAL[run.state] then
+    return { 'over', run.state, run.stop_reason }
+  end
+  if before ~= '' and now >= tonumber(before) then
+    return { 'late', after_now(0) }
+  end
+  local number = call('HLEN', inbox) + 1
+  call('HSET', inbox, name, number .. ' ' .. due_at .. ' ' .. cancel .. ' ' .. item)
+  call('ZADD', key('open', id), number, name)
+  return { 'posted', number }
+end
+
+function operations.inbox()
+  local id = argument()
+  if not find(id) then
+    return { 'gone' }
+  end
+  local rows = {}
+  each_open(id, function(_, post, name)
+    rows[#rows + 1] = { name, post }
+  end)
+  return { 'inbox', rows }
+end
+
+-- Lists.
+
+function operations.runs()
+  local index, entry, score, wanted, shown = prefix .. argument(), argument(), argument(), arguments(), arguments()
+  local rank = entry ~= '' and call('ZREVRANK', index, entry)
+  local start = rank and rank + 1 or call('ZCOUNT', index, score, '+inf')
+  local entries = call('ZREVRANGE', index, start, start + PAGE - 1, 'WITHSCORES')
+  local lines = {}
+  for at = 1, #entries, 2 do
+    local run = named(index, entries[at])
+    local fits = run
+    for field = 1, #wanted, 2 do
+      fits = fits and run[wanted[field]] == wanted[field + 1]
+    end
+    if run then
+      entry, score = entries[at], entries[at + 1]
+    end
+    if fits then
+      lines[#lines + 1] = { run.id, call('HMGET', key('run', run.id), unpack(shown)), lease_of(run) }
+    end
+  end
+  return { 'runs', #entries == 2 * PAGE and 1 or 0, entry, score, lines }
+end
+
+-- Whether something has come that the last owner had not seen, or could not take in yet.
+local function has_news(run)
+  return each_open(run.id, function(number, post)
+    local is_now, due_at = is_due(post)
+    return is_now and (number > tonumber(run.seen) or (due_at and due_at > tonumber(run.seen_at)))
+  end)
+end
+
+local function is_in_reach(run)
+  return run.waiting == '0' or (run.wakes_at ~= '' and tonumber(run.wakes_at) <= now) or has_news(run)
+end
+
+function operations.due()
+  local index, start = key('agent', argument()), tonumber(argument())
+  local entries = call('ZRANGE', index, start, start + PAGE - 1)
+  local found = {}
+  for _, entry in ipairs(entries) do
+    local run = named(index, entry)
+    start = start + (run and 1 or 0)
+    if run and is_in_reach(run) then
+      found[#found + 1] = { run.id, lease_of(run) }
+    end
+  end
+  return { 'due', #entries == PAGE and start or -1, found }
+end
+
+-- Deletion.
+
+-- Return the runs and those below them, and the set of their entries.
+local function with_those_below(runs)
+  local known, looked_at = {}, 0
+  for _, run in ipairs(runs) do
+    known[run.entry] = true
+  end
+  while looked_at < #runs do
+    looked_at = looked_at + 1
+    local index = key('below', runs[looked_at].id)
+    for _, entry in ipairs(call('ZRANGE', index, 0, -1)) do
+      local run = not known[entry] and named(index, entry)
+      if run then
+        known[entry] = true
+        runs[#runs + 1] = run
+      end
+    end
+  end
+  return runs, known
+end
+
+-- Return the first of the runs that go on from this one and stay.
+local function follower(run, leaving)
+  local index = key('followers', run.id)
+  for _, entry in ipairs(call('ZRANGE', index, 0, -1)) do
+    local next = not leaving[entry] and named(index, entry)
+    if next then
+      return next
+    end
+  end
+end
+
+-- Remove the runs and those below them, unless one is driven or needed.
+local function remove_whole(asked, free)
+  local count = #asked
+  local runs, leaving = with_those_below(asked)
+  for _, run in ipairs(runs) do
+    if is_driven(run, free) then
+      return driven(run)
+    end
+    local next = follower(run, leaving)
+    if next then
+      return { 'followed', run.id, next.id }
+    end
+  end
+  remove(runs)
+  return removed(count)
+end
+
+function operations.delete()
+  local id, free = argument(), set_of(arguments())
+  local run = find(id)
+  if not run then
+    return recalled() > 0 and removed(1) or { 'gone' }
+  end
+  return remove_whole({ run }, free)
+end
+
+function operations.delete_session()
+  local index, free = key('session', argument()), set_of(arguments())
+  local runs = {}
+  for _, entry in ipairs(call('ZRANGE', index, 0, -1)) do
+    runs[#runs + 1] = named(index, entry)
+  end
+  return #runs > 0 and remove_whole(runs, free) or removed(recalled())
+end
+
+function operations.prune()
+  local before, start, index = tonumber(argument()), tonumber(argument()), prefix .. 'runs'
+  local entries = call('ZRANGE', index, start, start + PAGE - 1)
+  local gone, kept, count = {}, {}, recalled()
+  local function may_go(run)
+    return FINAL[run.state] and tonumber(run.updated_at) < before
+  end
+  for _, entry in ipairs(entries) do
+    local run = not gone[entry] and named(index, entry)
+    local runs = run and not kept[run.session] and kin(run, may_go, false)
+    if runs then
+      remove(runs)
+      count = count + #runs
+      for _, each in ipairs(runs) do
+        gone[each.entry] = true
+      end
+    elseif run then
+      kept[run.session or entry] = true -- a session goes whole or not at all
+      start = start + 1
+    end
+  end
+  return removed(count, #entries == PAGE and start or -1)
+end
+
+-- Strike what has expired from the lists of all runs.
+function operations.sweep()
+  local index = prefix .. 'ending'
+  local entries = call('ZRANGEBYSCORE', index, '-inf', now * 1000, 'LIMIT', 0, PAGE)
+  for _, entry in ipairs(entries) do
+    if not named(index, entry) then
+      call('ZREM', prefix .. 'runs', entry)
+    end
+  end
+  return { 'swept', #entries == PAGE and 1 or 0 }
+end
+
+return operations[operation]()

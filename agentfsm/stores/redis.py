@@ -1,0 +1,475 @@
+"""Journals in Redis or Valkey, for workers on several machines, on asyncio and trio alike.
+
+One thread asks in groups (`writer`); the server is reached and judged by `redis_server`, and what an operation does to
+the keys stands in `redis.lua`. Here are the operations as the thread sees them, and what their answers mean.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache, partial
+from importlib.resources import files
+from itertools import islice
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.codec import encode_header
+from agentfsm.core.errors import (
+    ConflictError,
+    CorruptError,
+    LeaseHeldError,
+    LeaseLostError,
+    MisuseError,
+    RunNotFoundError,
+    StoreError,
+)
+from agentfsm.core.inbox import Cancel, Posted
+from agentfsm.core.run import Header
+from agentfsm.ports import Durability, Filter, Lease, Summary
+from agentfsm.stores.common import checked_session, followed, prompt_of, summary_from, told_late, told_over, told_winner
+from agentfsm.stores.holdings import Holdings
+from agentfsm.stores.owner import Owner
+from agentfsm.stores.redis_server import LOSSES, Loss, Promise, RedisServer, dial, place_of
+from agentfsm.stores.threaded import (
+    LEASE_S,
+    LONGEST_LEASE_S,
+    Entry,
+    Facts,
+    Opening,
+    Post,
+    Records,
+    ThreadedStore,
+    check_lease_s,
+    header_of,
+    posted,
+)
+
+PREFIX: Final = "agentfsm:"
+PATIENCE_S: Final = 30.0
+# A managed server fails over in 10 to 30 seconds.
+
+_LISTED: Final[dict[str, Callable[[bytes], Any]]] = {
+    "agent": bytes.decode,
+    "session": bytes.decode,
+    "user": bytes.decode,
+    "parent": bytes.decode,
+    "state": bytes.decode,
+    "stop_reason": lambda value: value.decode() or None,
+    "waiting": int,
+    "turn": int,
+    "version": int,
+    "tokens": int,
+    "created_at": float,
+    "updated_at": float,
+    "prompt": bytes.decode,
+}
+# The fields of a summary, and how they are read.
+_INDEXED: Final = {"session": "session", "parent": "below"}
+# Filters that have an index of their own, and its kind; for the others the list of all runs is searched.
+_CANCEL_FIRST: Final = "is being driven; cancel it before you delete it"
+
+
+@attrs.define(eq=False, kw_only=True)
+class _RedisLedger(RedisServer):
+    """The operations. It belongs to the writer's thread.
+
+    A group of jobs is run until its last question is answered, so what is held changes after it only.
+    """
+
+    owner: str
+    lease_s: float
+    holdings: Holdings = attrs.field(factory=Holdings, init=False)
+
+    def now(self) -> float:
+        """Seconds since 1970 by the server's clock."""
+        _, now = self.ask("now")
+        return float(now)
+
+    def promised(self) -> Promise:
+        """Return what the server promises."""
+        self.ask("now", at_once=True)
+        assert self.promise is not None  # noqa: S101  it has just answered
+        return self.promise
+
+    # Runs and their leases.
+
+    def create(self, opening: Opening, durability: Durability) -> tuple[Header, Lease]:
+        """Insert the run if its id is new, and take its lease."""
+        header, last = opening.header, b""
+        while True:
+            fields, records = _fields_of(header, opening.facts), (encode_header(header), *opening.bodies)
+            how, *rest = self.ask("create", header.id, last, *_counted(fields), *_counted(records))
+            if how == b"taken":
+                return header, self._lease(header.id, durability, rest)
+            if how == b"exists":
+                return self._stored(header, rest[0]), self.take(header.id, durability)
+            last, before, state = rest
+            header = checked_session(opening.header, [(before.decode(), state.decode())])
+
+    def _stored(self, header: Header, record: bytes | None) -> Header:
+        stored = header_of(header.id, record)
+        if stored.prompt != header.prompt:
+            raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
+        return stored
+
+    def take(self, run_id: str, durability: Durability) -> Lease:
+        """Take the lease of a run that exists."""
+        advice = "is being driven by another worker; wait for it, or resume it"
+        how, *facts = self._ask_idle("take", run_id, advice)
+        if how == b"gone":
+            raise self._not_found(run_id)
+        return self._lease(run_id, durability, facts)
+
+    def _lease(self, run_id: str, durability: Durability, facts: Sequence[bytes]) -> Lease:
+        token, version, crashes, newest, cancelled = map(int, facts)
+        lease = Lease(
+            run_id=run_id,
+            token=token,
+            version=version,
+            durability=durability,
+            crashes=crashes,
+            newest=newest,
+            cancelled=bool(cancelled),
+        )
+        self.after_commit(partial(self.holdings.add, lease))
+        return lease
+
+    def _ask_idle(self, operation: str, name: str, advice: str) -> list[Any]:
+        """Ask for what is refused while a run is driven; ask again where its owner is no more.
+
+        Raises:
+            LeaseHeldError: when it is driven.
+        """
+        free: list[bytes] = []
+        while (answer := self.ask(operation, name, *_counted(free)))[0] == b"driven":
+            _, run_id, owner, token = answer
+            if not self._is_gone(run_id.decode(), owner, token):
+                raise LeaseHeldError(f"run {run_id.decode()!r} {advice}")
+            free.append(token)
+        return answer
+
+    def _is_gone(self, run_id: str, owner: bytes, token: bytes) -> bool:
+        """Whether the owner of a lease that has not ended is no more. Of our own leases we know."""
+        if owner != self.owner.encode():
+            return Owner.parse(owner.decode()).is_dead
+        return not (self.holdings.is_held(run_id) or self.is_answered(b"taken", token))
+
+    def release(self, lease: Lease) -> bool:
+        """Give the lease back."""
+        self.ask("release", lease.run_id, lease.token, lease.seen, lease.seen_at)
+        self.after_commit(partial(self.holdings.give_back, lease))
+        return True
+
+    # The journal.
+
+    def append(self, entry: Entry) -> bool:
+        """Write events and strike inbox rows."""
+        lease = entry.lease
+        self.holdings.check(lease)
+        numbers = (lease.token, entry.before, lease.newest, entry.final)
+        lists = (*_counted(entry.taken), *_counted(_in_turn(entry.facts._asdict())), *_counted(entry.bodies))
+        try:
+            answer = self.ask("append", lease.run_id, *numbers, *lists)
+        except StoreError as error:
+            self.after_commit(partial(self.holdings.spoil, lease, error))
+            raise
+        return self._appended(entry, *answer)
+
+    def _appended(self, entry: Entry, how: bytes, *rest: Any) -> bool:
+        lease = entry.lease
+        if how == b"lost":
+            self.after_commit(partial(self.holdings.lose, lease))
+            raise LeaseLostError(f"run {lease.run_id!r} was taken over by another worker")
+        version, newest, cancelled = map(int, rest)
+        self._tell(lease, newest, cancelled)
+        if how == b"moved":
+            raise ConflictError(f"run {lease.run_id!r} is at version {version}, not {entry.before}; load it again")
+        return how == b"written"
+
+    def _tell(self, lease: Lease, newest: int, cancelled: int) -> None:
+        if newest > lease.newest:
+            self.after_commit(partial(self.holdings.tell, lease.run_id, newest, cancelled=bool(cancelled)))
+
+    def read(self, run_id: str, after: int) -> Records:
+        """Return the run's version, and the records: the header as 0, and those after that version."""
+        after = max(after, 0)
+        _, version, header, events = self._ask_of(run_id, "read", after)
+        return int(version), [(0, header), *enumerate(events, after + 1)]
+
+    # The inbox.
+
+    def post(self, post: Post) -> Posted:
+        """Insert an item; the first of a key wins."""
+        run_id, is_cancel = post.run_id, isinstance(post.item, Cancel)
+        due_at = "-" if post.due_at is None else post.due_at
+        how, *rest = self._ask_of(run_id, "post", post.key, due_at, is_cancel, post.before, post.text)
+        if how == b"decided":
+            number, item = _post(run_id, post.key, rest[0])
+            return told_winner(run_id, posted(run_id, number, post.key, item), post.item)
+        if how == b"over":
+            told_over(run_id, *[word.decode() for word in rest])
+        if how == b"late":
+            told_late(run_id, post.before, float(rest[0]))
+        number = rest[0]
+        self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))
+        return Posted(number=number, key=post.key, item=post.item)
+
+    def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
+        """Return the rows that are not taken yet, oldest first."""
+        _, rows = self._ask_of(run_id, "inbox")
+        posts = ((key.decode(), row) for key, row in rows)
+        return [(number, key, item) for key, row in posts for number, item in [_post(run_id, key, row)]]
+
+    # Lists.
+
+    def runs(self, where: Filter, limit: int) -> tuple[Summary, ...]:
+        """Return the newest runs that the filter takes, newest first."""
+        index = next((name for name in _INDEXED if getattr(where, name) is not None), None)
+        lines = (line for line in self._lines(where, index) if where.takes(line))
+        if index is None:
+            return tuple(islice(lines, limit))
+        # An index has the order in which the runs were created, whatever the time was said to be.
+        return tuple(sorted(lines, key=lambda line: line.created_at, reverse=True)[:limit])
+
+    def _lines(self, where: Filter, index: str | None) -> Iterator[Summary]:
+        wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
+        before = wanted.pop("before", math.inf)
+        key, score = ("runs", before) if index is None else (f"{_INDEXED[index]}:{wanted[index]}", math.inf)
+        filters = [word for pair in wanted.items() for word in pair]
+        entry, more = b"", 1
+        while more:
+            words = ("runs", key, entry, score, *_counted(filters), *_counted(_LISTED))
+            _, more, entry, score, lines = self.ask(*words, at_once=True)
+            yield from (self._summary(*line) for line in lines)
+
+    def _summary(self, run_id: bytes, fields: Sequence[bytes | None], *lease: bytes) -> Summary:
+        values: dict[str, Any] = {"id": run_id.decode()}
+        try:
+            for (name, read), field in zip(_LISTED.items(), fields, strict=True):
+                values[name] = None if field is None else read(field)
+        except ValueError as error:
+            raise CorruptError(f"run {values['id']!r}: {error}; restore a backup, or delete the run") from None
+        return summary_from(values, driven=self._is_driven(values["id"], *lease))
+
+    def due(self, agent: str, limit: int) -> tuple[str, ...]:
+        """Return the ids of runs that a worker can move on now."""
+        found: dict[str, None] = {}
+        start = 0
+        while start >= 0 and len(found) < limit:
+            _, start, runs = self.ask("due", agent, start, at_once=True)
+            ids = ((run_id.decode(), lease) for run_id, *lease in runs)
+            found |= {run_id: None for run_id, lease in ids if not self._is_driven(run_id, *lease)}
+        return tuple(islice(found, limit))
+
+    def _is_driven(self, run_id: str, *lease: bytes) -> bool:
+        return bool(lease) and not self._is_gone(run_id, *lease)
+
+    # The end of runs.
+
+    def delete(self, run_id: str) -> None:
+        """Remove a run that nobody drives, and the runs below it."""
+        answer = self._ask_idle("delete", run_id, _CANCEL_FIRST)
+        if answer[0] == b"gone":
+            raise self._not_found(run_id)
+        _removed(answer)
+
+    def delete_session(self, session: str) -> int:
+        """Remove all runs of a session, and the runs below them."""
+        return _removed(self._ask_idle("delete_session", session, _CANCEL_FIRST))
+
+    def prune(self, before: float) -> int:
+        """Remove what is over and old, and nothing still needs, page by page; a million runs take half a minute."""
+        removed, start, beaten_at = 0, 0, time.monotonic()
+        while start >= 0:
+            _, count, start = self.ask("prune", before, start, at_once=True)
+            removed += count
+            if self.holdings and time.monotonic() >= beaten_at + self.beat_s:
+                self.beat()  # the thread has no other moment for it
+                beaten_at = time.monotonic()
+        return removed
+
+    # Upkeep.
+
+    @property
+    def holds(self) -> int:
+        """How many leases are held."""
+        return len(self.holdings)
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two renewals: a lease outlives two that came to nothing."""
+        return self.lease_s / 3
+
+    def beat(self) -> None:
+        """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
+        leases = [(run_id, held.token, held.lease()) for run_id, held in self.holdings]
+        kept = [lease for _, _, lease in leases if lease is not None]
+        dropped = [(run_id, token) for run_id, token, lease in leases if lease is None]
+        renewals = [("renew", lease.run_id, lease.token, lease.newest) for lease in kept]
+        answers = self.ask_all([*renewals, *(_let_go(*each) for each in dropped)])
+        for run_id, _ in dropped:
+            self.holdings.drop(run_id)
+        for lease, answer in zip(kept, answers, strict=False):
+            if answer[0] == b"lost":
+                self.holdings.lose(lease)
+            else:
+                self.holdings.tell(lease.run_id, answer[1], cancelled=bool(answer[2]))
+
+    def tidy(self) -> None:
+        """Strike from the lists what has expired."""
+        more = 1
+        while more:
+            ((_, more),) = self.ask_all([("sweep",)])
+
+    def close(self) -> None:
+        """Let go of the leases, and hang up."""
+        try:
+            if self.holdings:
+                self.ask_all([_let_go(run_id, held.token) for run_id, held in self.holdings])
+        finally:
+            self.holdings.clear()
+            super().close()
+
+    def _ask_of(self, run_id: str, operation: str, *words: object) -> list[Any]:
+        answer = self.ask(operation, run_id, *words)
+        if answer[0] == b"gone":
+            raise self._not_found(run_id)
+        return answer
+
+    def _not_found(self, run_id: str) -> RunNotFoundError:
+        return RunNotFoundError(f"{self.place} holds no run {run_id!r}; `agentfsm runs` lists those that it holds")
+
+
+def _let_go(run_id: str, token: int) -> tuple[object, ...]:
+    """Return the release of a lease by which nobody has seen anything new."""
+    return "release", run_id, token, 0, 0.0
+
+
+def _counted(words: Collection[object]) -> tuple[object, ...]:
+    return len(words), *words
+
+
+def _fields_of(header: Header, facts: Facts) -> list[object]:
+    """Return what a list shows of a new run, names and values in turn; what is None is not kept."""
+    names = ("session", "after", "parent", "agent", "user", "created_at")
+    values = {name: getattr(header, name) for name in names}
+    fields = {"prompt": prompt_of(header)} | {name: value for name, value in values.items() if value is not None}
+    return _in_turn(fields | facts._asdict())
+
+
+def _in_turn(values: Mapping[str, object]) -> list[object]:
+    return [word for pair in values.items() for word in pair]
+
+
+def _post(run_id: str, key: str, row: bytes) -> tuple[int, bytes]:
+    """Return number and item of a row of an inbox."""
+    try:
+        number, _due_at, _cancel, item = row.split(b" ", 3)
+        return int(number), item
+    except ValueError:
+        raise CorruptError(f"run {run_id!r}: post {key!r} is damaged: restore a backup, or delete the run") from None
+
+
+def _removed(answer: list[Any]) -> int:
+    """Return how many runs were removed.
+
+    Raises:
+        ConflictError: when another run goes on from one of them.
+    """
+    if answer[0] == b"followed":
+        raise followed(answer[1].decode(), answer[2].decode())
+    return int(answer[1])
+
+
+@cache
+def _script() -> str:
+    return files("agentfsm.stores").joinpath("redis.lua").read_text(encoding="utf-8")
+
+
+def _check_url(_store: object, _attribute: object, url: str) -> None:
+    dial(url)
+
+
+def _check_loss(_store: object, _attribute: object, loss: str) -> None:
+    if loss not in LOSSES:
+        raise MisuseError(f"RedisStore(accept_loss={loss!r}): give one of {', '.join(map(repr, LOSSES))}")
+
+
+def _check_seconds(_store: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise MisuseError(f"RedisStore({attribute.name}={value!r}): give seconds above 0")
+
+
+@attrs.define(eq=False)
+class RedisStore(ThreadedStore[_RedisLedger]):
+    """Keeps journals in a Redis or Valkey that workers of several machines may share.
+
+    Redis keeps what it was told to keep, so the store looks at its settings each time that it connects, and refuses a
+    server that may lose more than was accepted. `promise` tells what it found. With appendonly yes, appendfsync always
+    and no-appendfsync-on-rewrite no, what is acknowledged survives a crash of the server and a power cut: that is what
+    is asked for unless `accept_loss` says otherwise. A server that throws keys away when its memory is full
+    (maxmemory with a policy other than noeviction) is always refused. A change of settings under way goes unnoticed
+    until the next connection.
+
+    Replication is Redis's own, which does not wait: neither WAIT nor WAITAOF is used, as neither keeps a replica that
+    lacks writes from being promoted. So a failover may lose the newest acknowledged writes, whatever the settings; the
+    owner of a run of which something was lost is refused at its next append, and what it had done since is not undone.
+    Redis Cluster is not supported, and is refused.
+
+    A lease lasts `lease_s` seconds of the server's clock and is renewed by the store's thread, so a blocked event loop
+    loses none. When an owner is killed its runs may be taken at once by another process of the machine that can see
+    that it is dead, else when the lease ends. While the server restarts or fails over calls wait for it; what was under
+    way is asked again, and done once.
+
+    Args:
+        url: "redis://HOST:PORT/DATABASE", "rediss://..." for TLS, or "unix://PATH".
+        accept_loss: The most that a crash of the server may cost, in so many words: "nothing", "seconds" (appendonly
+            yes with another appendfsync), "snapshot" (no log, but snapshots) or "everything" (neither). It holds for
+            all that is written, posts and what is asked for with durability "full" included: Redis has one way for all.
+        prefix: Of all keys; stores with different ones share a server and know nothing of each other. No prefix may
+            begin with another one.
+        ttl_s: Seconds that a session is kept after the last of its runs is over, and a run without session likewise,
+            with what hangs together with it (callers and called, and what goes on from what). A new run of the session
+            keeps all of it again. None: for ever. That of the store which ends the last run holds.
+        lease_s: Seconds, up to 3,600: how long a worker that vanished keeps others waiting.
+        patience_s: Seconds for which a server that is away is waited for, once it was reached; then calls fail.
+    """
+
+    url: str = attrs.field(repr=False, validator=_check_url)
+    accept_loss: Loss = attrs.field(default="nothing", kw_only=True, validator=_check_loss)
+    prefix: str = attrs.field(default=PREFIX, kw_only=True)
+    ttl_s: float | None = attrs.field(default=None, kw_only=True, validator=_check_seconds)
+    lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=check_lease_s)
+    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=_check_seconds)
+
+    @property
+    def place(self) -> str:
+        """Where the server is, without user and password."""
+        return place_of(self.url)
+
+    async def promise(self) -> str:
+        """Return in words what the server promises, as it was when it was reached last.
+
+        Raises:
+            StoreError: when it cannot be reached, or is not one to rely on.
+            MisuseError: when it may lose more than was accepted.
+        """
+        promise = await self._do(lambda ledger: ledger.promised(), writes=False)
+        return f"{promise}; its replicas are not waited for, so a failover may cost the newest writes"
+
+    def _ledger(self) -> _RedisLedger:
+        owner = str(Owner.here())
+        ttl_s = "" if self.ttl_s is None else repr(self.ttl_s)
+        settings = (self.prefix, owner, repr(self.lease_s), repr(LONGEST_LEASE_S), ttl_s)
+        return _RedisLedger(
+            url=self.url,
+            script=_script(),
+            settings=tuple([setting.encode() for setting in settings]),
+            accept_loss=self.accept_loss,
+            patience_s=self.patience_s,
+            owner=owner,
+            lease_s=self.lease_s,
+        )

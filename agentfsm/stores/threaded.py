@@ -1,0 +1,383 @@
+"""A store whose work is done by one thread: what SQLite, PostgreSQL and Redis have in common.
+
+Calls become jobs for a `Writer`; what a job does stands in the store's own `Ledger`. So a store works on asyncio and
+trio alike with the plain driver of its database, commits in groups across runs, and renews its leases while an event
+loop is blocked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+import attrs
+
+from agentfsm.core import codec
+from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, TooNewError
+from agentfsm.core.inbox import InboxItem, Posted
+from agentfsm.core.machine import State
+from agentfsm.core.run import Header, Run, begin
+from agentfsm.ports import ALL, Durability, Filter, Lease, Store, Stored, Summary
+from agentfsm.stores.common import checked_durability, due_at, wakes_at
+from agentfsm.stores.holdings import Holdings
+from agentfsm.stores.writer import Desk, Job, Statistics, Writer
+from agentfsm.threads import in_thread
+
+if TYPE_CHECKING:
+    from agentfsm.core.events import Event
+    from agentfsm.ports import Commit
+
+T = TypeVar("T")
+L = TypeVar("L", bound="Ledger")
+
+_log = logging.getLogger("agentfsm.stores")
+
+LEASE_S: Final = 10.0
+# Long enough that a busy machine does not lose a lease by chance, short enough to wait for a worker that vanished.
+LONGEST_LEASE_S: Final = 3600.0
+# Seconds: an hour without a word is no worker any more.
+LARGEST: Final = 2**63 - 1
+# The largest integer of a database; a model may claim to have used more tokens than that.
+
+
+class Facts(NamedTuple):
+    """What a store keeps of a run beside its journal, and what changes with each append; plain values."""
+
+    state: str
+    stop_reason: str | None
+    waiting: bool
+    # Whether only something from outside can move it on.
+    wakes_at: float | None
+    # Seconds since 1970: when what it waits for is decided by time.
+    turn: int
+    version: int
+    tokens: int
+    updated_at: float
+
+
+def facts_of(run: Run) -> Facts:
+    """Return what a store keeps of a run."""
+    is_waiting = (run.state is State.ACT or run.paused is not None) and run.is_waiting  # no other state waits
+    return Facts(
+        str(run.state),
+        None if run.stop_reason is None else str(run.stop_reason),
+        is_waiting,
+        wakes_at(run) if is_waiting else None,
+        run.turn,
+        run.version,
+        min(run.usage.tokens, LARGEST),
+        run.updated_at,
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """An append, made ready by the caller."""
+
+    lease: Lease
+    bodies: tuple[str, ...]
+    # The events, as text.
+    facts: Facts
+    # Of the run after them.
+    taken: tuple[int, ...]
+    final: bool
+
+    @property
+    def before(self) -> int:
+        """The version that the journal must be at."""
+        return self.facts.version - len(self.bodies)
+
+
+@attrs.frozen(kw_only=True)
+class Opening:
+    """A run to be created, made ready by the caller."""
+
+    header: Header
+    bodies: tuple[str, ...]
+    # The events that its journal begins with, as text.
+    facts: Facts
+    # Of the run after them.
+
+
+@attrs.frozen(kw_only=True)
+class Post:
+    """A row for an inbox, made ready by the caller."""
+
+    run_id: str
+    key: str
+    item: InboxItem
+    text: str
+    # The item, as text.
+    before: float | None
+    due_at: float | None
+    # When it is taken in at the earliest, seconds since 1970.
+
+
+Records = tuple[int, Sequence[tuple[int, bytes]]]
+# A run's version, and its records by number: the header as 0, and the events that were asked for.
+
+
+class Ledger(Desk, Protocol):
+    """What a store's thread does, job by job, inside a transaction of its desk."""
+
+    holdings: Holdings
+
+    def now(self) -> float:
+        """As `Store.now`."""
+        ...
+
+    def create(self, opening: Opening, durability: Durability) -> tuple[Header, Lease]:
+        """As `Store.create`."""
+        ...
+
+    def take(self, run_id: str, durability: Durability) -> Lease:
+        """As `Store.lease`."""
+        ...
+
+    def append(self, entry: Entry) -> bool:
+        """Write events and strike inbox rows; refusals come before the first write."""
+        ...
+
+    def release(self, lease: Lease) -> bool:
+        """As `Store.release`."""
+        ...
+
+    def post(self, post: Post) -> Posted:
+        """As `Store.post`."""
+        ...
+
+    def inbox(self, run_id: str) -> Sequence[tuple[int, str, bytes]]:
+        """Return number, key and item of the rows that are not taken yet, oldest first."""
+        ...
+
+    def read(self, run_id: str, after: int) -> Records:
+        """Return the header and the events after that version."""
+        ...
+
+    def runs(self, where: Filter, limit: int) -> tuple[Summary, ...]:
+        """As `Store.runs`."""
+        ...
+
+    def due(self, agent: str, limit: int) -> tuple[str, ...]:
+        """As `Store.due`."""
+        ...
+
+    def delete(self, run_id: str) -> None:
+        """As `Store.delete`."""
+        ...
+
+    def delete_session(self, session: str) -> int:
+        """As `Store.delete_session`."""
+        ...
+
+    def prune(self, before: float) -> int:
+        """As `Store.prune`."""
+        ...
+
+
+@attrs.define(eq=False)
+class ThreadedStore(Store, Generic[L]):
+    """A store that hands all work to a thread of its own.
+
+    Usable from any event loop and thread, several at a time too. The thread starts when the store is first used, ends
+    after 5 idle seconds in which no run is driven, and never holds the process at exit. So `aclose` is good manners,
+    not a duty.
+    """
+
+    _writers: dict[int, Writer[L]] = attrs.field(factory=dict, init=False)
+    # By process id: a forked child has no thread of its parent's, and must not touch its connection, even to close it.
+
+    @abstractmethod
+    def _ledger(self) -> L:
+        """Return a new ledger, for the thread of this process."""
+
+    async def now(self) -> float:
+        """Seconds since 1970 by the store's clock."""
+        return await self._do(lambda ledger: ledger.now(), writes=False)
+
+    async def create(
+        self,
+        header: Header,
+        *,
+        events: Sequence[Event] = (),
+        durability: Durability = "full",
+    ) -> tuple[Header, Lease]:
+        """Insert the run if its id is new, and take its lease."""
+        header = codec.decode_header(codec.encode_header(header))  # as it will be read again
+        bodies = tuple([codec.encode_event(event, header) for event in events])
+        opening = Opening(header=header, bodies=bodies, facts=facts_of(begin(header).fold(events)))
+        return await self._taking(header.id, lambda ledger: ledger.create(opening, durability), durability)
+
+    async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:
+        """Take the lease of a run that exists."""
+        _, lease = await self._taking(run_id, lambda ledger: (run_id, ledger.take(run_id, durability)), durability)
+        return lease
+
+    async def _taking(
+        self, run_id: str, work: Callable[[L], tuple[T, Lease]], durability: Durability
+    ) -> tuple[T, Lease]:
+        """Do what takes a lease; where the wait for it is cancelled, nobody will know of it, so it is given back."""
+        taken: list[Lease] = []
+
+        def take(ledger: L) -> tuple[T, Lease]:
+            result = work(ledger)
+            taken[:] = result[1:]
+            return result
+
+        try:
+            return await self._do(take, run_id=run_id, durability=checked_durability(durability))
+        except AgentError:
+            raise  # refused or failed: nothing was taken
+        except BaseException:
+            with suppress(ClosedError):
+                self._writer.submit(Job(lambda ledger: [ledger.release(lease) for lease in taken]))
+            raise
+
+    def append(
+        self,
+        lease: Lease,
+        run: Run,
+        events: Sequence[Event],
+        *,
+        taken: Sequence[int] = (),
+        final: bool = False,
+    ) -> Commit:
+        """Write events and strike inbox rows; returns before it is durable.
+
+        The events are encoded here and not in the thread: an event that cannot be is the caller's mistake, and shall
+        be raised there; and the interpreter does one thing at a time anyway.
+
+        Raises:
+            MisuseError: when an event cannot be encoded.
+            ClosedError: after `aclose`.
+            StoreError: when 100,000 jobs wait already.
+        """
+        entry = Entry(
+            lease=lease,
+            bodies=tuple([codec.encode_event(event, run.header) for event in events]),
+            facts=facts_of(run),
+            taken=tuple(taken),
+            final=final,
+        )
+        job = Job[bool, L](
+            lambda ledger: ledger.append(entry),
+            run_id=run.id,
+            spoilt=lambda ledger, error: ledger.holdings.spoil(lease, error),
+            durability=lease.durability,
+        )
+        self._writer.submit(job)
+        return job
+
+    def release(self, lease: Lease) -> Commit:
+        """Give the lease back, after the appends before. Where that cannot be written, the lease ends by itself."""
+        job = Job[bool, L](
+            lambda ledger: ledger.release(lease),
+            run_id=lease.run_id,
+            spoilt=lambda _ledger, error: _log.warning("run %s: its lease ends by itself: %s", lease.run_id, error),
+            durability="normal",
+        )
+        try:
+            self._writer.submit(job)
+        except ClosedError:  # closing the store has given it back
+            return Job[bool, L].done(value=True)
+        return job
+
+    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> Posted:
+        """Put an item into the inbox, durably; the first post of a key wins."""
+        text = codec.encode_item(item)
+        post = Post(run_id=run_id, key=key, item=item, text=text, before=before, due_at=due_at(item))
+        return await self._do(lambda ledger: ledger.post(post), run_id=run_id)
+
+    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+        """Return the rows that are not taken yet, oldest first."""
+        rows = await self._do(lambda ledger: ledger.inbox(run_id), writes=False)
+        return await in_thread(lambda: tuple(posted(run_id, *row) for row in rows)).wait() if rows else ()
+
+    async def read(self, run_id: str, after: int = 0) -> Stored:
+        """Return the header and the events after that version; they are decoded off the event loop."""
+        version, records = await self._do(lambda ledger: ledger.read(run_id, after), writes=False)
+        return await in_thread(lambda: _stored(run_id, after, version, records)).wait()
+
+    async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
+        """Return the newest runs that the filter takes, newest first."""
+        return await self._do(lambda ledger: ledger.runs(where, max(limit, 0)), writes=False)
+
+    async def due(self, agent: str, *, limit: int = 100) -> tuple[str, ...]:
+        """Return the ids of runs of that agent that a worker can move on now, those that rest longest first."""
+        return await self._do(lambda ledger: ledger.due(agent, max(limit, 0)), writes=False)
+
+    async def delete(self, run_id: str) -> None:
+        """Remove a run that nobody drives, with its inbox and the runs of agents below it."""
+        await self._do(lambda ledger: ledger.delete(run_id))
+
+    async def delete_session(self, session: str) -> int:
+        """Remove all runs of a session; return how many they were."""
+        return await self._do(lambda ledger: ledger.delete_session(session))
+
+    async def prune(self, before: float) -> int:
+        """Remove what is over and has not changed since that moment; return how many runs that were."""
+        return await self._do(lambda ledger: ledger.prune(before))
+
+    async def aclose(self) -> None:
+        """Write what is queued, give all leases back, let go of the database and end the thread."""
+        await self._writer.close()
+
+    def statistics(self) -> Statistics:
+        """Return what the thread has done so far in this process."""
+        return self._writer.statistics()
+
+    async def _do(
+        self, work: Callable[[L], T], *, run_id: str = "", writes: bool = True, durability: Durability = "full"
+    ) -> T:
+        job = Job[T, L](work, run_id=run_id, writes=writes, durability=durability)
+        self._writer.submit(job)
+        return await job.wait()
+
+    @property
+    def _writer(self) -> Writer[L]:
+        pid = os.getpid()
+        return self._writers.get(pid) or self._writers.setdefault(pid, Writer(self._ledger()))
+
+
+def check_lease_s(store: object, _attribute: object, value: float) -> None:
+    """Refuse a lease of no length, or of too great a one."""
+    if not 0 < value <= LONGEST_LEASE_S:
+        kind = type(store).__name__
+        raise MisuseError(f"{kind}(lease_s={value!r}): give seconds above 0 and up to {LONGEST_LEASE_S:.0f}")
+
+
+def decoded(decode: Callable[[str], T], body: object, what: str) -> T:
+    """Decode a record; say which one it is when it cannot be read."""
+    try:
+        return decode(body.decode() if isinstance(body, bytes) else "")
+    except (CorruptError, UnicodeDecodeError) as error:
+        why = "it is missing" if body is None else str(error)
+        raise CorruptError(f"{what}, cannot be read ({why}): restore a backup, or delete the run") from None
+    except TooNewError as error:
+        raise TooNewError(f"{what}: {error}") from None
+
+
+def header_of(run_id: str, body: object) -> Header:
+    """Decode the header of a run."""
+    return decoded(codec.decode_header, body, f"run {run_id!r}, the header")
+
+
+def posted(run_id: str, number: int, key: str, item: bytes) -> Posted:
+    """Decode a row of an inbox."""
+    value = decoded(codec.decode_item, item, f"run {run_id!r}, inbox row {number}")
+    return Posted(number=number, key=key, item=value)
+
+
+def _stored(run_id: str, after: int, version: int, records: Sequence[tuple[int, bytes]]) -> Stored:
+    """Decode a journal, in which no version may be missing."""
+    bodies: dict[int, Any] = dict(records)
+    header = header_of(run_id, bodies.get(0))
+    events = [
+        decoded(lambda text: codec.decode_event(text, header), bodies.get(number), f"run {run_id!r}, version {number}")
+        for number in range(max(after, 0) + 1, version + 1)
+    ]
+    return Stored(header=header, events=tuple(events))

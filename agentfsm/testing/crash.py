@@ -1,0 +1,408 @@
+"""The crash kit: processes that are killed with SIGKILL, by chance or at one moment after another, and what they said.
+
+What a crash leaves can only be seen after a real one. So a life is a process of its own, and what it says on a pipe is
+all that the world knows of it: what was acknowledged before the end.
+
+    async def life(path):
+        agent = Agent(..., store=SQLiteStore(path, connect=connect))
+        run = await agent.run("go", id="r1")
+        tell(run.version)
+
+    with Cradle() as cradle:
+        for at in count(1):
+            first = cradle.live(life, path, kill_at=("await", at))
+            ...                                  # another life takes over; look at what is left
+            if not first.killed:
+                break                            # it has no such moment any more
+
+A moment is counted by kind: "await" (each step of a task, so the end of each await), "commit" and "statement" (of a
+SQLite store that has `connect`), and whatever calls `crash_point` with a kind of its own, such as the tools.
+
+A process that has imported everything forks one child for each life, so that a life costs milliseconds. Not for
+Windows, which has neither SIGKILL nor fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from contextvars import Context
+from functools import partial
+from importlib import import_module
+from io import BytesIO
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+
+import anyio
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.stores.sqlite_file import connect_sqlite3
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from agentfsm.stores.sqlite_file import Connection, Cursor
+
+Work = Callable[..., Awaitable[None]]
+# What a process does; a function of a module, so that it can be named to another process.
+Moment = tuple[str, int]
+# A kind of crash point, and its number in the life, from 1.
+
+_HEAD: Final = 8
+# Bytes that say how long an order is.
+_PIPE: Final = 65_536
+# Bytes that a pipe of Linux holds; smaller ones are read whole as well.
+_BACKENDS: Final = ("asyncio", "trio")
+
+
+# In the process that lives.
+
+
+@attrs.define(eq=False)
+class _Here:
+    """What this process is, if it is a life."""
+
+    voice: int | None = None
+    # The pipe that it tells by.
+    ear: int | None = None
+    kill_at: Moment | None = None
+    passed: dict[str, count[int]] = attrs.field(factory=lambda: defaultdict(lambda: count(1)))
+    # The next number of each kind. Its steps cannot be torn, so threads may share it.
+
+
+_here = _Here()
+
+
+def tell(value: Any) -> None:
+    """Let the world outside know something, which no crash makes it forget; anywhere else than in a life, nobody hears.
+
+    Args:
+        value: What can be pickled, up to 4,000 bytes, so that it arrives whole or not at all.
+    """
+    if _here.voice is not None:
+        os.write(_here.voice, pickle.dumps(value))
+
+
+async def hear() -> None:
+    """Wait for a word of `Living.go`.
+
+    Raises:
+        EOFError: when nobody is there any more who could say it.
+    """
+    assert _here.ear is not None, "only a life is spoken to"  # noqa: S101  a mistake of the caller
+    await anyio.wait_readable(_here.ear)
+    if not os.read(_here.ear, 1):
+        raise EOFError("whoever started this process is gone")
+
+
+def crash_point(kind: str) -> None:
+    """Be a moment at which a life may be killed; anywhere else than in a life, nothing happens."""
+    if _here.voice is not None and (kind, next(_here.passed[kind])) == _here.kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def connect(path: str) -> Connection:
+    """Open a SQLite file for a store, with crash points before each statement, and before and behind each commit."""
+    return _Connection(connect_sqlite3(path))
+
+
+@attrs.define(eq=False)
+class _Connection:
+    inner: Connection
+    writes: bool = False
+    # Whether the transaction does.
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
+        crash_point("statement")
+        if sql.startswith("BEGIN"):
+            self.writes = sql == "BEGIN IMMEDIATE"
+        is_durable = sql == "COMMIT" and self.writes
+        if is_durable:
+            crash_point("commit")
+        cursor = self.inner.execute(sql, parameters)
+        if is_durable:
+            crash_point("commit")  # it is written, and nobody has been told
+        return cursor
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+# Outside.
+
+
+@attrs.frozen(kw_only=True)
+class Life:
+    """What is known of a process after its end."""
+
+    told: tuple[Any, ...]
+    # What it told, oldest first.
+    killed: bool
+    # Whether SIGKILL ended it before it had done its work.
+    points: Mapping[str, int]
+    # How many moments it had, by kind; empty if it was killed.
+
+
+@attrs.define(eq=False)
+class Living:
+    """A process that lives."""
+
+    pid: int
+    _mouth: int
+    _pipe: int
+    _reap: Callable[[int], int]
+    # Told the pid of a process that has ended; returns its status.
+    _told: list[Any] = attrs.field(factory=list, init=False)
+    _has_ended: bool = attrs.field(default=False, init=False)
+
+    def next_word(self) -> Any:
+        """Wait for what it tells next, and return it.
+
+        Raises:
+            EOFError: when it ends before it tells anything more.
+        """
+        heard = len(self._told)
+        while len(self._told) == heard and not self._has_ended:
+            self._listen(None)
+        if len(self._told) == heard:
+            raise EOFError("the process has ended")
+        return self._told[heard]
+
+    def go(self) -> None:
+        """Let a `hear` of it return."""
+        with suppress(BrokenPipeError):
+            os.write(self._mouth, b".")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; nothing happens if it has ended."""
+        os.kill(self.pid, number)  # its number is not used again before it is reaped, which `end` does
+
+    def end(self, *, kill_after_s: float | None = None) -> Life:
+        """Wait for its end, and return what is known of it.
+
+        Args:
+            kill_after_s: Seconds after which it is killed, 0 or more; None for never.
+
+        Raises:
+            AssertionError: when its work raised; with the traceback.
+        """
+        deadline = None if kill_after_s is None else time.monotonic() + kill_after_s
+        while not self._has_ended:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                self.signal(signal.SIGKILL)
+                deadline, left_s = None, None
+            self._listen(left_s)
+        for pipe in (self._mouth, self._pipe):
+            os.close(pipe)
+        status = os.waitstatus_to_exitcode(self._reap(self.pid))
+        last = self._told.pop() if self._told and isinstance(self._told[-1], _Done | _Broke) else None
+        if isinstance(last, _Broke):
+            raise AssertionError(f"a life broke off:\n{last.trace}")  # noqa: TRY004  the test has failed
+        if last is None and status != -signal.SIGKILL:
+            raise AssertionError(f"a life ended without a word, with status {status}")
+        return Life(told=tuple(self._told), killed=last is None, points={} if last is None else last.points)
+
+    def _listen(self, timeout_s: float | None) -> None:
+        readable, _, _ = select.select([self._pipe], [], [], timeout_s)
+        if not readable:
+            return
+        words = BytesIO(os.read(self._pipe, _PIPE))  # words are written whole, so whole ones are read
+        self._has_ended = not words.getvalue()
+        while words.tell() < len(words.getvalue()):
+            self._told.append(pickle.load(words))  # noqa: S301  of our own child
+
+
+@attrs.frozen
+class _Done:
+    points: Mapping[str, int]
+
+
+@attrs.frozen
+class _Broke:
+    trace: str
+
+
+@attrs.frozen(kw_only=True)
+class _Order:
+    work: Work
+    args: tuple[Any, ...]
+    kill_at: Moment | None
+    backend: str
+
+
+@attrs.define(eq=False)
+class Cradle:
+    """Where lives begin: a process that stays as it is, and forks. What an order names is imported there, once.
+
+    As a context manager; at its exit whatever still lives is killed.
+
+    Args:
+        prepare: Done there at the start, so that no life has to: load what is loaded late. A function of a module,
+            which leaves no thread behind and no store open.
+    """
+
+    prepare: Callable[[], None] | None = None
+    _desk: socket.socket = attrs.field(init=False)
+    _process: subprocess.Popen[bytes] = attrs.field(init=False)
+
+    def __enter__(self) -> Self:
+        self._desk, theirs = socket.socketpair()
+        with theirs:
+            desk = theirs.fileno()
+            code = f"import sys; sys.path[:] = {sys.path!r}; from agentfsm.testing import crash; crash._serve({desk})"
+            command = [sys.executable, "-c", code]
+            # In a session of its own, since an interrupt at the terminal is for whoever asks for lives.
+            self._process = subprocess.Popen(command, pass_fds=[desk], start_new_session=True)  # noqa: S603  ours
+            self._send(pickle.dumps(self.prepare))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._desk.close()  # it takes that for the end
+        self._process.wait()
+
+    def live(
+        self,
+        work: Work,
+        *args: Any,
+        kill_at: Moment | None = None,
+        kill_after_s: float | None = None,
+        backend: str = "asyncio",
+    ) -> Life:
+        """Let a process do the work, to its end or until it is killed.
+
+        Args:
+            work: An async function of a module.
+            args: For it; they can be pickled.
+            kill_at: The moment at which it is killed; None for none.
+            kill_after_s: Seconds from its first word on (`tell`) after which it is killed; None for never.
+            backend: "asyncio" or "trio".
+
+        Raises:
+            AssertionError: when the work raised; with the traceback.
+        """
+        living = self.start(work, *args, kill_at=kill_at, backend=backend)
+        if kill_after_s is not None:
+            with suppress(EOFError):
+                living.next_word()
+        return living.end(kill_after_s=kill_after_s)
+
+    def start(self, work: Work, *args: Any, kill_at: Moment | None = None, backend: str = "asyncio") -> Living:
+        """Start a process, and do not wait for its end; as `live`."""
+        if backend not in _BACKENDS:
+            raise MisuseError(f"backend={backend!r}: give one of {', '.join(_BACKENDS)}")
+        order = pickle.dumps(_Order(work=work, args=args, kill_at=kill_at, backend=backend))
+        (pipe, voice), (ear, mouth) = os.pipe(), os.pipe()
+        self._send(order, voice, ear)
+        for given in (voice, ear):
+            os.close(given)
+        return Living(self._answer(), mouth, pipe, self._reap)
+
+    def _send(self, order: bytes, *pipes: int) -> None:
+        socket.send_fds(self._desk, [len(order).to_bytes(_HEAD)], pipes)
+        self._desk.sendall(order)
+
+    def _reap(self, pid: int) -> int:
+        self._desk.sendall(bytes(_HEAD) + pid.to_bytes(_HEAD))
+        return self._answer()
+
+    def _answer(self) -> int:
+        return int.from_bytes(_read(self._desk, _HEAD))
+
+
+# In the process that forks.
+
+
+def _serve(number: int) -> None:
+    """Take orders until nobody is there who gives them."""
+    for backend in _BACKENDS:
+        with suppress(ImportError):
+            import_module(f"anyio._backends._{backend}")
+    living: set[int] = set()
+    with socket.socket(fileno=number) as desk, suppress(EOFError):
+        prepare = pickle.loads(_read(desk, int.from_bytes(_read(desk, _HEAD))))  # noqa: S301  of our own parent
+        if prepare is not None:
+            prepare()
+        while True:
+            head, pipes, _, _ = socket.recv_fds(desk, _HEAD, 2)
+            if not head:
+                break
+            if size := int.from_bytes(head):
+                answer = _born(pickle.loads(_read(desk, size)), desk, pipes)  # noqa: S301  of our own parent
+                living.add(answer)
+            else:
+                pid = int.from_bytes(_read(desk, _HEAD))
+                _, answer = os.waitpid(pid, 0)
+                living.discard(pid)
+            desk.sendall(answer.to_bytes(_HEAD))
+    for pid in living:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _read(desk: socket.socket, size: int) -> bytes:
+    words = desk.recv(size, socket.MSG_WAITALL)
+    if len(words) < size:
+        raise EOFError("the other process is gone")
+    return words
+
+
+def _born(order: _Order, desk: socket.socket, pipes: Sequence[int]) -> int:
+    pid = os.fork()
+    if not pid:
+        desk.close()
+        _live(order, *pipes)
+    for pipe in pipes:
+        os.close(pipe)
+    return pid
+
+
+def _live(order: _Order, voice: int, ear: int) -> NoReturn:
+    """Do the work, and end without a look at what the parent had open."""
+    _here.voice, _here.ear, _here.kill_at = voice, ear, order.kill_at
+    try:
+        anyio.run(partial(order.work, *order.args), backend=order.backend, backend_options=_counting(order.backend))
+        _here.kill_at = None
+        last: _Done | _Broke = _Done({kind: next(passed) - 1 for kind, passed in _here.passed.items()})
+    except BaseException:  # noqa: BLE001  whatever it is, the parent has to hear of it
+        last = _Broke(traceback.format_exc()[-3_000:])
+    tell(last)
+    os._exit(0)
+
+
+def _counting(backend: str) -> dict[str, Any]:
+    """Return the options of an event loop that has a crash point before each step of a task."""
+    if backend == "trio":
+        return {"instruments": [_Steps()]}
+    return {"loop_factory": _Loop}
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+        return super().call_soon(_stepped, callback, *args, context=context)
+
+
+def _stepped(callback: Callable[..., Any], *args: Any) -> None:
+    crash_point("await")
+    callback(*args)
+
+
+class _Steps:
+    """An instrument of trio."""
+
+    def before_task_step(self, _task: object) -> None:
+        crash_point("await")

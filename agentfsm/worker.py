@@ -1,0 +1,108 @@
+"""A worker: drives whatever can be moved on, for as long as it lives.
+
+Any number of workers may share a store. Each run is driven by one of them at a time, since a lease is; when a worker
+dies, its runs are due again as soon as its leases end.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import attrs
+
+from agentfsm.core.errors import AgentError, LeaseHeldError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentfsm.agent import Agent
+    from agentfsm.core.run import Run
+
+_log = logging.getLogger("agentfsm.worker")
+
+REST_S: Final = 1.0
+# Seconds that a run rests which could not be driven, doubled each time.
+LONGEST_REST_S: Final = 300.0
+# The longest rest: somebody may have mended what was wrong.
+RESTING: Final = 10_000
+# Runs of which that is remembered; the oldest are forgotten, and tried again early.
+
+
+@attrs.define(eq=False, kw_only=True)
+class Worker:
+    """Drives the runs of one agent; `Agent.worker` is `work` of one of these."""
+
+    agent: Agent
+    drive: Callable[..., Awaitable[Run]]
+    deps: Any
+    parallel: int
+    poll_s: float
+    _busy: set[str] = attrs.field(factory=set, init=False)
+    _resting: dict[str, tuple[float, float]] = attrs.field(factory=dict, init=False)
+    # By run: when it is tried again (monotonic seconds), and how long it rested.
+    _freed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    # Set when a drive has ended.
+
+    async def work(self, *, until_idle: bool) -> None:
+        """Drive what is due, until cancelled; or until nothing is."""
+        async with anyio.create_task_group() as drives:
+            while True:
+                self._freed = anyio.Event()
+                chosen = await self._due()
+                for run_id in chosen or ():
+                    self._busy.add(run_id)
+                    drives.start_soon(self._serve, run_id)
+                if until_idle and chosen is not None and not self._busy:
+                    return
+                if not chosen or len(self._busy) >= self.parallel:
+                    with anyio.move_on_after(self.poll_s):
+                        await self._freed.wait()
+
+    async def _due(self) -> list[str] | None:
+        """Return runs to drive, as many as there is room for; None where the store cannot be asked."""
+        room, now = self.parallel - len(self._busy), self.agent.clock.monotonic()
+        if room <= 0:
+            return []
+        resting = {run_id for run_id, (until, _) in self._resting.items() if until > now}
+        try:
+            due = await self.agent.store.due(self.agent.name, limit=room + len(resting) + len(self._busy))
+        except StoreError as error:  # it may be back soon, and nothing is lost while it is not
+            _log.warning("the store cannot be asked what is due, and is asked again: %s", error)
+            return None
+        return [run_id for run_id in due if run_id not in resting | self._busy][:room]
+
+    async def _serve(self, run_id: str) -> None:
+        """Drive one run; whatever goes wrong with it, the worker lives on for the others."""
+        moved = False
+        try:
+            before = await self.agent.load(run_id)
+            after = await self.drive(self.agent, run_id, await self._deps_of(before))
+            moved = after.version > before.version
+        except LeaseHeldError:
+            moved = True  # somebody else was first
+        except AgentError as error:
+            _log.warning("run %s was not driven: %s", run_id, error)
+        except Exception:  # noqa: BLE001  a fault in what the user brought along must not stop the other runs
+            _log.exception("run %s was not driven", run_id)
+        finally:
+            self._busy.discard(run_id)
+            self._rest(run_id, moved=moved)
+            self._freed.set()
+
+    async def _deps_of(self, run: Run) -> Any:
+        made = self.deps(run) if callable(self.deps) else self.deps
+        return await made if isinstance(made, Awaitable) else made
+
+    def _rest(self, run_id: str, *, moved: bool) -> None:
+        """Let a run that did not move rest for a while, longer each time."""
+        _, last_s = self._resting.pop(run_id, (0.0, 0.0))
+        if moved:
+            return
+        rest_s = min(max(REST_S, last_s * 2), LONGEST_REST_S) * random.uniform(1.0, 1.5)  # noqa: S311  spreads
+        self._resting[run_id] = self.agent.clock.monotonic() + rest_s, rest_s
+        if len(self._resting) > RESTING:
+            del self._resting[next(iter(self._resting))]

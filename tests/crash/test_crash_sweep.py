@@ -1,0 +1,202 @@
+"""P1 and P2: workers are killed at each moment in turn and at random ones; nothing is lost, repeated, or hidden."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import anyio
+import attrs
+import pytest
+from checks import sound_run
+from crash_story import World, agent_on, check, life, lives
+
+from agentfsm import Run, StopReason
+from agentfsm.ports import Store
+from agentfsm.testing.crash import Cradle, Life
+
+HEIRS = 20
+# Runs that one worker takes over at once from as many that were killed.
+
+on = partial(pytest.mark.parametrize, "store_of", indirect=True)
+
+
+@pytest.fixture
+def scene(cradle: Cradle, store_of: Callable[[], Store], folder: Path) -> Scene:
+    return Scene(cradle, store_of, folder)
+
+
+@attrs.define
+class Scene:
+    """Runs on one store, driven by workers that die."""
+
+    cradle: Cradle
+    store: Callable[[], Store]
+    folder: Path
+    worlds: list[World] = attrs.field(factory=list)
+    # Of runs that are not checked yet.
+    told: list[object] = attrs.field(factory=list)
+    kills: int = 0
+
+    def new_world(self, name: object) -> World:
+        """Return the world of a run that has not begun."""
+        self.worlds.append(World(self.store, f"run-{name}", str(self.folder / f"books-{name}")))
+        return self.worlds[-1]
+
+    def live(self, world: World, *, kill_at=None, kill_after_s=None, backend="asyncio", **how) -> Life:
+        """Let a worker drive a run until it is killed, or the run is over."""
+        work = partial(life, **how)
+        return self._heard(self.cradle.live(work, world, kill_at=kill_at, kill_after_s=kill_after_s, backend=backend))
+
+    def end(self, **how) -> None:
+        """Let one worker end all runs that were left, and check them."""
+        ended = self._heard(self.cradle.live(partial(lives, **how), self.store, self.worlds))
+        assert not ended.killed
+        self.check()
+
+    def check(self) -> None:
+        """Check the runs, which are over."""
+        anyio.run(check, self.store, self.worlds, self.told)
+        self.worlds.clear()
+        self.told.clear()
+
+    def _heard(self, ended: Life) -> Life:
+        self.told += [word for word in ended.told if word != "alive"]
+        self.kills += ended.killed
+        return ended
+
+
+def sweep(scene: Scene, kind: str, *, first: tuple[str, int] | None = None, **how) -> int:
+    """Kill a worker at each moment of a kind in turn, let others take over, and check; return how many there are.
+
+    Args:
+        scene: Where.
+        kind: Of moment.
+        first: Where a first worker is killed; those that are swept then are the second.
+        how: How the workers work.
+    """
+    at, was_killed = 0, True
+    while was_killed:
+        at += 1
+        world = scene.new_world(f"{kind}-{at}")
+        if first is not None:
+            assert scene.live(world, kill_at=first, **how).killed
+        was_killed = scene.live(world, kill_at=(kind, at), **how).killed
+        if not was_killed or len(scene.worlds) == HEIRS:
+            scene.end(**how)
+    return at - 1
+
+
+@on(("sqlite",))
+@pytest.mark.parametrize("kind", ["commit", "await", "effect"])
+def test_a_worker_may_be_killed_at_each_moment(scene, kind):
+    """Before and after each commit and each effect, and at each await of a run: the next worker ends it as it must."""
+    assert sweep(scene, kind) > 20
+
+
+@on(("postgres",))
+def test_a_worker_may_be_killed_at_each_commit_to_a_server(scene):
+    """The same with commits that another process may still make when the worker is dead."""
+    assert sweep(scene, "commit") > 20
+
+
+@pytest.mark.soak
+@on(("sqlite", "postgres"))
+@pytest.mark.parametrize("kind", ["statement", "commit", "await", "effect"])
+@pytest.mark.parametrize("how", [{}, {"stepwise": True}, {"stream": True}], ids=["whole", "stepwise", "streamed"])
+def test_a_worker_may_be_killed_at_each_statement(scene, kind, how):
+    """As above and at each single statement, also where the run is driven step by step, and replies are streamed."""
+    assert sweep(scene, kind, **how) > 20
+
+
+@pytest.mark.soak
+@on(("sqlite", "postgres"))
+@pytest.mark.parametrize("at", range(2, 25, 4))
+def test_whoever_takes_over_may_be_killed_as_well(scene, at):
+    """A worker dies at an effect, and the next one at each commit: the third ends the run as it must."""
+    assert sweep(scene, "commit", first=("effect", at)) > 5
+
+
+def kill_at_random(scene: Scene, kills: int) -> Counter[int]:
+    """Kill workers from outside, at random times, until so many have died; return how far their runs were.
+
+    The time follows what workers need here and now: it grows with each that dies, and shrinks with each that does not,
+    so that about five of six die, however busy the machine is.
+    """
+    chance = random.Random(kills)
+    longest_s = 0.1
+    spread: Counter[int] = Counter()
+    while scene.kills < kills:
+        world, killed = scene.new_world(f"{chance.random()}"[2:]), True
+        while killed:
+            killed = scene.live(
+                world,
+                kill_after_s=chance.uniform(0, longest_s),
+                backend=chance.choice(("asyncio", "trio")),
+                stepwise=chance.random() < 0.3,
+                stream=chance.random() < 0.5,
+            ).killed
+            longest_s *= 1.02 if killed else 0.9
+            spread[len(world.effects())] += killed
+        if len(scene.worlds) == HEIRS or scene.kills >= kills:
+            scene.check()
+    return spread
+
+
+@on(("sqlite",))
+def test_workers_may_be_killed_at_random(scene):
+    """1,000 SIGKILLs from outside, at any time of any run: each run ends, and nothing is lost, repeated or hidden."""
+    assert len(kill_at_random(scene, 1_000)) > 6, "the kills were not spread over the runs"
+
+
+@on(("postgres",))
+def test_workers_may_be_killed_at_random_on_a_server(scene):
+    """The same, 50 times."""
+    assert len(kill_at_random(scene, 50)) > 4
+
+
+@pytest.mark.soak
+@on(("postgres",))
+def test_workers_may_be_killed_at_random_on_a_server_for_long(scene):
+    """The same, 1,000 times."""
+    assert len(kill_at_random(scene, 1_000)) > 6
+
+
+@on(("sqlite", "postgres"))
+def test_a_run_that_kills_its_workers_is_parked(scene):
+    """Where five workers die over one turn, the sixth ends the run, says why, and does nothing else."""
+    world = scene.new_world("parked")
+    for effect in (4, 1, 1, 1, 1):  # behind what the second call does, and then before whatever comes next
+        assert scene.live(world, kill_at=("effect", effect), crashes=5).killed
+    told = len(world.effects())
+    assert not scene.live(world, crashes=5).killed
+    run = anyio.run(loaded, world)
+    assert run.stop_reason is StopReason.PARKED
+    assert run.stop_message.startswith("5 workers died over it in ACT")
+    assert len(world.effects()) == told
+    sound_run(run)
+
+
+async def loaded(world: World) -> Run:
+    """Return the run as it is in the store."""
+    async with agent_on(world.store()) as agent:
+        return await agent.load(world.run_id)
+
+
+@on(("sqlite",))
+@pytest.mark.parametrize(
+    ("fault", "kind", "complaint"),
+    [
+        ("lagging", "effect", "repeated|hidden|lost"),
+        ("forgetful", "commit", "lost"),
+        ("hushed up", "effect", "hidden"),
+        ("unasked", "effect", "repeated"),
+    ],
+)
+def test_the_sweep_finds_what_is_broken(scene, fault, kind, complaint):
+    """Planted: a store that acknowledges too early, or forgets; workers that hush up, or repeat, what was in flight."""
+    with pytest.raises(AssertionError, match=complaint):
+        sweep(scene, kind, stepwise=True, fault=fault)

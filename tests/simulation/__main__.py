@@ -1,0 +1,32 @@
+"""Play worlds again, and tell everything that happens in them: `python tests/simulation SEED...`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # as pytest does, for what the tests share
+
+from play import play
+
+
+def tell(line: str) -> None:
+    """Write a line."""
+    sys.stdout.write(f"{line}\n")
+
+
+def main(seeds: list[str]) -> int:
+    """Play each seed; return 1 where a promise was broken."""
+    broken = False
+    for seed in seeds:
+        tell(f"seed {seed}")
+        world = play(int(seed), tell)
+        for run_id, record in world.disk._records.items():
+            run = record.run
+            tell(f"{run_id}: {run.state}, {run.stop_reason}, version {run.version}, turn {run.turn}")
+        broken = broken or bool(world.wrong)
+    return int(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,696 @@
+"""PostgresStore keeps the promises of every store, and those that only a server can make."""
+
+import math
+import subprocess
+import sys
+
+import anyio
+import psycopg
+import pytest
+from held import hold
+from keeper import await_that
+from servers import empty_schema
+
+from agentfsm.core.errors import (
+    ConflictError,
+    CorruptError,
+    LeaseHeldError,
+    LeaseLostError,
+    MisuseError,
+    StoreError,
+    TooNewError,
+)
+from agentfsm.core.events import Observed
+from agentfsm.core.inbox import Cancel
+from agentfsm.ports import Filter
+from agentfsm.stores import PostgresStore, postgres, writer
+from agentfsm.stores.owner import Owner
+from agentfsm.stores.postgres_link import Link
+from agentfsm.testing.conformance import DONE, HOSTILE, Driver, StoreConformance, finished, header, refused, words
+
+FORKS = """
+import gc, os, sys, anyio
+from agentfsm.stores import PostgresStore
+from agentfsm.testing.conformance import DONE, Driver, finished, header
+from agentfsm.core.events import Observed
+
+def session():
+    return store._writer.desk._db.info.backend_pid
+
+store = PostgresStore(sys.argv[1], schema=sys.argv[2])
+driver = anyio.run(Driver.of, store)
+before = session()
+if (child := os.fork()) == 0:
+    anyio.run(finished, store, header("of the child"))
+    anyio.run(store.aclose)
+    del store
+    gc.collect()
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+
+async def go_on():
+    assert await driver.append(Observed(), DONE).wait()
+    return [line.id for line in await store.runs()]
+
+print(anyio.run(go_on), session() == before)
+anyio.run(store.aclose)
+"""
+
+
+@pytest.fixture(scope="module")
+def tables(shared_postgres, postgres_desk):
+    """Make a schema with the tables, for all tests: to empty them takes a tenth of the time."""
+    with empty_schema(postgres_desk) as name:
+        store = PostgresStore(shared_postgres, schema=name)
+        anyio.run(store.runs)
+        anyio.run(store.aclose)
+        yield name
+
+
+@pytest.fixture
+def schema(tables, postgres_desk):
+    yield tables
+    for table in ("events", "inbox", "runs", "workers"):
+        postgres_desk.execute(f"DELETE FROM {tables}.{table}")  # noqa: S608  our own names
+
+
+@pytest.fixture
+async def pair(shared_postgres, schema):
+    """Two workers on one schema."""
+    stores = [PostgresStore(shared_postgres, schema=schema) for _ in range(2)]
+    yield stores
+    for store in stores:
+        await store.aclose()
+
+
+@pytest.fixture
+def store(pair):
+    return pair[0]
+
+
+@pytest.fixture
+def rows(postgres_desk, schema):
+    """Ask the server, or do to the tables what no agentfsm does."""
+
+    def ask(sql, *values):
+        cursor = postgres_desk.execute(sql.replace("{s}", schema), values)
+        return cursor.fetchall() if cursor.description else []
+
+    return ask
+
+
+async def beat(store):
+    """Let the store's thread renew its leases now."""
+    store._writer._beaten_at = -math.inf
+    await store.runs()
+    await store.runs()  # jobs and upkeep take turns: what was due behind the first is done
+
+
+async def asked(store, sql):
+    """Ask in a transaction of the store's."""
+    return await store._do(lambda ledger: ledger.execute(sql).fetchall())
+
+
+class TestPostgresStore(StoreConformance):
+    """The published kit."""
+
+    @pytest.fixture
+    async def store(self, pair):
+        return pair[0]
+
+    @pytest.fixture
+    async def other(self, pair):
+        return pair[1]
+
+
+# Leases.
+
+
+async def test_a_lease_ends(pair, rows):
+    """An owner that was not heard of for the time of a lease is replaced, and learns it at its next append."""
+    first, second = pair
+    late = await Driver.of(first)
+    woken = []
+    late.lease.wake = lambda: woken.append(True)
+    with pytest.raises(LeaseHeldError):
+        await second.lease("r1")
+    rows("UPDATE {s}.workers SET until = extract(epoch FROM now())")
+    assert [line.driven for line in await second.runs()] == [False]
+    now = await Driver.again(second)
+    commits = [late.append(Observed(at=9.0)), late.append(DONE)]
+    for commit in commits:
+        await refused(commit, LeaseLostError)
+    assert (late.lease.lost, woken) == (True, [True])
+    assert await now.append(Observed(at=1.0)).wait()
+    assert (await first.read("r1")).events == (Observed(at=1.0),)
+
+
+async def test_a_lease_that_ended_and_that_nobody_took_goes_on(pair, rows):
+    """A worker that slept through the end of its lease goes on if nobody has taken it."""
+    first, second = pair
+    driver = await Driver.of(first)
+    rows("UPDATE {s}.workers SET until = 0")
+    assert await driver.append(Observed()).wait()
+    with pytest.raises(LeaseHeldError):
+        await second.lease("r1")
+
+
+async def test_the_thread_renews_leases(pair, rows):
+    """A worker whose event loop is blocked keeps its runs: the thread renews them."""
+    first, second = pair
+    drivers = [await Driver.of(first, header(f"r{number}")) for number in range(3)]
+    rows("UPDATE {s}.workers SET until = 0")
+    await beat(first)
+    for number in range(3):
+        with pytest.raises(LeaseHeldError):
+            await second.lease(f"r{number}")
+    assert not any(driver.lease.lost for driver in drivers)
+
+
+async def test_a_renewal_learns_of_posts_and_cancel(pair):
+    """What was posted by another process reaches the owner within one renewal; cancel wakes it, once."""
+    first, second = pair
+    driver = await Driver.of(first)
+    woken = []
+    driver.lease.wake = lambda: woken.append(True)
+    row = await second.post("r1", "k", words("x"))
+    await beat(first)
+    assert (driver.lease.newest, driver.lease.cancelled, woken) == (row.number, False, [])
+    await second.post("r1", "cancel", Cancel())
+    await beat(first)
+    await beat(first)
+    assert (driver.lease.cancelled, woken) == (True, [True])
+
+
+async def test_an_append_learns_of_posts_and_cancel(pair):
+    """What was posted by another process reaches the owner with its next append, also one that is refused."""
+    first, second = pair
+    driver = await Driver.of(first)
+    row = await second.post("r1", "k", words("x"))
+    await driver.append(Observed()).wait()
+    assert (driver.lease.newest, driver.lease.cancelled) == (row.number, False)
+    await second.post("r1", "cancel", Cancel())
+    assert await driver.append(DONE, final=True).wait() is False
+    assert driver.lease.cancelled
+
+
+async def test_a_renewal_learns_that_the_lease_is_lost(pair, rows):
+    """An owner that was replaced is told without asking, and holds the lease no more."""
+    first, second = pair
+    driver = await Driver.of(first)
+    woken = []
+    driver.lease.wake = lambda: woken.append(True)
+    rows("UPDATE {s}.workers SET until = 0")
+    lease = await second.lease("r1")
+    await beat(first)
+    assert (driver.lease.lost, woken, lease.lost) == (True, [True], False)
+    assert first.statistics().leases == 0
+
+
+async def test_a_dropped_lease_is_let_go_of(pair):
+    """A lease whose owner was thrown away is free for other processes after one renewal."""
+    first, second = pair
+    driver = await Driver.of(first)
+    with pytest.raises(LeaseHeldError):
+        await second.lease("r1")
+    del driver
+    await beat(first)
+    assert await second.lease("r1")
+    assert first.statistics().leases == 0
+
+
+async def test_a_release_that_failed_is_made_up_for(pair, rows, caplog):
+    """The leases of a worker live as long as it does: one that could not be given back is with the next renewal."""
+    first, second = pair
+    driver = await Driver.of(first)
+    rows("ALTER TABLE {s}.runs RENAME TO away")
+    with pytest.raises(StoreError, match=r"does not exist.*restore a backup"):
+        await driver.release()
+    assert "ends by itself" in caplog.text
+    rows("ALTER TABLE {s}.away RENAME TO runs")
+    with pytest.raises(LeaseHeldError):
+        await second.lease("r1")
+    assert first.statistics().leases == 1
+    await beat(first)
+    assert await second.lease("r1")
+    assert first.statistics().leases == 0
+
+
+@pytest.mark.parametrize(
+    ("is_dead", "elsewhere"),
+    [(True, False), (False, False), (False, True)],
+    ids=["seen dead", "alive", "on another machine"],
+)
+async def test_a_dead_owner_of_this_machine_is_replaced_at_once(pair, rows, is_dead, elsewhere):
+    """Who can see that the owner is dead need not wait; whose owner is elsewhere waits for the end of the lease."""
+    first, second = pair
+    await finished(first)
+    here = Owner.here()
+    boot = "of-another-machine" if elsewhere else here.boot
+    name = str(Owner(boot, here.pids, here.pid, "1" if is_dead or elsewhere else here.started, "killed"))
+    rows("INSERT INTO {s}.workers VALUES (%s, extract(epoch FROM now()) + 10, 1)", name)
+    rows("UPDATE {s}.runs SET owner = %s", name)
+    assert [line.driven for line in await second.runs()] == [not is_dead]
+    if is_dead:
+        assert (await second.lease("r1")).crashes == 1
+    else:
+        with pytest.raises(LeaseHeldError):
+            await second.lease("r1")
+
+
+async def test_a_turn_that_was_finished_clears_the_crashes(pair, rows):
+    """Owners that died count until one of them gets on; appends within a turn are not enough for that."""
+    first, second = pair
+
+    async def crash():
+        rows("UPDATE {s}.runs SET owner = 'somebody who died'")
+        lease = await second.lease("r1")
+        await second.release(lease).wait()
+        return lease.crashes
+
+    driver = await Driver.of(first)
+    assert await crash() == 1
+    driver = await Driver.again(first)
+    await driver.append(Observed()).wait()
+    assert await crash() == 2
+    driver = await Driver.again(first)
+    await driver.append(*driver.turn()).wait()
+    assert await crash() == 1
+
+
+async def test_a_lease_of_a_clock_that_went_back_is_over(pair, rows):
+    """A lease that seems to last for hours was written before the server's clock was set back."""
+    first, second = pair
+    await Driver.of(first)
+    _lease = await first.lease("r1")
+    rows("UPDATE {s}.workers SET until = extract(epoch FROM now()) + 86400")
+    assert await second.lease("r1")
+
+
+async def test_a_token_is_never_given_twice(store):
+    """The lease of a run that was deleted is not one of its successor, which its late release leaves alone."""
+    late = await Driver.of(store)
+    await late.release()
+    await store.delete("r1")
+    now = await Driver.of(store)
+    assert now.lease.token > late.lease.token
+    await late.release()
+    assert await now.append(Observed()).wait()
+
+
+async def test_workers_that_ended_long_ago_are_forgotten(store, rows, monkeypatch):
+    """A row of each worker there ever was would be too many; those of last week are kept."""
+    for name, days in (("old", 8), ("new", 6)):
+        rows("INSERT INTO {s}.workers VALUES (%s, extract(epoch FROM now()) - 86400 * %s, 1)", name, days)
+    monkeypatch.setattr(writer, "QUIET_S", 0.0)
+    await finished(store)
+    await store.runs()
+    await store.runs()
+    names = {name for (name,) in rows("SELECT name FROM {s}.workers")}
+    assert "new" in names
+    assert "old" not in names
+
+
+# Groups.
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """What the stores send; commits are not shown."""
+    sent = []
+
+    def execute(link, sql, values=()):
+        sent.append(sql)
+        return as_before(link, sql, values)
+
+    as_before = Link.execute
+    monkeypatch.setattr(Link, "execute", execute)
+    return sent
+
+
+async def test_appends_are_written_together(store, rows, sent):
+    """A hundred runs that append at once, some of them twice, share two round trips."""
+    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(100)]
+    gate = hold(store)
+    sent.clear()
+    commits = [driver.append(Observed()) for driver in drivers]
+    commits += [driver.append(*driver.turn()) for driver in drivers[:50]]
+    gate.set()
+    for commit in commits:
+        assert await commit.wait()
+    assert len(sent) == 1
+    assert rows("SELECT version, count(*) FROM {s}.runs GROUP BY 1 ORDER BY 1") == [(1, 50), (6, 50)]
+    assert rows("SELECT count(*) FROM {s}.events WHERE version > 0") == [(50 + 50 * 6,)]
+
+
+async def test_each_append_of_a_group_has_its_own_outcome(pair, rows):
+    """What is refused is told why, whatever stands before and behind it, and the rest is written."""
+    first, second = pair
+    drivers = [await Driver.of(first, header(f"r{number}")) for number in range(5)]
+    for driver in drivers:
+        await driver.append(Observed()).wait()
+    await second.post("r2", "k", words("x"))
+    rows("UPDATE {s}.runs SET owner = 'another' WHERE id = 'r3'")
+    gate = hold(first)
+    stale = first.append(drivers[1].lease, drivers[1].run, (Observed(),))
+    fine, last, lost = (drivers[number].append(DONE, final=True) for number in (0, 2, 3))
+    chain = [drivers[4].append(*drivers[4].turn()), drivers[4].append(DONE, final=True)]
+    gate.set()
+    assert await fine.wait() is True
+    await refused(stale, ConflictError)
+    assert await last.wait() is False
+    await refused(lost, LeaseLostError)
+    assert [await commit.wait() for commit in chain] == [True, True]
+    versions = {"r0": 2, "r1": 1, "r2": 1, "r3": 1, "r4": 7}
+    assert dict(rows("SELECT id, version FROM {s}.runs")) == versions
+
+
+async def test_a_gap_in_a_chain_is_refused(store):
+    """Of appends of one run that were queued together, those behind one that does not fit are refused, too."""
+    driver = await Driver.of(store)
+    gate = hold(store)
+    first = driver.append(Observed())
+    begun = driver.run
+    driver.append(*driver.turn())
+    gap = store.append(driver.lease, driver.run.apply(DONE), (DONE,))
+    again = store.append(driver.lease, begun.apply(DONE), (DONE,))
+    gate.set()
+    assert await first.wait()
+    assert await gap.wait()
+    await refused(again, ConflictError)
+
+
+async def test_large_groups_are_cut(store, sent, monkeypatch):
+    """A statement has a bound: what comes beyond it is written by another one of the same transaction."""
+    monkeypatch.setattr(postgres, "STATEMENT_CHARS", 2_000)
+    driver = await Driver.of(store)
+    driver.append(Observed())
+    gate = hold(store)
+    sent.clear()
+    commits = [driver.append(*driver.turn()) for _ in range(20)]
+    gate.set()
+    assert all([await commit.wait() for commit in commits])
+    assert 3 < len(sent) < 15
+    assert len((await store.read("r1")).events) == 101
+
+
+async def test_a_job_that_cannot_be_stored_harms_nobody_else(store):
+    """A value that is no text is its caller's mistake; what is written together with it is written."""
+    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(5)]
+
+    async def misuse(key):
+        with pytest.raises(MisuseError):
+            await store.post("r1", key, words("x"))
+
+    gate = hold(store)
+    async with anyio.create_task_group() as group:
+        group.start_soon(misuse, "half \ud800")
+        group.start_soon(misuse, "".join(map(chr, range(32, 6_000))))  # longer than a row of an index
+        await anyio.lowlevel.checkpoint()
+        commits = [driver.append(Observed()) for driver in drivers]
+        gate.set()
+    assert [await commit.wait() for commit in commits] == [True] * 5
+    assert await store.inbox("r1") == ()
+
+
+# Races that one thread cannot have.
+
+
+async def test_a_post_and_the_end_race_over_two_connections(pair):
+    """Of a post by one worker and the end of the run by another one is refused."""
+    first, second = pair
+    outcome = {}
+
+    async def post(run_id):
+        try:
+            await second.post(run_id, "k", words("x"))
+            outcome["posted"] = True
+        except ConflictError:
+            outcome["posted"] = False
+
+    async def end(driver):
+        outcome["ended"] = await driver.append(DONE, final=True).wait()
+
+    for number in range(30):
+        driver = await Driver.of(first, header(f"r{number}"))
+        await driver.append(Observed()).wait()
+        async with anyio.create_task_group() as group:
+            group.start_soon(post, driver.run.id)
+            group.start_soon(end, driver)
+        assert outcome["posted"] is not outcome["ended"]
+
+
+async def test_the_end_sees_a_post_that_it_waited_for(store, rows, shared_postgres, schema):
+    """A final append that waits for a poster's lock sees what was posted, though it began before that."""
+    driver = await Driver.of(store)
+    await driver.append(Observed()).wait()
+    with session(shared_postgres, schema) as poster:
+        poster.execute("SELECT 1 FROM runs FOR NO KEY UPDATE")
+        commit = driver.append(DONE, final=True)
+        await in_wait(rows)
+        poster.execute("INSERT INTO inbox SELECT number, 1, 'k', '', false, NULL, false FROM runs")
+    assert await commit.wait() is False
+
+
+async def test_a_run_goes_on_from_no_run_that_is_being_deleted(pair, rows, shared_postgres, schema):
+    """Who starts in a session while its last run is removed goes on from the one before."""
+    first, second = pair
+    for number in range(2):
+        await finished(first, header(f"r{number}", session="s"))
+    with session(shared_postgres, schema) as remover:
+        remover.execute("DELETE FROM runs WHERE id = 'r1'")
+        async with anyio.create_task_group() as group:
+            group.start_soon(first.create, header("r2", session="s"))
+            await in_wait(rows)
+            remover.commit()
+    assert (await second.read("r2")).header.after == "r0"
+
+
+async def test_a_run_that_is_just_being_taken_is_not_deleted(pair, rows, shared_postgres, schema):
+    """Whoever deletes looks again once it has the locks."""
+    first, second = pair
+    await finished(first, header("r1"))
+    await finished(first, header("r1.a", parent="r1"))
+    async with anyio.create_task_group() as group:
+        with session(shared_postgres, schema) as taker:
+            await second.create(header("r2"))
+            taker.execute("UPDATE runs SET owner = (SELECT owner FROM runs WHERE id = 'r2') WHERE id = 'r1.a'")
+            group.start_soon(refused_delete, first)
+            await in_wait(rows)
+    assert len(await first.runs()) == 3
+
+
+async def refused_delete(store):
+    with pytest.raises(LeaseHeldError, match=r"r1\.a"):
+        await store.delete("r1")
+
+
+def session(url, schema):
+    """Open another session; at its end its transaction is committed."""
+    return psycopg.connect(psycopg.conninfo.make_conninfo(url, options=f"-csearch_path={schema}"))
+
+
+async def in_wait(rows):
+    """Return when a store waits for a lock."""
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'agentfsm' AND wait_event_type = 'Lock'"
+    await anyio.to_thread.run_sync(await_that, lambda: bool(rows(waiting)), "a store waits for a lock")
+
+
+# What is kept.
+
+
+async def test_awkward_names(store):
+    """NUL, which PostgreSQL refuses, and all else that is text comes back as it was; no two names become one."""
+    names = [HOSTILE, "a\x00b", "a\x01b", "a\x01\x02b", "a\x01\x01b", "a\x00\x01b", "%s %% {} $1", "\ufeff\uffff"]
+    for number, name in enumerate(names):
+        head = header(name, name, session=name, agent=name, user=name, parent=name, created_at=float(number))
+        driver = await Driver.of(store, head)
+        await store.post(name, name, words(name))
+        assert (await store.read(name)).header == head
+        assert [row.key for row in await store.inbox(name)] == [name]
+        (line,) = await store.runs(Filter(session=name, agent=name, user=name, parent=name))
+        assert (line.id, line.session, line.agent, line.user, line.parent, line.prompt) == (name,) * 6
+        await driver.release()
+    assert await store.delete_session(names[1]) == 1
+    assert len(await store.runs()) == len(names) - 1
+
+
+async def test_durability_is_what_the_server_is_told(store):
+    """Full never waits for less than the disk, and no less than the server is set to; normal does not wait."""
+    levels = []
+    for durability in ("full", "normal"):
+        levels += await store._do(
+            lambda ledger: ledger.execute("SHOW synchronous_commit").fetchall(), durability=durability
+        )
+    assert levels == [("on",), ("off",)]
+
+
+@pytest.mark.parametrize(("default", "full"), [("off", "on"), ("local", "local"), ("remote_apply", "remote_apply")])
+async def test_full_is_what_the_server_is_set_to(shared_postgres, schema, default, full):
+    """A server that is set to more, or to the own disk only, knows why; one that waits for nothing has to."""
+    store = PostgresStore(f"{shared_postgres}?options=-csynchronous_commit%3D{default}", schema=schema)
+    assert await asked(store, "SHOW synchronous_commit") == [(full,)]
+    await store.aclose()
+
+
+async def test_nothing_is_left_open(store, postgres_desk, schema):
+    """Between jobs the connection is idle, in no transaction, with no lock and no setting of ours."""
+    driver = await Driver.of(store)
+    await driver.append(Observed()).wait()
+    with pytest.raises(ConflictError):
+        await store.create(header(prompt="another"))
+    store._writer.desk._db.execute("SELECT 1")
+    pid = store._writer.desk._db.info.backend_pid
+    state = "SELECT state, xact_start, application_name FROM pg_stat_activity WHERE pid = %s"
+    assert postgres_desk.execute(state, [pid]).fetchall() == [("idle", None, "agentfsm")]
+    assert postgres_desk.execute("SELECT 1 FROM pg_locks WHERE pid = %s", [pid]).fetchall() == []
+    left = store._writer.desk._db.execute("SHOW search_path").fetchall()
+    assert schema not in left[0][0]
+
+
+async def test_the_connection_is_closed_when_idle(store, rows, monkeypatch):
+    """A store that nobody closes holds no thread and no connection for long, and opens them again."""
+    await finished(store)
+    pid = store._writer.desk._db.info.backend_pid
+    thread = store._writer._thread
+    monkeypatch.setattr(writer, "IDLE_S", 0.0)
+    await store.runs()
+    thread.join()
+    await anyio.to_thread.run_sync(
+        await_that, lambda: not rows("SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid), "its session ends"
+    )
+    assert rows("SELECT FROM {s}.workers") == []
+    assert len(await store.runs()) == 1
+
+
+def test_a_forked_child_has_a_connection_of_its_own(shared_postgres, schema):
+    """What the child does, and that it closes and ends, leaves the parent's connection as it was."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, shared_postgres, schema], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.returncode) == ("['of the child', 'r1'] True\n", 0), done.stderr
+
+
+# The schema.
+
+
+async def test_workers_may_make_the_tables_at_once(shared_postgres, postgres_desk):
+    """Whoever comes second finds them made."""
+    name = "test_made_at_once"
+    stores = [PostgresStore(shared_postgres, schema=name) for _ in range(6)]
+    try:
+        async with anyio.create_task_group() as group:
+            for number, store in enumerate(stores):
+                group.start_soon(finished, store, header(f"r{number}"))
+        assert len(await stores[0].runs()) == 6
+    finally:
+        for store in stores:
+            await store.aclose()
+        postgres_desk.execute(f"DROP SCHEMA {name} CASCADE")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        ("CREATE TABLE {s}.runs (distance float)", StoreError, "tables of another program.*give another schema"),
+        ("CREATE VIEW {s}.layout AS SELECT 1 AS version, 2 AS other", CorruptError, "lacks the tables events, inbox"),
+        ("CREATE TABLE {s}.layout AS SELECT 99 AS version", TooNewError, "tables 99, this one knows 1.: upgrade"),
+    ],
+)
+async def test_a_schema_that_is_not_ours_is_left_alone(shared_postgres, postgres_desk, change, kind, text):
+    """Tables of others are theirs, and half-understanding newer ones would lose facts."""
+    with empty_schema(postgres_desk) as name:
+        postgres_desk.execute(change.replace("{s}", name))
+        store = PostgresStore(shared_postgres, schema=name)
+        for use in (store.runs(), store.create(header())):
+            with pytest.raises(kind, match=text):
+                await use
+        await store.aclose()
+        made = "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace(%s)"
+        assert postgres_desk.execute(made, [name]).fetchone() == (1,)
+
+
+async def test_who_may_not_create_is_told_what_to_grant(shared_postgres, postgres_desk):
+    """A schema that was made for a user needs no right on the database; without it the error says what to do."""
+    user = "test_without_rights"
+    address = shared_postgres.replace("postgresql://postgres:", f"postgresql://{user}:", 1)
+    if address == shared_postgres:
+        pytest.skip("the server was given by its address, in another form than ours")
+    password = address.split(":")[2].partition("@")[0]
+    postgres_desk.execute(f"CREATE ROLE {user} LOGIN PASSWORD '{password}'")
+    try:
+        with empty_schema(postgres_desk) as name:
+            postgres_desk.execute(f"GRANT ALL ON SCHEMA {name} TO {user}")
+            own, none = PostgresStore(address, schema=name), PostgresStore(address, schema="test_nowhere")
+            await finished(own)
+            with pytest.raises(StoreError, match=r"permission denied for database.*grant it the schema"):
+                await finished(none)
+            for store in (own, none):
+                await store.aclose()
+    finally:
+        postgres_desk.execute(f"DROP OWNED BY {user}; DROP ROLE {user}")
+
+
+async def test_a_database_that_cannot_hold_all_text_is_refused(shared_postgres, postgres_desk):
+    """In another encoding than UTF-8 some text could be stored and some not."""
+    name = "test_latin"
+    postgres_desk.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    try:
+        settings = psycopg.conninfo.conninfo_to_dict(shared_postgres, dbname=name)
+        store = PostgresStore(psycopg.conninfo.make_conninfo(**settings))
+        with pytest.raises(StoreError, match="keeps text as LATIN1: make a database with ENCODING 'UTF8'"):
+            await store.runs()
+        await store.aclose()
+    finally:
+        postgres_desk.execute(f"DROP DATABASE {name}")
+
+
+# What is given to it.
+
+
+@pytest.mark.parametrize("url", ["postgres//u:secret@h", "postgresql://u:se%zzcret@h", "host=h password='secret", 7])
+def test_a_url_is_read_at_once_and_never_shown(url):
+    """One that libpq cannot read is a mistake, told without its password."""
+    with pytest.raises(MisuseError, match="give 'postgresql://") as caught:
+        PostgresStore(url)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_a_store_does_not_show_its_password():
+    """Neither does its text, nor that of its ledger."""
+    store = PostgresStore("postgresql://user:secret@host/database")
+    assert "secret" not in f"{store!r} {store._ledger()!r} {store._ledger().address}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lease_s": 0},
+        {"lease_s": 3601},
+        {"patience_s": -1},
+        {"patience_s": math.inf},
+        {"patience_s": math.nan},
+        {"schema": ""},
+        {"schema": 'x"; DROP'},
+        {"schema": "Runs"},
+        {"schema": "x" * 64},
+        {"schema": None},
+    ],
+)
+def test_options_have_bounds(options):
+    """What cannot be meant is refused when the store is made."""
+    (name,) = options
+    with pytest.raises(MisuseError, match=name):
+        PostgresStore("postgresql://host/database", **options)
+
+
+async def test_a_schema_may_have_any_plain_name(shared_postgres, postgres_desk):
+    """Words of SQL, too."""
+    store = PostgresStore(shared_postgres, schema="select")
+    try:
+        await finished(store)
+        assert len(await store.runs()) == 1
+    finally:
+        await store.aclose()
+        postgres_desk.execute('DROP SCHEMA "select" CASCADE')

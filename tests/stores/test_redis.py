@@ -1,0 +1,519 @@
+"""RedisStore keeps the promises of every store, and those that only a server can make."""
+
+import math
+import subprocess
+import sys
+from itertools import count
+from types import SimpleNamespace
+
+import anyio
+import attrs
+import pytest
+import redis
+from held import hold
+
+from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, MisuseError, RunNotFoundError
+from agentfsm.core.events import Observed
+from agentfsm.core.inbox import Cancel
+from agentfsm.ports import Filter
+from agentfsm.stores import redis as redis_store
+from agentfsm.stores.owner import Owner
+from agentfsm.stores.redis import RedisStore
+from agentfsm.testing.conformance import (
+    DONE,
+    Driver,
+    StoreConformance,
+    finished,
+    header,
+    ids,
+    refused,
+    rests,
+    until,
+    words,
+)
+
+TTL_S = 1000.0
+
+
+class TestRedisStore(StoreConformance):
+    """The published kit."""
+
+    @pytest.fixture
+    async def store(self, redis_url):
+        store = RedisStore(redis_url, accept_loss="everything")
+        yield store
+        await store.aclose()
+
+    @pytest.fixture
+    async def other(self, redis_url):
+        other = RedisStore(redis_url, accept_loss="everything")
+        yield other
+        await other.aclose()
+
+
+@pytest.fixture
+def client(redis_url):
+    """A look at the server from outside."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+async def make(redis_url):
+    """Make stores on the server, which are closed at the end of the test."""
+    stores = []
+
+    def make(**options):
+        stores.append(RedisStore(redis_url, **{"accept_loss": "everything", **options}))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        await store.aclose()
+
+
+@pytest.fixture
+def pair(make):
+    """Two workers on one server."""
+    return [make(), make()]
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    """The script looks at two runs at a time."""
+    script = redis_store._script()
+    assert script.count("PAGE = 500") == 1
+    monkeypatch.setattr(redis_store, "_script", lambda: script.replace("PAGE = 500", "PAGE = 2"))
+
+
+async def beat(store):
+    """Let the store's thread renew its leases now."""
+    store._writer._beaten_at = -math.inf
+    await store.now()
+    await store.now()  # jobs and upkeep take turns: what was due behind the first is done
+
+
+async def tidy(store):
+    """Let the store's thread tidy up now."""
+    store._writer._untidy, store._writer._tidied_at = True, -math.inf
+    await store.now()
+    await store.now()
+
+
+def end_lease(client, run_id="r1"):
+    """Let the time of a lease be up."""
+    client.hset(f"agentfsm:run:{run_id}", "until", "1.5")
+
+
+# What is written stays written, and apart.
+
+
+async def test_runs_outlive_the_store(make):
+    """What one store wrote the next one reads."""
+    first = make()
+    driver = await Driver.of(first)
+    await first.post("r1", "k", words("x"))
+    await driver.append(Observed(), *driver.turn()).wait()
+    await first.aclose()
+    second = make()
+    stored = await second.read("r1")
+    assert (stored.header, len(stored.events)) == (header(), 6)
+    assert [row.key for row in await second.inbox("r1")] == ["k"]
+    assert (await second.lease("r1")).version == 6
+
+
+async def test_closing_writes_what_is_queued(make):
+    """Appends that nobody waited for are there when aclose returns."""
+    store = make()
+    driver = await Driver.of(store)
+    gate = hold(store)
+    for _ in range(50):
+        driver.append(*(driver.turn() if driver.run.version else (Observed(),)))
+    gate.set()
+    await store.aclose()
+    assert len((await make().read("r1")).events) == 246
+
+
+async def test_prefixes_keep_stores_apart(make, client):
+    """Stores of different prefixes share a server and see nothing of each other; no key is without its prefix."""
+    stores = [make(prefix=prefix) for prefix in ("a:", "b:")]
+    for store in stores:
+        await finished(store, header(session="s"))
+        assert ids(await store.runs()) == ["r1"]
+    assert await stores[0].delete_session("s") == 1
+    assert ids(await stores[1].runs()) == ["r1"]
+    assert {key.partition(b":")[0] for key in client.scan_iter()} == {b"a", b"b"}
+
+
+async def test_awkward_names_stay_apart(make):
+    """Ids, sessions, agents and keys may hold what separates words elsewhere, and be parts of each other."""
+    store = make()
+    names = [
+        "a",
+        "a:",
+        ":a",
+        "a:b",
+        "run:a",
+        "{a}",
+        "a\x00",
+        "a\x00b",
+        "a\n",
+        "*",
+        "0000000000000001a",
+        "journal:a",
+        "ä",
+    ]
+    for name in names:
+        driver = await Driver.of(store, header(name, prompt=name, session=name, agent=name))
+        assert await store.post(name, name, words(name))
+        await driver.append(Observed(at=1.0)).wait()
+        await driver.release()
+    for name in names:
+        assert (await store.read(name)).header.id == name
+        assert [(row.key, row.item) for row in await store.inbox(name)] == [(name, words(name))]
+        assert ids(await store.runs(Filter(session=name))) == [name]
+        assert await store.due(name) == (name,)
+    for name in names:
+        await store.delete(name)
+    assert await store.runs() == ()
+
+
+async def test_what_is_no_text_is_the_callers_mistake(make):
+    """An id with half a character is refused, and its neighbours in the group are not."""
+    store = make()
+    driver = await Driver.of(store)
+    gate = hold(store)
+    commit = driver.append(Observed())
+    read = store._do(lambda ledger: ledger.take("x\ud800", "full"))
+    gate.set()
+    with pytest.raises(MisuseError, match="text"):
+        await read
+    assert await commit.wait()
+
+
+async def test_deleting_leaves_no_key(make, client):
+    """Of runs that are deleted, one by one, by session or for their age, nothing stays but what belongs to no run."""
+    store = make()
+    for number, fields in enumerate(({}, {"session": "s"}, {"session": "s"}, {"agent": "a"})):
+        driver = await Driver.of(store, header(f"r{number}", **fields))
+        await store.post(f"r{number}", "k", words("x"))
+        await driver.append(Observed(at=1.0), DONE).wait()
+        await driver.release()
+        await finished(store, header(f"r{number}.a", parent=f"r{number}"))
+    await store.delete("r0")
+    assert await store.delete_session("s") == 2
+    assert await store.prune(5.0) == 2
+    answers = {key for key in client.scan_iter() if key.startswith(b"agentfsm:done:")}
+    assert set(client.scan_iter()) - answers == {b"agentfsm:count", b"agentfsm:schema"}
+    assert all(0 < client.ttl(key) <= 3600 for key in answers)
+
+
+# Two workers.
+
+
+async def test_a_lease_ends(pair, client):
+    """An owner that was not heard of for the time of a lease is replaced, and learns it at its next append."""
+    first, second = pair
+    late = await Driver.of(first)
+    woken = []
+    late.lease.wake = lambda: woken.append(True)
+    end_lease(client)
+    assert [line.driven for line in await second.runs()] == [False]
+    now = await Driver.again(second)
+    assert now.lease.crashes == 1
+    for commit in [late.append(Observed(at=9.0)), late.append(DONE)]:
+        await refused(commit, LeaseLostError)
+    assert (late.lease.lost, woken) == (True, [True])
+    assert await now.append(Observed(at=1.0)).wait()
+    assert (await first.read("r1")).events == (Observed(at=1.0),)
+
+
+async def test_a_lease_that_ended_and_that_nobody_took_goes_on(pair, client):
+    """A worker that slept through the end of its lease goes on if nobody has taken it."""
+    first, second = pair
+    driver = await Driver.of(first)
+    end_lease(client)
+    assert await driver.append(Observed()).wait()
+    with pytest.raises(LeaseHeldError):
+        await second.lease("r1")
+
+
+async def test_the_thread_renews_leases(pair, client):
+    """A worker whose event loop is blocked keeps its runs: the thread renews them, all in one pipeline."""
+    first, second = pair
+    drivers = [await Driver.of(first, header(f"r{number}")) for number in range(3)]
+    for number in range(3):
+        end_lease(client, f"r{number}")
+    await beat(first)
+    for number in range(3):
+        with pytest.raises(LeaseHeldError):
+            await second.lease(f"r{number}")
+    assert not any(driver.lease.lost for driver in drivers)
+
+
+async def test_a_renewal_learns_of_posts_and_cancel(pair):
+    """What was posted by another process reaches the owner within one renewal; cancel wakes it, once."""
+    first, second = pair
+    driver = await Driver.of(first)
+    woken = []
+    driver.lease.wake = lambda: woken.append(True)
+    row = await second.post("r1", "k", words("x"))
+    await beat(first)
+    assert (driver.lease.newest, driver.lease.cancelled, woken) == (row.number, False, [])
+    await second.post("r1", "cancel", Cancel())
+    await beat(first)
+    await beat(first)
+    assert (driver.lease.cancelled, woken) == (True, [True])
+
+
+async def test_a_renewal_learns_that_the_lease_is_lost(pair, client):
+    """An owner that was replaced is told without asking, and is not renewed."""
+    first, second = pair
+    driver = await Driver.of(first)
+    woken = []
+    driver.lease.wake = lambda: woken.append(True)
+    end_lease(client)
+    lease = await second.lease("r1")
+    await beat(first)
+    assert (driver.lease.lost, woken, lease.lost) == (True, [True], False)
+    assert first.statistics().leases == 0
+
+
+async def test_a_dropped_lease_is_let_go_of(pair):
+    """A lease whose owner was thrown away is free for other processes after one renewal."""
+    first, second = pair
+    driver = await Driver.of(first)
+    with pytest.raises(LeaseHeldError):
+        await second.lease("r1")
+    del driver
+    await beat(first)
+    assert await second.lease("r1")
+    assert first.statistics().leases == 0
+
+
+def ended_process():
+    """Return an owner on this machine whose process has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return attrs.evolve(Owner.here(), pid=process.pid, started="1")
+
+
+async def test_a_dead_owner_on_this_machine_is_replaced_at_once(make, client):
+    """Who can see that the owner is dead need not wait for the end of its lease, to drive, to list or to delete."""
+    store = make()
+    for run_id in ("r1", "r2"):
+        await (await Driver.of(store, header(run_id, agent="a"))).release()
+        lease = {"owner": str(ended_process()), "until": client.time()[0] + 3000}
+        client.hset(f"agentfsm:run:{run_id}", mapping=lease)
+    assert [line.driven for line in await store.runs()] == [False, False]
+    assert set(await store.due("a")) == {"r1", "r2"}
+    assert (await store.lease("r1")).crashes == 1
+    await store.delete("r2")
+
+
+@pytest.mark.parametrize("owner", ["another-machine 1 2 3 name", "v2:somebody"])
+async def test_an_owner_elsewhere_is_waited_for(make, client, owner):
+    """Of whom nothing can be seen here, a later format of his name included, the lease has to end."""
+    store = make()
+    await finished(store)
+    client.hset("agentfsm:run:r1", mapping={"owner": owner, "until": client.time()[0] + 60})
+    with pytest.raises(LeaseHeldError):
+        await store.lease("r1")
+    end_lease(client)
+    assert await store.lease("r1")
+
+
+async def test_a_lease_that_no_clock_can_have_written_is_over(make, client):
+    """When the server's clock was put back by hours, a lease from before does not hold for hours."""
+    store = make()
+    await finished(store)
+    client.hset("agentfsm:run:r1", mapping={"owner": "v2:somebody", "until": client.time()[0] + 4000})
+    assert await store.lease("r1")
+
+
+async def test_the_same_append_twice_is_refused(make):
+    """Only what is asked again after a broken connection may be there already."""
+    driver = await Driver.of(make())
+    for event in (Observed(), driver.turn()[0]):
+        assert await driver.append(event).wait()
+    await refused(driver.store.append(driver.lease, driver.run, (event,)), ConflictError)
+
+
+async def test_a_hundred_appends_share_a_pipeline(make, client):
+    """Runs that append at once are written in one group, each event where it belongs."""
+    store = make()
+    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(100)]
+    before, asked = store.statistics(), client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    gate = hold(store)
+    commits = [driver.append(Observed(at=float(number))) for number, driver in enumerate(drivers)]
+    gate.set()
+    for commit in commits:
+        assert await commit.wait()
+    after = store.statistics()
+    assert after.commits - before.commits <= 2
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - asked == 100
+    for number in range(100):
+        assert [event.at for event in (await store.read(f"r{number}")).events] == [float(number)]
+
+
+async def test_a_group_may_take_give_back_and_take_again(make):
+    """Jobs of one run that are done together see what those before them have done, however many rounds that takes."""
+    store = make()
+    await finished(store, header("r2"))
+    driver = await Driver.of(store)
+    leases = []
+
+    async def take():
+        leases.append(await store.lease("r1"))
+
+    gate = hold(store)
+    written = driver.append(Observed(at=1.0))
+    store.release(driver.lease)
+    late = driver.append(DONE)
+    async with anyio.create_task_group() as group:
+        group.start_soon(take)
+        group.start_soon(store.create, header("r2"))  # it is there: the lease is asked for in a second round
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
+    assert await written.wait()
+    await refused(late, LeaseLostError)
+    assert (leases[0].version, leases[0].token > driver.lease.token, leases[0].lost) == (1, True, False)
+    with pytest.raises(LeaseHeldError):
+        await store.lease("r1")
+
+
+# Lists that are longer than a page.
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_long_lists_are_read_page_by_page(make):
+    """What is listed, due or pruned is all there, whatever a page holds and however many times are the same."""
+    store = make()
+    for number in range(9):
+        await rests(store, header(f"w{number}", created_at=5.0, agent="a", session=f"s{number}"))
+        await (
+            await Driver.of(store, header(f"r{number}", created_at=float(number % 3), agent="a", user="u"))
+        ).release()
+        await finished(store, header(f"o{number}", agent="b"), at=float(number))
+    newest_first = [f"r{number}" for number in (8, 5, 2, 7, 4, 1, 6, 3, 0)]
+    assert ids(await store.runs(Filter(user="u"))) == newest_first
+    assert ids(await store.runs(Filter(user="u"), limit=4)) == newest_first[:4]
+    assert ids(await store.runs(Filter(user="u", before=2.0))) == newest_first[3:]
+    assert len(await store.runs()) == 27
+    assert set(await store.due("a")) == {f"r{number}" for number in range(9)}
+    assert await store.prune(6.0) == 6
+    assert ids(await store.runs(Filter(agent="b"))) == ["o8", "o7", "o6"]
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_a_long_session_is_pruned_whole(make):
+    """The runs of a session and those below them go together, wherever the pages end."""
+    store = make()
+    for number in range(5):
+        await finished(store, header(f"r{number}", session="s"), at=1.0)
+        await finished(store, header(f"r{number}.a", parent=f"r{number}"), at=1.0)
+        await finished(store, header(f"t{number}", session="t"), at=float(number))
+    assert await store.prune(3.0) == 10
+    assert set(ids(await store.runs())) == {f"t{number}" for number in range(5)}
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_a_long_prune_renews_the_leases(make, client, monkeypatch):
+    """The thread has no other moment for it: who drives meanwhile keeps his runs."""
+    store = make()
+    driver = await Driver.of(store)
+    for number in range(5):
+        await finished(store, header(f"old{number}"))
+    end_lease(client)
+    monkeypatch.setattr(redis_store, "time", SimpleNamespace(monotonic=count(step=60).__next__))
+    assert await store.prune(5.0) == 5
+    assert float(client.hget("agentfsm:run:r1", "until")) > client.time()[0]
+    assert not driver.lease.lost
+
+
+# The end of sessions.
+
+
+def expiring(client):
+    """Return the ids of the runs that expire, and check that all keys of a run do or none."""
+    found = {}
+    for key in client.scan_iter():
+        kind, _, name = key.removeprefix(b"agentfsm:").partition(b":")
+        if kind in (b"run", b"journal", b"inbox", b"open", b"followers", b"below"):
+            found.setdefault(name.decode(), set()).add(0 < client.ttl(key) <= TTL_S)
+    assert all(len(of_keys) == 1 for of_keys in found.values())
+    return {name for name, of_keys in found.items() if of_keys == {True}}
+
+
+async def test_a_run_expires_when_it_is_over(make, client):
+    """Not before, and with all that it has; without the option nothing does."""
+    store, lasting = make(ttl_s=TTL_S), make()
+    driver = await Driver.of(store)
+    await store.post("r1", "k", words("x"))
+    await driver.append(Observed()).wait()
+    await finished(lasting, header("r2"))
+    assert expiring(client) == set()
+    await driver.append(DONE).wait()
+    await driver.release()
+    assert expiring(client) == {"r1"}
+
+
+async def test_a_session_expires_with_its_last_run(make, client):
+    """While one of its runs is live nothing of it does, and a new run keeps all of it again."""
+    store = make(ttl_s=TTL_S)
+    await finished(store, header("r1", session="s"))
+    await finished(store, header("r1.a", parent="r1"))
+    await finished(store, header("other", session="t"))
+    assert expiring(client) == {"r1", "r1.a", "other"}
+    driver = await Driver.of(store, header("r2", session="s"))
+    assert expiring(client) == {"other"}
+    assert (client.ttl("agentfsm:session:s"), client.zcard("agentfsm:ending")) == (-1, 1)
+    await driver.append(Observed(), DONE).wait()
+    assert expiring(client) == {"r1", "r1.a", "r2", "other"}
+    assert 0 < client.ttl("agentfsm:session:s") <= TTL_S
+
+
+async def test_what_a_run_goes_on_from_is_kept_for_it(make, client):
+    """A history that is needed does not expire, also without a session; nor does the caller of who is at work."""
+    store = make(ttl_s=TTL_S)
+    await finished(store, header("r1"))
+    later = await Driver.of(store, header("r2", after="r1"))
+    caller = await Driver.of(store, header("r3"))
+    await finished(store, header("r3.a", parent="r3"))
+    assert expiring(client) == set()
+    await later.append(Observed(), DONE).wait()
+    assert expiring(client) == {"r1", "r2"}
+    await caller.append(Observed(), DONE).wait()
+    assert expiring(client) == {"r1", "r2", "r3", "r3.a"}
+
+
+async def test_what_has_expired_is_gone_from_the_lists(make, client):
+    """No list names a run that is no more, its ids and its session are free, and nothing of it is left."""
+    store = make(ttl_s=0.02)
+    await finished(store, header("r1", session="s"))
+    await finished(store, header("r2", session="s"))
+    await finished(store, header("r2.a", parent="r2"))
+    await until(store, await store.now() + 0.05)
+    assert await store.runs() == ()
+    assert await store.runs(Filter(session="s")) == await store.runs(Filter(parent="r2")) == ()
+    assert await store.delete_session("s") == 0
+    for use in (store.read, store.lease, store.delete, store.inbox):
+        with pytest.raises(RunNotFoundError):
+            await use("r1")
+    stored, lease = await store.create(header("r1", session="s", prompt="Something else"))
+    assert (stored.after, lease.version) == (None, 0)
+    await store.release(lease).wait()
+    await store.delete("r1")
+
+
+async def test_what_has_expired_is_tidied_away(make, client):
+    """The lists of all runs do not grow by what nobody looks at any more; an id that is used again is another run."""
+    store = make(ttl_s=0.02)
+    for number in range(3):
+        await finished(store, header(f"r{number}"))
+    await until(store, await store.now() + 0.05)
+    driver = await Driver.of(store, header("r0"))
+    await tidy(store)
+    assert (client.zcard("agentfsm:runs"), client.zcard("agentfsm:ending")) == (1, 0)
+    assert ids(await store.runs()) == ["r0"]
+    assert await driver.append(Observed()).wait()

@@ -1,0 +1,90 @@
+"""The date that a store goes by is the one that its clock tells."""
+
+import attrs
+import pytest
+
+from agentfsm.core.errors import ConflictError, LeaseHeldError
+from agentfsm.core.events import Observed
+from agentfsm.core.inbox import Approve
+from agentfsm.ports import Clock
+from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.testing.conformance import DONE, Driver, header, words
+
+NOON = 1_800_000_000.0
+DAY_S = 86_400.0
+
+
+@attrs.define
+class Calendar(Clock):
+    """A clock whose date stands still until it is moved."""
+
+    date: float = NOON
+
+    def now(self):
+        return self.date
+
+
+@pytest.fixture
+def calendar():
+    return Calendar()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request, path, calendar):
+    store = MemoryStore(clock=calendar) if request.param == "memory" else SQLiteStore(path, clock=calendar)
+    yield store
+    await store.aclose()
+
+
+async def test_a_store_tells_the_date_of_its_clock(store, calendar):
+    """A test, or an agent with a clock of its own, decides what day it is."""
+    assert await store.now() == NOON
+    calendar.date += DAY_S
+    assert await store.now() == NOON + DAY_S
+
+
+async def test_a_decision_is_in_time_until_its_moment(store, calendar):
+    """At the very moment it is too late, and just before it is not."""
+    await Driver.of(store)
+    calendar.date = NOON + 59.9
+    assert await store.post("r1", "k1", Approve(call_id="t1.0"), before=NOON + 60)
+    calendar.date = NOON + 60
+    with pytest.raises(ConflictError, match="the time is up"):
+        await store.post("r1", "k2", Approve(call_id="t1.1"), before=NOON + 60)
+
+
+async def test_a_timer_is_due_at_its_moment(store, calendar):
+    """From then on a run does not end over it, and a waiting run is due."""
+    ends, waits = await Driver.of(store, header("r1")), await Driver.of(store, header("r2", agent="a"))
+    await waits.ask()
+    await waits.release()
+    for run_id in ("r1", "r2"):
+        await store.post(run_id, "k", words("x", NOON + 60))
+    calendar.date = NOON + 59.9
+    assert await store.due("a") == ()
+    calendar.date = NOON + 60
+    assert await store.due("a") == ("r2",)
+    assert await ends.append(Observed(), DONE, final=True).wait() is False
+
+
+async def test_a_question_expires_at_its_moment(store, calendar):
+    """A run that waits for an answer is due when it can get none any more."""
+    driver = await Driver.of(store, header(agent="a"))
+    await driver.ask(expires_at=NOON + 60)
+    await driver.release()
+    calendar.date = NOON + 59.9
+    assert await store.due("a") == ()
+    calendar.date = NOON + 60
+    assert await store.due("a") == ("r1",)
+
+
+@pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
+async def test_a_date_that_jumps_moves_no_lease(store, calendar, jump_s):
+    """Leases go by a clock that nobody sets: a day more or less neither ends one nor makes it last."""
+    driver = await Driver.of(store)
+    calendar.date += jump_s
+    with pytest.raises(LeaseHeldError):
+        await store.lease("r1")
+    assert await driver.append(Observed()).wait()
+    await driver.release()
+    assert await store.lease("r1")

@@ -1,0 +1,139 @@
+"""The readers of both vendors' rules can say no: each rule by a list of messages that breaks it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from wire_rules import RefusedError, anthropic_of, check_anthropic, check_openai, openai_of
+
+from agentfsm import Outcome
+from agentfsm.core.messages import (
+    AssistantMessage,
+    ImagePart,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
+
+HISTORY = (
+    UserMessage(parts=(TextPart(text="go"), ImagePart(url="https://a.b/c.png"))),
+    AssistantMessage(text="I look.", calls=(ToolCall(id="t1.0", name="a", arguments="{}"),)),
+    ToolResult(call_id="t1.0", tool="a", outcome=Outcome.DONE, content=""),
+    SystemMessage(text="a note"),
+    AssistantMessage(
+        calls=(ToolCall(id="t2.0", name="a", arguments='{"n": 1}'), ToolCall(id="t2.1", name="b", arguments="{}"))
+    ),
+    ToolResult(call_id="t2.0", tool="a", outcome=Outcome.FAILED, content="no"),
+    ToolResult(call_id="t2.1", tool="b", outcome=Outcome.UNKNOWN, content="?"),
+    UserMessage(parts=(TextPart(text="go on"),)),
+)
+GOOD = openai_of(HISTORY, "Be brief.")
+# Their places: 0 system, 1 user, 2 call, 3 result, 4 note, 5 two calls, 6 and 7 their results, 8 user.
+Tear = Callable[[list[Any]], object]
+
+TORN_OPENAI: dict[str, tuple[str, Tear]] = {
+    "nothing": ("no messages", lambda m: m.clear()),
+    "no result": ("no response messages", lambda m: m.pop(3)),
+    "no result of the second": ("no response messages", lambda m: m.pop(7)),
+    "no result at the end": ("no response messages", lambda m: m.__delitem__(slice(7, None))),
+    "a result after a note": ("no response messages", lambda m: m.insert(4, m.pop(3))),
+    "a result twice": ("a second result", lambda m: m.insert(4, m[3])),
+    "a result of nothing": ("did not call", lambda m: m.insert(1, {**m[3], "tool_call_id": "x"})),
+    "a result again later": ("a second result", lambda m: m.insert(7, m[3])),
+    "a result of null": ("no text", lambda m: m[3].update(content=None)),
+    "a call without its message": ("did not call", lambda m: m.pop(2)),
+    "an id twice": ("two calls", lambda m: m[5]["tool_calls"][1].update(id="t2.0")),
+    "an id again later": ("two calls", lambda m: m[5]["tool_calls"][0].update(id="t1.0")),
+    "a long id": ("the id", lambda m: m[2]["tool_calls"][0].update(id="t" * 41)),
+    "no id": ("the id", lambda m: m[2]["tool_calls"][0].update(id="")),
+    "a call of no type": ("of the type", lambda m: m[2]["tool_calls"][0].update(type="tool")),
+    "a name with a space": ("called", lambda m: m[2]["tool_calls"][0]["function"].update(name="a b")),
+    "a long name": ("called", lambda m: m[2]["tool_calls"][0]["function"].update(name="a" * 65)),
+    "no name": ("called", lambda m: m[2]["tool_calls"][0]["function"].update(name="")),
+    "torn arguments": ("JSON object", lambda m: m[2]["tool_calls"][0]["function"].update(arguments='{"n": ')),
+    "a list of arguments": ("JSON object", lambda m: m[2]["tool_calls"][0]["function"].update(arguments="[]")),
+    "no number": ("JSON object", lambda m: m[2]["tool_calls"][0]["function"].update(arguments='{"n": NaN}')),
+    "arguments that are no text": ("JSON object", lambda m: m[2]["tool_calls"][0]["function"].update(arguments={})),
+    "no calls": ("empty tool_calls", lambda m: m[2].update(tool_calls=[])),
+    "many calls": ("at most 128", lambda m: m[2].update(tool_calls=m[2]["tool_calls"] * 129)),
+    "empty text beside calls": ("empty content", lambda m: m[5].update(content="")),
+    "an empty answer": ("without content", lambda m: m.append({"role": "assistant", "content": ""})),
+    "an answer of null": ("without content", lambda m: m.append({"role": "assistant", "content": None})),
+    "an empty note": ("empty content", lambda m: m[4].update(content="")),
+    "a prompt of null": ("neither", lambda m: m[1].update(content=None)),
+    "a prompt of no parts": ("neither", lambda m: m[1].update(content=[])),
+    "an empty part": ("an empty part", lambda m: m[1]["content"][0].update(text="")),
+    "a part of no type": ("a part of", lambda m: m[1]["content"][0].update(type="words")),
+    "an image of the system": ("a part of", lambda m: m[4].update(content=m[1]["content"])),
+    "a role that there is not": ("unknown role", lambda m: m[4].update(role="narrator")),
+}
+GOOD_ANTHROPIC = anthropic_of(openai_of(HISTORY))
+# 0 user, 1 call, 2 result and note, 3 two calls, 4 two results and the user's text.
+TORN_ANTHROPIC: dict[str, tuple[str, Tear]] = {
+    "nothing": ("no messages", lambda m: m.clear()),
+    "the assistant first": ("first message", lambda m: m.pop(0)),
+    "the assistant last": ("last message", lambda m: m.append({"role": "assistant", "content": [_text("so")]})),
+    "calls last": ("last message", lambda m: m.pop(4)),
+    "two of the user": ("in a row", lambda m: m.insert(0, m[0])),
+    "no result": ("no result of", lambda m: m[4]["content"].pop(0)),
+    "no results": ("no result of", lambda m: m[4]["content"].__delitem__(slice(0, 2))),
+    "a result later": ("no result of", lambda m: m.__setitem__(slice(2, 2), [_said("wait"), _said("?", "assistant")])),
+    "a result twice": ("two results", lambda m: m[4]["content"].insert(0, m[4]["content"][0])),
+    "a result of nothing": ("results of", lambda m: m[0]["content"].insert(0, m[2]["content"][0])),
+    "text before a result": ("behind other content", lambda m: m[2]["content"].reverse()),
+    "text between results": ("behind other content", lambda m: m[4]["content"].insert(1, _text("and"))),
+    "a result of null": ("no text", lambda m: m[2]["content"][0].update(content=None)),
+    "an id twice": ("have the id", lambda m: m[3]["content"][1].update(id="t2-0")),
+    "an id again later": ("have the id", lambda m: m[3]["content"][0].update(id="t1-0")),
+    "an id with a dot": ("with the id", lambda m: m[1]["content"][1].update(id="t1.0")),
+    "a name with a space": ("called", lambda m: m[1]["content"][1].update(name="a b")),
+    "input as text": ("no dictionary", lambda m: m[1]["content"][1].update(input="{}")),
+    "no content": ("without content", lambda m: m[0].update(content=[])),
+    "empty text": ("blank text", lambda m: m[0]["content"][0].update(text="")),
+    "blank text": ("blank text", lambda m: m[1]["content"][0].update(text=" \n")),
+    "half a pair": ("surrogate", lambda m: m[1]["content"][1].update(input={"n": "\ud800"})),
+    "a call of the user": ("a block of the type", lambda m: m[0]["content"].append(m[1]["content"][1])),
+    "a result of the assistant": ("a block of the type", lambda m: m[1]["content"].append(m[2]["content"][0])),
+    "a role that there is not": ("unknown role", lambda m: m[1].update(role="system")),
+}
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _said(text: str, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": [_text(text)]}
+
+
+def test_the_readers_take_what_is_whole():
+    """A history with all there is: parts, notes, calls with text and without, an image."""
+    check_openai(GOOD)
+    check_anthropic(GOOD_ANTHROPIC)
+    roles = [message["role"] for message in GOOD_ANTHROPIC]
+    assert roles == ["user", "assistant", "user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("name", TORN_OPENAI)
+def test_the_reader_of_openai_refuses(name):
+    """Each rule by a list that breaks it and nothing else."""
+    rule, tear = TORN_OPENAI[name]
+    torn = copy.deepcopy(GOOD)
+    tear(torn)
+    with pytest.raises(RefusedError, match=rule):
+        check_openai(torn)
+
+
+@pytest.mark.parametrize("name", TORN_ANTHROPIC)
+def test_the_reader_of_anthropic_refuses(name):
+    """Each rule by a list that breaks it and nothing else."""
+    rule, tear = TORN_ANTHROPIC[name]
+    torn = copy.deepcopy(GOOD_ANTHROPIC)
+    tear(torn)
+    with pytest.raises(RefusedError, match=rule):
+        check_anthropic(torn)

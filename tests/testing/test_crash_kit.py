@@ -1,0 +1,168 @@
+"""The crash kit: what a life tells, where it can be killed, and what is said of it afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing.conformance import Driver, header
+from agentfsm.testing.crash import Cradle, connect, crash_point, hear, tell
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+loaded = []
+
+
+def load():
+    """Do once what each life would have to do."""
+    loaded.append("loaded")
+
+
+async def counting(to):
+    """Tell each number, behind a crash point of its own."""
+    for number in range(1, to + 1):
+        crash_point("number")
+        tell(number)
+        await checkpoint()
+
+
+async def telling_what_is_loaded():
+    """Tell what the process came with."""
+    tell((os.getpid(), loaded))
+
+
+async def failing():
+    """Break off."""
+    await checkpoint()
+    raise ValueError("out of paper")
+
+
+async def leaving():
+    """End without a word."""
+    os._exit(3)
+
+
+async def talking():
+    """Tell a word for each that is heard."""
+    for number in range(3):
+        tell(number)
+        await hear()
+
+
+async def writing(path):
+    """Create a run in a file, and tell that it is there."""
+    store = SQLiteStore(path, connect=connect)
+    await Driver.of(store, header("r1"))
+    tell("created")
+
+
+@pytest.fixture(scope="module")
+def cradle():
+    with Cradle(load) as cradle:
+        yield cradle
+
+
+@BACKENDS
+def test_a_life_is_what_it_told(cradle, backend):
+    """A life that is not killed has told everything, and says how many moments it had."""
+    life = cradle.live(counting, 3, backend=backend)
+    assert life.told == (1, 2, 3)
+    assert not life.killed
+    assert life.points["number"] == 3
+    assert life.points["await"] > 3
+
+
+@BACKENDS
+def test_a_life_is_killed_at_the_moment_named(cradle, backend):
+    """At its n-th moment of a kind: what it told before is known, and nothing else happens."""
+    life = cradle.live(counting, 3, kill_at=("number", 3), backend=backend)
+    assert life.told == (1, 2)
+    assert life.killed
+    assert life.points == {}
+
+
+@BACKENDS
+def test_each_await_is_a_moment(cradle, backend):
+    """Killed at one await after another, a life gets further and further, and not past its end."""
+    awaits = cradle.live(counting, 3, backend=backend).points["await"]
+    lives = [cradle.live(counting, 3, kill_at=("await", at), backend=backend) for at in range(1, awaits + 2)]
+    assert [life.killed for life in lives] == [True] * awaits + [False]
+    told = [life.told for life in lives]
+    assert sorted(told) == told
+    assert {(), (1,), (1, 2), (1, 2, 3)} == set(told)
+
+
+def test_each_statement_and_commit_of_a_file_is_a_moment(cradle, tmp_path):
+    """With the kit's `connect`: killed behind the commit, the run is there, and nobody was told."""
+    commits = cradle.live(writing, str(tmp_path / "whole.db")).points["commit"]
+    path = str(tmp_path / "runs.db")
+    assert cradle.live(writing, path, kill_at=("commit", commits - 1)).told == ()
+    assert anyio.run(partial(count, path)) == 0
+    assert cradle.live(writing, path, kill_at=("commit", 2)).told == ()
+    assert anyio.run(partial(count, path)) == 1
+    assert cradle.live(writing, path, kill_at=("statement", 1)).killed
+
+
+async def count(path):
+    """How many runs the file holds."""
+    store = SQLiteStore(path)
+    runs = await store.runs()
+    await store.aclose()
+    return len(runs)
+
+
+def test_a_life_is_killed_from_outside(cradle):
+    """So many seconds after its first word, wherever it is then; one that ends before is not killed."""
+    assert cradle.live(talking, kill_after_s=0.0).killed
+    assert not cradle.live(counting, 1, kill_after_s=3600.0).killed
+
+
+def test_a_life_is_spoken_to(cradle):
+    """It waits for a word, also while it is stopped."""
+    living = cradle.start(talking)
+    for number in range(3):
+        assert living.next_word() == number
+        living.signal(signal.SIGSTOP)
+        living.go()
+        living.signal(signal.SIGCONT)
+    assert living.end().told == (0, 1, 2)
+    with pytest.raises(EOFError):
+        living.next_word()
+
+
+def test_what_goes_wrong_in_a_life_is_told(cradle):
+    """An error comes with its traceback; an end without a word is none of its own."""
+    with pytest.raises(AssertionError, match="out of paper"):
+        cradle.live(failing)
+    with pytest.raises(AssertionError, match="status 3"):
+        cradle.live(leaving)
+    with pytest.raises(MisuseError, match="one of asyncio, trio"):
+        cradle.live(counting, 1, backend="curio")
+
+
+def test_a_life_is_a_process_of_its_own_that_came_prepared(cradle):
+    """What was prepared is there, once, in each."""
+    told = [cradle.live(telling_what_is_loaded).told[0] for _ in range(2)]
+    assert [what for _pid, what in told] == [["loaded"], ["loaded"]]
+    assert len({os.getpid(), *(pid for pid, _what in told)}) == 3
+
+
+def test_nothing_lives_on():
+    """When the kit is left, whatever still lives is killed."""
+    with Cradle() as cradle:
+        living = cradle.start(talking)
+        assert living.next_word() == 0
+    with pytest.raises(EOFError):
+        living.next_word()
+
+
+def test_outside_of_a_life_nothing_happens():
+    """Tools that have crash points, and tell, can be used anywhere."""
+    crash_point("number")
+    tell("nobody hears")

@@ -1,0 +1,285 @@
+"""What OpenAI and Anthropic accept as the messages of a request: two strict readers, written from their own rules.
+
+Where the vendors say a rule in public, it is cited; what only their servers say is cited from where people were told.
+The readers share nothing with the package but the encoder of chat completions, whose bytes they read back. There is no
+Anthropic adapter yet, so what one has to make of a history is made here, as plainly as can be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from agentfsm.core.messages import Message
+from agentfsm.models.chat_wire import encode
+from agentfsm.ports import Request
+
+Wire = dict[str, Any]
+# A message as JSON.
+
+NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# Of a function. OpenAI's reference: "Must be a-z, A-Z, 0-9, or contain underscores and dashes, with a maximum length of
+# 64" (quoted in microsoft/semantic-kernel#5320). Anthropic: '^[a-zA-Z0-9_-]{1,64}$' (apify/tester-mcp-client#11).
+ID_CHARS: Final = 40
+# OpenAI says "Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length 40"
+# (langmanus/langmanus#119, openclaw/openclaw#875).
+ANTHROPIC_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# "tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'" (tailcallhq/forgecode#1142). Bedrock, which serves the
+# same models, adds the 64: https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ToolResultBlock.html
+MOST_CALLS: Final = 128
+# OpenAI says "Invalid 'messages[2].tool_calls': array too long. Expected an array with maximum length 128"
+# (openai/openai-dotnet#317, github/copilot-cli#669).
+
+
+class RefusedError(AssertionError):
+    """The vendor would answer 400."""
+
+
+def _require(holds: object, *what: object) -> None:
+    if not holds:
+        raise RefusedError(" ".join(str(each)[:300] for each in what))
+
+
+def check_wires(messages: Sequence[Message], instructions: str = "") -> None:
+    """Fail unless both vendors take these messages as those of a request.
+
+    Raises:
+        RefusedError: when one does not, with its rule.
+    """
+    check_openai(openai_of(messages, instructions))
+    check_anthropic(anthropic_of(openai_of(messages)))
+
+
+def openai_of(messages: Sequence[Message], instructions: str = "") -> list[Wire]:
+    """Return the messages as the package's own encoder writes them, read back from its bytes."""
+    body = encode(Request(instructions=instructions, messages=messages), model="m", limit_field="n", streamed=False)
+    wire: list[Wire] = json.loads(body)["messages"]
+    return wire
+
+
+# OpenAI
+
+
+def check_openai(messages: Sequence[Wire]) -> None:
+    """Fail unless these are messages of a chat completion as OpenAI takes them.
+
+    Raises:
+        RefusedError: when they are not, with the rule.
+    """
+    _require(messages, "no messages")
+    open_ids: list[str] = []  # of calls that have no result yet
+    known: set[str] = set()
+    for message in messages:
+        role = message.get("role")
+        if role == "tool":
+            _check_tool_message(message, open_ids, known)
+            continue
+        # "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'.
+        # The following tool_call_ids did not have response messages" (BerriAI/litellm#10083).
+        _require(not open_ids, "no response messages for", open_ids, "before a message of the", role)
+        if role == "assistant":
+            open_ids = _check_assistant_message(message, known)
+        else:
+            _require(role in ("system", "user"), "unknown role", role)
+            _check_content(message.get("content"), is_user=role == "user")
+    _require(not open_ids, "no response messages for", open_ids)
+
+
+def _check_tool_message(message: Wire, open_ids: list[str], known: set[str]) -> None:
+    call_id = message.get("tool_call_id")
+    # "Duplicate value for 'tool_call_id' of 'call_...', in messages[7] and messages[8]" (agno-agi/agno#5116).
+    _require(call_id in open_ids or call_id not in known, "a second result of", call_id)
+    # "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'" (miurla/morphic#136).
+    _require(call_id in open_ids, "a result of", call_id, "that the preceding message did not call")
+    open_ids.remove(str(call_id))
+    # "Invalid value for 'content': expected a string, got null" after tools that return nothing (vercel/ai#5535).
+    _require(isinstance(message.get("content"), str), "a result that is no text:", message.get("content"))
+
+
+def _check_assistant_message(message: Wire, known: set[str]) -> list[str]:
+    """Check what the assistant said, and return the ids of its calls."""
+    if "tool_calls" not in message:
+        # The reference: content is "required unless tool_calls or function_call is specified". An empty text is taken
+        # by OpenAI and by few who speak like it, and nobody can read anything in it.
+        _require(message.get("content"), "an assistant message without content and calls")
+        _check_content(message["content"])
+        return []
+    _require(message.get("content") != "", "empty content beside calls: null it is (vercel/ai#12605)")
+    calls = message["tool_calls"]
+    # OpenAI says "Invalid 'messages[1].tool_calls': empty array. Expected an array with minimum length 1"
+    # (openai/openai-node#1341).
+    _require(calls, "empty tool_calls")
+    _require(len(calls) <= MOST_CALLS, len(calls), "tool_calls, at most", MOST_CALLS)
+    for call in calls:
+        _check_call(call, known)
+    return [call["id"] for call in calls]
+
+
+def _check_call(call: Wire, known: set[str]) -> None:
+    call_id, function = call.get("id"), call.get("function", {})
+    _require(call.get("type") == "function", "a call of the type", call.get("type"))
+    _require(isinstance(call_id, str) and 0 < len(call_id) <= ID_CHARS, "a call with the id", repr(call_id))
+    # Two calls of one id cannot have a result each (openclaw/openclaw#47136: "duplicate tool_call_id").
+    _require(call_id not in known, "two calls have the id", call_id)
+    known.add(str(call_id))
+    _require(NAME.fullmatch(function.get("name", "")), "a function called", repr(function.get("name")))
+    # The reference: "the arguments to call the function with, as generated by the model in JSON format". Whoever reads
+    # them on the way to another vendor needs an object: a text that is none is answered with 400 there.
+    _require(_is_object(function.get("arguments")), "arguments that are no JSON object:", function.get("arguments"))
+
+
+def _is_object(text: object) -> bool:
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    try:
+        return isinstance(text, str) and isinstance(json.loads(text, parse_constant=refuse), dict)
+    except ValueError:
+        return False
+
+
+def _check_content(content: object, *, is_user: bool = False) -> None:
+    if isinstance(content, str):
+        _require(content, "empty content")
+        return
+    # "content: expected a string, got null", and "messages[N].content: empty array" (n8n-io/n8n#36774).
+    _require(isinstance(content, list) and content, "content that is neither text nor parts:", content)
+    assert isinstance(content, list)
+    for part in content:
+        kind = part.get("type")
+        _require(kind == "text" or (is_user and kind == "image_url"), "a part of the type", kind)
+        _require(part.get("text") if kind == "text" else part["image_url"].get("url"), "an empty part")
+
+
+# Anthropic
+
+
+def anthropic_of(messages: Sequence[Wire]) -> list[Wire]:
+    """Return OpenAI's messages as Anthropic's: all but the instructions, which go elsewhere there.
+
+    Calls become `tool_use` blocks, results `tool_result` blocks of the user's next message, notes of the system text of
+    the user's. Neighbours of one role are merged. Ids are ours, "t3.0", and Anthropic refuses the dot.
+    """
+    merged: list[Wire] = []
+    for message in messages:
+        role = "assistant" if message["role"] == "assistant" else "user"
+        if not merged or merged[-1]["role"] != role:
+            merged.append({"role": role, "content": []})
+        merged[-1]["content"] += _blocks(message)
+    return merged
+
+
+def _blocks(message: Wire) -> list[Wire]:
+    content = message["content"]
+    if message["role"] == "tool":
+        return [{"type": "tool_result", "tool_use_id": _anthropic_id(message["tool_call_id"]), "content": content}]
+    calls = message.get("tool_calls", [])
+    if content is None or (calls and isinstance(content, str) and not content.strip()):
+        parts = []  # what a model writes before its calls may be a line break
+    else:
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else [_block(part) for part in content]
+    return parts + [
+        {
+            "type": "tool_use",
+            "id": _anthropic_id(call["id"]),
+            "name": call["function"]["name"],
+            "input": json.loads(call["function"]["arguments"]),
+        }
+        for call in calls
+    ]
+
+
+def _block(part: Wire) -> Wire:
+    if part["type"] == "text":
+        return part
+    return {"type": "image", "source": {"type": "url", "url": part["image_url"]["url"]}}
+
+
+def _anthropic_id(call_id: str) -> str:
+    return call_id.replace(".", "-")
+
+
+def check_anthropic(messages: Sequence[Wire]) -> None:
+    """Fail unless these are the messages of a request as Anthropic takes them.
+
+    Raises:
+        RefusedError: when they are not, with the rule.
+    """
+    _require(messages, "no messages")
+    # "first message must use the "user" role" (lobehub/lobehub#1601).
+    _require(messages[0].get("role") == "user", "the first message is not the user's")
+    # "This model does not support assistant message prefill. The conversation must end with a user message."
+    # (smallmain/vscode-unify-chat-provider#249)
+    _require(messages[-1].get("role") == "user", "the last message is not the user's")
+    known: set[str] = set()
+    for message in messages:
+        _check_blocks(message, known)
+    for before, after in pairwise([{"role": "", "content": []}, *messages]):
+        # "roles must alternate between "user" and "assistant"" (mattermost/mattermost-plugin-agents#180); Anthropic's
+        # own servers merge neighbours by now (anthropics/courses#79), others that speak like them do not.
+        _require(before["role"] != after["role"], "two messages in a row of the role", after["role"])
+        _check_results(before, after)
+
+
+def _check_blocks(message: Wire, known: set[str]) -> None:
+    role, blocks = message.get("role"), message.get("content")
+    _require(role in ("user", "assistant"), "unknown role", role)
+    # "all messages must have non-empty content except for the optional final assistant message"
+    # (anthropics/claude-code#6774).
+    _require(isinstance(blocks, list) and blocks, "a message of the", role, "without content")
+    assert isinstance(blocks, list)
+    takes = {"user": {"text", "image", "tool_result"}, "assistant": {"text", "tool_use"}}[str(role)]
+    for block in blocks:
+        kind = block.get("type")
+        _require(kind in takes, "a block of the type", kind, "in a message of the", role)
+        if kind == "text":
+            # "text content blocks must be non-empty" (anthropics/claude-code#59812), "text content blocks must contain
+            # non-whitespace text" (anthropics/claude-code#23369).
+            _require(str(block.get("text", "")).strip(), "a blank text block")
+        if kind == "tool_use":
+            _check_tool_use(block, known)
+    # "The request body is not valid JSON: no low surrogate in string" (anthropics/claude-code#2108).
+    _require(_is_unicode(blocks), "half of a surrogate pair in a message of the", role)
+
+
+def _check_tool_use(block: Wire, known: set[str]) -> None:
+    call_id, name = block.get("id", ""), block.get("name", "")
+    _require(ANTHROPIC_ID.fullmatch(call_id), "a tool_use with the id", repr(call_id))
+    # "messages.1.content.1: `tool_use` ids must be unique" (anthropics/claude-code#20901).
+    _require(call_id not in known, "two tool_use blocks have the id", call_id)
+    known.add(call_id)
+    _require(NAME.fullmatch(name), "a tool called", repr(name))
+    # "tool_use.input: Input should be a valid dictionary" (anthropics/anthropic-sdk-typescript#648).
+    _require(isinstance(block.get("input"), dict), "input that is no dictionary:", block.get("input"))
+
+
+def _check_results(before: Wire, after: Wire) -> None:
+    """Check that the results of a message are those of the calls of the one before it.
+
+    Source: https://platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls
+    """
+    called = [block["id"] for block in before["content"] if block["type"] == "tool_use"]
+    kinds = [block["type"] for block in after["content"]]
+    results = [block.get("tool_use_id") for block in after["content"] if block["type"] == "tool_result"]
+    # "unexpected `tool_use_id` found in `tool_result` blocks. Each `tool_result` block must have a corresponding
+    # `tool_use` block in the previous message." (anthropics/claude-code#13460)
+    _require(set(results) <= set(called), "results of", results, "where", called, "were called")
+    _require(len(set(results)) == len(results), "two results of one call among", results)
+    # "`tool_use` ids were found without `tool_result` blocks immediately after. Each `tool_use` block must have a
+    # corresponding `tool_result` block in the next message." (anthropics/claude-code#5060)
+    _require(set(called) <= set(results), "no result of", set(called) - set(results), "in the next message")
+    # They come first in the content, and any text after them; the error is the one above (QwenLM/qwen-code#8161).
+    _require("tool_result" not in kinds[len(results) :], "a tool_result behind other content:", kinds)
+    for block in after["content"][: len(results)]:
+        _require(isinstance(block.get("content"), str), "a result that is no text:", block.get("content"))
+
+
+def _is_unicode(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
