@@ -64,7 +64,9 @@ def told_winner(run_id: str, winner: Posted, item: InboxItem) -> Posted:
     """
     if _says(winner.item) == _says(item):
         return winner
-    raise ConflictError(f"run {run_id!r}: {winner.key} was decided already, by {winner.item!r}")
+    what, by = type(winner.item).__name__.lower(), getattr(winner.item, "by", "") or "somebody"
+    words = f" as {winner.item.content[:PROMPT_CHARS]!r}" if isinstance(winner.item, Settle) else ""
+    raise ConflictError(f"run {run_id!r}: {winner.key} was decided already, by {by!r}: {what}{words}")
 
 
 def told_over(run_id: str, state: str, stop_reason: str | None) -> None:
