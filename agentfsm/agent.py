@@ -6,7 +6,6 @@ the same while somebody watches, `run_sync` the same from code that is not async
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections import OrderedDict
@@ -23,7 +22,7 @@ from agentfsm.context import AutoSelect, SlidingWindow
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ArgumentsError, ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.events import Resumed
-from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.fingerprint import Fingerprint, hash_of
 from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priority, Reject, Rerun, Settle
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
@@ -679,7 +678,7 @@ class Agent:
         """What shapes the agent's behaviour: instructions, model and tools with their schemas."""
         known = self._fingerprints.get(self.tools.version)
         if known is None:
-            instructions = hashlib.sha256(self.instructions.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+            instructions = hash_of(self.instructions, 8)
             tools = {tool.name: tool.digest[:8] for tool in self.tools}
             known = Fingerprint(instructions=instructions, model=self.model.name, tools=tools)
             self._fingerprints[self.tools.version] = known

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
 
 import attrs
+
+
+def hash_of(text: str, digits: int) -> str:
+    """Return the first hexadecimal digits of a text's hash; of any text, lone surrogates included."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
 
 
 @attrs.frozen(kw_only=True)

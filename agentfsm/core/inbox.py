@@ -139,6 +139,11 @@ Decision: TypeAlias = Approve | Reject | Settle | Rerun
 InboxItem: TypeAlias = Input | Decision | Cancel | Pause | Wake
 
 
+def due_at(item: InboxItem) -> float | None:
+    """Return when an item is taken in at the earliest, seconds since 1970; None for at once."""
+    return item.due_at if isinstance(item, Input) else None
+
+
 @attrs.frozen(kw_only=True)
 class Posted:
     """A row of a run's inbox."""

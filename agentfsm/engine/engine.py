@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.limits import Limits
 from agentfsm.engine.permission import Permissions
 from agentfsm.engine.registry import ToolRegistry
@@ -58,8 +58,7 @@ class Engine:
 
     def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition]) -> int:
         """Return the tokens of instructions and tool definitions; counted once per counter and set of tools."""
-        names = None if tools is self.registry.definitions else tuple([tool.name for tool in tools])
-        key = counter.encoding, self.registry.version, names
+        key = counter.encoding, *self._key(tools)
         tokens = self._overhead.get(key)
         if tokens is None:
             tokens = counter.count(self.instructions) + count_tools(tools, counter)
@@ -68,12 +67,16 @@ class Engine:
 
     def request_digest(self, tally: Tally, run: Run, tools: Sequence[ToolDefinition]) -> str:
         """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
-        names = None if tools is self.registry.definitions else tuple([tool.name for tool in tools])
-        key = self.registry.version, names
+        key = self._key(tools)
         shape = self._shapes.get(key)
         if shape is None:
             told = [[tool.name, tool.description, plain_json(tool.parameters), tool.strict] for tool in tools]
             settings = attrs.asdict(attrs.evolve(self.settings, stream=False))  # how it is sent is no part of it
             text = json.dumps([self.model.name, self.instructions, told, settings], sort_keys=True, default=str)
-            shape = self._shapes[key] = sha256(text.encode()).hexdigest()[:8]
+            shape = self._shapes[key] = hash_of(text, 8)
         return f"{shape}-{tally.digest(run.window)}"
+
+    def _key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
+        """Return what stands for a set of tools; for all of them without a look at each."""
+        whole = tools is self.registry.definitions
+        return self.registry.version, None if whole else tuple([tool.name for tool in tools])

@@ -14,7 +14,7 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, StoreError
-from agentfsm.core.inbox import Input, Pause
+from agentfsm.core.inbox import Pause, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin
 from agentfsm.engine.log import Facts
@@ -212,10 +212,10 @@ class Journal:
         self.lease.seen = max([newest, self.lease.seen, *[row.number for row in rows]])
         self._left = {row.number for row in rows}
         self.holds_pause = any(isinstance(row.item, Pause) for row in rows)
-        if not any(isinstance(row.item, Input) and row.item.due_at is not None for row in rows):
+        if all(due_at(row.item) is None for row in rows):
             return rows
         now = self.lease.seen_at = await self.store.now()
-        return tuple([row for row in rows if not isinstance(row.item, Input) or (row.item.due_at or 0.0) <= now])
+        return tuple([row for row in rows if (due_at(row.item) or 0.0) <= now])
 
     @property
     def has_news(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from functools import cached_property
-from hashlib import sha256
 from importlib import import_module
 from inspect import iscoroutinefunction
 from math import inf
@@ -16,6 +15,7 @@ import attrs
 
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
+from agentfsm.core.fingerprint import hash_of
 from agentfsm.engine.breaker import Breaker
 from agentfsm.engine.bulkhead import Bulkhead
 from agentfsm.engine.context import Ended, Found, RunContext, ToolKind
@@ -149,7 +149,7 @@ class Tool(Generic[P, R]):
 
     def digest_of(self, call: ToolCall) -> str:
         """Return what an approval is bound to: a hash of the tool as it is, and of the exact arguments."""
-        return _hash(f"{self.digest}\n{call.name}\n{call.arguments}")[:DIGEST_CHARS]
+        return hash_of(f"{self.digest}\n{call.name}\n{call.arguments}", DIGEST_CHARS)
 
     @property
     def may_start_early(self) -> bool:
@@ -160,7 +160,7 @@ class Tool(Generic[P, R]):
     def digest(self) -> str:
         """Hash of what the tool is to those who decide on it: its description, its schema, what its author declares."""
         shape = [self.name, self.description, self.read_only, self.idempotent, self.strict]
-        return _hash(json.dumps([*shape, plain_json(self.parameters)], sort_keys=True, default=str))[:DIGEST_CHARS]
+        return hash_of(json.dumps([*shape, plain_json(self.parameters)], sort_keys=True, default=str), DIGEST_CHARS)
 
     @property
     def definition(self) -> ToolDefinition:
@@ -358,10 +358,6 @@ def _check_unknown(name: str, declared: Mapping[str, Any]) -> None:
         raise MisuseError(f"tool {name!r}: on_unknown={policy!r} makes no sense: give {wish}")
     if declared.get("read_only") and "on_unknown" in declared:
         raise MisuseError(f"tool {name!r} is read-only and simply runs again: leave out on_unknown=")
-
-
-def _hash(text: str) -> str:
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

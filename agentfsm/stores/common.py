@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import ConflictError, CorruptError, MisuseError
-from agentfsm.core.inbox import Approve, Input, Settle
+from agentfsm.core.inbox import Approve, Settle
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
@@ -87,11 +87,6 @@ def told_late(run_id: str, before: float | None, now: float) -> None:
     """
     if before is not None and now >= before:
         raise ConflictError(f"run {run_id!r}: this was to be decided in time, and the time is up: that is a no")
-
-
-def due_at(item: InboxItem) -> float | None:
-    """Return when an item is taken in at the earliest, seconds since 1970; None for at once."""
-    return item.due_at if isinstance(item, Input) else None
 
 
 def wakes_at(run: Run) -> float | None:

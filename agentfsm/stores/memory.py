@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
-from agentfsm.core.inbox import Cancel, InboxItem, Posted
+from agentfsm.core.inbox import Cancel, InboxItem, Posted, due_at
 from agentfsm.core.run import Header, Run, begin
 from agentfsm.ports import ALL, Clock, Durability, Filter, Lease, Store, Stored, Summary, SystemClock
 from agentfsm.stores.common import (
     checked_durability,
     checked_session,
-    due_at,
     followed,
     summary_of,
     told_late,

@@ -18,11 +18,11 @@ import attrs
 
 from agentfsm.core import codec
 from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, TooNewError
-from agentfsm.core.inbox import InboxItem, Posted
+from agentfsm.core.inbox import InboxItem, Posted, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Header, Run, begin
 from agentfsm.ports import ALL, Durability, Filter, Lease, Store, Stored, Summary
-from agentfsm.stores.common import checked_durability, due_at, wakes_at
+from agentfsm.stores.common import checked_durability, wakes_at
 from agentfsm.stores.holdings import Holdings
 from agentfsm.stores.writer import Desk, Job, Statistics, Writer
 from agentfsm.threads import in_thread
