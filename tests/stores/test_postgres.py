@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from held import hold
 from keeper import await_that
+from renewal import Renewal, beat
 from servers import empty_schema
 
 from agentfsm.core.errors import (
@@ -99,13 +100,6 @@ def rows(postgres_desk, schema):
     return ask
 
 
-async def beat(store):
-    """Let the store's thread renew its leases now."""
-    store._writer._beaten_at = -math.inf
-    await store.runs()
-    await store.runs()  # jobs and upkeep take turns: what was due behind the first is done
-
-
 async def asked(store, sql):
     """Ask in a transaction of the store's."""
     return await store._do(lambda ledger: ledger.execute(sql).fetchall())
@@ -167,19 +161,8 @@ async def test_the_thread_renews_leases(pair, rows):
     assert not any(driver.lease.lost for driver in drivers)
 
 
-async def test_a_renewal_learns_of_posts_and_cancel(pair):
-    """What was posted by another process reaches the owner within one renewal; cancel wakes it, once."""
-    first, second = pair
-    driver = await Driver.of(first)
-    woken = []
-    driver.lease.wake = lambda: woken.append(True)
-    row = await second.post("r1", "k", words("x"))
-    await beat(first)
-    assert (driver.lease.newest, driver.lease.cancelled, woken) == (row.number, False, [])
-    await second.post("r1", "cancel", Cancel())
-    await beat(first)
-    await beat(first)
-    assert (driver.lease.cancelled, woken) == (True, [True])
+class TestRenewal(Renewal):
+    """What was posted elsewhere is heard of with the next renewal."""
 
 
 async def test_an_append_learns_of_posts_and_cancel(pair):

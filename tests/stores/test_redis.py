@@ -11,10 +11,10 @@ import attrs
 import pytest
 import redis
 from held import hold
+from renewal import Renewal, beat
 
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Observed
-from agentfsm.core.inbox import Cancel
 from agentfsm.ports import Filter
 from agentfsm.stores import redis as redis_store
 from agentfsm.stores.owner import Owner
@@ -84,13 +84,6 @@ def small_pages(monkeypatch):
     script = redis_store._script()
     assert script.count("PAGE = 500") == 1
     monkeypatch.setattr(redis_store, "_script", lambda: script.replace("PAGE = 500", "PAGE = 2"))
-
-
-async def beat(store):
-    """Let the store's thread renew its leases now."""
-    store._writer._beaten_at = -math.inf
-    await store.now()
-    await store.now()  # jobs and upkeep take turns: what was due behind the first is done
 
 
 async def tidy(store):
@@ -251,19 +244,8 @@ async def test_the_thread_renews_leases(pair, client):
     assert not any(driver.lease.lost for driver in drivers)
 
 
-async def test_a_renewal_learns_of_posts_and_cancel(pair):
-    """What was posted by another process reaches the owner within one renewal; cancel wakes it, once."""
-    first, second = pair
-    driver = await Driver.of(first)
-    woken = []
-    driver.lease.wake = lambda: woken.append(True)
-    row = await second.post("r1", "k", words("x"))
-    await beat(first)
-    assert (driver.lease.newest, driver.lease.cancelled, woken) == (row.number, False, [])
-    await second.post("r1", "cancel", Cancel())
-    await beat(first)
-    await beat(first)
-    assert (driver.lease.cancelled, woken) == (True, [True])
+class TestRenewal(Renewal):
+    """What was posted elsewhere is heard of with the next renewal."""
 
 
 async def test_a_renewal_learns_that_the_lease_is_lost(pair, client):

@@ -10,6 +10,7 @@ import anyio
 import attrs
 import pytest
 from held import hold
+from renewal import Renewal, beat
 from sqlite_faults import Faults
 
 from agentfsm.core.errors import ClosedError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
@@ -62,13 +63,6 @@ async def pair(path, time):
     yield stores
     for store in stores:
         await store.aclose()
-
-
-async def beat(store):
-    """Let the store's thread renew its leases now."""
-    store._writer._beaten_at = -math.inf
-    await store.runs()
-    await store.runs()  # jobs and upkeep take turns: what was due behind the first is done
 
 
 # What is written stays written.
@@ -193,19 +187,8 @@ async def test_the_thread_renews_leases(pair, time):
     assert not any(driver.lease.lost for driver in drivers)
 
 
-async def test_a_renewal_learns_of_posts_and_cancel(pair):
-    """What was posted by another process reaches the owner within one renewal; cancel wakes it, once."""
-    first, second = pair
-    driver = await Driver.of(first)
-    woken = []
-    driver.lease.wake = lambda: woken.append(True)
-    row = await second.post("r1", "k", words("x"))
-    await beat(first)
-    assert (driver.lease.newest, driver.lease.cancelled, woken) == (row.number, False, [])
-    await second.post("r1", "cancel", Cancel())
-    await beat(first)
-    await beat(first)
-    assert (driver.lease.cancelled, woken) == (True, [True])
+class TestRenewal(Renewal):
+    """What was posted elsewhere is heard of with the next renewal."""
 
 
 async def test_a_renewal_learns_that_the_lease_is_lost(pair, time):
