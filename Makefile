@@ -35,8 +35,8 @@ check: $(VENV)/ready  ## ruff, mypy and pyright
 	$(BIN)/mypy
 	$(BIN)/pyright
 
-bench: $(VENV)/ready  ## measure against a bare loop in the same process (ROW=turns for one row)
-	$(BIN)/python -m benchmarks $(ROW)
+bench: $(VENV)/ready  ## measure against a bare loop in the same process (ROW=turns: one row; PEERS=1: other frameworks)
+	$(BIN)/python -m benchmarks $(if $(PEERS),peers) $(ROW)
 
 soak: $(VENV)/ready  ## long runs: many crashes and seeds
 	$(BIN)/pytest -m soak

@@ -200,8 +200,9 @@ class Agent:
             raise MisuseError("after=, session= and messages= each name a history to go on from: give one of them")
         if after is not None and not after.is_over:
             raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
-        header = attrs.evolve(
-            self._header(parts, id),
+        header = self._header(
+            parts,
+            id,
             session=session,
             after=None if after is None else after.id,
             history=tuple(messages),
@@ -213,7 +214,7 @@ class Agent:
         )
         return begin(header, () if after is None else after.messages)
 
-    def _header(self, prompt: tuple[Part, ...], run_id: str | None) -> Header:
+    def _header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         return Header(
             id=self.new_id() if run_id is None else _checked_id(run_id),
             prompt=prompt,
@@ -222,6 +223,7 @@ class Agent:
             agent_version=self.version,
             fingerprint=self.fingerprint,
             target=self.target,
+            **more,
         )
 
     async def step(self, run: Run, *, deps: Any = None) -> Run:
@@ -355,8 +357,9 @@ class Agent:
         at = len(stored.events) - whole.is_over if at is None else at
         if not 0 <= at <= len(stored.events):
             raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
-        header = attrs.evolve(
-            self._header(stored.header.prompt if prompt is None else parts_of(prompt), id),
+        header = self._header(
+            stored.header.prompt if prompt is None else parts_of(prompt),
+            id,
             after=stored.header.after,
             history=stored.header.history,
             user=stored.header.user,
@@ -720,6 +723,7 @@ class Agent:
             drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run), above)
             await (obey(self._engine, drive) if obeys else run_steps(self._engine, drive, once=once))
             self._keep(journal.run, drive.tally)
+            drive.close()
             return journal.run
         finally:
             await journal.close()

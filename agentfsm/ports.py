@@ -290,13 +290,8 @@ class Clock(Protocol):
 class SystemClock(Clock):
     """The machine's own clocks."""
 
-    def now(self) -> float:
-        """Seconds since 1970."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Seconds since some moment."""
-        return time.monotonic()
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
 
 
 Durability: TypeAlias = Literal["full", "normal"]

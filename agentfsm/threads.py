@@ -10,16 +10,19 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from functools import partial
+from operator import call
 from queue import SimpleQueue
 from types import coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import anyio
 from anyio.lowlevel import current_token
 
 T = TypeVar("T")
+Entrance: TypeAlias = Callable[[Callable[[], object]], object]
+# An event loop's own way in from other threads; equal for the same loop.
 
 IDLE_THREADS = 16
 # Idle threads kept for reuse: starting one costs 50 us, keeping one costs its stack.
@@ -31,16 +34,20 @@ def soon() -> Callable[[Callable[[], object]], None]:
     It never blocks, and does nothing once the loop is closed. anyio's own way back waits for the loop, which a thread
     that renews leases must not do; the loops' own ways do not wait, and differ in name only.
     """
+    return partial(_call, _entrance())
+
+
+def _entrance() -> Entrance:
     native: Any = current_token().native_token
-    call_soon = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon
+    entrance: Entrance = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon
+    return entrance
 
-    def call(function: Callable[[], object]) -> None:
-        try:
-            call_soon(function)
-        except RuntimeError:  # asyncio: the loop is closed; trio.RunFinishedError is one too
-            return
 
-    return call
+def _call(entrance: Entrance, function: Callable[[], object]) -> None:
+    try:
+        entrance(function)
+    except RuntimeError:  # asyncio: the loop is closed; trio.RunFinishedError is one too
+        return
 
 
 def waker(function: Callable[[], object]) -> Callable[[], None]:
@@ -48,30 +55,58 @@ def waker(function: Callable[[], object]) -> Callable[[], None]:
     return partial(soon(), function)
 
 
+class Bell:
+    """What a coroutine waits for, and `ring` sets off from any thread."""
+
+    __slots__ = ("entrance", "event")
+
+    def __init__(self) -> None:
+        """Hang it up in the current event loop."""
+        self.event = anyio.Event()
+        self.entrance = _entrance()
+
+
+def ring(bells: Iterable[Bell]) -> None:
+    """Wake all who wait for these, by one call into each loop.
+
+    Such a call is a system call, and to come back from it a thread waits for the interpreter, up to 5 ms in a busy
+    process.
+    """
+    events: dict[Entrance, list[anyio.Event]] = {}
+    for bell in bells:
+        events.setdefault(bell.entrance, []).append(bell.event)
+    for entrance, of_loop in events.items():
+        _call(entrance, partial(_set, of_loop))
+
+
+def _set(events: Iterable[anyio.Event]) -> None:
+    for event in events:
+        event.set()
+
+
 class Outcome(Generic[T]):
     """A value or an error that a thread hands to a coroutine."""
 
-    __slots__ = ("_error", "_event", "_value", "_wake")
+    __slots__ = ("_bell", "_error", "_value")
 
     def __init__(self) -> None:
-        self._event = anyio.Event()
-        self._wake = waker(self._event.set)
+        self._bell = Bell()
         self._value: T
         self._error: BaseException | None = None
 
     def set(self, value: T) -> None:
         """Hand over the value, from the thread."""
         self._value = value
-        self._wake()
+        ring([self._bell])
 
     def fail(self, error: BaseException) -> None:
         """Hand over an error, from the thread."""
         self._error = error
-        self._wake()
+        ring([self._bell])
 
     async def wait(self) -> T:
         """Return the value or raise the error; a cancelled wait leaves the thread to itself."""
-        await self._event.wait()
+        await self._bell.event.wait()
         if self._error is not None:
             raise self._error
         return self._value
@@ -140,8 +175,7 @@ def is_foreign(cancellation: BaseException) -> bool:
     return task is not None and not task.cancelling()
 
 
-@coroutine
-def isolated(awaitable: Awaitable[T], first_wait: Callable[[], None] | None = None) -> Generator[Any, Any, T]:
+def isolated(awaitable: Awaitable[T], first_wait: Callable[[], None] | None = None) -> Awaitable[T]:
     """Await something in a copy of the current context: what it sets in context variables does not leak out.
 
     A task would do the same at ten times the cost. Cancellation and whatever the event loop sends pass through.
@@ -150,7 +184,20 @@ def isolated(awaitable: Awaitable[T], first_wait: Callable[[], None] | None = No
         awaitable: What to await.
         first_wait: Called when it waits for the first time; never for what ends without waiting.
     """
-    run = contextvars.copy_context().run
+    return _stepped(awaitable, contextvars.copy_context().run, first_wait)
+
+
+def noticed(awaitable: Awaitable[T], first_wait: Callable[[], None]) -> Awaitable[T]:
+    """Await something, and call `first_wait` when it waits for the first time; never for what ends without waiting."""
+    return _stepped(awaitable, call, first_wait)
+
+
+@coroutine
+def _stepped(
+    awaitable: Awaitable[T],
+    run: Callable[..., Any],
+    first_wait: Callable[[], None] | None,
+) -> Generator[Any, Any, T]:
     steps: Any = awaitable.__await__()
     throw: BaseException | None = None
     value: Any = None

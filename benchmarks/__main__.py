@@ -1,93 +1,92 @@
-"""`python -m benchmarks [ROW ...]`: measure, print a table, and write it as JSON.
+"""`python -m benchmarks [ROW ...]`: measure agentfsm against a bare loop, print a table, and write it as JSON.
 
-The floor and agentfsm take turns in one process, so that a machine that slows down slows both. What is printed is the
-median of each and its spread (the middle half of the measurements), and the ratio of the medians. Absolute figures only
-help to imagine it.
+The floor and agentfsm take turns in one process. What is printed is the median of each, the spread of ours (the
+middle half of the measurements), and the median of the ratios. Absolute figures only help to imagine it, except in the
+lines whose goal has a unit. A row is a name ("crowd") or a name with a case ("crowd:cpu").
 
-Two more: `python -m benchmarks durable [FOLDER]` measures what durability costs, and `python -m benchmarks selection`
-how often the right tool is chosen, for which it needs the network.
+Further words, each by itself: `peers` measures the other frameworks, `growth` what long runs and many of them cost,
+`options` what each option costs, and `selection` how often the right tool is chosen, for which it needs the network.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import platform
-import statistics
+import shlex
 import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import attrs
-
-from benchmarks import durable, selection
-from benchmarks.rows import Row, rows
+from benchmarks.measure import Row
+from benchmarks.one import chosen, entries
 
 OUT = Path(".agentfsm/bench.json")
-WARM_UP = 3
-# Measurements of each that are thrown away: imports, caches, the adaptive interpreter.
+OTHERS = ("peers", "growth", "options", "selection")
+HEAD = (
+    f"{'row':<15}{'floor':>9}{'agentfsm':>10} {'unit':<6}{'spread':>6}{'ratio':>8}{'goal':>11}{'stretch':>11}     what"
+)
 
 
-@attrs.frozen(kw_only=True)
-class Measured:
-    """A row, measured."""
-
-    name: str
-    what: str
-    floor_us: float
-    ours_us: float
-    spread: float
-    # The middle half of our measurements, as a share of their median.
-    ratio: float
-    goal: float
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": processor(),
+    }
 
 
-async def measure(row: Row) -> Measured:
-    """Let the floor and agentfsm take turns."""
-    floor: list[float] = []
-    ours: list[float] = []
-    for turn in range(WARM_UP + row.repeats):
-        pair = await row.floor(), await row.ours()
-        if turn >= WARM_UP:
-            floor.append(pair[0])
-            ours.append(pair[1])
-    low, middle, high = statistics.quantiles(ours, n=4)
-    base = statistics.median(floor)
-    return Measured(
-        name=row.name,
-        what=row.what,
-        floor_us=base,
-        ours_us=middle,
-        spread=(high - low) / middle,
-        ratio=middle / base,
-        goal=row.goal,
+def processor() -> str:
+    """Return the processor by name, where the system tells."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.processor() or platform.machine()
+
+
+def line(row: Row, entry: dict[str, Any]) -> str:
+    """Return a line of the table."""
+    if why := entry.get("failed") or entry.get("not_offered"):
+        return f"{row.id:<15}{why}"
+    reached = entry["own"] if row.absolute else entry["ratio"]
+    mark = "" if row.goal is None else "yes" if reached <= row.goal else "NO"
+    return (
+        f"{row.id:<15}{entry['floor']:>9.4g}{entry['own']:>10.4g} {row.unit:<6}{entry['own_spread']:>6.0%}"
+        f"{entry['ratio']:>7.2f}x{wanted(row, row.goal):>11}{wanted(row, row.stretch):>11} {mark:<4}{row.what}"
     )
 
 
-def main(names: list[str]) -> int:
-    """Measure the rows of these names, or all; or durability, or the selection of tools."""
-    if names == ["selection"]:
-        return selection.main()
-    if names[:1] == ["durable"]:
-        return durable.main(names[1:])
-    chosen = [row for row in rows() if not names or row.name in names]
-    if not chosen:
-        known = ", ".join([*[row.name for row in rows()], "durable", "selection"])
-        print(f"no row is called {', '.join(names)}; there are: {known}", file=sys.stderr)
-        return 2
-    print(f"Python {platform.python_version()}, {platform.machine()}; us, medians; ratio = agentfsm / floor\n")
-    print(f"{'row':<9}{'floor':>10}{'agentfsm':>11}{'spread':>8}{'ratio':>8}{'goal':>7}   what")
-    results = []
-    for row in chosen:
-        one = asyncio.run(measure(row))
-        results.append(attrs.asdict(one))
-        print(
-            f"{one.name:<9}{one.floor_us:>10.2f}{one.ours_us:>11.2f}{one.spread:>8.0%}{one.ratio:>7.2f}x"
-            f"{one.goal:>6g}x   {one.what}",
-        )
+def wanted(row: Row, figure: float | None) -> str:
+    """Return a goal with its unit."""
+    return "" if figure is None else f"{figure:g}{' ' + row.unit if row.absolute and row.unit != 'x' else 'x'}"
+
+
+def measured(names: list[str]) -> int:
+    """Measure the rows of these names, or all."""
+    rows = chosen(names)
+    told = machine()
+    print(f"Python {told['python']}, {told['processor']}; medians; ratio = agentfsm / floor\n\n{HEAD}", flush=True)
+    found = []
+    for row, entry in zip(rows, entries("benchmarks.ours", rows), strict=True):
+        print(line(row, entry), flush=True)
+        found.append({**entry, "what": row.what, "goal": row.goal, "stretch": row.stretch, "absolute": row.absolute})
     OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps(results, indent=2) + "\n")
+    OUT.write_text(json.dumps({**told, "rows": found}, indent=2) + "\n")
     print(f"\nwritten to {OUT}")
-    return 0
+    return int(any("failed" in entry for entry in found))
+
+
+def main(words: list[str]) -> int:
+    """Measure what is named."""
+    if words[:1] and words[0] in OTHERS:
+        other: Callable[..., int] = import_module(f"benchmarks.{words[0]}").main
+        return other(*words[1:])
+    return measured(words)
 
 
 if __name__ == "__main__":

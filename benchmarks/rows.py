@@ -1,251 +1,394 @@
-"""The rows of the table: each does the same work on the floor and on agentfsm, and checks that it was done."""
+"""The rows of the table, written once for whoever takes part; each checks that the work was done.
+
+Goals and stretches are those of the project's plan. Nothing is asserted about time.
+"""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import attrs
+from benchmarks.contender import ANSWER, Contender, Done, Job, Script
+from benchmarks.measure import Row, Sample
+from benchmarks.server import served
 
-from agentfsm import Agent, Limits, Tool, tool
-from agentfsm.core.messages import AssistantMessage, Usage
-from agentfsm.core.run import Header
-from agentfsm.ports import (
-    Commit,
-    Emit,
-    FinishReason,
-    Lease,
-    Model,
-    ProposedCall,
-    Reply,
-    Request,
-    Store,
-    TextChunk,
-)
-from agentfsm.stores.memory import WRITTEN, MemoryStore
-from benchmarks import floor
-
-WIDE = Limits(turns=1_000, tokens=10_000_000)
-# So that a long run is measured, and not its end.
-
-Timed = Callable[[], Awaitable[float]]
-
-
-@attrs.frozen(kw_only=True)
-class Row:
-    """One line of the table."""
-
-    name: str
-    what: str
-    unit: str
-    # What the absolute figures are: "us".
-    floor: Timed
-    # Does the work once and returns its cost, in the unit.
-    ours: Timed
-    goal: float
-    # The ratio that is to be reached.
-    repeats: int = 40
+Clock = Callable[[], float]
+CPU: Clock = time.process_time
+# Of all threads. What never waits takes as long on a quiet machine; on a busy one, this is what can still be compared.
+WALL: Clock = time.perf_counter
+US = 1e6
+MS = 1e3
+NAP_S = 0.02
+MODEL_S = 0.05
+CROWD = Script(turns=3, model_s=MODEL_S)
+TICK_S = 0.001
+# How finely a stall of the event loop is seen.
+LONGEST_S = 120.0
+# Seconds for the crowd whose memory is measured, so that nothing outlives this process when it is given up.
+REQUESTS = 20
+# Sent one after the other in one measurement.
+CHUNKS = 2_000
+EVENTS = 240
+# Texts of one streamed answer over HTTP. They may all come with one read, and for a reader that is 256 events behind
+# agentfsm merges them.
+STREAMS = 4
+# In one measurement.
 
 
-@tool(read_only=True)
-async def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
+def check(done: Done, script: Script) -> None:
+    """Make sure that a run was what the script says."""
+    assert done == Done(answer=ANSWER, calls=script.calls), done
 
 
-async def bare_add(a: int, b: int) -> int:
-    """Add two numbers, as the floor's tool."""
-    return a + b
+async def timed(job: Job, script: Script, times: int, clock: Clock) -> float:
+    """Return the seconds of so many runs, one after the other."""
+    begun = clock()
+    runs = [await job() for _ in range(times)]
+    took = clock() - begun
+    for done in runs:
+        check(done, script)
+    return took
 
 
-def _calls(turn: int, width: int) -> list[str]:
-    return [json.dumps({"a": turn, "b": index}) for index in range(width)]
+async def at_once(job: Job, script: Script, runs: int) -> None:
+    """Do so many runs at once."""
+    for done in await asyncio.gather(*[job() for _ in range(runs)]):
+        check(done, script)
 
 
-class Counting(Model):
-    """Asks for `width` calls on each of `turns` turns, then answers; it does what the floor's model does."""
-
-    name = "counting"
-
-    def __init__(self, turns: int, width: int) -> None:
-        """Take the shape of the runs."""
-        self._turns, self._width = turns, width
-
-    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Reply according to the number of replies in the history."""
-        turn = sum(isinstance(message, AssistantMessage) for message in request.messages)
-        usage = Usage(input_tokens=1, output_tokens=1)
-        if turn == self._turns:
-            return Reply(text="done", usage=usage)
-        calls = tuple(
-            [ProposedCall(id=f"c{i}", name="add", arguments=text) for i, text in enumerate(_calls(turn, self._width))],
-        )
-        return Reply(calls=calls, finish_reason=FinishReason.TOOL_CALLS, usage=usage)
+# In memory
 
 
-def bare_model(turns: int, width: int) -> Callable[[list[floor.Message]], Awaitable[floor.Message]]:
-    """Return the floor's model: it asks for `width` calls in each of `turns` turns, then answers."""
+@asynccontextmanager
+async def sequential(contender: Contender, script: Script, times: int, parts: int) -> AsyncIterator[Sample]:
+    """Give the time of a run, divided by its parts: turns, calls, or 1."""
+    job = contender.runs(script)
 
-    async def model(messages: list[floor.Message]) -> floor.Message:
-        turn = sum(message["role"] == "assistant" for message in messages)
-        if turn == turns:
-            return {"role": "assistant", "content": "done"}
-        calls = [
-            {"id": f"c{i}", "type": "function", "function": {"name": "add", "arguments": text}}
-            for i, text in enumerate(_calls(turn, width))
-        ]
-        return {"role": "assistant", "content": None, "tool_calls": calls}
+    async def sample() -> float:
+        return await timed(job, script, times, CPU) / times / parts * US
 
-    return model
+    yield sample
 
 
-class NoStore(MemoryStore):
-    """Keeps nothing, so that what is measured is the engine alone."""
+@asynccontextmanager
+async def napping(contender: Contender) -> AsyncIterator[Sample]:
+    """Give the time of calls that sleep, all at once."""
+    script = Script(turns=1, width=20, tool_s=NAP_S)
+    job = contender.runs(script)
 
-    async def create(self, header: Header, **_options: object) -> tuple[Header, Lease]:
-        """Give a lease of nothing."""
-        return header, Lease(run_id=header.id, token=1, version=0)
+    async def sample() -> float:
+        return await timed(job, script, 1, WALL) * MS
 
-    def append(self, *_args: object, **_options: object) -> Commit:
-        """Say that it is written."""
-        return WRITTEN
-
-    def release(self, lease: Lease) -> Commit:
-        """Say that it is done."""
-        return WRITTEN
+    yield sample
 
 
-def _loop(
-    name: str,
-    what: str,
-    *,
-    turns: int,
-    width: int,
-    per: int,
-    goal: float,
-    times: int,
-    store: Store | None = None,
-) -> Row:
-    """Return a row that runs a loop of this shape `times` times and divides its cost by `per`."""
-    bare = bare_model(turns, width)
-    tools: list[Tool[..., Any]] = [add] if turns else []
-    agent = Agent(Counting(turns, width), tools=tools, limits=WIDE, store=store or MemoryStore())
+@asynccontextmanager
+async def grown(contender: Contender) -> AsyncIterator[Sample]:
+    """Give how many times a turn of a run of 400 costs one of a run of 20, the start of a run left out.
 
-    async def on_floor() -> float:
-        start = time.perf_counter()
-        for _ in range(times):
-            answer = await floor.run(bare, {"add": bare_add}, "go")
-            assert answer == "done"
-        return (time.perf_counter() - start) / times / per * 1e6
+    The mean turn of a run of 400 is its turn 200, that of a run of 20 its turn 10, if the growth is even.
+    """
+    none, short, long = (Script(turns=turns) for turns in (0, 20, 400))
+    jobs = {script: contender.runs(script) for script in (none, short, long)}
 
-    async def on_ours() -> float:
-        start = time.perf_counter()
-        for _ in range(times):
-            run = await agent.run("go")
-            assert run.output == "done"
-            assert run.turn == turns + 1
-        return (time.perf_counter() - start) / times / per * 1e6
+    async def sample() -> float:
+        start = await timed(jobs[none], none, 60, CPU) / 60
+        early = await timed(jobs[short], short, 20, CPU) / 20 - start
+        late = await timed(jobs[long], long, 1, CPU) - start
+        return (late / 400) / (early / 20)
 
-    return Row(name=name, what=what, unit="us", floor=on_floor, ours=on_ours, goal=goal)
+    yield sample
 
 
-def _growth() -> Row:
-    """Turn 200 over turn 10: the floor of this row is our own early turn, so the ratio is the growth."""
-    agent = Agent(Counting(220, 1), tools=[add], limits=WIDE)
+@asynccontextmanager
+async def crowded(contender: Contender, runs: int, clock: Clock) -> AsyncIterator[Sample]:
+    """Give the time of many runs at once, by this clock."""
+    job = contender.runs(CROWD)
 
-    async def around(turn: int) -> float:
-        run = agent.start("go")
-        times: list[float] = []
-        async for run in agent.steps(run):  # noqa: B020  the run is what the steps yield
-            times.append(time.perf_counter())
-            if run.turn == turn + 10:
-                break
-        assert run.turn == turn + 10
-        return (times[-1] - times[-1 - 40]) / 10 * 1e6
+    async def sample() -> float:
+        begun = clock()
+        await at_once(job, CROWD, runs)
+        return clock() - begun
 
-    return Row(
-        name="growth",
-        what="time per turn, turn 200 over turn 10",
-        unit="us",
-        floor=lambda: around(10),
-        ours=lambda: around(200),
-        goal=1.1,
-        repeats=15,
-    )
+    yield sample
 
 
-class Chatty(Model):
-    """Answers in chunks of one word."""
+@asynccontextmanager
+async def stalled(contender: Contender, runs: int) -> AsyncIterator[Sample]:
+    """Give the longest time for which a task that wants to run every millisecond could not."""
+    job = contender.runs(CROWD)
 
-    name = "chatty"
+    async def sample() -> float:
+        longest = 0.0
 
-    def __init__(self, chunks: int) -> None:
-        """Take the number of chunks."""
-        self._words = [f"word{index} " for index in range(chunks)]
+        async def tick() -> None:
+            nonlocal longest
+            while True:
+                begun = WALL()
+                await asyncio.sleep(TICK_S)
+                longest = max(longest, WALL() - begun - TICK_S)
 
-    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Stream the words."""
-        if emit is not None:
-            for word in self._words:
-                emit(TextChunk(text=word))
-        return Reply(text="".join(self._words), usage=Usage(output_tokens=1))
+        ticker = asyncio.create_task(tick())
+        await asyncio.sleep(0)  # so that it ticks before the crowd begins
+        await at_once(job, CROWD, runs)
+        await asyncio.sleep(0)  # and hears of a stall at the end
+        ticker.cancel()
+        with suppress(asyncio.CancelledError):
+            await ticker
+        return longest * MS
 
-
-def _chunk() -> Row:
-    """Time a text chunk from the model to whoever iterates the stream."""
-    chunks = 2_000
-    agent = Agent(Chatty(chunks))
-
-    async def words() -> Any:
-        for index in range(chunks):
-            yield f"word{index} "
-
-    async def on_floor() -> float:
-        start = time.perf_counter()
-        text = [word async for word in words()]
-        assert len(text) == chunks
-        return (time.perf_counter() - start) / chunks * 1e6
-
-    async def on_ours() -> float:
-        start = time.perf_counter()
-        async with agent.stream("go") as stream:
-            text = "".join([event.text async for event in stream if hasattr(event, "text")])
-        assert text.count("word") == chunks
-        return (time.perf_counter() - start) / chunks * 1e6
-
-    what = "text chunk through the stream"
-    return Row(name="chunk", what=what, unit="us", floor=on_floor, ours=on_ours, goal=8.0)
+    yield sample
 
 
-def _import() -> Row:
-    async def fresh(code: str) -> float:
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True)  # noqa: ASYNC221, S603  nothing else runs meanwhile
-        return (time.perf_counter() - start) * 1e6
+@asynccontextmanager
+async def remembered(contender: Contender, runs: int) -> AsyncIterator[Sample]:
+    """Give the memory of a run among many that are alive at once, in a fresh process (`benchmarks.memory`)."""
 
-    return Row(
-        name="import",
-        what="a process that imports it, over one that imports asyncio and json",
-        unit="us",
-        floor=lambda: fresh("import asyncio, json"),
-        ours=lambda: fresh("import agentfsm"),
-        goal=2.0,
-        repeats=7,
-    )
+    async def sample() -> float:
+        command = [sys.executable, "-m", "benchmarks.memory", type(contender).__module__, str(runs)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=LONGEST_S)  # noqa: ASYNC221, S603  nothing else runs
+        return float(done.stdout)
+
+    yield sample
+
+
+# On disk
+
+
+@asynccontextmanager
+async def journalled(contender: Contender, turns: int, level: str) -> AsyncIterator[Sample]:
+    """Give the time of a turn with every step on disk.
+
+    The floor waits for each commit. Who need not, since a call that changes nothing may be made again, waits at the end
+    of the run only: at level "full" that is most of the difference.
+    """
+    script = Script(turns=turns)
+    contender.level = level
+    with TemporaryDirectory() as folder:
+        job = await contender.durable(script, Path(folder))
+        times = max(1, 400 // turns)
+
+        async def sample() -> float:
+            return await timed(job, script, times, WALL) / times / turns * US
+
+        yield sample
+        await contender.aclose()
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@asynccontextmanager
+async def stored(contender: Contender) -> AsyncIterator[Sample]:
+    """Give the bytes on disk for a turn of a long run, once all is closed."""
+    script = Script(turns=400)
+
+    async def sample() -> float:
+        with TemporaryDirectory() as folder:
+            job = await contender.durable(script, Path(folder))
+            check(await job(), script)
+            await contender.aclose()
+            size = size_of(Path(folder))
+        assert size > 20 * script.turns, "the steps are not on disk"
+        return size / script.turns
+
+    yield sample
+
+
+@asynccontextmanager
+async def crowded_on_disk(contender: Contender, runs: int) -> AsyncIterator[Sample]:
+    """Give the processor time of many runs at once, with every step on disk, all threads together."""
+    with TemporaryDirectory() as folder:
+        job = await contender.durable(CROWD, Path(folder))
+
+        async def sample() -> float:
+            begun = CPU()
+            await at_once(job, CROWD, runs)
+            return (CPU() - begun) * MS
+
+        yield sample
+        await contender.aclose()
+
+
+# Streams and servers
+
+
+async def listen(stream: AsyncIterator[str], chunks: int) -> None:
+    """Take in a stream, and make sure that each chunk came by itself."""
+    texts = [text async for text in stream if text]
+    assert len(texts) == chunks, f"{len(texts)} texts in place of {chunks}"
+    assert texts[-1].strip() == f"word{chunks - 1}", texts[-1]
+
+
+@asynccontextmanager
+async def streamed(contender: Contender) -> AsyncIterator[Sample]:
+    """Give the time of a text from the model to whoever iterates."""
+    stream = contender.streams(CHUNKS)
+
+    async def sample() -> float:
+        begun = CPU()
+        await listen(stream(), CHUNKS)
+        return (CPU() - begun) / CHUNKS * US
+
+    yield sample
+
+
+@asynccontextmanager
+async def asked(contender: Contender, history: int) -> AsyncIterator[Sample]:
+    """Give the processor time of a question over HTTP, which leaves the server's out."""
+    with served() as address:
+        ask = contender.over_http(f"{address}/history-{history}/v1", history)
+
+        async def sample() -> float:
+            begun = CPU()
+            answers = [await ask() for _ in range(REQUESTS)]
+            took = CPU() - begun
+            assert set(answers) == {ANSWER}, answers
+            return took / REQUESTS * MS
+
+        yield sample
+        await contender.aclose()
+
+
+@asynccontextmanager
+async def heard(contender: Contender) -> AsyncIterator[Sample]:
+    """Give the processor time of a text that is streamed over HTTP, its share of the request included."""
+    with served() as address:
+        stream = contender.over_sse(f"{address}/chunks-{EVENTS}/v1")
+
+        async def sample() -> float:
+            begun = CPU()
+            for _ in range(STREAMS):
+                await listen(stream(), EVENTS)
+            return (CPU() - begun) / STREAMS / EVENTS * US
+
+        yield sample
+        await contender.aclose()
+
+
+@asynccontextmanager
+async def imported(contender: Contender) -> AsyncIterator[Sample]:
+    """Give the time of a process that does nothing but begin as a user's program does."""
+
+    async def sample() -> float:
+        begun = WALL()
+        subprocess.run([sys.executable, "-c", contender.imports], check=True)  # noqa: ASYNC221, S603  nothing else runs
+        return (WALL() - begun) * MS
+
+    yield sample
+
+
+def _in_memory(name: str, what: str, script: Script, *, times: int, parts: int, goal: float, stretch: float) -> Row:
+    ready = partial(sequential, script=script, times=times, parts=parts)
+    return Row(name=name, what=f"{what}: CPU", unit="us", ready=ready, goal=goal, stretch=stretch)
+
+
+def _crowd(case: str, what: str, unit: str, ready: Callable[..., Any], **how: Any) -> Row:
+    return Row(name="crowd", case=case, what=what, unit=unit, ready=partial(ready, runs=1_000), **how)
+
+
+def _journal(turns: int, level: str, case: str, what: str, **goals: Any) -> Row:
+    ready = partial(journalled, turns=turns, level=level)
+    return Row(name="journal", case=case, what=what, unit="us", ready=ready, repeats=15, **goals)
+
+
+def _http(history: int, **goals: Any) -> Row:
+    what = f"a question over HTTP after {history} turns: CPU"
+    return Row(name="http", case=str(history), what=what, unit="ms", ready=partial(asked, history=history), **goals)
 
 
 def rows() -> list[Row]:
     """Return all rows, in the order in which they are printed."""
+    many = "1,000 runs of 3 turns at once, model 50 ms"
     return [
-        _loop("run", "one run, no tools", turns=0, width=0, per=1, goal=15.0, times=200),
-        _loop("turns", "10 turns of one call, per turn", turns=10, width=1, per=10, goal=4.0, times=20),
-        _loop("engine", "the same without a store", turns=10, width=1, per=10, goal=4.0, times=20, store=NoStore()),
-        _loop("fan-out", "100 parallel trivial calls, per call", turns=1, width=100, per=100, goal=3.0, times=5),
-        _growth(),
-        _chunk(),
-        _import(),
+        _in_memory("run", "a run without tools", Script(turns=0), times=200, parts=1, goal=15, stretch=5),
+        _in_memory("turns", "a turn of 10, one call each", Script(turns=10), times=20, parts=10, goal=4, stretch=1.5),
+        _in_memory(
+            "fan-out", "a call of 100 at once", Script(turns=1, width=100), times=5, parts=100, goal=3, stretch=2
+        ),
+        Row(name="naps", what="20 tools at once, 20 ms each: wall", unit="ms", ready=napping, goal=1.03),
+        _crowd("cpu", f"{many}: CPU", "s", partial(crowded, clock=CPU), goal=4, stretch=2, repeats=12),
+        _crowd(
+            "wall",
+            "the same: wall",
+            "s",
+            partial(crowded, clock=WALL),
+            goal=0.25,
+            stretch=0.2,
+            absolute=True,
+            repeats=12,
+        ),
+        _crowd(
+            "memory", "the same: peak memory, each run", "KiB", remembered, goal=12, stretch=8, absolute=True, repeats=4
+        ),
+        _crowd(
+            "stall",
+            "the same: longest stall of the loop",
+            "ms",
+            stalled,
+            goal=30,
+            stretch=10,
+            absolute=True,
+            repeats=12,
+        ),
+        Row(
+            name="crowd10k",
+            what="10,000 of them: wall",
+            unit="s",
+            ready=partial(crowded, runs=10_000, clock=WALL),
+            goal=2.5,
+            stretch=1.2,
+            absolute=True,
+            repeats=3,
+        ),
+        *[
+            _journal(turns, "normal", str(turns), f"a turn of {turns}, each on disk: wall", goal=5, stretch=3)
+            for turns in (20, 100, 400)
+        ],
+        _journal(100, "full", "full", "a turn of 100, each synced to disk: wall"),
+        Row(
+            name="disk",
+            what="a turn of 400 on disk",
+            unit="bytes",
+            ready=stored,
+            goal=1024,
+            stretch=512,
+            absolute=True,
+            repeats=3,
+        ),
+        Row(
+            name="crowd+disk",
+            what="300 runs of 3 turns at once on disk, model 50 ms: CPU",
+            unit="ms",
+            ready=partial(crowded_on_disk, runs=300),
+            goal=3,
+            stretch=1.2,
+            repeats=12,
+        ),
+        Row(
+            name="growth",
+            what="turn 200 over turn 10: CPU",
+            unit="x",
+            ready=grown,
+            goal=1.1,
+            stretch=1.02,
+            absolute=True,
+        ),
+        Row(
+            name="chunk", what="a text of 2,000 through the stream: CPU", unit="us", ready=streamed, goal=8, stretch=2.5
+        ),
+        _http(10, goal=0.7, stretch=0.4),
+        _http(50, goal=0.15, stretch=0.1),
+        Row(name="sse", what="a text of 240 streamed over HTTP: CPU", unit="us", ready=heard, goal=0.3, stretch=0.15),
+        Row(name="import", what="a process that imports it: wall", unit="ms", ready=imported, goal=2, repeats=15),
     ]

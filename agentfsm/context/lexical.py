@@ -46,7 +46,8 @@ _DENSE: Final = (
     "\uac00-\ud7a3"  # Korean has spaces, but glues its particles to the words
 )
 # Scripts whose words are not set apart: each pair of neighbouring characters is taken for a word.
-_PIECE: Final = re.compile(rf"([{_DENSE}]+)|[^\W_{_DENSE}]+")
+_PIECE: Final = rf"([{_DENSE}]+)|[^\W_{_DENSE}]+"
+# Left to `re` to compile when it is first used: so many ranges take 3 ms, and most agents have few tools.
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # Where camelCase breaks: getUser, HTTPServer.
 
@@ -96,7 +97,7 @@ def _index(texts: tuple[str, ...]) -> _Index:
 def _words(text: str) -> Iterator[str]:
     """Yield what is compared: lower-case words without their endings, and pairs of characters of dense scripts."""
     spaced = _HUMP.sub(" ", unicodedata.normalize("NFKC", text)).lower()
-    for piece in _PIECE.finditer(spaced):
+    for piece in re.finditer(_PIECE, spaced):
         word = piece[0]
         if piece[1]:
             yield from (word[i : i + 2] for i in range(max(len(word) - 1, 1)))

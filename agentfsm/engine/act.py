@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending, RunTools, Wait
 from agentfsm.core.inbox import Approve, Posted, Rerun
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult, clean
-from agentfsm.core.run import UNDECIDED, Phase
+from agentfsm.core.run import UNDECIDED, Phase, place_in
 from agentfsm.engine.access import absence, barred, context_of, turn_of
 from agentfsm.engine.arguments import check_object, object_text, repair
 from agentfsm.engine.builtin import builtin
@@ -25,7 +26,6 @@ from agentfsm.engine.early import Attempt, EarlyCalls
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.family import Parent
 from agentfsm.engine.queue import ToolQueue
-from agentfsm.engine.render import place_of
 from agentfsm.engine.stream import AgentEvent, ToolEvent
 from agentfsm.engine.tools import Bound, Tool
 from agentfsm.ports import ProposedCall
@@ -96,7 +96,7 @@ class RunHost(Host):
 
     def position(self, call: ToolCall, index: int) -> int:  # noqa: ARG002  of those that run now
         """Return the call's place in the reply: some of its calls may have run before."""
-        return place_of(call)
+        return place_in(call.id)
 
     def context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
         """Make what a tool may know of its call."""
@@ -125,6 +125,15 @@ class RunHost(Host):
             budget=drive.budget,
             depth_limit=self.engine.limits.depth,
         )
+
+    def new_scope(self) -> anyio.CancelScope:
+        """Make what a call can be cut off with.
+
+        `anyio.CancelScope()` finds out each time which event loop runs, at two thirds of what a scope costs; the run
+        knows, by its own.
+        """
+        own = self.drive.journal.scope
+        return anyio.CancelScope() if own is None else type(own)()
 
     def absence(self, tool: Tool[..., Any]) -> End | None:
         """Say why no call of a tool can run, whatever its arguments, or None."""
@@ -195,7 +204,7 @@ class RunHost(Host):
 
     def paused(self, call: ToolCall, pending: Sequence[Pending]) -> bool:
         """Record what a call waits for."""
-        self.drive.woken.discard(call.id)
+        self.drive.woken -= {call.id}
         self.drive.journal.commit(e.ToolPaused(call_id=call.id, pending=tuple(pending)))
         return True
 

@@ -13,8 +13,8 @@ from agentfsm.core.errors import LimitError, ModelError, ModelReplyError, ModelU
 from agentfsm.core.messages import Usage
 from agentfsm.engine.engine import ANSWER_TOKENS, Engine
 from agentfsm.engine.log import redacted
-from agentfsm.engine.stream import CallDelta, TextDelta
-from agentfsm.ports import CallChunk, Chunk, Emit, FinishChunk, FinishReason, Reply, Request, TextChunk
+from agentfsm.engine.stream import CallDelta, text_deltas
+from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Reply, Request, TextChunk
 from agentfsm.tally import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _MODES: Final = frozenset({"auto", "none", "required"})
 # Choices that name no tool.
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Question:
     """What the model is to be asked, and where what comes of it goes."""
 
@@ -103,7 +103,8 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
     granted, held = await budget.reserve(asked, wanted, engine.model.cost_usd)
     usage = Usage()
     try:
-        reply = await _reply(engine, _request(question, granted if granted < wanted else None), emit)
+        request = _request(question, granted if granted < wanted else None)
+        reply = _usable(engine, await reply_of(engine, request, emit))
         usage = _usage(question, reply)
     except ModelError as error:
         usage = error.usage = _priced(question, error.usage or Usage())
@@ -139,8 +140,7 @@ async def reply_of(engine: Engine, request: Request, emit: Emit | None = None) -
         raise ModelUnavailableError(f"{engine.model.name} cannot be reached: {error}") from error
 
 
-async def _reply(engine: Engine, request: Request, emit: Emit | None) -> Reply:
-    reply = await reply_of(engine, request, emit)
+def _usable(engine: Engine, reply: Reply) -> Reply:
     if not reply.calls and not reply.text.strip() and reply.finish_reason not in FLAWS:
         raise ModelReplyError(f"{engine.model.name} gave an empty reply ({reply.finish_reason})", reply.usage)
     return reply
@@ -176,15 +176,16 @@ def _emitter(question: Question, attempt: int, early: EarlyCalls | None) -> Emit
     if not question.is_streamed:
         return None
     ids = run.turns_before + run.turn + 1
+    text_delta = text_deltas(run.id, turn, attempt)
 
     def emit(chunk: Chunk) -> None:
+        if isinstance(chunk, TextChunk):
+            if listen is not None:
+                listen(text_delta(chunk.text))
+            return
         if early is not None:
             early.hear(chunk)
-        if listen is None or isinstance(chunk, FinishChunk):
-            return
-        if isinstance(chunk, TextChunk):
-            listen(TextDelta(run_id=run.id, turn=turn, attempt=attempt, text=chunk.text))
-        else:
+        if listen is not None and isinstance(chunk, CallChunk):
             listen(_call_delta(run, turn, attempt, ids, chunk))
 
     return emit

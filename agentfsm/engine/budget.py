@@ -7,7 +7,7 @@ never spend together what only one of them could.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -27,6 +27,10 @@ Amount = tuple[int, float]
 NOTHING: Final[Amount] = (0, 0.0)
 
 
+def _for_nothing(_tokens: int) -> float:
+    return 0.0
+
+
 @attrs.define(eq=False)
 class _Family:
     """What the budgets of a run and of all agents below it share."""
@@ -39,6 +43,14 @@ def _family_of(budget: Budget) -> _Family:
     return _Family() if budget.above is None else budget.above.family
 
 
+def _ancestors_of(budget: Budget) -> tuple[Budget, ...]:
+    return () if budget.above is None else (budget.above, *budget.above.ancestors)
+
+
+def _counts_money(budget: Budget) -> bool:
+    return budget.limits.usd is not None or (budget.above is not None and budget.above.counts_money)
+
+
 @attrs.define(eq=False)
 class Budget:
     """What one run may still spend, in this process."""
@@ -49,6 +61,10 @@ class Budget:
     above: Budget | None = None
     # The budget of the run whose tool this one is.
     family: _Family = attrs.field(init=False, default=attrs.Factory(_family_of, takes_self=True))
+    ancestors: tuple[Budget, ...] = attrs.field(init=False, default=attrs.Factory(_ancestors_of, takes_self=True))
+    # Those above, the nearest first.
+    counts_money: bool = attrs.field(init=False, default=attrs.Factory(_counts_money, takes_self=True))
+    # Whether this run, or one above it, is limited in money.
     _reserved: Amount = NOTHING
     # By requests that are under way, here and below.
     _below: dict[str, Amount] = attrs.field(factory=dict)
@@ -57,17 +73,6 @@ class Budget:
     # Spent by this run and not in its journal...
     _version: int = -1
     # ...as long as that is at this version.
-
-    @property
-    def counts_money(self) -> bool:
-        """Whether this run, or one above it, is limited in money."""
-        return any(budget.limits.usd is not None for budget in self._chain())
-
-    def _chain(self) -> Iterator[Budget]:
-        budget: Budget | None = self
-        while budget is not None:
-            yield budget
-            budget = budget.above
 
     @property
     def spent(self) -> Amount:
@@ -114,7 +119,7 @@ class Budget:
         Raises:
             LimitError: when nothing is left for an answer, or the price is unknown where money is limited.
         """
-        cost = self._cost_of(asked_tokens, wanted_tokens, price) if self.counts_money else (lambda _tokens: 0.0)
+        cost = self._cost_of(asked_tokens, wanted_tokens, price) if self.counts_money else _for_nothing
         while True:
             granted, binding = self._room(asked_tokens, wanted_tokens, cost, beside_others=True)
             if granted == wanted_tokens:
@@ -126,7 +131,7 @@ class Budget:
         if granted < 1:
             raise binding.exhausted(asked_tokens)
         held = asked_tokens + granted, cost(granted)
-        for budget in self._chain():
+        for budget in (self, *self.ancestors):
             budget._reserved = budget._reserved[0] + held[0], budget._reserved[1] + held[1]  # noqa: SLF001  one of its kind
         return granted, held
 
@@ -140,7 +145,7 @@ class Budget:
     ) -> tuple[int, Budget]:
         """Return how long an answer may be, and the budget that says so; with or without what others hold back."""
         granted, binding = wanted_tokens, self
-        for budget in self._chain():
+        for budget in (self, *self.ancestors):
             tokens, usd = budget.spent
             held = budget._reserved if beside_others else NOTHING  # noqa: SLF001  one of its kind
             room = budget.limits.tokens - tokens - held[0] - asked_tokens
@@ -169,7 +174,7 @@ class Budget:
 
     def settle(self, held: Amount, usage: Usage) -> None:
         """Put what a request did cost in the place of what was held back for it."""
-        for budget in self._chain():
+        for budget in (self, *self.ancestors):
             budget._reserved = budget._reserved[0] - held[0], budget._reserved[1] - held[1]  # noqa: SLF001  one of its kind
         version = self.run().version
         before = self._unwritten if version == self._version else NOTHING

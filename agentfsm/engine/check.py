@@ -38,8 +38,9 @@ CHANGING: Final = frozenset({"save", "update", "delete", "send", "write", "creat
 
 _NAME_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # In snake_case and in camelCase.
-_WORD: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{1,2}|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
-# In prose; Chinese and Japanese write no spaces, and about every two characters are a word.
+_WORD: Final = r"[\u3040-\u30ff\u3400-\u9fff]{1,2}|[^\W_\u3040-\u30ff\u3400-\u9fff]+"
+# In prose; Chinese and Japanese write no spaces, and about every two characters are a word. Left to `re` to compile
+# when it is first used: so wide a range takes 2 ms, and `import agentfsm` comes by here.
 _FILLING: Final = frozenset({"a", "an", "the", "this", "tool", "function"})
 # Words that add nothing to a name.
 _SENTENCE_END: Final = re.compile(r"[.;。；\n]")  # noqa: RUF001  Chinese ends sentences so
@@ -117,7 +118,7 @@ def _description(tool: _Tool) -> Iterator[Finding]:
         message = "it has no description, so the model knows nothing of it but its name: give the function a docstring"
         yield _warning(tool, message)
         return
-    words = [word.lower() for word in _WORD.findall(tool.description)]
+    words = [word.lower() for word in re.findall(_WORD, tool.description)]
     if len(words) < DESCRIPTION_WORDS or _stems(words) <= _stems(_name_words(tool)) | _FILLING:
         message = (
             f"its description, {' '.join(tool.description.split())!r}, says no more than its name: say what it does, "

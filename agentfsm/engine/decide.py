@@ -87,10 +87,10 @@ async def _look_after(drive: Drive, entry: OpenCall, now: float) -> None:
     """Wake a paused call when what its agent waits for first was decided, or is due; once for each thing waited for."""
     call_id = entry.call.id
     first = {item.run_id: item for item in reversed(entry.waits)}
-    drive.woken.discard(call_id)
+    drive.woken -= {call_id}
     if drive.tried.get(call_id) != entry.waits and any([await _may_go_on(drive, each, now) for each in first.values()]):
         drive.tried[call_id] = entry.waits
-        drive.woken.add(call_id)
+        drive.woken |= {call_id}
 
 
 async def _may_go_on(drive: Drive, item: Pending, now: float) -> bool:

@@ -77,6 +77,10 @@ class Host:
         """Make what a tool may know of its call; `deadline` is in seconds since 1970."""
         return RunContext(deps=None, call_id=call.id, idempotency_key=call.key, deadline=deadline)
 
+    def new_scope(self) -> anyio.CancelScope:
+        """Make what a call can be cut off with."""
+        return anyio.CancelScope()
+
     def absence(self, tool: Tool[..., Any]) -> End | None:  # noqa: ARG002  all tools are there
         """Say why no call of a tool can run, whatever its arguments, or None."""
         return None
@@ -204,7 +208,7 @@ class Dispatcher:
 
     async def _within(self, job: Job, tool: Tool[..., Any], bound: Bound, timeout_s: float) -> End:
         """Try within the time of the call."""
-        scope = anyio.CancelScope()
+        scope = self.host.new_scope()
         # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
         tries = _Tries(self, job, tool, bound, timeout_s, scope)
         with scope:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -25,10 +26,10 @@ class Drive:
     tally: Tally
     # Counts the run's messages, each once.
     budget: Budget
-    queue: ToolQueue = attrs.field(init=False)
+    make_queue: Callable[[Drive], ToolQueue]
     granted: dict[str, Posted] = attrs.field(factory=dict)
     # Approvals that were read and not spent yet, by call id.
-    woken: set[str] = attrs.field(factory=set)
+    woken: frozenset[str] = frozenset()
     # Paused calls that may go on.
     unfinished: int = 0
     # Calls of the turn that have no result yet.
@@ -36,6 +37,19 @@ class Drive:
     # Whether calls have run early and those who watch were not told yet that no other may run.
     tried: dict[str, tuple[Pending, ...]] = attrs.field(factory=dict)
     # What paused calls waited for when they were last woken.
+
+    _queue: ToolQueue | None = None
+
+    @property
+    def queue(self) -> ToolQueue:
+        """Runs the calls; made with the first of them, since many runs have none."""
+        if self._queue is None:
+            self._queue = self.make_queue(self)
+        return self._queue
+
+    def close(self) -> None:
+        """Part with the queue, which knows this call: as a ring, both would stay in memory until somebody looks."""
+        self._queue = None
 
     def fail(self, reason: StopReason, message: str, *before: e.Event) -> None:
         """Commit the end of the run, with what happened before it."""

@@ -63,6 +63,11 @@ async def prior_of(store: Store, run_id: str | None) -> tuple[Message, ...]:
     return messages
 
 
+def _rounded(seconds: float, parts: float) -> float:
+    """Round to so many parts of a second: as text a tenth of a turn's bytes on disk are digits that say nothing."""
+    return int(seconds * parts + 0.5) / parts
+
+
 @attrs.define(eq=False, kw_only=True)
 class Journal:
     """One run under one lease, from the beginning of a driving call to its end."""
@@ -79,7 +84,7 @@ class Journal:
     # States that the run rests before.
     scope: anyio.CancelScope | None = None
     # Around the driving call; cancelled when somebody asks for the run's end, or takes it over.
-    _left: set[int] = attrs.field(factory=set)
+    _left: frozenset[int] = frozenset()
     # Rows of the inbox that were read and not taken.
     holds_pause: bool = False
     # Whether one of them asks for a rest.
@@ -146,8 +151,8 @@ class Journal:
     def _stamp(self, events: Sequence[Event]) -> None:
         """Write the time into events that nobody else has seen yet: a copy would cost three times their making."""
         now = self.clock.monotonic()
-        took_s, self._mark = now - self._mark, now
-        at = self._epoch + now
+        took_s, self._mark = _rounded(now - self._mark, 1e6), now
+        at = _rounded(self._epoch + now, 1e3)
         for event in events:
             _put(event, "at", at)
             _put(event, "took_s", took_s)
@@ -165,7 +170,7 @@ class Journal:
             rest = e.Paused(at=run.updated_at, message=f"before {run.state.upper()}")
             events, run = (*events, rest), run.apply(rest)  # in the same append: no crash comes in between
         self._last = self.store.append(self.lease, run, events, taken=taken)
-        self._left.difference_update(taken)
+        self._left = self._left.difference(taken)
         self._advance(run, events)
 
     async def conclude(self, *events: Event, taken: Sequence[int] = ()) -> bool:
@@ -177,7 +182,7 @@ class Journal:
         if not await _outcome(self._last, run):
             self._mark = mark
             return False
-        self._left.difference_update(taken)
+        self._left = self._left.difference(taken)
         self._advance(run, events)
         return True
 
@@ -210,7 +215,7 @@ class Journal:
         newest = self.lease.newest
         rows = await self.store.inbox(self.run.id)
         self.lease.seen = max([newest, self.lease.seen, *[row.number for row in rows]])
-        self._left = {row.number for row in rows}
+        self._left = frozenset([row.number for row in rows])
         self.holds_pause = any(isinstance(row.item, Pause) for row in rows)
         if all(due_at(row.item) is None for row in rows):
             return rows

@@ -7,6 +7,7 @@ New behaviour is a new event or effect and one function here, never a branch in 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
@@ -337,6 +338,5 @@ PERFORM: Final[Mapping[type[Effect], Performer]] = {
 def drive_of(engine: Engine, journal: Journal, deps: Any, tally: Tally, above: Budget | None = None) -> Drive:
     """Return a driving call: `above` is the budget of the run that this one works for."""
     budget = Budget(engine.limits, lambda: journal.run, above)
-    drive = Drive(journal=journal, deps=deps, tally=tally, budget=budget)
-    drive.queue = queue_of(engine, drive)
-    return drive
+    queue = partial(queue_of, engine)
+    return Drive(journal=journal, deps=deps, tally=tally, budget=budget, make_queue=queue)

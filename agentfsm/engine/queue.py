@@ -30,7 +30,7 @@ from agentfsm.engine.registry import ToolRegistry
 from agentfsm.engine.stream import AgentEvent, QueueStream, ToolEvent, ToolEventType
 from agentfsm.engine.tools import Arguments, Tool
 from agentfsm.ports import Clock, SystemClock
-from agentfsm.threads import waker
+from agentfsm.threads import noticed, waker
 
 LIMIT: Final = 20
 # Calls in flight at once: a model seldom asks for more, and most services bear it.
@@ -288,7 +288,7 @@ class Session:
     """Calls on their way: each starts as soon as what it waits for has ended and there is room for it.
 
     Calls may be added while others run. As many workers as may run at once take the next call each: cheaper than a
-    task for every call.
+    task for every call. The others start when the first one has to wait, so calls that never wait cost no task at all.
     """
 
     queue: ToolQueue
@@ -407,20 +407,19 @@ class Session:
         """Run ready calls, one after the other; whoever starts this counts it as a worker."""
         try:
             while self._ready:
-                self.spread(1)
                 index = heappop(self._ready)
                 await checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
                 if self._enter(index):
-                    await self._run(index)
+                    await noticed(self._run(index), self.spread)
         finally:
             self._workers -= 1
             if not self._workers:
                 self._wake()
 
-    def spread(self, own: int = 0) -> None:
-        """Start workers for ready calls, beyond those that the caller takes himself."""
+    def spread(self) -> None:
+        """Start workers for ready calls."""
         if self.start_soon is not None:
-            for _ in range(min(self.queue.limit - self._workers, len(self._ready) - own)):
+            for _ in range(min(self.queue.limit - self._workers, len(self._ready))):
                 self._workers += 1
                 self.start_soon(self._work)
 

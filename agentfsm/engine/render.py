@@ -13,6 +13,7 @@ import attrs
 
 from agentfsm.core.errors import RefusedError
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, clean
+from agentfsm.core.run import place_in
 from agentfsm.tally import BYTES
 
 if TYPE_CHECKING:
@@ -46,12 +47,7 @@ def result_text(value: object) -> str:
 def decided(call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
     """Return the result of a call that was decided and not run."""
     content = kept(clean(content))
-    return ToolResult(call_id=call.id, tool=call.name, outcome=outcome, content=content, index=place_of(call))
-
-
-def place_of(call: ToolCall) -> int:
-    """Return the call's place in the reply."""
-    return int(call.id.rpartition(".")[2])
+    return ToolResult(call_id=call.id, tool=call.name, outcome=outcome, content=content, index=place_in(call.id))
 
 
 def kept(text: str) -> str:

@@ -1,8 +1,8 @@
 """OpenAI's chat completions, and every other server that speaks the same wire.
 
 The request goes through the lower door of the openai package: `client.post` with a body that is ready, and the plain
-response where it is streamed. That keeps its authentication, transport, errors and time-outs, and leaves out that it
-checks each message of the history against its annotations (16 ms at 50 turns) and builds an object for each chunk.
+response. That keeps its authentication, transport, errors and time-outs, and leaves out that it checks each message of
+the history against its annotations (16 ms at 50 turns) and builds an object for each chunk.
 Its `AsyncStream` is left out too: at the end of each stream it leaves generators to the garbage collector, which trio
 warns of and asyncio starts tasks for. Its retries are off: the engine retries, and two layers would multiply.
 """
@@ -32,7 +32,7 @@ from agentfsm.core.errors import (
     ModelReplyError,
     ModelUnavailableError,
 )
-from agentfsm.models.chat_wire import Assembly, FormError, SentError, decode, encode
+from agentfsm.models.chat_wire import Assembly, FormError, SentError, Written, decode, encode
 from agentfsm.models.prices import list_cost_usd
 from agentfsm.ports import Model
 from agentfsm.retry_after import finite_s, seconds_of
@@ -149,11 +149,16 @@ class OpenAIChat(Model):
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask once, without retries; see `Model.reply`."""
-        body = encode(request, model=self.name, limit_field=self._limit_field, streamed=emit is not None)
-        client = await self._client()
-        if emit is None:
-            return await self._asked(client, body, request.timeout_s)
-        return await self._streamed(client, body, request.timeout_s, emit)
+        kept = await self._kept()
+        body = encode(
+            request,
+            model=self.name,
+            limit_field=self._limit_field,
+            streamed=emit is not None,
+            written=kept.written,
+        )
+        response = await self._answer(kept.client, body, request.timeout_s, streamed=emit is not None)
+        return self._whole(response) if emit is None else await self._streamed(response, emit)
 
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply, or None where no price is known."""
@@ -170,7 +175,7 @@ class OpenAIChat(Model):
         if kept is not None and kept.keeper is not None:
             await kept.keeper.aclose()
 
-    async def _client(self) -> openai.AsyncOpenAI:
+    async def _kept(self) -> _Kept:
         if self._http_client is not None and self._http_client.is_closed:
             msg = "the http_client given to OpenAIChat is closed: keep it open for as long as the model is used"
             raise ClosedError(msg)
@@ -179,7 +184,7 @@ class OpenAIChat(Model):
         if kept is None or kept.client.is_closed():
             self._forget_closed()
             kept = self._clients[loop] = await self._opened()
-        return kept.client
+        return kept
 
     def _loop(self) -> object:
         # A client of the user's is one for all; what is opened here belongs to the event loop that runs.
@@ -199,15 +204,28 @@ class OpenAIChat(Model):
             if kept.client.is_closed():
                 self._clients.pop(loop, None)
 
-    async def _asked(self, client: openai.AsyncOpenAI, body: bytes, timeout_s: float) -> Reply:
+    async def _answer(
+        self,
+        client: openai.AsyncOpenAI,
+        body: bytes,
+        timeout_s: float,
+        *,
+        streamed: bool,
+    ) -> httpx2.Response:
+        post = cast("Callable[..., Awaitable[httpx2.Response]]", client.post)  # its types insist on a stream class
+        options = {"timeout": timeout_s}
         try:
-            answer: object = await client.post(_PATH, content=body, cast_to=object, options={"timeout": timeout_s})
-            return decode(answer)
+            return await post(_PATH, content=body, cast_to=httpx2.Response, stream=streamed, options=options)
         except _FAILURES as error:
             raise self._translated(error) from None
 
-    async def _streamed(self, client: openai.AsyncOpenAI, body: bytes, timeout_s: float, emit: Emit) -> Reply:
-        response = await self._connected(client, body, timeout_s)
+    def _whole(self, response: httpx2.Response) -> Reply:
+        try:
+            return decode(response.content)
+        except _FAILURES as error:
+            raise self._translated(error) from None
+
+    async def _streamed(self, response: httpx2.Response, emit: Emit) -> Reply:
         data, assembly = response.aiter_bytes(), Assembly()
         try:
             # `emit` stands outside of what is translated: its errors are not the server's.
@@ -219,14 +237,6 @@ class OpenAIChat(Model):
         if assembly.finish is None:
             raise self._broken_off(response, assembly)
         return assembly.reply()
-
-    async def _connected(self, client: openai.AsyncOpenAI, body: bytes, timeout_s: float) -> httpx2.Response:
-        post = cast("Callable[..., Awaitable[httpx2.Response]]", client.post)  # its types insist on a stream class
-        try:
-            options = {"timeout": timeout_s}
-            return await post(_PATH, content=body, cast_to=httpx2.Response, stream=True, options=options)
-        except _FAILURES as error:
-            raise self._translated(error) from None
 
     async def _pulled(self, data: AsyncIterator[bytes], assembly: Assembly) -> list[Chunk] | None:
         try:
@@ -297,6 +307,8 @@ class _Kept:
     client: openai.AsyncOpenAI
     keeper: AsyncGenerator[openai.AsyncOpenAI] | None = None
     # Closes the client; None where it is not ours to close.
+    written: Written = attrs.field(factory=Written)
+    # For the runs of its event loop.
 
 
 async def _keep(client: openai.AsyncOpenAI) -> AsyncGenerator[openai.AsyncOpenAI]:

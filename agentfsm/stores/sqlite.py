@@ -137,8 +137,8 @@ FROM runs WHERE id = ?
 _INSERT_RUN: Final = """
 INSERT INTO runs (id, session, after, parent, agent, user, prompt, created_at,
                   state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,
-                  token, crashes, seen, seen_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)
+                  token, owner, until, crashes, seen, seen_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)
 """
 _LAST_OF_SESSION: Final = "SELECT id, state FROM runs WHERE session = ? ORDER BY number DESC LIMIT 1"
 _TAKE: Final = "UPDATE runs SET token = ?, crashes = ?, owner = ?, until = ? WHERE number = ?"
@@ -250,13 +250,11 @@ class _SQLiteLedger(DatabaseFile):
         row = self._find(header.id)
         if row is None:
             header = self._in_session(header)
-            row = self._insert(header, opening)
-        else:
-            stored = self._header(header.id, row.number)
-            if stored.prompt != header.prompt:
-                raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
-            header = stored
-        return header, self._take(header.id, row, durability)
+            return header, self._insert(header, opening, durability)
+        stored = self._header(header.id, row.number)
+        if stored.prompt != header.prompt:
+            raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
+        return stored, self._take(header.id, row, durability)
 
     def _in_session(self, header: Header) -> Header:
         """Name the session's last run; those before it are over, or it would not have begun."""
@@ -264,14 +262,19 @@ class _SQLiteLedger(DatabaseFile):
             return header
         return checked_session(header, self.execute(_LAST_OF_SESSION, (header.session,)).fetchall())
 
-    def _insert(self, header: Header, opening: Opening) -> _Row:
+    def _insert(self, header: Header, opening: Opening, durability: Durability) -> Lease:
+        """Insert a run, ours to drive."""
         body, prompt = encode_header(header), prompt_of(header)
         names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
         # Tokens count on from a number by chance: a late word of a deleted run's owner is none to its successor.
-        self.execute(_INSERT_RUN, (*names, prompt, header.created_at, *opening.facts, secrets.randbits(TOKEN_BITS)))
-        row = self._row(header.id)
-        self._write_events(row.number, 0, (body, *opening.bodies))
-        return row
+        token = secrets.randbits(TOKEN_BITS)
+        values = (*names, prompt, header.created_at, *opening.facts, token, self._owner, self._until())
+        self.execute(_INSERT_RUN, values)
+        (number,) = self.execute("SELECT last_insert_rowid()").fetchone()
+        self._write_events(number, 0, (body, *opening.bodies))
+        lease = Lease(run_id=header.id, token=token, version=opening.facts.version, durability=durability)
+        self.holdings.add(lease)
+        return lease
 
     def take(self, run_id: str, durability: Durability) -> Lease:
         """Take the lease of a run that exists."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import attrs
 
@@ -25,7 +27,7 @@ from agentfsm.ports import ALL, Durability, Filter, Lease, Store, Stored, Summar
 from agentfsm.stores.common import checked_durability, wakes_at
 from agentfsm.stores.holdings import Holdings
 from agentfsm.stores.writer import Desk, Job, Statistics, Writer
-from agentfsm.threads import in_thread
+from agentfsm.threads import Bell, in_thread
 
 if TYPE_CHECKING:
     from agentfsm.core.events import Event
@@ -42,6 +44,9 @@ LONGEST_LEASE_S: Final = 3600.0
 # Seconds: an hour without a word is no worker any more.
 LARGEST: Final = 2**63 - 1
 # The largest integer of a database; a model may claim to have used more tokens than that.
+
+JOINED_CHARS: Final = 8_192
+# Of records in appends that were joined, at most: some turns. So a job stays about as small as `writer.QUEUE` assumes.
 
 
 class Facts(NamedTuple):
@@ -180,6 +185,98 @@ class Ledger(Desk, Protocol):
 
 
 @attrs.define(eq=False)
+class _Draft:
+    """An append that may still grow."""
+
+    lease: Lease
+    run: Run
+    # After the events.
+    bodies: list[str]
+    taken: list[int]
+    final: bool
+    chars: int = attrs.field(init=False)
+    # Of the bodies.
+
+    def __attrs_post_init__(self) -> None:
+        self.chars = sum(map(len, self.bodies))
+
+    def takes_in(self, other: _Draft) -> bool:
+        """Whether an append of the same lease has become a part of this one."""
+        follows = other.run.version - len(other.bodies) == self.run.version  # else it will be refused, and alone
+        if self.final or other.final or not follows or self.chars + other.chars > JOINED_CHARS:
+            return False
+        self.run = other.run
+        self.bodies += other.bodies
+        self.taken += other.taken
+        self.chars += other.chars
+        return True
+
+    def entry(self) -> Entry:
+        """Return what a ledger writes."""
+        return Entry(
+            lease=self.lease,
+            bodies=tuple(self.bodies),
+            facts=facts_of(self.run),
+            taken=tuple(self.taken),
+            final=self.final,
+        )
+
+
+class _Append(Job[bool, L]):
+    """An append on its way. Until the thread begins with it, the next append of its lease may join it.
+
+    So the appends of a turn, which come within microseconds of each other, are checked once and written by one
+    statement: 24 us of the thread's time, and not 62. They have one outcome, as they would have had anyway, since none
+    is written after one that was not.
+    """
+
+    __slots__ = ("_draft", "_gate")
+
+    def __init__(self, draft: _Draft) -> None:
+        lease = draft.lease
+        super().__init__(
+            self._begin,
+            run_id=lease.run_id,
+            spoilt=lambda ledger, error: ledger.holdings.spoil(lease, error),
+            durability=lease.durability,
+        )
+        self._draft: _Draft | None = draft
+        # None from when the thread has begun with it.
+        self._gate = threading.Lock()
+        # Guards that moment.
+
+    def takes_in(self, draft: _Draft) -> bool:
+        """Whether an append that follows on this one has joined it."""
+        with self._gate:
+            return self._draft is not None and self._draft.takes_in(draft)
+
+    def end(self) -> list[Bell]:
+        """Let its outcome be known; return the bells of those who wait for it."""
+        self._close()
+        return super().end()
+
+    def _begin(self, ledger: L) -> bool:
+        draft = self._close()
+        assert draft is not None  # noqa: S101  it is begun once; what is tried again is what was made of it
+        entry = draft.entry()
+        self._work = lambda ledger: ledger.append(entry)
+        return ledger.append(entry)
+
+    def _close(self) -> _Draft | None:
+        with self._gate:
+            draft, self._draft = self._draft, None
+        return draft
+
+
+class _LedgerWriter(Writer[L]):
+    """The thread of one process, and the newest append that it was given of each lease."""
+
+    def __init__(self, desk: L) -> None:
+        super().__init__(desk)
+        self.appends: WeakKeyDictionary[Lease, _Append[L]] = WeakKeyDictionary()
+
+
+@attrs.define(eq=False)
 class ThreadedStore(Store, Generic[L]):
     """A store that hands all work to a thread of its own.
 
@@ -188,7 +285,7 @@ class ThreadedStore(Store, Generic[L]):
     not a duty.
     """
 
-    _writers: dict[int, Writer[L]] = attrs.field(factory=dict, init=False)
+    _writers: dict[int, _LedgerWriter[L]] = attrs.field(factory=dict, init=False)
     # By process id: a forked child has no thread of its parent's, and must not touch its connection, even to close it.
 
     @abstractmethod
@@ -256,20 +353,15 @@ class ThreadedStore(Store, Generic[L]):
             ClosedError: after `aclose`.
             StoreError: when 100,000 jobs wait already.
         """
-        entry = Entry(
-            lease=lease,
-            bodies=tuple([codec.encode_event(event, run.header) for event in events]),
-            facts=facts_of(run),
-            taken=tuple(taken),
-            final=final,
-        )
-        job = Job[bool, L](
-            lambda ledger: ledger.append(entry),
-            run_id=run.id,
-            spoilt=lambda ledger, error: ledger.holdings.spoil(lease, error),
-            durability=lease.durability,
-        )
-        self._writer.submit(job)
+        bodies = [codec.encode_event(event, run.header) for event in events]
+        draft = _Draft(lease, run, bodies, list(taken), final)
+        writer = self._writer
+        newest = writer.appends.get(lease)
+        if newest is not None and newest.takes_in(draft):
+            return newest
+        job = _Append[L](draft)
+        writer.submit(job)
+        writer.appends[lease] = job
         return job
 
     def release(self, lease: Lease) -> Commit:
@@ -280,8 +372,10 @@ class ThreadedStore(Store, Generic[L]):
             spoilt=lambda _ledger, error: _log.warning("run %s: its lease ends by itself: %s", lease.run_id, error),
             durability="normal",
         )
+        writer = self._writer
+        writer.appends.pop(lease, None)
         try:
-            self._writer.submit(job)
+            writer.submit(job)
         except ClosedError:  # closing the store has given it back
             return Job[bool, L].done(value=True)
         return job
@@ -338,9 +432,9 @@ class ThreadedStore(Store, Generic[L]):
         return await job.wait()
 
     @property
-    def _writer(self) -> Writer[L]:
+    def _writer(self) -> _LedgerWriter[L]:
         pid = os.getpid()
-        return self._writers.get(pid) or self._writers.setdefault(pid, Writer(self._ledger()))
+        return self._writers.get(pid) or self._writers.setdefault(pid, _LedgerWriter(self._ledger()))
 
 
 def check_lease_s(store: object, _attribute: object, value: float) -> None:

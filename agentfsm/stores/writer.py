@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import attrs
 
 from agentfsm.core.errors import AgentError, ClosedError, StoreError
-from agentfsm.threads import Outcome
+from agentfsm.threads import Bell, ring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
     from contextlib import AbstractContextManager
 
     from agentfsm.ports import Durability
@@ -33,7 +33,7 @@ D = TypeVar("D", bound="Desk")
 GROUP = 1_000
 # Jobs in one transaction at most, so that the first of them does not wait for ever: 1,000 take about 25 ms.
 QUEUE = 100_000
-# Jobs that may wait. Appends do not block, so a disk that hangs has to be noticed here: about 100 MB of records.
+# Jobs that may wait. Appends do not block, so a disk that hangs has to be noticed here: some 100 MB of records.
 QUIET_S = 0.25
 # Seconds without a job after which the desk is tidied: a pause that a row of quick appends does not have.
 TIDY_S = 5.0
@@ -98,7 +98,7 @@ class Job(Generic[T, D]):
     a cancelled wait leaves the job alone.
     """
 
-    __slots__ = ("_done", "_error", "_spoilt", "_value", "_waiters", "_work", "durability", "run_id", "writes")
+    __slots__ = ("_bells", "_done", "_error", "_spoilt", "_value", "_work", "durability", "run_id", "writes")
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Job(Generic[T, D]):
         self.durability = durability
         self._work: Callable[[D], T] | None = work
         self._spoilt = spoilt
-        self._waiters: list[Outcome[None]] = []
+        self._bells: list[Bell] = []
         self._done = False
         self._value: T = None  # type: ignore[assignment]  # until the work has returned
         self._error: AgentError | None = None
@@ -133,7 +133,7 @@ class Job(Generic[T, D]):
         """Return a job that is done already."""
         job = cls(lambda _desk: value)
         job._value = value
-        job.settle()
+        job.end()
         return job
 
     @property
@@ -144,10 +144,10 @@ class Job(Generic[T, D]):
     async def wait(self) -> T:
         """Return what the work returned once that is committed, or raise its error."""
         if not self._done:
-            outcome: Outcome[None] = Outcome()
-            self._waiters.append(outcome)
-            if not self._done:  # settled in between, it may not have seen this waiter
-                await outcome.wait()
+            bell = Bell()
+            self._bells.append(bell)
+            if not self._done:  # ended in between, it may not have seen this bell
+                await bell.event.wait()
         if self._error is not None:
             raise copy(self._error) from self._error.__cause__  # raised itself, it would hold the waiter's frames
         return self._value
@@ -162,19 +162,22 @@ class Job(Generic[T, D]):
             self._error = error.with_traceback(None)
 
     def spoil(self, desk: D, error: AgentError) -> None:
-        """End the job with an error that is not its own word."""
+        """Give the job an error that is not its own word."""
         self._value = None  # type: ignore[assignment]  # it was rolled back; a lease ends with it
         self._error = error
         if self._spoilt is not None:
             self._spoilt(desk, error)
-        self.settle()
 
-    def settle(self) -> None:
-        """Tell everybody who waits."""
+    def end(self) -> list[Bell]:
+        """Let its outcome be known; return the bells of those who wait for it."""
         self._work = self._spoilt = None  # what they hold need not live as long as the outcome
         self._done = True
-        for outcome in self._waiters:
-            outcome.set(None)
+        return self._bells
+
+
+def settle(jobs: Iterable[Job[Any, D]]) -> None:
+    """End jobs, and tell everybody who waits for one of them."""
+    ring([bell for job in jobs for bell in job.end()])
 
 
 @attrs.frozen(kw_only=True)
@@ -231,7 +234,7 @@ class Writer(Generic[D]):
             first, self._closing = not self._closing, True
             thread = self._thread
             if thread is None:
-                self._closed.settle()
+                settle([self._closed])
             elif first:
                 self._queue.put(None)
         await self._closed.wait()
@@ -311,8 +314,7 @@ class Writer(Generic[D]):
         if write:
             self._commits += 1
             self._largest_group = max(self._largest_group, len(jobs))
-        for job in jobs:
-            job.settle()
+        settle(jobs)
 
     def _fail(self, jobs: list[Job[Any, D]], error: Exception, *, write: bool) -> None:
         if len(jobs) > 1 and self.desk.is_of_one_job(error):
@@ -321,6 +323,7 @@ class Writer(Generic[D]):
             return
         for job in jobs:
             job.spoil(self.desk, self.desk.explain(error))
+        settle(jobs)
 
     def _upkeep(self) -> None:
         now = time.monotonic()
@@ -342,7 +345,7 @@ class Writer(Generic[D]):
                 return False
             self._thread = None
             if self._closing:
-                self._closed.settle()
+                settle([self._closed])
             return True
 
     def _quietly(self, act: Callable[[], None]) -> None:

@@ -17,7 +17,8 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
-from agentfsm.models.chat_wire import Assembly, FormError, SentError, decode, encode
+from agentfsm.models import chat_wire
+from agentfsm.models.chat_wire import Assembly, FormError, SentError, Written, decode, encode
 from agentfsm.ports import (
     CallChunk,
     FinishChunk,
@@ -177,6 +178,100 @@ def test_half_a_surrogate_pair_does_not_stop_a_run():
     assert body["messages"][0]["content"] == "a?b 😀"
 
 
+# Written once
+
+
+def call(turn, text="ok"):
+    """A turn of one call."""
+    calls = (ToolCall(id=f"t{turn}.0", name="weather", arguments="{}"),)
+    result = ToolResult(call_id=f"t{turn}.0", tool="weather", outcome=Outcome.DONE, content=text)
+    return AssistantMessage(calls=calls), result
+
+
+@pytest.fixture
+def wired(monkeypatch):
+    """The messages that were written, in order."""
+    wired = []
+    write = chat_wire._message
+    monkeypatch.setattr(chat_wire, "_message", lambda message: wired.append(message) or write(message))
+    return wired
+
+
+def written_anew(written, messages, tools=()):
+    """Write a request after others; its bytes are those of one that is written alone."""
+    request = Request(instructions="Help.", messages=messages, tools=tools)
+    body = encode(request, model="m", limit_field="n", streamed=False, written=written)
+    assert body == encode(request, model="m", limit_field="n", streamed=False)
+    return json.loads(body)
+
+
+def test_each_message_of_a_history_that_grows_is_written_once(wired):
+    """A turn writes what is new in it, however long the history is."""
+    written, messages = Written(), (ASK,)
+    for turn in range(5):
+        encode(Request(instructions="", messages=messages), model="m", limit_field="n", streamed=False, written=written)
+        messages = (*messages, *call(turn))
+    assert tuple(wired) == messages[:-2]
+
+
+def test_what_is_written_after_other_requests_is_the_same():
+    """A history that goes on, forks, shrinks, or was read from a store again comes out as if it were the first."""
+    written = Written()
+    long = (ASK, *call(1), *call(2))
+    again = (UserMessage(parts=ASK.parts), *call(1), *call(2), *call(3))
+    fork = (ASK, *call(1), *call(2, "no"), *call(3))
+    for messages in (long, again, long, fork, long[:3], (ASK, SystemMessage(text="Cut."), *call(2)), long, ()):
+        written_anew(written, messages)
+
+
+def test_a_reply_of_too_many_calls_is_split_alike_where_it_is_added():
+    """The portions of a reply are all in what is added, since a history never ends amid its results."""
+    calls = tuple(ToolCall(id=f"t1.{n}", name="weather", arguments="{}") for n in range(300))
+    results = [ToolResult(call_id=each.id, tool="weather", outcome=Outcome.DONE, content="") for each in calls]
+    written = Written()
+    written_anew(written, (ASK,))
+    written_anew(written, (ASK, AssistantMessage(calls=calls), *results))
+    written_anew(written, (ASK, AssistantMessage(calls=calls), *results, *call(2)))
+
+
+def test_tools_that_change_are_written_anew():
+    """A tool that is added, replaced or taken away is so in the next request."""
+    other = ToolDefinition(name="clock", description="The time.", parameters={"type": "object"})
+    changed = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object", "title": "x"})
+    written = Written()
+    for tools in ((TOOL,), (TOOL, other), (TOOL,), (changed, other), (TOOL, changed), ()):
+        sent = written_anew(written, (ASK,), tools).get("tools", [])
+        assert [tool["function"] for tool in sent] == [tool.openai()["function"] for tool in tools]
+
+
+def test_what_is_kept_is_bounded(monkeypatch):
+    """The histories that rest longest are forgotten, and one that is too large for itself is not kept at all."""
+    monkeypatch.setattr(chat_wire, "KEPT_BYTES", 1_500)
+    asks = [UserMessage(parts=(TextPart(text=str(n) * 60),)) for n in range(3)]
+    written = Written()
+    for ask in (asks[0], asks[1], asks[0], asks[2]):
+        written_anew(written, (ask,))
+    assert [known for known, _ in written.messages.kept.values()] == [(asks[0],), (asks[2],)]
+    written_anew(written, (UserMessage(parts=(TextPart(text="x" * 1_000),)),))
+    assert (len(written.messages.kept), written.messages.held) == (0, 0)
+
+
+def test_what_could_not_be_written_leaves_nothing_behind():
+    """After a tool that is no JSON the same tools, mended, are written."""
+    bad = ToolDefinition(name="clock", description="", parameters={"type": "object", "default": {1}})
+    written = Written()
+    written_anew(written, (ASK,), (TOOL,))
+    with pytest.raises(MisuseError, match="cannot be written as JSON"):
+        written_anew(written, (ASK,), (TOOL, bad))
+    assert len(written_anew(written, (ASK,), (TOOL, TOOL))["tools"]) == 2
+
+
+def test_further_fields_may_replace_what_is_kept():
+    """Tools that only the provider has are passed as a further field, and stand in place of the agent's."""
+    body = body_of(tools=(TOOL,), extra_body={"tools": [{"type": "web_search"}]})
+    assert body["tools"] == [{"type": "web_search"}]
+
+
 # What comes whole
 
 
@@ -184,11 +279,15 @@ def whole(finish_reason="stop", usage=None, **message):
     return {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason}], "usage": usage}
 
 
+def read(answer):
+    return decode(json.dumps(answer).encode())
+
+
 def test_a_whole_reply_is_read():
     """Text, calls, finish reason and usage come out of a reply that was not streamed."""
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
-    reply = decode(whole("tool_calls", usage, content=None, tool_calls=[call]))
+    reply = read(whole("tool_calls", usage, content=None, tool_calls=[call]))
     assert reply.calls == (ProposedCall(id="call_1", name="weather", arguments="{}"),)
     assert reply.finish_reason is FinishReason.TOOL_CALLS
     assert reply.usage == Usage(input_tokens=9, output_tokens=2, cached_tokens=4)
@@ -207,48 +306,48 @@ def test_a_whole_reply_is_read():
 )
 def test_finish_reasons_are_mapped(said, meant):
     """Words of other servers, and calls that are none, mean that the model stopped."""
-    assert decode(whole(said, content="x")).finish_reason is meant
+    assert read(whole(said, content="x")).finish_reason is meant
 
 
 def test_calls_count_for_more_than_the_word_stop():
     """A forced tool ends with "stop", and is a tool call all the same."""
     call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
-    assert decode(whole("stop", tool_calls=[call])).finish_reason is FinishReason.TOOL_CALLS
+    assert read(whole("stop", tool_calls=[call])).finish_reason is FinishReason.TOOL_CALLS
 
 
 def test_a_refusal_is_its_own_reason():
     """What the model says in refusing is the text of the reply."""
-    reply = decode(whole("stop", content=None, refusal="I cannot."))
+    reply = read(whole("stop", content=None, refusal="I cannot."))
     assert (reply.text, reply.finish_reason) == ("I cannot.", FinishReason.REFUSAL)
 
 
 def test_without_usage_there_is_none():
     """A server that does not count leaves the counting to the engine."""
-    assert decode(whole(content="x")).usage is None
+    assert read(whole(content="x")).usage is None
 
 
 def test_cached_tokens_are_a_share_of_the_input():
     """A server that counts more cached tokens than input tokens is not believed."""
     usage = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
-    assert decode(whole(usage=usage, content="x")).usage == Usage(input_tokens=3, cached_tokens=3)
+    assert read(whole(usage=usage, content="x")).usage == Usage(input_tokens=3, cached_tokens=3)
 
 
 @pytest.mark.parametrize(
     "answer",
-    ["<html>", [], {}, {"choices": []}, {"choices": ["x"]}, {"choices": "x"}, whole(content=["x"])],
-    ids=["page", "list", "nothing", "no choice", "choice of text", "choices of text", "content in parts"],
+    [b"<html>", b"\xff", [], {}, {"choices": []}, {"choices": ["x"]}, {"choices": "x"}, whole(content=["x"])],
+    ids=["page", "not UTF-8", "list", "nothing", "no choice", "choice of text", "choices of text", "content in parts"],
 )
 def test_what_is_no_chat_completion_is_a_form_error(answer):
     """Whatever else comes is named, and never taken for an empty reply."""
     with pytest.raises(FormError):
-        decode(answer)
+        decode(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
 
 @pytest.mark.parametrize("error", ["out of order", {"message": "out of order"}])
 def test_an_error_in_place_of_a_reply_is_read(error):
     """Some routers send an error with status 200."""
     with pytest.raises(SentError, match="out of order"):
-        decode({"error": error})
+        read({"error": error})
 
 
 # What comes as a stream
@@ -380,3 +479,10 @@ def test_an_error_in_the_stream_is_read():
     with pytest.raises(SentError) as caught:
         assembled(delta(content="x"), {"error": {"message": "overloaded", "code": 503}})
     assert caught.value.body == {"message": "overloaded", "code": 503}
+
+
+def test_half_a_surrogate_pair_is_read():
+    """A server that cuts its text in JavaScript may send the halves of an emoji in two chunks."""
+    raw = b'data: {"choices": [{"delta": {"content": "\\ud83d"}}]}\n\n'
+    assert Assembly().feed(raw) == [TextChunk(text="\ud83d")]
+    assert decode(b'{"choices": [{"message": {"content": "\\ud83d"}}]}').text == "\ud83d"

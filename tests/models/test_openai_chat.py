@@ -21,7 +21,7 @@ from agentfsm.core.errors import (
     ModelUnavailableError,
 )
 from agentfsm.core.messages import TextPart, Usage, UserMessage
-from agentfsm.models import openai_chat
+from agentfsm.models import chat_wire, openai_chat
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, Request, Settings, TextChunk, ToolDefinition
@@ -130,6 +130,21 @@ async def test_the_request_carries_tools_and_settings(streamed):
     assert received.body["tool_choice"]["function"] == {"name": "weather"}
     assert received.headers["x-team"] == "blue"
     assert received.body.get("stream", False) is streamed
+
+
+async def test_a_model_writes_each_message_once(monkeypatch):
+    """The second turn sends the whole history, of which it writes what is new."""
+    written = []
+    write = chat_wire._message
+    monkeypatch.setattr(chat_wire, "_message", lambda message: written.append(message) or write(message))
+    longer = attrs.evolve(REQUEST, messages=REQUEST.messages * 2)
+    with LocalServer(lambda _body: Say(text="x")) as server:
+        model = OpenAIChat("m", base_url=server.base_url)
+        await model.reply(REQUEST)
+        await model.reply(longer)
+        await model.aclose()
+    assert tuple(written) == longer.messages
+    assert [len(received.body["messages"]) for received in server.requests] == [2, 3]
 
 
 # Failures

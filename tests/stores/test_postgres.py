@@ -24,7 +24,7 @@ from agentfsm.core.errors import (
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.ports import Filter
-from agentfsm.stores import PostgresStore, postgres, writer
+from agentfsm.stores import PostgresStore, postgres, threaded, writer
 from agentfsm.stores.owner import Owner
 from agentfsm.stores.postgres_link import Link
 from agentfsm.testing.conformance import DONE, HOSTILE, Driver, StoreConformance, finished, header, refused, words
@@ -366,6 +366,7 @@ async def test_a_gap_in_a_chain_is_refused(store):
 async def test_large_groups_are_cut(store, sent, monkeypatch):
     """A statement has a bound: what comes beyond it is written by another one of the same transaction."""
     monkeypatch.setattr(postgres, "STATEMENT_CHARS", 2_000)
+    monkeypatch.setattr(threaded, "JOINED_CHARS", 0)
     driver = await Driver.of(store)
     driver.append(Observed())
     gate = hold(store)

@@ -1,0 +1,200 @@
+"""`python -m benchmarks growth [POSTGRES_URL]`: what long runs cost, and many of them.
+
+Time and bytes for a turn at several lengths, memory for a run that waits and one that works, the time to open a long
+run, and appends per second of many runs on each store. Without an address a PostgreSQL is started as the tests do it:
+one that is installed, or the wheel of the test group. Its database should be on the disk that is meant, as should the
+folder for temporary files (TMPDIR).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from agentfsm import Run
+from agentfsm.core.events import Observed
+from agentfsm.core.run import begin
+from agentfsm.ports import Durability, Store
+from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
+from agentfsm.testing.conformance import Driver, header
+from benchmarks.contender import PROMPT, Script, ran
+from benchmarks.ours import contender, following, job, summing
+from benchmarks.rows import CPU, MS, US, WALL, remembered, size_of, timed
+
+TURNS = (20, 100, 400, 2_000)
+REPEATS = 5
+RUNS = 1_000
+# For memory.
+CROWDS = (1, 100, 1_000)
+APPENDS = 3_000
+# In all, by a crowd: seconds at most.
+LONGEST = 500
+# By one run: alone it waits for the disk each time.
+EVENTS = 10_000
+KIB = 1024
+
+
+async def lengths() -> None:
+    """Print time and bytes for a turn."""
+    print(f"{'turns':>6}  {'memory, CPU':>12}{'memory, kept':>14}   {'SQLite, wall':>12}{'SQLite, file':>14}")
+    for turns in TURNS:
+        script = Script(turns=turns)
+        quick: list[float] = []
+        slow: list[float] = []
+        with TemporaryDirectory() as folder:
+            store = SQLiteStore(Path(folder) / "runs.db")
+            memory = job(following(script, MemoryStore()), script)
+            disk = job(following(script, store, durability="normal"), script)
+            await timed(disk, script, 1, WALL)  # a warm-up
+            for _ in range(REPEATS):
+                quick.append(await timed(memory, script, 1, CPU) / turns * US)
+                slow.append(await timed(disk, script, 1, WALL) / turns * US)
+            await store.aclose()
+            size = size_of(Path(folder)) / (1 + REPEATS) / turns
+        held = await kept(script) / turns
+        print(
+            f"{turns:>6}{statistics.median(quick):>11.0f} us{held:>8.0f} bytes{statistics.median(slow):>12.0f} us"
+            f"{size:>8.0f} bytes"
+        )
+
+
+async def kept(script: Script) -> float:
+    """Return the bytes that a run leaves in a store in memory."""
+    once = job(following(script, MemoryStore()), script)
+    await once()
+    gc.collect()
+    tracemalloc.start()
+    await once()
+    gc.collect()
+    size, _peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size
+
+
+async def footprint() -> None:
+    """Print what a run takes that waits for a person, and one that works."""
+    with TemporaryDirectory() as folder:
+        store = SQLiteStore(Path(folder) / "runs.db")
+        script = Script(turns=3)
+        agent = following(script, store, tools=[summing(0.0, requires_approval=True)])
+        ran.set([])
+        assert (await agent.run(PROMPT)).is_waiting
+        gc.collect()
+        tracemalloc.start()
+        runs: list[Run] = [await agent.run(PROMPT) for _ in range(RUNS)]
+        gc.collect()
+        idle, _peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert all(run.is_waiting for run in runs)
+        await store.aclose()
+    async with remembered(contender(), RUNS) as sample:
+        running = await sample()
+    print(f"\na run that waits (its value; its journal is on disk): {idle / RUNS / KIB:.1f} KiB")
+    print(f"a run that works (1,000 at once, its journal in memory, all included): {running:.1f} KiB")
+
+
+async def opening(store: Store, name: str) -> None:
+    """Print what it takes to open a long run."""
+    driver = await Driver.of(store, header("long"))
+    driver.append(Observed())
+    while driver.run.version < EVENTS:
+        driver.append(*driver.turn())
+    await driver.release()
+    reads: list[float] = []
+    opens: list[float] = []
+    for _ in range(REPEATS):
+        begun = WALL()
+        stored = await store.read("long")
+        reads.append((WALL() - begun) * MS)
+        assert begin(stored.header).fold(stored.events).version == driver.run.version
+        opens.append((WALL() - begun) * MS)
+    read, opened = statistics.median(reads), statistics.median(opens)
+    print(f"{name:<12} a run of {driver.run.version:,} events: {read:.0f} ms to read, {opened:.0f} ms to open")
+
+
+async def throughput(store: Store, name: str, level: Durability) -> None:
+    """Print how many appends a second are acknowledged, each of the five events of a turn, and waited for."""
+    for crowd in CROWDS:
+        each = min(LONGEST, APPENDS // crowd)
+        ids = [f"{level}-{crowd}-{number}" for number in range(crowd)]
+        drivers = await asyncio.gather(*[begun(store, run_id, level) for run_id in ids])
+
+        async def drive(driver: Driver) -> None:
+            for _ in range(each):  # noqa: B023  awaited below, within the same turn of the loop
+                await driver.append(*driver.turn()).wait()
+
+        cpu, wall = CPU(), WALL()
+        await asyncio.gather(*map(drive, drivers))
+        cpu, wall = CPU() - cpu, WALL() - wall
+        total = crowd * each
+        assert all(driver.run.turn == each for driver in drivers)
+        rate, price = f"{total / wall:,.0f} a second", f"{cpu / total * US:.0f} us CPU each"
+        print(f"{name:<12}{level:<8}{crowd:>6,} at once{rate:>18}{price:>18}")
+        for driver in drivers:
+            await driver.release()
+
+
+async def begun(store: Store, run_id: str, level: Durability) -> Driver:
+    """Return a run of that durability, ready to be driven."""
+    head, lease = await store.create(header(run_id), durability=level)
+    driver = Driver(store, lease, begin(head))
+    await driver.append(Observed()).wait()
+    return driver
+
+
+@contextmanager
+def postgres(url: str) -> Iterator[str | None]:
+    """Give the address of a PostgreSQL, or None where there is none."""
+    if url:
+        yield url
+        return
+    sys.path.append(str(Path(__file__).parent.parent / "tests"))
+    from servers import PostgresServer  # noqa: PLC0415  it is not a package, and only this needs it
+
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(PostgresServer(durable=True)).url
+        except pytest.skip.Exception as word:
+            print(f"PostgreSQL is left out: {word}")
+            found = None
+        yield found
+
+
+async def stores(url: str | None) -> None:
+    """Print what the stores do."""
+    with TemporaryDirectory() as folder:
+        ready: dict[str, Store] = {"SQLite": SQLiteStore(Path(folder) / "runs.db")}
+        if url:
+            ready["PostgreSQL"] = PostgresStore(url)
+        print()
+        for name, store in ready.items():
+            await opening(store, name)
+        print()
+        for name, store in ready.items():
+            for level in ("normal", "full"):
+                await throughput(store, name, level)
+        for store in ready.values():
+            await store.aclose()
+
+
+async def measure(url: str | None) -> None:
+    """Measure and print."""
+    await lengths()
+    await footprint()
+    await stores(url)
+
+
+def main(url: str = "") -> int:
+    """Measure growth."""
+    with postgres(url) as found:
+        asyncio.run(measure(found))
+    return 0

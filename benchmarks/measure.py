@@ -1,0 +1,109 @@
+"""What a row is, and how it is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from benchmarks.contender import Contender
+
+WARM_UP = 3
+# Measurements of each that are thrown away: imports, caches, the adaptive interpreter.
+SLOW_S = 2.0
+# A pair that takes longer has warmed up by itself, and one of them is thrown away.
+ENOUGH_S = 6.0
+# Seconds after which a row is measured well enough, however few the pairs are: some take a minute each.
+
+Sample = Callable[[], Awaitable[float]]
+# Does the work once, checks that it was done, and returns the figure.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table: one figure."""
+
+    name: str
+    case: str = ""
+    # Where a row has several lines: which.
+    what: str
+    unit: str
+    ready: Callable[[Contender], AbstractAsyncContextManager[Sample]]
+    # Makes everything that is not measured, and takes it away afterwards.
+    goal: float | None = None
+    # None: it is there to be read.
+    stretch: float | None = None
+    absolute: bool = False
+    # Whether goal and stretch are in the unit; else they are ratios to the floor.
+    repeats: int = 30
+
+    @property
+    def id(self) -> str:
+        """The name and the case."""
+        return f"{self.name}:{self.case}" if self.case else self.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Two sides that took turns."""
+
+    floor: float
+    # Medians, in the row's unit.
+    own: float
+    floor_spread: float
+    # The middle half of the measurements, as a share of their median.
+    own_spread: float
+    ratio: float
+    # How many times the floor: the median of the pairs' ratios, which bears with a machine that is slow for a while.
+    pairs: int
+
+    @property
+    def more(self) -> float:
+        """What it costs beyond the floor, in the unit."""
+        return (self.ratio - 1) * self.floor
+
+
+async def measure(row: Row, floor: Contender, contender: Contender) -> Measured:
+    """Measure a row on the floor and on a contender."""
+    async with row.ready(floor) as bare, row.ready(contender) as own:
+        return await alternate(bare, own, row.repeats)
+
+
+async def alternate(floor: Sample, own: Sample, repeats: int) -> Measured:
+    """Let two sides take turns."""
+    begun = time.perf_counter()
+    await pair(floor, own)
+    for _ in range(0 if time.perf_counter() - begun > SLOW_S else WARM_UP - 1):
+        await pair(floor, own)
+    pairs: list[tuple[float, float]] = []
+    begun = time.perf_counter()
+    while len(pairs) < repeats and (not pairs or time.perf_counter() - begun < ENOUGH_S):
+        pairs.append(await pair(floor, own))
+    below, above = [one for one, _ in pairs], [other for _, other in pairs]
+    return Measured(
+        floor=statistics.median(below),
+        own=statistics.median(above),
+        floor_spread=spread(below),
+        own_spread=spread(above),
+        ratio=statistics.median([other / one for one, other in pairs]),
+        pairs=len(pairs),
+    )
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the middle half of the values, as a share of their median."""
+    if len(values) == 1:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle if middle else 0.0
+
+
+async def pair(floor: Sample, own: Sample) -> tuple[float, float]:
+    """Measure one after the other; what one leaves to the garbage collector is not charged to the other."""
+    gc.collect()
+    below = await floor()
+    gc.collect()
+    return below, await own()

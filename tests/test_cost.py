@@ -1,0 +1,179 @@
+"""What a turn costs, in operations that no clock and no neighbour can change: each bound stands beside its count.
+
+A count that has grown past its bound is a decision to be made, not a failure to be retried: find what grew, and take it
+out or raise the bound with the reason. What it all takes in time is told by `make bench`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from agentfsm import Agent, Limits, tool
+from agentfsm.core.messages import Usage
+from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
+from agentfsm.stores import SQLiteStore
+
+WIDE = Limits(turns=1_000, tokens=100_000_000)
+SHORT, LONG = 20, 40
+# Turns of two runs: their difference is the cost of turns alone.
+CALLS_PER_TURN = 430
+# Of functions, Python's and C's, in a turn with one call of a tool, the model's own included: 410 with Python 3.11.
+CALLS_PER_RUN = 370
+# In a run without tools: 351.
+CALLS_PER_CALL = 240
+# For each of 100 calls in one reply: 226.
+BYTES_PER_TURN = 4_600
+# That stay in memory for a turn with one call, with the journal of the memory store: 4,200.
+
+
+@tool(read_only=True)
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+class Scripted(Model):
+    """Asks for `width` calls on each of `turns` turns, then answers."""
+
+    name = "scripted"
+
+    def __init__(self, turns: int, width: int = 1) -> None:
+        self._turns, self._width = turns, width
+        self._turn = 0
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        self._turn += 1
+        usage = Usage(input_tokens=1, output_tokens=1)
+        if self._turn > self._turns:
+            self._turn = 0
+            return Reply(text="done", usage=usage)
+        calls = [
+            ProposedCall(id=f"c{index}", name="add", arguments=f'{{"a": {self._turn}, "b": {index}}}')
+            for index in range(self._width)
+        ]
+        return Reply(calls=tuple(calls), finish_reason=FinishReason.TOOL_CALLS, usage=usage)
+
+
+def agent_of(turns: int, width: int = 1, **options: Any) -> Agent:
+    """Return an agent with everything on that is on by default."""
+    return Agent(Scripted(turns, width), tools=[add] if turns else [], limits=WIDE, **options)
+
+
+async def finished(agent: Agent) -> None:
+    """Run the agent, and see that it did its work."""
+    run = await agent.run("go")
+    assert run.output == "done"
+
+
+async def counted(agent: Agent) -> Counter[str]:
+    """Return which functions one run calls, and how often; a first run has filled the caches."""
+    await finished(agent)
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            calls[frame.f_code.co_name] += 1
+        elif event == "c_call":
+            calls[arg.__name__] += 1
+
+    sys.setprofile(note)
+    try:
+        await finished(agent)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+async def per_turn(start: int, end: int, **options: Any) -> dict[str, float]:
+    """Return how often each function is called in a turn, between these two lengths of a run."""
+    short, long = await counted(agent_of(start, **options)), await counted(agent_of(end, **options))
+    return {name: (long[name] - short[name]) / (end - start) for name in long}
+
+
+@pytest.fixture(params=["asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """Counts are those of one event loop."""
+    return request.param
+
+
+async def test_a_turn_makes_no_more_calls_than_it_did():
+    """A turn with one call of a tool stays below its bound of function calls."""
+    assert sum((await per_turn(SHORT, LONG)).values()) <= CALLS_PER_TURN
+
+
+async def test_a_run_makes_no_more_calls_than_it_did():
+    """A run without tools stays below its bound of function calls."""
+    assert (await counted(agent_of(0))).total() <= CALLS_PER_RUN
+
+
+async def test_a_call_among_many_makes_no_more_calls_than_it_did():
+    """Each of 100 parallel calls stays below its bound of function calls."""
+    alone, many = await counted(agent_of(1, 1)), await counted(agent_of(1, 101))
+    assert (many.total() - alone.total()) / 100 <= CALLS_PER_CALL
+
+
+async def test_a_late_turn_does_what_an_early_one_does():
+    """Turn 400 makes as many calls as turn 30: nothing in a turn goes over the history."""
+    early, late = await per_turn(SHORT, LONG), await per_turn(400, 420)
+    assert sum(late.values()) == pytest.approx(sum(early.values()), rel=0.01)
+
+
+async def test_each_thing_is_done_once(tmp_path: Path):
+    """In a turn the arguments are validated once and read twice, and each event is encoded once, also late in a run."""
+    store = SQLiteStore(tmp_path / "runs.db")
+    try:
+        turn = await per_turn(100, 120, store=store)
+    finally:
+        await store.aclose()
+    done = {name: turn.get(name, 0.0) for name in ("validate_json", "from_json", "encode_event", "commit", "apply")}
+    assert done == {"validate_json": 1, "from_json": 2, "encode_event": 5, "commit": 4, "apply": 5}
+
+
+async def test_no_task_is_made_for_one_call():
+    """A single call is awaited in place; of 100 calls at once no more are tasks than may run at once."""
+    made: list[str] = []
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        made.append(work.__qualname__)
+        return asyncio.Task(work, loop=loop, **options)
+
+    loop = asyncio.get_running_loop()
+    before = loop.get_task_factory()
+    loop.set_task_factory(factory)
+    try:
+        await finished(agent_of(SHORT, 1))
+        assert made == []
+        await finished(agent_of(1, 100))
+        assert len(made) < Limits().parallel
+    finally:
+        loop.set_task_factory(before)
+
+
+async def test_a_turn_leaves_no_more_in_memory_than_it_did():
+    """What stays of a turn, with its journal in the memory store, stays below its bound."""
+
+    async def kept(turns: int) -> int:
+        agent = agent_of(turns)
+        await finished(agent)
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        run = await agent.run("go")
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        assert run.turn == turns + 1
+        return after - before
+
+    tracemalloc.start()
+    try:
+        assert (await kept(LONG) - await kept(SHORT)) / (LONG - SHORT) <= BYTES_PER_TURN
+    finally:
+        tracemalloc.stop()
