@@ -287,8 +287,8 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock(Clock):
-    """The machine's own clocks."""
+class SystemClock:
+    """The machine's own clocks: seconds since 1970, and seconds since some moment."""
 
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
