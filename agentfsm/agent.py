@@ -30,6 +30,7 @@ from agentfsm.core.messages import JSON, AgentCost, Message, Outcome, Part, Usag
 from agentfsm.core.run import Header, Phase, Run, begin
 from agentfsm.decisions import awaited, decide, wake_callers
 from agentfsm.engine import journal as journals
+from agentfsm.engine import log
 from agentfsm.engine.budget import Budget
 from agentfsm.engine.builtin import builtin
 from agentfsm.engine.cost import cost_of
@@ -100,6 +101,7 @@ def _check_durability(_agent: object, _attribute: object, value: str) -> None:
 
 
 def _engine_of(agent: Agent) -> Engine:
+    log.prepare()
     return Engine(
         model=agent.model,
         instructions=agent.instructions,

@@ -299,7 +299,7 @@ def _check_calls(calls: Sequence[ToolCall]) -> None:
         if not _ID.fullmatch(call.id):
             raise MisuseError(f"the history has a call {call.id!r}: an id has 1 to 40 letters, digits or any of _.:-")
         try:
-            fits = isinstance(json.loads(call.arguments, parse_constant=_refuse), dict)
+            fits = isinstance(_strictly(call.arguments), dict)
         except (ValueError, RecursionError):
             fits = False
         if not fits:
@@ -308,6 +308,10 @@ def _check_calls(calls: Sequence[ToolCall]) -> None:
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
+
+
+_strictly: Final = json.JSONDecoder(parse_constant=_refuse).decode
+# Made once: `json.loads` would make a decoder for each call.
 
 
 def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part, ...]:

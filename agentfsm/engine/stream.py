@@ -196,9 +196,7 @@ class Feed(Generic[T]):
         self._error: BaseException | None = None
 
     async def __aenter__(self) -> Self:
-        self._new_event = type(
-            anyio.Event()
-        )  # a wake-up needs one, and each time anyio would look for the loop: 2.3 us
+        self._new_event = type(anyio.Event())  # spares each wake-up that anyio looks which loop runs: 2 us
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._run)

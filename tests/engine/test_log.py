@@ -81,6 +81,27 @@ def test_the_library_is_silent_by_default():
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("configured", "agent_made", "run_over"),
+    [("", False, False), ("level=logging.WARNING", False, True), ("level=logging.INFO", True, True)],
+)
+def test_structlog_is_loaded_if_a_line_is_written_and_early_if_many_will_be(configured, agent_made, run_over):
+    """Nobody who does not read the log pays for it, and the first line of a run that is logged stalls no event loop."""
+    done = run_script(
+        f"""
+        import logging, sys
+        if {configured!r}:
+            logging.basicConfig({configured})
+        assert 'structlog' not in sys.modules
+        agent = agent.with_(name="other")
+        print('structlog' in sys.modules)
+        agent.run_sync('go')
+        print('structlog' in sys.modules)
+        """
+    )
+    assert done.stdout.split() == [str(agent_made), str(run_over)]
+
+
 def test_a_program_that_configures_logging_sees_facts_on_stderr():
     """The stdlib's own configuration is enough; nothing goes to stdout, which belongs to results."""
     done = run_script(
