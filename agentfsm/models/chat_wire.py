@@ -420,7 +420,7 @@ class Assembly:
         self.refused = self.refused or bool(refusal)
         if text := _field(delta, "content", str, "") + refusal:
             self.texts.append(text)
-            pieces.append(TextChunk(text=text))
+            pieces.append(TextChunk(text))
         for call in _field(delta, "tool_calls", list, []):
             index = self._index(call)
             name, arguments = self.drafts.setdefault(index, _Draft()).take(call)

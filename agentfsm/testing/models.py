@@ -134,7 +134,7 @@ async def _spoken(line: Line, at: int, emit: Emit | None) -> Reply:
     reason = line.finish_reason or (FinishReason.TOOL_CALLS if calls else FinishReason.STOP)
     if emit is not None:
         for piece in re.findall(r"\S*\s*", line.text)[:-1]:
-            emit(TextChunk(text=piece))
+            emit(TextChunk(piece))
         for index, each in enumerate(calls):
             if line.pace_s:
                 await anyio.sleep(line.pace_s)
@@ -159,5 +159,5 @@ class FunctionModel(Model):
         value = await answer if isawaitable(answer) else answer
         reply = Reply(text=value) if isinstance(value, str) else value
         if emit is not None and reply.text:
-            emit(TextChunk(text=reply.text))
+            emit(TextChunk(reply.text))
         return reply

@@ -440,3 +440,9 @@ def test_a_record_has_a_size(monkeypatch):
         encode_event(e.ModelFaltered(error="x" * 101))
     with pytest.raises(CorruptError, match=f"{len(text) + 1} characters"):
         decode_event(text + " ")
+
+
+def test_what_is_no_value_of_a_journal_is_refused():
+    """A value of another class is no inbox item, whatever fields it has: it would be written and never read again."""
+    with pytest.raises(MisuseError, match="TextPart2 is no type of a journal"):
+        encode_item(attrs.make_class("TextPart2", ["text"])("hello"))

@@ -470,3 +470,10 @@ def test_a_misnamed_call_is_a_misuse():
 def test_a_run_prints_in_short():
     """The history stays out of a run's `repr`, which lands in logs and tracebacks."""
     assert "weather in Beijing?" not in repr(attrs.evolve(thinking(), header=header(prompt=())))
+
+
+def test_a_call_is_found_by_an_id_that_was_not_made_here():
+    """A call's id usually says where it stands; one that says something else is looked for."""
+    calls = (attrs.evolve(call(), id="b.1"), attrs.evolve(call(), id="a.0"))
+    run = thinking().apply(e.ToolsChosen(message=AssistantMessage(calls=calls)))
+    assert [run.entry(each.id).call for each in calls] == list(calls)

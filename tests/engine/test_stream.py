@@ -24,6 +24,7 @@ from agentfsm.engine.stream import (
     TextDelta,
     ToolEvent,
     UsageReported,
+    text_deltas,
     to_json,
 )
 from agentfsm.ports import CallChunk, Emit, Model, ProposedCall, Reply, Request, TextChunk
@@ -421,6 +422,70 @@ async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(store, slow):
     assert len(events) < 2 * BUFFER
     assert stream.run is not None
     assert stream.run.output == "done"
+
+
+class Paced(Model):
+    """A model whose words come in bursts: it waits as soon as so many are out."""
+
+    name = "paced"
+    words = 2 * BUFFER
+
+    def __init__(self, burst: int) -> None:
+        """Take the size of a burst."""
+        self._burst = burst
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Talk."""
+        assert emit is not None
+        for number in range(self.words):
+            emit(TextChunk(f"{number} "))
+            if number % self._burst == self._burst - 1:
+                await checkpoint()
+        return Reply(text="".join(f"{number} " for number in range(self.words)), usage=Usage(output_tokens=1))
+
+
+@pytest.mark.parametrize("burst", [1, 7, BUFFER // 4])
+async def test_a_reader_that_keeps_up_gets_each_piece_by_itself(store, burst):
+    """Nothing is merged while the buffer has room, and every piece is the event that the constructor would make."""
+    events, run = await watched(Agent(Paced(burst), store=store), "talk")
+    texts = [event for event in events if isinstance(event, TextDelta)]
+    assert texts == [
+        TextDelta(seq=texts[0].seq + number, run_id=run.id, turn=1, attempt=1, text=f"{number} ")
+        for number in range(Paced.words)
+    ]
+
+
+def test_deltas_of_one_text_share_nothing():
+    """Each is a frozen value of its own."""
+    delta = text_deltas("mine", 1, 2)
+    first, second = delta("a"), delta("b")
+    assert first == TextDelta(run_id="mine", turn=1, attempt=2, text="a")
+    assert second == TextDelta(run_id="mine", turn=1, attempt=2, text="b")
+    with pytest.raises(AttributeError):
+        first.text = "c"
+
+
+async def test_a_name_in_pieces_survives_the_merging(store):
+    """A model that streams the tool's name in pieces, too, is understood by a slow reader."""
+
+    class Spelling(Model):
+        name = "spelling"
+
+        async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+            assert emit is not None
+            if len(request.messages) > 1:
+                return Reply(text="done")
+            for _ in range(BUFFER):
+                emit(TextChunk("x"))
+            for letter in "look":
+                emit(CallChunk(index=0, name=letter))
+            for _ in range(BUFFER):
+                emit(CallChunk(index=0, arguments=" "))
+            return Reply(calls=(ProposedCall(id="a", name="look", arguments="{}"),))
+
+    events, _ = await watched(Agent(Spelling(), tools=[look], store=store), "talk")
+    assert "".join(event.name for event in events if isinstance(event, CallDelta)) == "look"
+    assert len([event for event in events if isinstance(event, CallDelta)]) < BUFFER
 
 
 async def test_two_calls_are_never_merged_into_one(store):
