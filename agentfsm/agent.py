@@ -117,7 +117,7 @@ def _engine_of(agent: Agent) -> Engine:
     )
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Agent:
     """A model with tools and instructions, and the limits within which it works.
 
@@ -772,7 +772,7 @@ class Agent:
             self._tallies.popitem(last=False)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Steps(AsyncIterator[Run]):
     """A loop over `step`. No async generator, since one that is left early has to be closed by somebody."""
 

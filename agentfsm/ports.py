@@ -300,7 +300,7 @@ Durability: TypeAlias = Literal["full", "normal"]
 # that of the machine or of a database server.
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Lease:
     """The right to append to one run, until it is released, lost or dropped. A store keeps it alive by itself."""
 

@@ -91,7 +91,7 @@ def _check(turns: int, timeout_s: float, options: Mapping[str, Any]) -> None:
         raise MisuseError(f"as_tool() takes no {names}: that follows from the agent's own tools")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Child:
     """An agent that is called as a tool."""
 
@@ -144,7 +144,7 @@ class _Child:
         return agent.with_(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Call:
     """One call of an agent."""
 

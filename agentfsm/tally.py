@@ -111,7 +111,7 @@ def count_tools(definitions: Iterable[ToolDefinition], counter: TokenCounter) ->
     return counter.count(json.dumps(tools, ensure_ascii=False, default=dict)) if tools else 0
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Tally:
     """The tokens of a history that grows: each message is counted once."""
 

@@ -32,7 +32,7 @@ RESTING: Final = 10_000
 # Runs of which that is remembered; the oldest are forgotten, and tried again early.
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Worker:
     """Drives the runs of one agent; `Agent.worker` is `work` of one of these."""
 

@@ -74,7 +74,7 @@ class Chatty(Model):
         for start in range(0, len(self._words), self._burst):
             await checkpoint()
             for word in self._words[start : start + self._burst]:
-                emit(TextChunk(text=word))
+                emit(TextChunk(word))
         return Reply(text="".join(self._words), usage=USAGE)
 
 
@@ -83,7 +83,7 @@ class Ours(Contender):
 
     name = "agentfsm"
     packages = ("agentfsm", "anyio", "attrs", "openai", "pydantic")
-    imports = "import agentfsm"
+    imports = "from agentfsm import Agent"
 
     def __init__(self) -> None:
         """Begin with nothing open."""

@@ -150,7 +150,7 @@ def is_binary(data: bytes) -> bool:
 # Looking around.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Walk:
     """Goes through the regular files below a place, the upper folders first. Links are not followed."""
 

@@ -111,7 +111,7 @@ def search_text(ctx: Folder, pattern: str, glob: str = "*") -> dict[str, Any]:  
     return {"pattern": pattern, "glob": glob, "complete": complete, **search.result()}
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Search:
     """What a search has found so far."""
 

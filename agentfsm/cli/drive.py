@@ -42,7 +42,7 @@ POLL_S: Final = 0.2
 # Seconds between two looks at a run that another worker drives: short beside the 10 s that a lease lasts.
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Driver:
     """One run, driven until it is over, waits for somebody who is not there, or is interrupted."""
 

@@ -16,7 +16,7 @@ import attrs
 from agentfsm.cli.clean import clean
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Terminal:
     """The three streams of the process. A reader that has gone away breaks nothing."""
 

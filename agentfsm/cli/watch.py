@@ -48,7 +48,7 @@ def view_of(terminal: Terminal) -> View:
     return PlainView(terminal=terminal)
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class PlainView:
     """Writes a line for each thing that happens."""
 

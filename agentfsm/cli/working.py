@@ -54,7 +54,7 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> Exit:
     return Exit.DONE
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class _Shift:
     """What a worker has done since it began."""
 

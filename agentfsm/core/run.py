@@ -45,9 +45,9 @@ def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metadata)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Header:
-    """Entry 0 of a journal: what a run was begun with. It never changes."""
+    """Entry 0 of a journal: what a run was begun with. It never changes. Not slotted, as `OpenCall`."""
 
     id: str
     # Unique in the store.

@@ -77,7 +77,7 @@ def _as_approved(call: ToolCall, row: Posted) -> ToolCall:
     return call if edited is None else attrs.evolve(call, arguments=edited)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class RunHost(Host):
     """Serves the calls of a run: what happens to each is committed, and what may not run is refused."""
 

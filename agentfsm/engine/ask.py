@@ -37,7 +37,7 @@ _MODES: Final = frozenset({"auto", "none", "required"})
 # Choices that name no tool.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Question:
     """What the model is to be asked, and where what comes of it goes."""
 

@@ -31,7 +31,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Ticket:
     """A period of a breaker; what a call that was let go in it brings back with its result."""
 
@@ -40,7 +40,7 @@ class Ticket:
     # In a row, so far.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Breaker:
     """Closed, open, half open; from any thread.
 

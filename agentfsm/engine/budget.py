@@ -31,7 +31,7 @@ def _for_nothing(_tokens: int) -> float:
     return 0.0
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Family:
     """What the budgets of a run and of all agents below it share."""
 
@@ -51,7 +51,7 @@ def _counts_money(budget: Budget) -> bool:
     return budget.limits.usd is not None or (budget.above is not None and budget.above.counts_money)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Budget:
     """What one run may still spend, in this process."""
 

@@ -22,7 +22,7 @@ def _check(_bulkhead: object, _field: object, limit: int) -> None:
         raise MisuseError(f"A limit of {limit} would let no call go: give 1 or more, or none at all.")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Bulkhead:
     """So many places; from any thread and event loop.
 

@@ -32,7 +32,7 @@ class _Told:
 _TOLD = _Told()
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Ending:
     """Whether a call is given up; set by the queue, read by the tool, from any thread."""
 

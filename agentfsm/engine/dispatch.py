@@ -104,7 +104,7 @@ class Host:
         return estimated_tokens(text)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Job:
     """A call on its way."""
 
@@ -149,7 +149,7 @@ class Job:
         return self.bound
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Dispatcher:
     """Runs single calls."""
 
@@ -233,7 +233,7 @@ _PASSING: Final = frozenset({ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType
 # What says that a service is down; wrong arguments, bugs and refusals say nothing of it.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Tries:
     """The attempts at one call."""
 

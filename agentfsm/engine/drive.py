@@ -17,7 +17,7 @@ from agentfsm.engine.queue import ToolQueue
 from agentfsm.tally import Tally
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Drive:
     """One driving call."""
 

@@ -25,7 +25,7 @@ WHOLE = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
 # Reasons to stop that say that the last call is complete.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Workers:
     """Starts workers that can be cancelled together, apart from the model that still streams beside them."""
 
@@ -48,7 +48,7 @@ class _Workers:
             scope.cancel()
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Draft:
     """A call as it streams in."""
 
@@ -66,7 +66,7 @@ class Attempt:
     # Lets the results go that were held back.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class EarlyCalls:
     """What a streamed reply has started. One for each THINK; each attempt at the model begins anew."""
 

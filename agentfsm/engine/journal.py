@@ -68,7 +68,7 @@ def _rounded(seconds: float, parts: float) -> float:
     return int(seconds * parts + 0.5) / parts
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Journal:
     """One run under one lease, from the beginning of a driving call to its end."""
 

@@ -52,7 +52,7 @@ class _Drain:
     wake: Callable[[], None]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Outlet:
     """Hand events to a callback, in order, without ever waiting for it."""
 

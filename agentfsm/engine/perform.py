@@ -52,7 +52,8 @@ async def run_steps(engine: Engine, drive: Drive, *, once: bool = False) -> None
     """Perform effects until the run is over or waits, within the active time that its limits leave."""
     journal = drive.journal
     left_s = max(0.0, engine.limits.seconds - journal.run.duration_s)
-    await note_children(engine, drive)
+    if journal.run.open:
+        await note_children(engine, drive)
     is_wanted = not journal.run.is_over and not journal.lease.cancelled
     if is_wanted and journal.lease.crashes >= engine.limits.crashes:
         return await _park(engine, drive)

@@ -20,7 +20,7 @@ _LOCK = threading.Lock()
 _LEFT: dict[object, list[Place]] = {}
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Place:
     """What a thread holds while it runs."""
 

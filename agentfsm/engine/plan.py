@@ -82,7 +82,7 @@ def _reason(keys: frozenset[Hashable] | None, *, shared: bool) -> str:
     return f"{'shares' if shared else 'locks'} {names}"
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Group:
     """Calls that later ones wait for together."""
 
@@ -135,7 +135,7 @@ class Group:
             self.after.append(after)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Placed:
     """A call's place in the order."""
 
@@ -149,7 +149,7 @@ class Placed:
     # How many of `waits` have not ended.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Key:
     """Who holds a key: the newest call that needs it for itself, and those that share it since."""
 
@@ -157,7 +157,7 @@ class _Key:
     sharing: Group | None = None
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Order:
     """Takes calls one by one, in the model's order, and tells what each has to wait for."""
 

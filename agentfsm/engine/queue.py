@@ -65,7 +65,7 @@ class QueueStatistics:
     # Events that a listener failed to take.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Running:
     """What is in flight."""
 
@@ -95,7 +95,7 @@ def _dispatcher_of(queue: ToolQueue) -> Dispatcher:
     )
 
 
-@attrs.define(eq=False, kw_only=True, on_setattr=attrs.setters.NO_OP)
+@attrs.define(eq=False, repr=False, kw_only=True, on_setattr=attrs.setters.NO_OP)
 class ToolQueue:
     """Runs the calls of a reply. Serves an agent, or by itself: `await ToolQueue(registry).execute_all(calls)`."""
 
@@ -273,7 +273,7 @@ def _planned(job: Job, place: Placed, calls: Sequence[ToolCall]) -> PlannedCall:
     )
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Parked:
     """A call that waits for room in a bulkhead."""
 
@@ -283,7 +283,7 @@ class Parked:
     # When it asks whether it waits in vain; seconds of the event loop.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Session:
     """Calls on their way: each starts as soon as what it waits for has ended and there is room for it.
 
@@ -481,7 +481,7 @@ class Session:
         job.entered = 0
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Told:
     """What those who watch are told of one call: each start has exactly one end."""
 

@@ -28,7 +28,7 @@ def _shared(limits: Mapping[str, int | Bulkhead]) -> dict[str, Bulkhead]:
     return {tag: each if isinstance(each, Bulkhead) else Bulkhead(each) for tag, each in limits.items()}
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class ToolRegistry:
     """The tools of an agent, by name, in the order in which they were registered.
 

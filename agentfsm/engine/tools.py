@@ -51,7 +51,7 @@ Bound: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 OnUnknown: TypeAlias = "Policy | Callable[[RunContext[Any], Arguments], Policy | Found | Awaitable[Policy | Found]]"
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Tool(Generic[P, R]):
     """A function that a model may call. Calling the tool calls the function, so that it can be tested as one.
 

@@ -53,7 +53,7 @@ def _held(items: Sequence[object], text: bytes) -> int:
     return 2 * len(text) + 500 * len(items)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Lists(Generic[_T]):
     """Lists as they stand in JSON, without the brackets: what goes on from a list that is kept is only added to it."""
 
@@ -83,7 +83,7 @@ class _Lists(Generic[_T]):
         return text
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Written:
     """What was written of earlier requests, so that each message and each tool is written once, and not in each turn.
 
@@ -309,7 +309,7 @@ def _usage(source: object) -> Usage | None:
     )
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Draft:
     """A tool call, as far as it has come."""
 
@@ -337,7 +337,7 @@ class _Draft:
         return ProposedCall(id=self.id, name=self.name, arguments="".join(self.arguments))
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Events:
     """Server-sent events, cut out of what the network brings.
 
@@ -363,7 +363,7 @@ class _Events:
         return events
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Assembly:
     """A streamed reply, as far as it has come.
 

@@ -17,7 +17,7 @@ from agentfsm.ports import Lease
 _log = logging.getLogger("agentfsm.stores")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Held:
     """A lease of ours."""
 
@@ -28,7 +28,7 @@ class Held:
     # Why an append of it was not written, by no word of ours; then no later one is either, so that there is no gap.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Holdings:
     """The leases of one store object, by run id."""
 

@@ -52,7 +52,7 @@ WRITTEN: Final = _Written()
 _REFUSED: Final = _Written(accepted=False)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Record:
     run: Run
     events: list[Event] = attrs.field(factory=list)
@@ -89,7 +89,7 @@ def _needed(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[str | No
             yield run_id
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class MemoryStore(Store):
     """Keeps journals in this process.
 

@@ -77,7 +77,7 @@ class _Row:
     cancelled: bool
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class _PostgresLedger(Link):
     """The tables. It belongs to the writer's thread."""
 
@@ -484,7 +484,7 @@ def _check_patience_s(_store: object, _attribute: object, value: float) -> None:
         raise MisuseError(f"PostgresStore(patience_s={value!r}): give seconds, 0 or more")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class PostgresStore(ThreadedStore[_PostgresLedger]):
     """Keeps journals in a PostgreSQL database that any number of workers on any machines may share.
 

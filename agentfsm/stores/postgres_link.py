@@ -170,7 +170,7 @@ class Address:
         return text.replace(str(password), "***") if password else text
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Link:
     """The connection. It belongs to the thread that uses it."""
 

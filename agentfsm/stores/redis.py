@@ -72,7 +72,7 @@ _INDEXED: Final = {"session": "session", "parent": "below"}
 _CANCEL_FIRST: Final = "is being driven; cancel it before you delete it"
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class _RedisLedger(RedisServer):
     """The operations. It belongs to the writer's thread.
 
@@ -403,7 +403,7 @@ def _check_seconds(_store: object, attribute: attrs.Attribute[Any], value: float
         raise MisuseError(f"RedisStore({attribute.name}={value!r}): give seconds above 0")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class RedisStore(ThreadedStore[_RedisLedger]):
     """Keeps journals in a Redis or Valkey that workers of several machines may share.
 

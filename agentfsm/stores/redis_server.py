@@ -128,7 +128,7 @@ class UnansweredError(AgentError):
     """The answer is not there yet: the job is stopped, and done again when it is. No caller is ever told."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Question:
     """One operation of the script."""
 
@@ -158,7 +158,7 @@ class Promise:
         return f"{self.server} ({', '.join(shown + hidden)}): {LOSSES[self.loss]}"
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class RedisServer:
     """The server, reached when it is needed. It belongs to the thread that uses it."""
 

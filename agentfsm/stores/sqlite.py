@@ -228,7 +228,7 @@ class _Row:
     # The newest inbox number not taken yet.
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class _SQLiteLedger(DatabaseFile):
     """The tables. It belongs to the writer's thread."""
 
@@ -521,7 +521,7 @@ def _file_path(path: str | os.PathLike[str]) -> str:
     return str(Path(text).absolute())
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class SQLiteStore(ThreadedStore[_SQLiteLedger]):
     """Keeps journals in a SQLite file that several processes of one machine may share.
 

@@ -115,7 +115,7 @@ class Schema:
     # By version: what makes the next one of it.
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class DatabaseFile:
     """The file, opened when it is needed. It belongs to the thread that uses it."""
 

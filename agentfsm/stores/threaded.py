@@ -184,7 +184,7 @@ class Ledger(Desk, Protocol):
         ...
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Draft:
     """An append that may still grow."""
 
@@ -276,7 +276,7 @@ class _LedgerWriter(Writer[L]):
         self.appends: WeakKeyDictionary[Lease, _Append[L]] = WeakKeyDictionary()
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class ThreadedStore(Store, Generic[L]):
     """A store that hands all work to a thread of its own.
 

@@ -147,7 +147,7 @@ def turn_of(run: Run) -> tuple[Event, ...]:
     )
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Driver:
     """A run that is being driven, as the engine does it."""
 

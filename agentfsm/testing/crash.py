@@ -71,7 +71,7 @@ _BACKENDS: Final = ("asyncio", "trio")
 # In the process that lives.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Here:
     """What this process is, if it is a life."""
 
@@ -119,7 +119,7 @@ def connect(path: str) -> Connection:
     return _Connection(connect_sqlite3(path))
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Connection:
     inner: Connection
     writes: bool = False
@@ -156,7 +156,7 @@ class Life:
     # How many moments it had, by kind; empty if it was killed.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Living:
     """A process that lives."""
 
@@ -244,7 +244,7 @@ class _Order:
     backend: str
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Cradle:
     """Where lives begin: a process that stays as it is, and forks. What an order names is imported there, once.
 

@@ -96,7 +96,7 @@ class Received:
     # By their names in lower case.
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class LocalServer:
     """Serve chat completions on 127.0.0.1, at a port that the system picks.
 

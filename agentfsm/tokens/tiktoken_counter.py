@@ -42,7 +42,7 @@ _PIECE: Final = re.compile(rf"(?s).{{1,{PIECE_CHARS}}}(?:\Z|(?<=\S)(?= \S))|.{{1
 # stays exact. A text without such a place is cut anyhow, which adds about one token per piece.
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class TiktokenCounter(TokenCounter):
     """Counts with a vocabulary of tiktoken."""
 
@@ -59,7 +59,7 @@ class TiktokenCounter(TokenCounter):
         return sum(len(encode(piece[0])) for piece in _PIECE.finditer(text))
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Fetch:
     """One vocabulary on its way."""
 
@@ -96,7 +96,7 @@ class _Fetch:
         return None if error is None else type(error).__name__
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False, repr=False, kw_only=True)
 class Vocabularies:
     """The vocabularies of a process: each is fetched once, whoever asks and on whatever event loop."""
 
