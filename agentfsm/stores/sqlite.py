@@ -150,9 +150,9 @@ WHERE id = ? AND token = ? AND owner = ?
 # A turn that was finished clears the crashes: the values on the right are those before the update.
 _ADVANCE: Final = """
 UPDATE runs
-SET state = ?1, stop_reason = ?2, waiting = ?3, wakes_at = ?4, turn = ?5, version = ?6, tokens = ?7, updated_at = ?8,
-    until = ?9, crashes = crashes * (turn = ?5)
-WHERE number = ?10
+SET state = ?, stop_reason = ?, waiting = ?, wakes_at = ?, turn = ?, version = ?, tokens = ?, updated_at = ?,
+    until = ?, crashes = crashes * (turn = ?)
+WHERE number = ?
 """
 _INSERT_EVENTS: Final = "INSERT INTO events (run, version, body) VALUES "
 _HEADER: Final = "SELECT CAST(body AS BLOB) FROM events WHERE run = ? AND version = 0"
@@ -187,11 +187,11 @@ _LIST: Final = f"SELECT {', '.join(_LISTED)}, owner, until FROM runs"  # noqa: S
 _NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT ?"
 _IN_REACH: Final = """
 SELECT id, owner, until FROM runs
-WHERE agent = ?1 AND state NOT IN ('done', 'error') AND parent IS NULL
-  AND (NOT waiting OR wakes_at <= ?2 OR EXISTS (
+WHERE agent = ? AND state NOT IN ('done', 'error') AND parent IS NULL
+  AND (NOT waiting OR wakes_at <= ? OR EXISTS (
       SELECT 1 FROM inbox
       WHERE run = runs.number AND NOT taken
-        AND ((due_at IS NULL AND number > seen) OR (due_at <= ?2 AND (number > seen OR due_at > seen_at)))))
+        AND ((due_at IS NULL AND number > seen) OR (due_at <= ? AND (number > seen OR due_at > seen_at)))))
 ORDER BY updated_at, number
 """
 _BELOW: Final = """
@@ -328,7 +328,7 @@ class _SQLiteLedger(DatabaseFile):
         for number in entry.taken:
             self.execute(_STRIKE, (row.number, number))
         self._write_events(row.number, entry.before + 1, entry.bodies)
-        self.execute(_ADVANCE, (*entry.facts, self._until(), row.number))
+        self.execute(_ADVANCE, (*entry.facts, self._until(), entry.facts.turn, row.number))
         return True
 
     def _mine(self, lease: Lease) -> _Row:
@@ -412,7 +412,8 @@ class _SQLiteLedger(DatabaseFile):
 
     def due(self, agent: str, limit: int) -> tuple[str, ...]:
         """Return the ids of runs that a worker can move on now."""
-        rows = self.execute(_IN_REACH, (agent, self.now())).fetchall()
+        now = self.now()
+        rows = self.execute(_IN_REACH, (agent, now, now)).fetchall()
         return tuple([run_id for run_id, *lease in rows if not self._is_driven(run_id, *lease)][:limit])
 
     # The end of runs.
