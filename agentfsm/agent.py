@@ -220,7 +220,7 @@ class Agent:
         return Header(
             id=self.new_id() if run_id is None else _checked_id(run_id),
             prompt=prompt,
-            created_at=self.clock.now(),
+            created_at=journals.date_of(self.clock.now()),
             agent=self.name,
             agent_version=self.version,
             fingerprint=self.fingerprint,

@@ -63,9 +63,14 @@ async def prior_of(store: Store, run_id: str | None) -> tuple[Message, ...]:
     return messages
 
 
-def _rounded(seconds: float, parts: float) -> float:
-    """Round to so many parts of a second: as text a tenth of a turn's bytes on disk are digits that say nothing."""
-    return int(seconds * parts + 0.5) / parts
+def date_of(seconds: float) -> float:
+    """Return a date in milliseconds: as text a tenth of a turn's bytes on disk would be digits that say nothing."""
+    return int(seconds * 1e3 + 0.5) / 1e3
+
+
+def _duration_of(seconds: float) -> float:
+    """Return a duration in microseconds, for the same reason."""
+    return int(seconds * 1e6 + 0.5) / 1e6
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -151,8 +156,8 @@ class Journal:
     def _stamp(self, events: Sequence[Event]) -> None:
         """Write the time into events that nobody else has seen yet: a copy would cost three times their making."""
         now = self.clock.monotonic()
-        took_s, self._mark = _rounded(now - self._mark, 1e6), now
-        at = _rounded(self._epoch + now, 1e3)
+        took_s, self._mark = _duration_of(now - self._mark), now
+        at = date_of(self._epoch + now)
         for event in events:
             _put(event, "at", at)
             _put(event, "took_s", took_s)
