@@ -11,16 +11,13 @@ Further words, each by itself: `peers` measures the other frameworks, `growth` w
 from __future__ import annotations
 
 import json
-import platform
-import shlex
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Row
+from benchmarks.measure import Row, machine
 from benchmarks.one import chosen, entries
 
 OUT = Path(".agentfsm/bench.json")
@@ -28,25 +25,6 @@ OTHERS = ("peers", "growth", "options", "selection")
 HEAD = (
     f"{'row':<15}{'floor':>9}{'agentfsm':>10} {'unit':<6}{'spread':>6}{'ratio':>8}{'goal':>11}{'stretch':>11}     what"
 )
-
-
-def machine() -> dict[str, Any]:
-    """Return what the figures depend on."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "processor": processor(),
-    }
-
-
-def processor() -> str:
-    """Return the processor by name, where the system tells."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.processor() or platform.machine()
 
 
 def line(row: Row, entry: dict[str, Any]) -> str:

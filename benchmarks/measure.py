@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from benchmarks.contender import Contender
 
@@ -107,3 +113,22 @@ async def pair(floor: Sample, own: Sample) -> tuple[float, float]:
     below = await floor()
     gc.collect()
     return below, await own()
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": processor(),
+    }
+
+
+def processor() -> str:
+    """Return the processor by name, where the system tells."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.processor() or platform.machine()

@@ -56,7 +56,7 @@ class Facts:
 
     run_id: str
     agent: str
-    is_read: bool = attrs.field(init=False, factory=lambda: LOGGER.isEnabledFor(logging.INFO))
+    is_read: bool = attrs.field(init=False, factory=lambda: _is_heard(logging.INFO))
     # Whether anybody wants to know of turns and calls; asked once, before their facts are put together.
 
     def debug(self, event: str, **facts: object) -> None:

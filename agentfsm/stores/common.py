@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 FINAL: Final = frozenset({State.DONE, State.ERROR})
 PROMPT_CHARS: Final = 200
 # Of the prompt in a list of runs: a line or two.
+LISTED: Final = (
+    "id",
+    "agent",
+    "session",
+    "user",
+    "parent",
+    "state",
+    "stop_reason",
+    "waiting",
+    "turn",
+    "version",
+    "tokens",
+    "created_at",
+    "updated_at",
+    "prompt",
+)
+# The fields of a summary that are columns of a database.
 
 
 def checked_durability(durability: Durability) -> Durability:

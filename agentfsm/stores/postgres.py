@@ -24,7 +24,16 @@ from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
 from agentfsm.ports import Durability, Filter, Lease, Summary
 from agentfsm.stores import postgres_sql as sql
-from agentfsm.stores.common import checked_session, followed, prompt_of, summary_from, told_late, told_over, told_winner
+from agentfsm.stores.common import (
+    LISTED,
+    checked_session,
+    followed,
+    prompt_of,
+    summary_from,
+    told_late,
+    told_over,
+    told_winner,
+)
 from agentfsm.stores.holdings import Holdings
 from agentfsm.stores.owner import Owner
 from agentfsm.stores.postgres_link import NOW, Address, Link
@@ -341,7 +350,7 @@ class _PostgresLedger(Link):
 
     def _summary(self, living: frozenset[str], *row: Any) -> Summary:
         *facts, owner = row
-        values: dict[str, Any] = dict(zip(sql.LISTED, facts, strict=True))
+        values: dict[str, Any] = dict(zip(LISTED, facts, strict=True))
         return summary_from(values, driven=self._is_driven(values["id"], owner, living))
 
     def due(self, agent: str, limit: int) -> tuple[str, ...]:

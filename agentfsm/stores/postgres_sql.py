@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from agentfsm.stores.common import LISTED
 from agentfsm.stores.postgres_link import NOW, Tables
 from agentfsm.stores.threaded import LONGEST_LEASE_S
 
@@ -162,23 +163,6 @@ FROM (VALUES (1)) AS one LEFT JOIN inbox AS first ON first.run = %s AND first.ke
 POST: Final = """
 INSERT INTO inbox (run, number, key, item, cancel, due_at, taken) VALUES (%s, %s, %s, %s, %s, %s, false)
 """
-LISTED: Final = (
-    "id",
-    "agent",
-    "session",
-    "user",
-    "parent",
-    "state",
-    "stop_reason",
-    "waiting",
-    "turn",
-    "version",
-    "tokens",
-    "created_at",
-    "updated_at",
-    "prompt",
-)
-# The fields of a summary that are columns.
 LIST: Final = f"SELECT {', '.join(LISTED)}, owner FROM runs".replace("user", '"user"')  # noqa: S608
 NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT %s"
 IN_REACH: Final = f"""

@@ -20,7 +20,16 @@ from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, 
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
 from agentfsm.ports import Clock, Durability, Filter, Lease, Summary, SystemClock
-from agentfsm.stores.common import checked_session, followed, prompt_of, summary_from, told_late, told_over, told_winner
+from agentfsm.stores.common import (
+    LISTED,
+    checked_session,
+    followed,
+    prompt_of,
+    summary_from,
+    told_late,
+    told_over,
+    told_winner,
+)
 from agentfsm.stores.holdings import Holdings
 from agentfsm.stores.owner import Owner, boot_clock
 from agentfsm.stores.sqlite_file import Connect, DatabaseFile, Schema, connect_sqlite3
@@ -166,24 +175,7 @@ _STRIKE: Final = "UPDATE inbox SET taken = 1 WHERE run = ? AND number = ?"
 _BY_KEY: Final = "SELECT number, CAST(item AS BLOB) FROM inbox WHERE run = ? AND key = ?"
 _NEXT_NUMBER: Final = "SELECT coalesce(max(number), 0) + 1 FROM inbox WHERE run = ?"
 _POST: Final = "INSERT INTO inbox (run, number, key, item, cancel, due_at, taken) VALUES (?, ?, ?, ?, ?, ?, 0)"
-_LISTED: Final = (
-    "id",
-    "agent",
-    "session",
-    "user",
-    "parent",
-    "state",
-    "stop_reason",
-    "waiting",
-    "turn",
-    "version",
-    "tokens",
-    "created_at",
-    "updated_at",
-    "prompt",
-)
-# The fields of a summary that are columns.
-_LIST: Final = f"SELECT {', '.join(_LISTED)}, owner, until FROM runs"  # noqa: S608  of our own names
+_LIST: Final = f"SELECT {', '.join(LISTED)}, owner, until FROM runs"  # noqa: S608  of our own names
 _NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT ?"
 _IN_REACH: Final = """
 SELECT id, owner, until FROM runs
@@ -407,7 +399,7 @@ class _SQLiteLedger(DatabaseFile):
 
     def _summary(self, *row: Any) -> Summary:
         *facts, owner, until = row
-        values: dict[str, Any] = dict(zip(_LISTED, facts, strict=True))
+        values: dict[str, Any] = dict(zip(LISTED, facts, strict=True))
         return summary_from(values, driven=self._is_driven(values["id"], owner, until))
 
     def due(self, agent: str, limit: int) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import machine
-from benchmarks.measure import Row
+from benchmarks.measure import Row, machine
 from benchmarks.one import chosen, entries
 from benchmarks.peers import environments
 
