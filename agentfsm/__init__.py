@@ -23,15 +23,27 @@ from agentfsm.core.errors import (
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.limits import Limits, StopReason
 from agentfsm.core.machine import TABLE, State, next_state
-from agentfsm.core.messages import AgentCost, ErrorType, ImagePart, Outcome, TextPart, ToolCall, ToolResult, Usage
+from agentfsm.core.messages import (
+    AgentCost,
+    AudioPart,
+    ErrorType,
+    FilePart,
+    ImagePart,
+    Outcome,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    Usage,
+)
 from agentfsm.core.run import Run
+from agentfsm.core.settings import Settings
 from agentfsm.engine.context import Found, RunContext
 from agentfsm.engine.permission import Level, Permissions, Rule
 from agentfsm.engine.queue import ToolQueue
 from agentfsm.engine.registry import ToolRegistry
 from agentfsm.engine.replay import Divergence, Replay
 from agentfsm.engine.tools import Tool, tool
-from agentfsm.ports import Filter, Settings
+from agentfsm.ports import Filter
 from agentfsm.subagent import COORDINATION
 
 if TYPE_CHECKING:
@@ -44,10 +56,12 @@ __all__ = [
     "Agent",
     "AgentCost",
     "AgentError",
+    "AudioPart",
     "ConflictError",
     "Difference",
     "Divergence",
     "ErrorType",
+    "FilePart",
     "Filter",
     "Found",
     "IllegalTransitionError",

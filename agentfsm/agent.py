@@ -28,6 +28,7 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, AgentCost, Message, Outcome, Part, Usage, check_history, clean, parts_of
 from agentfsm.core.run import Header, Phase, Run, begin
+from agentfsm.core.settings import Settings
 from agentfsm.decisions import awaited, decide, wake_callers
 from agentfsm.engine import journal as journals
 from agentfsm.engine import log
@@ -44,7 +45,7 @@ from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.stream import Stream
 from agentfsm.engine.tools import Arguments, Tool
 from agentfsm.models import resolve
-from agentfsm.ports import Clock, ContextPolicy, Durability, Model, Settings, Store, SystemClock, ToolSelector
+from agentfsm.ports import Clock, ContextPolicy, Durability, Model, Store, SystemClock, ToolSelector
 from agentfsm.stores import MemoryStore
 from agentfsm.tally import Tally
 from agentfsm.tokens import load_counter

@@ -15,8 +15,9 @@ import attrs
 from agentfsm.core.inbox import InboxItem, Posted
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, Message, Usage
+from agentfsm.core.messages import JSON, Message, Native, Part, Usage
 from agentfsm.core.run import Header, Run
+from agentfsm.core.settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
     from agentfsm.core.events import Event
@@ -65,23 +66,27 @@ class ToolDefinition:
         return {**told, "strict": True} if self.strict else told
 
 
-@attrs.frozen(kw_only=True)
-class Settings:
-    """How the model is asked. What is None is not sent."""
+class OutputMode(StrEnum):
+    """How a model is held to the form of an answer."""
 
-    temperature: float | None = None
-    max_tokens: int | None = None
-    # The largest answer, tokens.
-    tool_choice: str | None = None
-    # "auto", "none", "required", or the name of one tool.
-    parallel_tool_calls: bool | None = None
-    # Whether a reply may hold several calls; False also runs them one by one.
-    stream: bool = False
-    # Whether to ask for a streamed reply also where nobody watches, so that read-only calls start early.
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    extra_body: Mapping[str, JSON] = attrs.field(factory=dict)
-    # Further fields of the request, as the provider names them.
+    SCHEMA = "schema"
+    # The provider holds the model to a JSON Schema while it writes.
+    TOOL = "tool"
+    # The answer is the arguments of a tool.
+    JSON = "json"
+    # The provider holds the model to JSON, and the instructions tell the schema.
+    PROMPT = "prompt"
+    # The instructions tell the schema.
+
+
+@attrs.frozen(kw_only=True)
+class OutputForm:
+    """The form that an answer shall have, where the provider is to see to it."""
+
+    name: str
+    # Of the schema: 1 to 64 letters, digits, "_" or "-".
+    schema: Mapping[str, JSON] | None
+    # A JSON Schema of type "object", closed and with all properties required; None for any JSON object.
 
 
 @attrs.frozen(kw_only=True)
@@ -93,7 +98,9 @@ class Request:
     messages: Sequence[Message]
     # A valid history: each call has its result.
     tools: Sequence[ToolDefinition] = ()
-    settings: Settings = Settings()
+    settings: Settings = DEFAULT
+    output: OutputForm | None = None
+    # The form of the answer, for modes SCHEMA and JSON.
     timeout_s: float = 60.0
     # The longest silence, seconds, after which the model gives up; a stream that goes on may take longer.
 
@@ -117,6 +124,8 @@ class Reply:
     finish_reason: FinishReason = FinishReason.STOP
     usage: Usage | None = None
     # None where the provider did not say: the engine then counts, and marks the figures as estimated.
+    native: Native | None = None
+    # What this provider wants back beside text and calls, such as its thinking; it goes into the message.
 
 
 @attrs.frozen
@@ -146,7 +155,14 @@ class FinishChunk:
     reason: FinishReason
 
 
-Chunk: TypeAlias = TextChunk | CallChunk | FinishChunk
+@attrs.frozen
+class ThinkingChunk:
+    """A piece of what the model thinks, or of its summary, as it streams in; no part of the answer."""
+
+    text: str
+
+
+Chunk: TypeAlias = TextChunk | ThinkingChunk | CallChunk | FinishChunk
 Emit: TypeAlias = Callable[[Chunk], None]
 
 
@@ -157,6 +173,8 @@ class Model(Protocol):
     # As the provider knows it, for example "gpt-4o".
     window_tokens: int = 128_000
     # The context window: input and output together, tokens.
+    output_modes: tuple[OutputMode, ...] = (OutputMode.TOOL, OutputMode.PROMPT)
+    # How it can be held to the form of an answer, the best first.
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask once, without retries.
@@ -175,6 +193,10 @@ class Model(Protocol):
             ModelError: when the provider refused the request for good (400, 401, 403, 404).
         """
         ...
+
+    def refuses(self, part: Part) -> str | None:  # noqa: ARG002  a default for those that take everything
+        """Say why the model cannot take this part of a user's message; None where it can."""
+        return None
 
     def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  a default for those that know no prices
         """US dollars for this usage, or None where no price is known."""

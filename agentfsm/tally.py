@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, ImagePart, Message, Part, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.messages import (
+    AssistantMessage,
+    AudioPart,
+    ImagePart,
+    Media,
+    Message,
+    Part,
+    SystemMessage,
+    TextPart,
+    ToolResult,
+    UserMessage,
+    data_of,
+)
 from agentfsm.core.run import gap_note
 from agentfsm.ports import TokenCounter
 
@@ -38,6 +50,16 @@ IMAGE_TOKENS: Final = 1_445
 
 LOW_IMAGE_TOKENS: Final = 85
 # The same for detail="low", whatever the size.
+
+UNSEEN_TOKENS: Final = 1_500
+# A page of a PDF, which providers read as text and picture (1,500 to 3,000: Anthropic's page on PDF support), and two
+# minutes of speech: the least that a file or a recording is taken for, and what one by address is.
+
+FILE_CHARS: Final = 30
+# Base64 characters of a file that come to a token: a page of text takes 50 to 100 KB with its fonts.
+
+AUDIO_CHARS: Final = 1_000
+# The same of a recording: 10 tokens a second (OpenAI), 16 to 32 KB a second.
 
 
 Count = Callable[[str], int]
@@ -78,8 +100,17 @@ def _of_result(message: ToolResult, count: Count) -> int:
 
 
 def _of_user(message: UserMessage, count: Count) -> int:
-    images = [part for part in message.parts if isinstance(part, ImagePart)]
-    return count(message.text) + sum(LOW_IMAGE_TOKENS if i.detail == "low" else IMAGE_TOKENS for i in images)
+    media = [part for part in message.parts if not isinstance(part, TextPart)]
+    return count(message.text) + sum(_of_media(part) for part in media) if media else count(message.text)
+
+
+def _of_media(part: Media) -> int:
+    if isinstance(part, ImagePart):
+        return LOW_IMAGE_TOKENS if part.detail == "low" else IMAGE_TOKENS
+    carried = data_of(part)
+    if carried is None:
+        return UNSEEN_TOKENS
+    return max(UNSEEN_TOKENS, len(carried[1]) // (AUDIO_CHARS if isinstance(part, AudioPart) else FILE_CHARS))
 
 
 _COUNTS: Mapping[type[Message], Callable[[Any, Count], int]] = {
@@ -91,7 +122,9 @@ _COUNTS: Mapping[type[Message], Callable[[Any, Count], int]] = {
 
 
 def _part(part: Part) -> str:
-    return f"{part.detail}\0{part.url}" if isinstance(part, ImagePart) else part.text
+    if isinstance(part, TextPart):
+        return part.text
+    return f"{part.detail}\0{part.url}" if isinstance(part, ImagePart) else part.url
 
 
 _SPOKEN: Mapping[type[Message], Callable[[Any], str]] = {

@@ -32,7 +32,7 @@ VENDORS = {
     "cattrs": "core/codec.py",
     "genai_prices": "models/prices.py",
     "jsonschema_rs": "engine/schema_validator.py",
-    "openai": "models/openai_chat.py",
+    "openai": "models/openai_api.py",
     "psycopg": "stores/postgres_link.py",
     "redis": "stores/redis_server.py",
     "rich": "cli/live.py",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from binascii import b2a_base64
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Final, TypeAlias
@@ -56,22 +57,82 @@ class TextPart:
     text: str
 
 
-def _check_url(_part: object, _attribute: object, url: str) -> None:
-    if not url.startswith(("https://", "http://", "data:image/")):
-        raise MisuseError(f"an image is given by an http(s) address or a data:image/... URL, not {url[:40]!r}")
+def _by_url(kind: str) -> Callable[[object, object, str], None]:
+    def check(part: object, _attribute: object, url: str) -> None:
+        if not isinstance(url, str) or not url.startswith(("https://", "http://", f"data:{kind}")):
+            what, shown = type(part).__name__, str(url)[:40]
+            how = f"an http(s) address or a data:{kind}... URL, and bytes by {what}.of"
+            raise MisuseError(f"{what} is given by {how}, not {shown!r}")
+        if url.startswith("data:") and ";base64," not in url[:200]:
+            raise MisuseError(f"{type(part).__name__} has a data: URL that is not base64: write data:TYPE;base64,...")
+
+    return check
+
+
+def data_url(data: bytes, media_type: str) -> str:
+    """Return bytes as a data: URL."""
+    return f"data:{media_type};base64,{b2a_base64(data, newline=False).decode('ascii')}"
+
+
+def _check_detail(_part: object, _attribute: object, detail: str) -> None:
+    if detail not in {"auto", "low", "high"}:
+        raise MisuseError(f"ImagePart(detail={detail!r}): give 'auto', 'low' or 'high'")
 
 
 @attrs.frozen(kw_only=True)
 class ImagePart:
-    """An image, by reference."""
+    """An image, by reference or whole."""
 
-    url: str = attrs.field(validator=_check_url)
-    # An https: address that the provider can fetch, or a data: URL that carries the image.
-    detail: str = "auto"
+    url: str = attrs.field(validator=_by_url("image/"))
+    # An address that the provider can fetch, or a data: URL that carries the image.
+    detail: str = attrs.field(default="auto", validator=_check_detail)
     # How closely the model looks: "auto", "low" or "high".
 
+    @classmethod
+    def of(cls, data: bytes, media_type: str = "image/png") -> ImagePart:
+        """Return a part that carries the image: PNG, JPEG, GIF or WebP."""
+        return cls(url=data_url(data, media_type))
 
-Part: TypeAlias = TextPart | ImagePart
+
+@attrs.frozen(kw_only=True)
+class AudioPart:
+    """A recording, by reference or whole."""
+
+    url: str = attrs.field(validator=_by_url("audio/"))
+    # A data: URL that carries it, or, where the provider fetches audio, an address.
+
+    @classmethod
+    def of(cls, data: bytes, media_type: str = "audio/wav") -> AudioPart:
+        """Return a part that carries the recording: WAV or MP3."""
+        return cls(url=data_url(data, media_type))
+
+
+@attrs.frozen(kw_only=True)
+class FilePart:
+    """A document, such as a PDF, by reference or whole."""
+
+    url: str = attrs.field(validator=_by_url(""))
+    # An address that the provider can fetch, or a data: URL that carries the file.
+    name: str = ""
+    # As the user calls it, for example "report.pdf".
+
+    @classmethod
+    def of(cls, data: bytes, media_type: str = "application/pdf", name: str = "") -> FilePart:
+        """Return a part that carries the file."""
+        return cls(url=data_url(data, media_type), name=name)
+
+
+Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart
+Media: TypeAlias = ImagePart | AudioPart | FilePart
+# Parts that are no text.
+
+
+def data_of(part: Media) -> tuple[str, str] | None:
+    """Return the media type and the base64 text of a part that carries its data; None where it is an address."""
+    if not part.url.startswith("data:"):
+        return None
+    head, _, data = part.url.partition(",")
+    return head[len("data:") :].partition(";")[0], data
 
 
 @attrs.frozen(kw_only=True)
@@ -116,11 +177,25 @@ class ToolCall:
 
 
 @attrs.frozen(kw_only=True)
+class Native:
+    """What a provider wrote, in its own form, to be sent back to it whole: its thinking, signed; what it searched.
+
+    A model of another provider does not get it.
+    """
+
+    provider: str
+    # Whose form it is, for example "anthropic".
+    content: str
+    # The whole reply as that provider writes one back, as JSON; the calls in it are matched with ours by their order.
+
+
+@attrs.frozen(kw_only=True)
 class AssistantMessage:
     """What the model said: text, calls, or both."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
+    native: Native | None = attrs.field(default=None, repr=False)
 
     @cached_property
     def signature(self) -> tuple[tuple[str, str], ...]:
@@ -136,6 +211,10 @@ class Usage:
     output_tokens: int = 0
     cached_tokens: int = 0
     # The share of the input tokens that the provider read from its cache.
+    cache_write_tokens: int = 0
+    # The share of the input tokens that it wrote into its cache, which some bill higher.
+    reasoning_tokens: int = 0
+    # The share of the output tokens that the model spent on thinking.
     cost_usd: float | None = None
     # US dollars; None where no price is known, or none was asked for (`Limits.usd`).
     estimated: bool = False
@@ -152,6 +231,8 @@ class Usage:
             input_tokens=self.input_tokens + other.input_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cost_usd=cost,
             estimated=self.estimated or other.estimated,
         )
@@ -324,11 +405,11 @@ def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
         content = TextPart(text=content)
     parts = tuple(content) if isinstance(content, tuple | list) else (content,)
     for part in parts:
-        if not isinstance(part, TextPart | ImagePart):
-            msg = f"a prompt is text or a sequence of TextPart and ImagePart, not {type(part).__name__}"
-            raise MisuseError(msg)
+        if not isinstance(part, Part):
+            kinds = "TextPart, ImagePart, AudioPart and FilePart"
+            raise MisuseError(f"a prompt is text or a sequence of {kinds}, not {type(part).__name__}")
     # No provider takes a blank part back.
-    parts = tuple([part for part in parts if isinstance(part, ImagePart) or part.text.strip()])
+    parts = tuple([part for part in parts if not isinstance(part, TextPart) or part.text.strip()])
     parts = tuple([TextPart(text=clean(part.text)) if isinstance(part, TextPart) else part for part in parts])
     if not parts:
         msg = "the prompt is empty: say what the agent shall do, for example agent.run('Summarise notes.md')"

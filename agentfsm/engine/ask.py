@@ -13,8 +13,8 @@ from agentfsm.core.errors import LimitError, ModelError, ModelReplyError, ModelU
 from agentfsm.core.messages import Usage
 from agentfsm.engine.engine import ANSWER_TOKENS, Engine
 from agentfsm.engine.log import redacted
-from agentfsm.engine.stream import CallDelta, text_deltas
-from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Reply, Request, TextChunk
+from agentfsm.engine.stream import CallDelta, TextDelta, ThinkingDelta, deltas
+from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.tally import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -176,12 +176,16 @@ def _emitter(question: Question, attempt: int, early: EarlyCalls | None) -> Emit
     if not question.is_streamed:
         return None
     ids = run.turns_before + run.turn + 1
-    text_delta = text_deltas(run.id, turn, attempt)
+    text_delta = deltas(TextDelta, run.id, turn, attempt)
 
     def emit(chunk: Chunk) -> None:
         if isinstance(chunk, TextChunk):
             if listen is not None:
                 listen(text_delta(chunk.text))
+            return
+        if isinstance(chunk, ThinkingChunk):
+            if listen is not None:
+                listen(ThinkingDelta(run_id=run.id, turn=turn, attempt=attempt, text=chunk.text))
             return
         if early is not None:
             early.hear(chunk)

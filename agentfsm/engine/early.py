@@ -16,7 +16,7 @@ import attrs
 from anyio.abc import TaskGroup
 
 from agentfsm.engine.queue import Session, ToolQueue, first_error
-from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk
+from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
@@ -118,7 +118,7 @@ class EarlyCalls:
 
     def hear(self, chunk: Chunk) -> None:
         """Take the next piece of the reply."""
-        if not self._is_open or isinstance(chunk, TextChunk):
+        if not self._is_open or isinstance(chunk, TextChunk | ThinkingChunk):
             return
         if isinstance(chunk, FinishChunk):
             if chunk.reason in WHOLE:

@@ -10,9 +10,10 @@ import attrs
 
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.limits import Limits
+from agentfsm.core.settings import Settings
 from agentfsm.engine.permission import Permissions
 from agentfsm.engine.registry import ToolRegistry
-from agentfsm.ports import Clock, ContextPolicy, Model, Settings, TokenCounter, ToolDefinition, ToolSelector, plain_json
+from agentfsm.ports import Clock, ContextPolicy, Model, TokenCounter, ToolDefinition, ToolSelector, plain_json
 from agentfsm.tally import Tally, count_tools
 
 if TYPE_CHECKING:

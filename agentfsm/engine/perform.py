@@ -243,12 +243,12 @@ async def _hear(
         calls = tuple([mint(drive, index, call) for index, call in enumerate(reply.calls)])
         if mended := [call.id for call in calls if call.repaired is not None]:
             journal.log.warning("arguments_repaired", calls=", ".join(mended))
-        message = AssistantMessage(text=clean(reply.text), calls=calls)
+        message = AssistantMessage(text=clean(reply.text), calls=calls, native=reply.native)
         journal.commit(e.ToolsChosen(message=message, usage=usage, request=request))
         if early is not None and early.keep(calls):
             await _finish_early(drive, early)
         return
-    message = AssistantMessage(text=clean(reply.text))
+    message = AssistantMessage(text=clean(reply.text), native=reply.native)
     draft = e.AnswerDrafted(message=message, usage=usage, request=request)
     if (flaw := FLAWS.get(reply.finish_reason)) is not None:
         # A model that thinks may be cut off before its first word, and no provider takes an empty message back.

@@ -55,17 +55,32 @@ class TextDelta:
     text: str
 
 
-def text_deltas(run_id: str, turn: int, attempt: int) -> Callable[[str], TextDelta]:
+@attrs.frozen(kw_only=True, slots=False)
+class ThinkingDelta:
+    """A piece of what the model thinks before it answers, where its provider shows that."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    attempt: int
+    # As of a TextDelta.
+    text: str
+
+
+_Piece = TypeVar("_Piece", TextDelta, ThinkingDelta)
+
+
+def deltas(kind: type[_Piece], run_id: str, turn: int, attempt: int) -> Callable[[str], _Piece]:
     """Return what makes a delta of each piece of a text.
 
     Each copies the fields of the first but for the text, since there is one for each token of a reply: 0.2 us, where
     making it anew takes 0.6.
     """
-    fields = TextDelta(run_id=run_id, turn=turn, attempt=attempt, text="").__dict__
+    fields = kind(run_id=run_id, turn=turn, attempt=attempt, text="").__dict__
     new = object.__new__
 
-    def delta(text: str) -> TextDelta:
-        event = new(TextDelta)
+    def delta(text: str) -> _Piece:
+        event = new(kind)
         own = event.__dict__
         own |= fields
         own["text"] = text
@@ -179,7 +194,9 @@ class RunEnded:
     run: Run
 
 
-StreamEvent: TypeAlias = StateChanged | TextDelta | CallDelta | ToolEvent | AgentEvent | UsageReported | RunEnded
+StreamEvent: TypeAlias = (
+    StateChanged | TextDelta | ThinkingDelta | CallDelta | ToolEvent | AgentEvent | UsageReported | RunEnded
+)
 Listener: TypeAlias = Callable[[StreamEvent], None]
 
 
@@ -305,7 +322,7 @@ class QueueStream(Feed["ToolEvent | AgentEvent"]):
         self.results = await self._execute(self._put)
 
 
-_PIECES: Final = {TextDelta: ("text",), CallDelta: ("name", "arguments")}
+_PIECES: Final = {TextDelta: ("text",), ThinkingDelta: ("text",), CallDelta: ("name", "arguments")}
 # What of a delta is joined to that of its neighbours.
 
 
@@ -340,6 +357,7 @@ def to_json(event: StreamEvent) -> dict[str, Any]:
 _NAMES: Final[dict[type, str]] = {
     StateChanged: "state_changed",
     TextDelta: "text_delta",
+    ThinkingDelta: "thinking_delta",
     CallDelta: "call_delta",
     UsageReported: "usage",
     RunEnded: "run_ended",

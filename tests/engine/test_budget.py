@@ -16,8 +16,9 @@ from agentfsm.core.errors import LimitError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Usage
 from agentfsm.core.run import Header, begin
+from agentfsm.core.settings import Settings
 from agentfsm.engine.budget import Budget
-from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request, Settings
+from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 
 ASKED_USD, ANSWER_USD = 0.001, 0.003

@@ -17,15 +17,17 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
-from agentfsm.models import chat_wire
-from agentfsm.models.chat_wire import Assembly, FormError, SentError, Written, decode, encode
+from agentfsm.core.settings import Settings
+from agentfsm.models import chat_wire, wire
+from agentfsm.models.chat_wire import ChatAssembly as Assembly
+from agentfsm.models.chat_wire import decode, encode, memory
+from agentfsm.models.wire import FormError, SentError
 from agentfsm.ports import (
     CallChunk,
     FinishChunk,
     FinishReason,
     ProposedCall,
     Request,
-    Settings,
     TextChunk,
     ToolDefinition,
 )
@@ -207,7 +209,7 @@ def written_anew(written, messages, tools=()):
 
 def test_each_message_of_a_history_that_grows_is_written_once(wired):
     """A turn writes what is new in it, however long the history is."""
-    written, messages = Written(), (ASK,)
+    written, messages = memory(), (ASK,)
     for turn in range(5):
         encode(Request(instructions="", messages=messages), model="m", limit_field="n", streamed=False, written=written)
         messages = (*messages, *call(turn))
@@ -216,7 +218,7 @@ def test_each_message_of_a_history_that_grows_is_written_once(wired):
 
 def test_what_is_written_after_other_requests_is_the_same():
     """A history that goes on, forks, shrinks, or was read from a store again comes out as if it were the first."""
-    written = Written()
+    written = memory()
     long = (ASK, *call(1), *call(2))
     again = (UserMessage(parts=ASK.parts), *call(1), *call(2), *call(3))
     fork = (ASK, *call(1), *call(2, "no"), *call(3))
@@ -228,7 +230,7 @@ def test_a_reply_of_too_many_calls_is_split_alike_where_it_is_added():
     """The portions of a reply are all in what is added, since a history never ends amid its results."""
     calls = tuple(ToolCall(id=f"t1.{n}", name="weather", arguments="{}") for n in range(300))
     results = [ToolResult(call_id=each.id, tool="weather", outcome=Outcome.DONE, content="") for each in calls]
-    written = Written()
+    written = memory()
     written_anew(written, (ASK,))
     written_anew(written, (ASK, AssistantMessage(calls=calls), *results))
     written_anew(written, (ASK, AssistantMessage(calls=calls), *results, *call(2)))
@@ -238,7 +240,7 @@ def test_tools_that_change_are_written_anew():
     """A tool that is added, replaced or taken away is so in the next request."""
     other = ToolDefinition(name="clock", description="The time.", parameters={"type": "object"})
     changed = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object", "title": "x"})
-    written = Written()
+    written = memory()
     for tools in ((TOOL,), (TOOL, other), (TOOL,), (changed, other), (TOOL, changed), ()):
         sent = written_anew(written, (ASK,), tools).get("tools", [])
         assert [tool["function"] for tool in sent] == [tool.openai()["function"] for tool in tools]
@@ -246,9 +248,9 @@ def test_tools_that_change_are_written_anew():
 
 def test_what_is_kept_is_bounded(monkeypatch):
     """The histories that rest longest are forgotten, and one that is too large for itself is not kept at all."""
-    monkeypatch.setattr(chat_wire, "KEPT_BYTES", 1_500)
+    monkeypatch.setattr(wire, "KEPT_BYTES", 1_500)
     asks = [UserMessage(parts=(TextPart(text=str(n) * 60),)) for n in range(3)]
-    written = Written()
+    written = memory()
     for ask in (asks[0], asks[1], asks[0], asks[2]):
         written_anew(written, (ask,))
     assert [known for known, _ in written.messages.kept.values()] == [(asks[0],), (asks[2],)]
@@ -259,7 +261,7 @@ def test_what_is_kept_is_bounded(monkeypatch):
 def test_what_could_not_be_written_leaves_nothing_behind():
     """After a tool that is no JSON the same tools, mended, are written."""
     bad = ToolDefinition(name="clock", description="", parameters={"type": "object", "default": {1}})
-    written = Written()
+    written = memory()
     written_anew(written, (ASK,), (TOOL,))
     with pytest.raises(MisuseError, match="cannot be written as JSON"):
         written_anew(written, (ASK,), (TOOL, bad))
@@ -461,10 +463,10 @@ def test_events_may_arrive_in_any_portions():
         assembly = Assembly()
         pieces = []
         for start in range(0, len(stream), size):
-            if not assembly.done:
+            if not assembly.is_done:
                 pieces += assembly.feed(stream[start : start + size])
         assert pieces == [TextChunk(text="é"), FinishChunk(reason=FinishReason.STOP)]
-        assert (assembly.done, assembly.finish) == (True, "stop")
+        assert (assembly.is_done, assembly.finish) == (True, "stop")
 
 
 @pytest.mark.parametrize("chunk", [[], {"choices": {}}, delta(content=1), delta(tool_calls=["x"])])

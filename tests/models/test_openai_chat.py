@@ -21,10 +21,12 @@ from agentfsm.core.errors import (
     ModelUnavailableError,
 )
 from agentfsm.core.messages import TextPart, Usage, UserMessage
-from agentfsm.models import chat_wire, openai_chat
+from agentfsm.core.settings import Settings
+from agentfsm.models import chat_wire
+from agentfsm.models.openai_api import retry_after_s
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price
-from agentfsm.ports import CallChunk, FinishChunk, FinishReason, Request, Settings, TextChunk, ToolDefinition
+from agentfsm.ports import CallChunk, FinishChunk, FinishReason, Request, TextChunk, ToolDefinition
 from agentfsm.testing.server import LocalServer, Say
 
 KEY = "sk-very-secret-key"
@@ -358,7 +360,7 @@ def test_no_vendor_error_is_missing():
     public = [getattr(openai, name) for name in openai.__all__]
     raised = {kind for kind in public if isinstance(kind, type) and issubclass(kind, openai.OpenAIError)}
     assert raised
-    assert raised - openai_chat._TRANSLATIONS.keys() == set()
+    assert raised - OpenAIChat.translations.keys() == set()
 
 
 def test_transport_errors_are_translated():
@@ -368,7 +370,7 @@ def test_transport_errors_are_translated():
             kind for kind in vars(client).values() if isinstance(kind, type) and issubclass(kind, client.HTTPError)
         ]
         assert kinds
-        assert all(issubclass(kind, openai_chat._FAILURES) for kind in kinds)
+        assert all(issubclass(kind, tuple(OpenAIChat.translations)) for kind in kinds)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +390,7 @@ def test_transport_errors_are_translated():
 )
 def test_retry_after_is_read(headers, seconds):
     """Seconds, milliseconds and dates are understood, the past is now, and nonsense is nothing."""
-    assert openai_chat._retry_after_s(headers, 1_000_000.0) == (seconds and pytest.approx(seconds))
+    assert retry_after_s(headers, 1_000_000.0) == (seconds and pytest.approx(seconds))
 
 
 # Construction
@@ -442,7 +444,9 @@ def test_arguments_that_cannot_be_right_are_refused(options):
 )
 def test_the_limit_of_an_answer_goes_by_the_server(base_url, field):
     """OpenAI's own servers have a newer name for it, which others refuse."""
-    assert OpenAIChat("m", base_url=base_url, api_key=KEY)._limit_field == field
+    model = OpenAIChat("m", base_url=base_url, api_key=KEY)
+    request = attrs.evolve(REQUEST, settings=Settings(max_tokens=7))
+    assert f'"{field}":7' in model._body(request, model._written(), streamed=False).decode()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""OpenAI's package: its client, and its errors as ours; what `OpenAIChat` and `OpenAIResponses` share."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import httpx2
+import openai
+
+from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.models import trouble as t
+from agentfsm.models.vendor import TRANSPORT, Client, VendorModel, certificates, checked_header, sent, words_of
+from agentfsm.models.wire import SentError
+from agentfsm.retry_after import finite_s, seconds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import httpx
+
+    from agentfsm.models.prices import Price
+
+OPENAI_URL: Final = "https://api.openai.com/v1"
+
+OPENAI_HOSTS: Final = ("api.openai.com", ".openai.azure.com")
+# Servers that are OpenAI's own software.
+
+_STATUSES: Final = {str(status): status for status in range(400, 600)}
+
+
+def _bad_request(trouble: t.Trouble) -> ModelError:
+    # Other servers say it in words: vLLM, for one, has no code for it.
+    is_long = trouble.code == "context_length_exceeded" or "maximum context length" in trouble.detail
+    return t.too_long(trouble) if is_long else t.bad_request(trouble)
+
+
+def _busy(trouble: t.Trouble) -> ModelError:
+    # A 429 by its status, but no matter of waiting.
+    return t.no_credit(trouble) if trouble.code == "insufficient_quota" else t.unavailable(trouble)
+
+
+_by_status = t.by_status(
+    {401: t.key_refused, 403: t.forbidden, 404: t.not_found, 408: _busy, 409: _busy, 429: _busy},
+    _bad_request,
+    _busy,
+)
+
+
+class OpenAIModel(VendorModel):
+    """A model behind the openai package; see `OpenAIChat` and `OpenAIResponses`.
+
+    Args:
+        name: The model, as the server knows it.
+        base_url: Where the server answers, usually ending in /v1. Default: OPENAI_BASE_URL, then OpenAI itself.
+        api_key: Default: OPENAI_API_KEY. A server of your own may need none.
+        headers: Sent with each request.
+        http_client: A client of your own (proxies, certificates); it stays yours to close, and belongs to one event
+            loop.
+        window_tokens: The context window. Default: that of the model's family, else 128,000.
+        price: What the model costs. Default: the public list of genai-prices, where that package is installed.
+
+    Raises:
+        MisuseError: when there is no key for OpenAI, or an argument cannot be right.
+    """
+
+    key_name = "OPENAI_API_KEY"
+    translations: ClassVar[Mapping[type[Exception], t.Translate]] = {
+        openai.OpenAIError: t.unforeseen,
+        SentError: _by_status,
+        openai.APIError: _by_status,
+        openai.APIStatusError: _by_status,
+        openai.BadRequestError: _bad_request,
+        openai.AuthenticationError: t.key_refused,
+        openai.OAuthError: t.key_refused,
+        openai.PermissionDeniedError: t.forbidden,
+        openai.NotFoundError: t.not_found,
+        openai.ConflictError: _busy,
+        openai.UnprocessableEntityError: _bad_request,
+        openai.RateLimitError: _busy,
+        openai.InternalServerError: _busy,
+        openai.APIConnectionError: t.unreachable,
+        openai.APITimeoutError: t.timed_out,
+        openai.APIResponseValidationError: t.garbled,
+        # Of helpers that are not used here.
+        openai.LengthFinishReasonError: t.garbled,
+        openai.ContentFilterFinishReasonError: t.garbled,
+        openai.WebSocketConnectionClosedError: t.unreachable,
+        openai.WebSocketQueueFullError: t.unreachable,
+        **TRANSPORT,
+    }
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        http_client: httpx.AsyncClient | httpx2.AsyncClient | None = None,
+        window_tokens: int | None = None,
+        price: Price | None = None,
+    ) -> None:
+        base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
+        super().__init__(
+            name,
+            base_url=base_url or OPENAI_URL,
+            api_key=self._key(api_key or os.environ.get("OPENAI_API_KEY"), needed=base_url is None),
+            headers=headers,
+            http_client=http_client,
+            window_tokens=window_tokens,
+            price=price,
+        )
+        self.is_openai = self.host.endswith(OPENAI_HOSTS)
+
+    def _key(self, key: str | None, *, needed: bool) -> str:
+        if key:
+            return checked_header("the API key", key)
+        if needed:
+            msg = (
+                "there is no API key for OpenAI: none was passed and OPENAI_API_KEY is not set. Set it, or pass "
+                f"{type(self).__name__}(..., api_key=...); for a server of your own pass base_url, which needs no key"
+            )
+            raise MisuseError(msg)
+        return "none"  # the package insists on one; a server that wants none does not read it
+
+    def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
+        # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
+        ours = http_client or openai.DefaultAsyncHttpxClient(verify=certificates())
+        return openai.AsyncOpenAI(**self._options, http_client=ours)
+
+    def _told(self, error: Exception) -> t.Trouble:
+        match error:
+            case SentError():
+                code, kind = sent(error)
+                # It came with status 200; other servers than OpenAI put the true one into the code.
+                status = _STATUSES.get(code, 400 if kind == "invalid_request_error" else None)
+                return self._trouble(words_of(error.body), status=status, code=code)
+            case openai.APIStatusError(response=response):
+                return self._trouble(
+                    words_of(error.body) or error.message,
+                    status=error.status_code,
+                    code=error.code or "",
+                    request_id=error.request_id or "",
+                    retry_after_s=retry_after_s(response.headers, time.time()),
+                )
+            case openai.APIConnectionError(__cause__=BaseException() as cause):
+                return self._trouble(f"{type(cause).__name__}: {cause}")
+        return self._trouble(f"{type(error).__name__}: {error}")
+
+
+def retry_after_s(headers: Mapping[str, Any], now_s: float) -> float | None:
+    """Return how long the server asks to wait, seconds; None where it says nothing that can be read."""
+    with suppress(ValueError):  # OpenAI's and Azure's own
+        return finite_s(float(headers.get("retry-after-ms", "")) * 0.001)
+    return seconds_of(headers.get("retry-after", ""), now_s)

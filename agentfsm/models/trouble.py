@@ -1,0 +1,153 @@
+"""Why a model could not be asked, in sentences: what went wrong, and what to do next; the same for all providers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+import attrs
+
+from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
+
+LONGEST_DETAIL: Final = 500
+# Server words in our errors are cut here, characters: a proxy may answer with a whole page.
+
+SERVER_ERRORS: Final = 500
+# The first status that says that the server is at fault.
+
+
+@attrs.frozen(kw_only=True)
+class Trouble:
+    """What is known of a request that failed, free of secrets."""
+
+    adapter: str
+    # The class that asked, for example "OpenAIChat".
+    key_name: str
+    # The environment variable that holds the key.
+    wire: str
+    # What belonged in place of what came, for example "a chat completion".
+    model: str
+    base_url: str
+    detail: str
+    # What the server or the transport said.
+    status: int | None = None
+    # Of HTTP, from 400 on.
+    code: str = ""
+    # The provider's name of the error, such as "insufficient_quota" or "overloaded_error".
+    request_id: str = ""
+    # What the provider's support asks for.
+    retry_after_s: float | None = None
+
+    @property
+    def where(self) -> str:
+        """Model and address, for a sentence."""
+        return f"{self.model!r} at {self.base_url}"
+
+    @property
+    def said(self) -> str:
+        """What the server said, in brackets."""
+        number = f"{self.status}: " if self.status else ""
+        request = f", request {self.request_id}" if self.request_id else ""
+        return f"({number}{self.detail}{request})"
+
+
+Translate: TypeAlias = Callable[[Trouble], ModelError]
+
+
+def too_long(trouble: Trouble) -> ModelError:
+    """The request is larger than the window."""
+    return ContextTooLongError(
+        f"The request is larger than the context window of {trouble.where} {trouble.said}. "
+        "Shorten or compact the history, or take a model with a larger window."
+    )
+
+
+def bad_request(trouble: Trouble) -> ModelError:
+    """Something in the request is wrong for this provider, and stays so."""
+    return ModelError(
+        f"{trouble.where} refused the request {trouble.said}. Mend what it names (a setting, a tool's parameters, a "
+        "message): the same request will be refused again."
+    )
+
+
+def key_refused(trouble: Trouble) -> ModelError:
+    """The provider does not know the key."""
+    return ModelError(
+        f"{trouble.where} refused the API key {trouble.said}. Check the environment variable {trouble.key_name}, or "
+        f"the api_key given to {trouble.adapter}."
+    )
+
+
+def forbidden(trouble: Trouble) -> ModelError:
+    """The key may not use this model."""
+    return ModelError(
+        f"{trouble.where} is not open to this API key {trouble.said}. Check what the key's project may use, or take "
+        "another model."
+    )
+
+
+def not_found(trouble: Trouble) -> ModelError:
+    """There is no such model, or no such address."""
+    return ModelError(
+        f"There is no model {trouble.model!r} at {trouble.base_url}, or no such address {trouble.said}. Check the "
+        "model's name and base_url."
+    )
+
+
+def no_credit(trouble: Trouble) -> ModelError:
+    """The account is empty."""
+    return ModelError(
+        f"The account has no quota left for {trouble.where} {trouble.said}. Add credit or use another key: asking "
+        "again will not help."
+    )
+
+
+def unavailable(trouble: Trouble) -> ModelError:
+    """It may do better later."""
+    return ModelUnavailableError(
+        f"{trouble.where} cannot answer just now {trouble.said}. Ask again later.", trouble.retry_after_s
+    )
+
+
+def unreachable(trouble: Trouble) -> ModelError:
+    """The network is at fault, or the address."""
+    return ModelUnavailableError(
+        f"{trouble.where} was not reached, or the connection broke {trouble.said}. Ask again; if it stays, check "
+        "base_url, the network and the proxy."
+    )
+
+
+def timed_out(trouble: Trouble) -> ModelError:
+    """It was silent for too long."""
+    return ModelUnavailableError(
+        f"{trouble.where} was silent for too long {trouble.said}. Ask again, or allow more with "
+        "Limits(model_timeout_s=...)."
+    )
+
+
+def broken_off(trouble: Trouble) -> ModelError:
+    """The stream ended before the reply was whole."""
+    return ModelUnavailableError(f"The stream of {trouble.where} broke off before the reply was whole. Ask again.")
+
+
+def garbled(trouble: Trouble) -> ModelError:
+    """What came is no reply."""
+    return ModelReplyError(
+        f"{trouble.where} answered with something else than {trouble.wire} {trouble.said}. Ask again; if it stays, "
+        "check that base_url leads to a server that speaks this wire."
+    )
+
+
+def unforeseen(trouble: Trouble) -> ModelError:
+    """The vendor's package would not ask."""
+    return ModelError(f"{trouble.where} could not be asked {trouble.said}. Check how {trouble.adapter} was made.")
+
+
+def by_status(known: Mapping[int, Translate], bad: Translate, busy: Translate = unavailable) -> Translate:
+    """Return what goes by the status: what is known of it, else `bad` for a client's fault, else `busy`."""
+
+    def translate(trouble: Trouble) -> ModelError:
+        status = trouble.status or SERVER_ERRORS
+        return known.get(status, bad if status < SERVER_ERRORS else busy)(trouble)
+
+    return translate

@@ -1,0 +1,403 @@
+"""What the adapters of all providers share: a client per event loop, one request whole or streamed, errors as ours.
+
+A request goes through the lower door of the vendor's package: `client.post` with a body that is ready, and the plain
+response. That keeps its authentication, transport, errors and time-outs, and leaves out that it checks each message of
+the history against its annotations (16 ms at 50 turns) and builds an object for each chunk. Its stream class is left
+out too: at the end of each stream it leaves generators to the garbage collector, which trio warns of and asyncio starts
+tasks for. Its retries are off: the engine retries, and two layers would multiply.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator  # attrs wants to see it
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
+
+import anyio
+import attrs
+import httpx
+import httpx2  # what the vendors' packages themselves speak with; they raise its errors
+from anyio.lowlevel import current_token
+
+from agentfsm.core.errors import ClosedError, MisuseError, ModelError
+from agentfsm.models import trouble as t
+from agentfsm.models.prices import list_cost_usd
+from agentfsm.models.windows import window_tokens_of
+from agentfsm.models.wire import Assembly, FormError, SentError, Written
+from agentfsm.ports import Model
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from agentfsm.core.messages import Usage
+    from agentfsm.models.prices import Price
+    from agentfsm.ports import Chunk, Emit, Reply, Request
+
+_DRAIN_S: Final = 0.1
+# How long the end of a stream's body may keep us. Some servers keep the connection open after the last event.
+
+_SHORTEST_SECRET: Final = 8
+# Shorter words of a key or a header are not taken out of the server's words, characters.
+
+TRANSPORT: Final[Mapping[type[Exception], t.Translate]] = {
+    httpx.HTTPError: t.unreachable,
+    httpx.TimeoutException: t.timed_out,
+    httpx.StreamError: t.unreachable,
+    httpx2.HTTPError: t.unreachable,
+    httpx2.TimeoutException: t.timed_out,
+    httpx2.StreamError: t.unreachable,
+    OSError: t.unreachable,
+    anyio.EndOfStream: t.unreachable,
+    json.JSONDecodeError: t.garbled,
+    UnicodeDecodeError: t.garbled,
+    RecursionError: t.garbled,
+    FormError: t.garbled,
+}
+# What the vendors' packages let through: a transport that breaks while the body is read, and what is no JSON.
+
+
+class Client(Protocol):
+    """What is used of a vendor's client."""
+
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        ...
+
+    async def close(self) -> None:
+        """Close its connections."""
+        ...
+
+
+class VendorModel(Model, ABC):
+    """A model behind a vendor's package.
+
+    Connections are opened at the first reply, one pool per event loop, and closed by `aclose()`, at the latest when
+    their event loop ends. A cancelled reply closes its connection.
+
+    Args:
+        name: The model, as the server knows it.
+        base_url: Where the server answers.
+        api_key: A checked key.
+        headers: Sent with each request.
+        http_client: A client of the user's, which stays theirs to close; None to open our own.
+        window_tokens: The context window. None: that of the model's family.
+        price: What the model costs. None: by the public list of genai-prices, where that package is installed.
+
+    Raises:
+        MisuseError: when an argument cannot be right.
+    """
+
+    path: ClassVar[str]
+    # Of the request, behind the base URL.
+    key_name: ClassVar[str]
+    # The environment variable that holds the key.
+    wire: ClassVar[str]
+    # What a reply is, for a sentence: "a chat completion".
+    translations: ClassVar[Mapping[type[Exception], t.Translate]]
+    # Every way in which the vendor fails, and what it is to us. A class that is not here goes by its nearest ancestor.
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        base_url: str,
+        api_key: str,
+        headers: Mapping[str, str] | None = None,
+        http_client: httpx.AsyncClient | httpx2.AsyncClient | None = None,
+        window_tokens: int | None = None,
+        price: Price | None = None,
+    ) -> None:
+        url = checked_url(base_url)
+        self.name = _checked_name(name, type(self).__name__)
+        self.window_tokens = _checked_window(name, window_tokens)
+        self.host = url.host
+        self._base_url = f"{url.scheme}://{url.netloc.decode('ascii')}{url.path}"  # without a password
+        self._price = price
+        self._http_client = http_client
+        headers = {name: checked_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
+        self._secrets = _secret_words(api_key, *headers.values())
+        self._options: dict[str, Any] = {
+            "base_url": str(url),
+            "api_key": api_key,
+            "default_headers": headers,
+            "max_retries": 0,
+        }
+        self._clients: dict[object, _Kept] = {}
+        self._failures = tuple(self.translations)
+        if http_client is None:
+            certificates()  # here, where no event loop waits
+
+    # What each vendor has of its own.
+
+    @abstractmethod
+    def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
+        """Make the vendor's client; over a client of the user's, where one is given."""
+
+    @abstractmethod
+    def _written(self) -> Written:
+        """Return a new memory for what is written of requests."""
+
+    @abstractmethod
+    def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
+        """Write the body of a request.
+
+        Raises:
+            MisuseError: when a tool's parameters or a setting are not JSON.
+            ModelError: when the request holds what this model cannot take.
+        """
+
+    @abstractmethod
+    def _decoded(self, data: bytes) -> Reply:
+        """Read a reply that came whole. Raises as `Assembly.feed`."""
+
+    @abstractmethod
+    def _assembly(self) -> Assembly:
+        """Return what a streamed reply is put together in."""
+
+    @abstractmethod
+    def _told(self, error: Exception) -> t.Trouble:
+        """Return what is known of a failure; make it with `_trouble`."""
+
+    # The port.
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Ask once, without retries; see `Model.reply`."""
+        kept = await self._kept()
+        body = self._body(request, kept.written, streamed=emit is not None)
+        response = await self._answer(kept.client, body, request.timeout_s, streamed=emit is not None)
+        return self._whole(response) if emit is None else await self._streamed(response, emit)
+
+    def cost_usd(self, usage: Usage) -> float | None:
+        """US dollars for the usage of one reply, or None where no price is known."""
+        if self._price is not None:
+            return self._price.cost_usd(usage)
+        return list_cost_usd(self.name, self._base_url, usage)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop, but never a client of your own.
+
+        A later reply opens new ones.
+        """
+        kept = self._clients.pop(self._loop(), None)
+        if kept is not None and kept.keeper is not None:
+            await kept.keeper.aclose()
+
+    # Clients
+
+    async def _kept(self) -> _Kept:
+        if self._http_client is not None and self._http_client.is_closed:
+            of = type(self).__name__
+            msg = f"the http_client given to {of} is closed: keep it open for as long as the model is used"
+            raise ClosedError(msg)
+        loop = self._loop()
+        kept = self._clients.get(loop)
+        if kept is None or kept.client.is_closed():
+            self._forget_closed()
+            kept = self._clients[loop] = await self._opened()
+        return kept
+
+    def _loop(self) -> object:
+        # A client of the user's is one for all; what is opened here belongs to the event loop that runs.
+        return None if self._http_client is not None else current_token().native_token
+
+    async def _opened(self) -> _Kept:
+        if self._http_client is not None:
+            theirs = cast("httpx2.AsyncClient", self._http_client)  # the packages take either, and say only one
+            return _Kept(client=self._client(theirs), written=self._written())
+        keeper = _keep(self._client(None))
+        return _Kept(client=await anext(keeper), written=self._written(), keeper=keeper)
+
+    def _forget_closed(self) -> None:
+        for loop, kept in list(self._clients.items()):
+            if kept.client.is_closed():
+                self._clients.pop(loop, None)
+
+    # One request
+
+    async def _answer(self, client: Any, body: bytes, timeout_s: float, *, streamed: bool) -> httpx2.Response:
+        post: Callable[..., Awaitable[httpx2.Response]] = client.post  # its types insist on a stream class
+        options = {"timeout": timeout_s}
+        try:
+            return await post(self.path, content=body, cast_to=httpx2.Response, stream=streamed, options=options)
+        except self._failures as error:
+            raise self._translated(error) from None
+
+    def _whole(self, response: httpx2.Response) -> Reply:
+        try:
+            return self._decoded(response.content)
+        except self._failures as error:
+            raise self._translated(error) from None
+
+    async def _streamed(self, response: httpx2.Response, emit: Emit) -> Reply:
+        data, assembly = response.aiter_bytes(), self._assembly()
+        try:
+            # `emit` stands outside of what is translated: its errors are not the server's.
+            while not assembly.is_done and (pieces := await self._pulled(data, assembly)) is not None:
+                for piece in pieces:
+                    emit(piece)
+        finally:
+            await _finish(response, data, self._failures, reusable=assembly.is_done)
+        if not assembly.is_whole:
+            raise self._broken_off(response, assembly)
+        return assembly.reply()
+
+    async def _pulled(self, data: AsyncIterator[bytes], assembly: Assembly) -> list[Chunk] | None:
+        try:
+            part = await anext(data, None)
+            return None if part is None else assembly.feed(part)
+        except self._failures as error:
+            raise self._translated(error) from None
+
+    def _broken_off(self, response: httpx2.Response, assembly: Assembly) -> ModelError:
+        kind = response.headers.get("content-type", "nothing")
+        if not assembly.events and "event-stream" not in kind:
+            return t.garbled(self._trouble(f"{kind} in place of a stream of events"))
+        if assembly.events and not assembly.is_begun:
+            return t.garbled(self._trouble("a stream without a reply"))
+        return t.broken_off(self._trouble(""))
+
+    # Errors
+
+    def _translated(self, error: Exception) -> ModelError:
+        # The chain is cut (`from None`) wherever this is raised: what is quoted there may hold the key.
+        translate = next(self.translations[kind] for kind in type(error).__mro__ if kind in self.translations)
+        return translate(self._told(error))
+
+    def _trouble(self, detail: str, **facts: Any) -> t.Trouble:
+        for secret in self._secrets:
+            detail = detail.replace(secret, "***")
+        return t.Trouble(
+            adapter=type(self).__name__,
+            key_name=self.key_name,
+            wire=self.wire,
+            model=self.name,
+            base_url=self._base_url,
+            detail=" ".join(detail.split())[: t.LONGEST_DETAIL],
+            **facts,
+        )
+
+
+# Clients
+
+
+@cache
+def certificates() -> ssl.SSLContext:
+    """Return the system's certificates, read once, and not by each client: that takes 20 ms of the event loop."""
+    return httpx2.create_ssl_context()
+
+
+@attrs.frozen(kw_only=True)
+class _Kept:
+    client: Client
+    written: Written
+    # For the runs of its event loop.
+    keeper: AsyncGenerator[Client] | None = None
+    # Closes the client; None where it is not ours to close.
+
+
+async def _keep(client: Client) -> AsyncGenerator[Client]:
+    # A generator, because those are the one thing that asyncio and trio both close when a loop ends: so nobody who
+    # forgets `aclose()` leaves sockets behind.
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _finish(
+    response: httpx2.Response,
+    data: AsyncIterator[bytes],
+    failures: tuple[type[Exception], ...],
+    *,
+    reusable: bool,
+) -> None:
+    if reusable:
+        # What ends the body has to be read, or the connection cannot be used again.
+        with anyio.move_on_after(_DRAIN_S):
+            await _exhaust(data, failures)
+    await response.aclose()
+    # A stream that is left half-way is made of generators within generators, which the garbage collector would finish
+    # at its own time. With the connection closed, pulling on ends them all here, with an error.
+    await _exhaust(data, failures)
+
+
+async def _exhaust(data: AsyncIterator[bytes], failures: tuple[type[Exception], ...]) -> None:
+    with suppress(*failures):
+        while await anext(data, None) is not None:
+            pass
+
+
+# Arguments
+
+
+def _checked_name(name: str, adapter: str) -> str:
+    if not name.strip():
+        msg = f"the model has no name: pass it to {adapter} as the server knows it, for example OpenAIChat('gpt-4o')"
+        raise MisuseError(msg)
+    return name
+
+
+def checked_url(text: str) -> httpx2.URL:
+    """Read the address of a server.
+
+    Raises:
+        MisuseError: when it is none.
+    """
+    try:
+        url = httpx2.URL(text)
+    except httpx2.InvalidURL as error:
+        msg = f"base_url is no address ({error}): pass one like 'http://localhost:8000/v1'"
+        raise MisuseError(msg) from None
+    if url.scheme not in {"http", "https"} or not url.host:
+        shown = text.rpartition("@")[2]  # without a password
+        msg = f"base_url is {shown!r}, which lacks http:// or a host: write it like 'http://localhost:8000/v1'"
+        raise MisuseError(msg)
+    return url
+
+
+def checked_header(what: str, value: str) -> str:
+    """Check what is sent in a header: here, because the transport quotes a value that it refuses.
+
+    Raises:
+        MisuseError: when it cannot be sent.
+    """
+    if not value.isascii() or not value.isprintable() or value != value.strip():
+        msg = (
+            f"{what} holds a character that cannot be sent, such as a line break, a space at its end or a letter "
+            "beyond ASCII: a value that was read from a file often ends in a line break, so try .strip()"
+        )
+        raise MisuseError(msg)
+    return value
+
+
+def _secret_words(*values: str) -> list[str]:
+    # Words, because "Bearer sk-..." is a value, and a server repeats the key. A short one would blot out plain words.
+    words = {word for value in values for word in value.split() if len(word) >= _SHORTEST_SECRET}
+    return sorted(words, key=len, reverse=True)
+
+
+def _checked_window(name: str, window_tokens: int | None) -> int:
+    if window_tokens is None:
+        return window_tokens_of(name)
+    if window_tokens <= 0:
+        msg = f"window_tokens is {window_tokens}, but it has to be more than 0; leave it out for the model's own"
+        raise MisuseError(msg)
+    return window_tokens
+
+
+# What a server says
+
+
+def words_of(body: object) -> str:
+    """Return the words of an error's body; empty where there are none."""
+    words = (body.get("message") or body.get("detail")) if isinstance(body, dict) else body
+    return words if isinstance(words, str) else ""
+
+
+def sent(error: SentError) -> tuple[str, str]:
+    """Return the code and the type of an error that came with status 200; empty where it has none."""
+    return str(error.body.get("code") or ""), str(error.body.get("type") or "")

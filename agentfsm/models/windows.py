@@ -1,0 +1,44 @@
+"""Context windows of models by name, where nobody says otherwise."""
+
+from __future__ import annotations
+
+from typing import Final
+
+USUAL_TOKENS: Final = 128_000
+# Of a model that is not listed.
+
+_WINDOWS: Final = {
+    "claude": 200_000,
+    "gpt-3.5-turbo": 16_385,
+    "gpt-4": 8_192,
+    "gpt-4-32k": 32_000,
+    "gpt-4-turbo": 128_000,
+    "gpt-4.1": 1_000_000,
+    "gpt-4.5": 128_000,
+    "gpt-4o": 128_000,
+    "gpt-5": 400_000,
+    "gpt-5-chat": 128_000,
+    "gpt-5.3": 128_000,
+    "gpt-5.3-codex": 400_000,
+    "gpt-5.4": 1_050_000,
+    "gpt-5.4-mini": 400_000,
+    "gpt-5.4-nano": 400_000,
+    "gpt-5.5": 1_000_000,
+    "gpt-5.6": 1_050_000,
+    "gpt-6": 1_050_000,
+    "gpt-oss": 131_072,
+    "o1": 200_000,
+    "o1-mini": 128_000,
+    "o1-preview": 128_000,
+    "o3": 200_000,
+    "o4-mini": 200_000,
+}
+# By the beginning of a model's name, tokens; the longest beginning that fits counts.
+# Source: OpenAI's and Anthropic's model pages and the list of genai-prices 0.2.3; where they differ, the smaller.
+
+
+def window_tokens_of(name: str) -> int:
+    """Return the context window of a model, tokens: input and output together."""
+    family = name.rpartition("/")[2].removeprefix("ft:")  # "openai/gpt-4o" of a router; a fine-tuned model
+    beginnings = [beginning for beginning in _WINDOWS if family.startswith(beginning)]
+    return _WINDOWS[max(beginnings, key=len)] if beginnings else USUAL_TOKENS
