@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
@@ -42,10 +43,10 @@ from agentfsm.engine.perform import drive_of, obey, run_steps
 from agentfsm.engine.permission import Permissions
 from agentfsm.engine.registry import ToolRegistry
 from agentfsm.engine.replay import Replay, replay
-from agentfsm.engine.stream import Stream
+from agentfsm.engine.stream import Stream, TypedStream
 from agentfsm.engine.tools import Arguments, Tool
 from agentfsm.models import resolve
-from agentfsm.ports import Clock, ContextPolicy, Durability, Model, Store, SystemClock, ToolSelector
+from agentfsm.ports import Clock, ContextPolicy, Durability, Judge, Model, OutputMode, Store, SystemClock, ToolSelector
 from agentfsm.stores import MemoryStore
 from agentfsm.tally import Tally
 from agentfsm.tokens import load_counter
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import Decision, Posted
+    from agentfsm.engine.answers import Answers
     from agentfsm.engine.stream import Listener
 
 LEASE_POLL_S: Final = 0.2
@@ -103,19 +105,38 @@ def _check_durability(_agent: object, _attribute: object, value: str) -> None:
 
 def _engine_of(agent: Agent) -> Engine:
     log.prepare()
+    answers = _answers_of(agent)
+    added = "" if answers is None else answers.instructions
     return Engine(
         model=agent.model,
-        instructions=agent.instructions,
+        instructions="\n\n".join(filter(None, (agent.instructions, added))),
         registry=agent.tools,
         permissions=agent.permissions,
         selector=agent.selector,
         limits=agent.limits,
         settings=agent.settings,
+        answers=answers,
+        judge=agent.reflector,
+        last_answer=agent.last_answer,
         context=agent.context,
         clock=agent.clock,
         load_counter=load_counter,
         log_prompts=agent.log_prompts,
     )
+
+
+def _answers_of(agent: Agent) -> Answers | None:
+    """Return what its answers have to be; loaded here, since that brings pydantic."""
+    if agent.output_type is None and not agent.output_validators and agent.output_mode is None:
+        return None
+    answers: Answers | None = import_module("agentfsm.engine.answers").answers_of(
+        agent.output_type,
+        agent.output_validators,
+        agent.output_mode,
+        agent.model,
+        [tool.name for tool in agent.tools],
+    )
+    return answers
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -143,7 +164,18 @@ class Agent:
     version: str = ""
     # Of your agent, for roll-out: it is written into every run's header.
     limits: Limits = attrs.field(factory=Limits)
-    settings: Settings = attrs.field(factory=Settings)
+    settings: Settings | Callable[[Run], Settings] = attrs.field(factory=Settings)
+    # How the model is asked; or a function that tells it for each turn, of the run as it stands.
+    output_type: Any = None
+    # What an answer is: a pydantic model, a dataclass, an attrs class, a union, any type that JSON carries. None: text.
+    output_mode: OutputMode | str | None = None
+    # How the model is held to it: "schema", "tool", "json" or "prompt"; None: the best way that the model has.
+    output_validators: Sequence[Callable[..., Any]] = attrs.field(default=(), converter=tuple)
+    # Functions of the answer, or of the RunContext and the answer, plain or async, that raise ModelRetry to refuse it.
+    reflector: Judge | None = None
+    # Judges answers, or the results of chosen tools, before the run goes on.
+    last_answer: bool = False
+    # Whether a run that is stopped for a loop is asked once more for what it has: `run.partial`.
     clock: Clock = attrs.field(factory=SystemClock)
     store: Store = attrs.field(default=attrs.Factory(lambda agent: MemoryStore(clock=agent.clock), takes_self=True))
     durability: Durability = attrs.field(default="full", validator=_check_durability)
@@ -178,6 +210,7 @@ class Agent:
         messages: Sequence[Message] = (),
         user: str | None = None,
         roles: Iterable[str] = (),
+        settings: Settings | None = None,
         metadata: Mapping[str, Any] | None = None,
         parent: Run | None = None,
     ) -> Run:
@@ -191,13 +224,14 @@ class Agent:
             messages: A history to go on from that no store has.
             user: On whose behalf it runs.
             roles: What the user may be.
+            settings: How the model is asked in this run: what they say goes before the agent's.
             metadata: Anything of yours, as plain JSON.
             parent: The run whose tool this one is, where an agent works for another.
 
         Raises:
             MisuseError: when the prompt is empty, two histories are given, one is torn, or the metadata is no JSON.
         """
-        parts = parts_of(prompt)
+        parts = self._parts(prompt)
         check_history(messages)
         if sum((after is not None, session is not None, bool(messages))) > 1:
             raise MisuseError("after=, session= and messages= each name a history to go on from: give one of them")
@@ -211,11 +245,28 @@ class Agent:
             history=tuple(messages),
             user=user,
             roles=tuple(roles),
+            settings=settings,
             parent=None if parent is None else parent.id,
             depth=0 if parent is None else parent.header.depth + 1,
             metadata=_checked_json(metadata, "metadata") if metadata else {},
         )
-        return begin(header, () if after is None else after.messages)
+        return self._typed(begin(header, () if after is None else after.messages))
+
+    def _parts(self, prompt: Prompt) -> tuple[Part, ...]:
+        """Normalise what a user said.
+
+        Raises:
+            MisuseError: when it is empty, or holds what the model cannot take.
+        """
+        parts = parts_of(prompt)
+        if why := next((why for part in parts if (why := self.model.refuses(part)) is not None), None):
+            raise MisuseError(f"{self.model.name} cannot take this: {why}")
+        return parts
+
+    def _typed(self, run: Run) -> Run:
+        """Return the run with what makes its `output`."""
+        answers = self._engine.answers
+        return run if answers is None else attrs.evolve(run, decoder=answers.value)
 
     def _header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         return Header(
@@ -279,7 +330,12 @@ class Agent:
             **start: As in `start`.
         """
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
-        return Stream(lambda listen, see: self._drive(run, deps, listen=listen, see=see, resume=resume))
+
+        def drive(listen: Listener, see: Callable[[Run], None]) -> Awaitable[Run]:
+            return self._drive(run, deps, listen=listen, see=see, resume=resume)
+
+        answers = self._engine.answers
+        return Stream(drive) if answers is None else TypedStream(drive, answers.partial)
 
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Any) -> Run:
         """Do as `run`, from code that is not async.
@@ -318,7 +374,7 @@ class Agent:
         Raises:
             RunNotFoundError: when the store holds no such run.
         """
-        return await journals.load(self.store, run_id, at)
+        return self._typed(await journals.load(self.store, run_id, at))
 
     async def history(self, run_id: str) -> tuple[Event, ...]:
         """Return the journal of a run: what happened, oldest first; event number n made version n.
@@ -361,12 +417,13 @@ class Agent:
         if not 0 <= at <= len(stored.events):
             raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
         header = self._header(
-            stored.header.prompt if prompt is None else parts_of(prompt),
+            stored.header.prompt if prompt is None else self._parts(prompt),
             id,
             after=stored.header.after,
             history=stored.header.history,
             user=stored.header.user,
             roles=stored.header.roles,
+            settings=stored.header.settings,
             metadata=stored.header.metadata,
             forked_from=run_id,
             forked_at=at,
@@ -376,7 +433,7 @@ class Agent:
         await self.store.release(lease).wait()
         if found != header:
             raise ConflictError(f"run {header.id!r} exists already; choose another id")
-        return begin(header, prior).fold(events)
+        return self._typed(begin(header, prior).fold(events))
 
     async def replay(self, run_id: str, *, deps: Any = None) -> Replay:
         """Fold a run from its journal with no model and no tool called, and check the hash of each request.
@@ -568,7 +625,7 @@ class Agent:
         Raises:
             ConflictError: when the run is over.
         """
-        item = Input(kind=kind, parts=parts_of(content), priority=priority, due_at=at)
+        item = Input(kind=kind, parts=self._parts(content), priority=priority, due_at=at)
         posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
         header = (await self.store.read(run_id, after=NEWEST)).header
         await wake_callers(self.store, run_id, header.parent, posted.key)
@@ -718,6 +775,7 @@ class Agent:
             durability=self.durability,
             pause_before=self.pause_before,
         )
+        journal.run = self._typed(journal.run)
         try:
             if not obeys and (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:

@@ -50,8 +50,12 @@ async def awaited(store: Store, run_id: str, call_id: str, *kinds: PendingKind) 
     raise MisuseError(f"run {run_id!r} ({state}) waits for no {kinds[0]} of {call_id!r}; it waits for: {waits}")
 
 
+_ITSELF = {PendingKind.PAUSE: "its pause", PendingKind.INPUT: "input"}
+# What a run itself may wait for, and not one of its calls.
+
+
 def _wait(item: Pending, run_id: str) -> str:
-    what = f"{item.kind} of {item.call_id}" if item.call_id else "its pause"
+    what = f"{item.kind} of {item.call_id}" if item.call_id else _ITSELF[item.kind]
     return f"{what}{'' if item.run_id == run_id else f' in run {item.run_id}'} ({HOW[item.kind]})"
 
 

@@ -21,6 +21,7 @@ from agentfsm.core.settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
     from agentfsm.core.events import Event
+    from agentfsm.core.verdict import Verdict
     from agentfsm.tally import Tally
 
 
@@ -294,6 +295,35 @@ class ToolSelector(Protocol):
 
         Raises:
             MisuseError: when it is set up wrongly. What the world does to it must not raise.
+        """
+        ...
+
+
+JudgeAsk: TypeAlias = Callable[[str, str, Mapping[str, JSON]], Awaitable[str]]
+# Asks the judge's model: instructions, question and the JSON Schema of the answer in, its text out. Raises ModelError.
+
+
+class Judge(Protocol):
+    """Looks at answers, or at the results of tools, before the run goes on."""
+
+    model: Model | None
+    # Who is asked; None for the agent's own model.
+    answer_tokens: int
+    # The longest answer of that model.
+
+    def wants(self, run: Run) -> bool:
+        """Tell whether what the run is about to reflect upon is to be judged: a draft, or the results of a turn."""
+        ...
+
+    async def judge(self, run: Run, ask: JudgeAsk) -> Verdict:
+        """Judge it.
+
+        Args:
+            run: In REFLECT; its last message is the draft, or a tool's result.
+            ask: For a model's judgement; each call costs.
+
+        Raises:
+            ModelError: when it cannot be judged; a person is then asked.
         """
         ...
 

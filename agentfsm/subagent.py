@@ -225,7 +225,7 @@ def _ended(agent: Agent, run: Run) -> Ended:
     """Return the result of a call whose run is over."""
     cost = cost_of(run, agent.model)
     if run.state is State.DONE:
-        return Ended(outcome=Outcome.DONE, content=run.output, child=cost)
+        return Ended(outcome=Outcome.DONE, content=run.answer, child=cost)
     if run.stop_reason in OUT_OF_BUDGET:
         return _cut_short(run, agent.name, cost)
     if run.stop_reason is StopReason.CANCELLED:

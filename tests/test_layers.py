@@ -15,7 +15,7 @@ CORE = {"core"}
 PORTS = CORE | {"ports", "retry_after", "threads", "tally"}
 ENGINE = PORTS | {"engine"}
 ADAPTERS = {"models", "stores", "tokens"}
-FAMILIES = {"context"}
+FAMILIES = {"context", "reflection"}
 FRONT = {"agent", "cli", "decisions", "demo", "subagent", "testing", "worker", "__init__", "__main__"}
 
 MAY_IMPORT = (

@@ -34,7 +34,7 @@ def run_json(run: Run, way: Way, top: str = "") -> dict[str, Any]:
         "state": str(run.state),
         "stop_reason": None if run.stop_reason is None else str(run.stop_reason),
         "stop_message": run.stop_message,
-        "output": run.output if run.state is State.DONE else None,
+        "output": run.answer if run.state is State.DONE else None,
         "turns": run.turn,
         "version": run.version,
         "usage": attrs.asdict(run.usage) | {"tokens": run.usage.tokens},

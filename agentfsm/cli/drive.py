@@ -194,7 +194,7 @@ def report(terminal: Terminal, run: Run, way: Way) -> Exit:
     if terminal.json:
         terminal.document(run_json(run, way))
     elif code is Exit.DONE:
-        terminal.out(run.output)
+        terminal.out(run.answer)
     return code
 
 

@@ -33,7 +33,13 @@ _WISHES: Final = {
 
 def wish(item: Pending, run_id: str = "") -> str:
     """Return what a run waits for in a few words: "the approval of t1.0"."""
-    return "the end of a pause" if item.kind is PendingKind.PAUSE else f"{_WISHES[item.kind]} {place_of(item, run_id)}"
+    if not item.call_id:
+        return "the end of a pause" if item.kind is PendingKind.PAUSE else f"your word{_elsewhere(item, run_id)}"
+    return f"{_WISHES[item.kind]} {place_of(item, run_id)}"
+
+
+def _elsewhere(item: Pending, run_id: str) -> str:
+    return "" if item.run_id == run_id else f" in run {item.run_id}"
 
 
 def question_of(item: Pending) -> str | None:
@@ -50,7 +56,9 @@ def pending_line(item: Pending, run_id: str) -> str:
         run_id: The run that waits; a sub-agent's is named.
     """
     told = _TOLD[item.kind](item)
-    return told if item.kind is PendingKind.PAUSE else f"{place_of(item, run_id)}: {told}"
+    if not item.call_id:
+        return told if item.run_id == run_id else f"run {item.run_id}: {told}"
+    return f"{place_of(item, run_id)}: {told}"
 
 
 def until(item: Pending, then: str) -> str:
@@ -74,6 +82,8 @@ def _what_is_the_answer(item: Pending) -> str:
 
 
 def _what_comes_in(item: Pending) -> str:
+    if not item.call_id:
+        return one_line(item.description, NOTE_CHARS)
     reason = item.arguments.get("reason")
     why = f" ({reason})" if isinstance(reason, str) and reason.strip() else ""
     end = "" if item.expires_at is None else f", until {moment(item.expires_at)} at the longest"

@@ -27,6 +27,7 @@ from agentfsm.core.inbox import InboxItem, InputKind, Priority
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Message, Outcome, Part, clean
 from agentfsm.core.run import FORMAT, Header
+from agentfsm.core.verdict import Action
 
 FIRST: Final = 1
 # The oldest format that is still read: all that there ever were.
@@ -134,6 +135,7 @@ def _converter() -> Converter:
     for kind, accepted in _PRIMITIVES.items():
         converter.register_structure_hook(kind, partial(_exactly, accepted))
     for enum in (
+        Action,
         ErrorType,
         InputKind,
         Outcome,
@@ -261,7 +263,12 @@ def _from_1(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, "fingerprint": {}} if "fingerprint" in value and "is" not in value else value
 
 
-_MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {1: _from_1}
+def _from_2(value: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 said less, and nothing else: it knew no judges, no further parts of a message, no settings of a run."""
+    return value
+
+
+_MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {1: _from_1, 2: _from_2}
 # By the version that a record is in: what makes the next one of it.
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from agentfsm.core.messages import Message, ToolCall
+from agentfsm.core.verdict import Verdict
 
 
 class PendingKind(StrEnum):
@@ -26,11 +27,11 @@ class Pending:
 
     kind: PendingKind
     # APPROVAL: may it run? (`approve`, `reject`). OUTCOME: what became of it? (`settle`). QUESTION: what is its result?
-    # (`answer`). INPUT: anything that is sent, or the end of its time (`send`). PAUSE: nothing but `resume`.
+    # (`answer`). INPUT: anything that is sent (`send`), for a call also the end of its time. PAUSE: only `resume`.
     run_id: str
     # The run to decide in: this one, or a sub-agent's.
     call_id: str = ""
-    # The call that waits, and below what it calls; a PAUSE has none.
+    # The call that waits, and below what it calls; a PAUSE has none, nor has a run that itself waits for INPUT.
     tool: str = ""
     arguments: dict[str, Any] = attrs.field(factory=dict)
     # Exactly what the tool will be, or was, given, as JSON values.
@@ -72,6 +73,8 @@ class Reflect:
 
     draft: str | None
     # The answer to judge, or None after tools.
+    verdict: Verdict | None = None
+    # What a judge has said of it already.
 
 
 @attrs.frozen(kw_only=True)

@@ -15,6 +15,7 @@ from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolResult, Usage
+from agentfsm.core.verdict import Verdict
 
 
 @attrs.frozen(kw_only=True)
@@ -167,6 +168,21 @@ class Continued(Event):
     # Whether a loop was found: the findings add up.
     disabled: tuple[str, ...] = ()
     # Tools withdrawn from here on.
+    refused: bool = False
+    # Whether a draft was refused: the refusals of a run add up.
+    is_last: bool = False
+    # Whether the next reply is the last: it is asked for without tools, and ends the run.
+    asks: str = ""
+    # What a person is asked; the run then waits for input before it goes on.
+
+
+@attrs.frozen(kw_only=True)
+class Judged(Event):
+    """A judge has looked at the draft, or at the results of the turn."""
+
+    verdict: Verdict
+    usage: Usage = Usage()
+    # What judging cost.
 
 
 @attrs.frozen(kw_only=True)
@@ -218,6 +234,7 @@ EVENTS: tuple[type[Event], ...] = (
     ApprovalAsked,
     ApprovalGiven,
     ToolsReturned,
+    Judged,
     Continued,
     Accepted,
     Paused,

@@ -81,6 +81,9 @@ class Limits:
     # The same of all tools together.
     depth: int = attrs.field(default=3, validator=_not_negative)
     # Sub-agents below one another: a coordinator, its specialists, and their helpers.
+    answer_retries: int = attrs.field(default=2, validator=_not_negative)
+    # Corrections asked for, after an answer that does not fit its type or is refused by a validator: a model that errs
+    # three times has not understood.
     crashes: int = attrs.field(default=5, validator=_positive)
     # Workers that may die over one turn of a run: one or two are chance or a roll-out, five are the run.
 

@@ -70,6 +70,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.Failed:        State.ERROR,
     }),
     State.REFLECT: MappingProxyType({
+        e.Judged:        State.REFLECT,
         e.Continued:     State.OBSERVE,
         e.Accepted:      State.DONE,
         e.Paused:        State.REFLECT,

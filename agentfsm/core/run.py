@@ -7,7 +7,7 @@ run can be tested, folded from its journal, forked and replayed without an event
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -32,12 +32,14 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
+from agentfsm.core.settings import Settings
+from agentfsm.core.verdict import Action, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 # The format of journals that this code writes; raised with every change that an older reader would misunderstand.
 
 
@@ -76,6 +78,8 @@ class Header:
     # The id of the run whose first events are this one's, too.
     forked_at: int = 0
     # How many.
+    settings: Settings | None = None
+    # How the model is asked in this run, over what the agent says.
     metadata: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
     # JSON values; a copy of what the caller gave.
     format: int = FORMAT
@@ -174,6 +178,16 @@ class Run:
     # Loop findings so far.
     disabled: tuple[str, ...] = ()
     # Tools withdrawn because of loops.
+    refusals: int = 0
+    # Drafts that were refused, since input came.
+    verdict: Verdict | None = None
+    # What a judge said of what REFLECT looks at now.
+    corrections: int = 0
+    # How many times a judge had something done again, since input came.
+    is_last: bool = False
+    # Whether the next reply is the last, asked for without tools.
+    asks: str = ""
+    # What a person is asked, where the run waits for input.
     paused: Pending | None = None
     # Why the run rests between two steps; None while it does not.
     fingerprint: Fingerprint | None = None
@@ -188,6 +202,8 @@ class Run:
     stop_message: str = ""
     updated_at: float = 0.0
     # Seconds since 1970 of the newest event.
+    decoder: Callable[[str], Any] | None = attrs.field(default=None, eq=False, repr=False)
+    # Makes `output` of the answer's text; the agent's, and not a part of the run.
 
     def apply(self, event: e.Event) -> Run:
         """Return the run after the event.
@@ -217,12 +233,16 @@ class Run:
     @property
     def effect(self) -> Effect | None:
         """What has to happen next; None when the run is over."""
-        return _EFFECT[self.state](self) if self.paused is None else Wait(pending=self.pending)
+        if self.paused is not None or self.asks:
+            return Wait(pending=self.pending)
+        return _EFFECT[self.state](self)
 
     @property
     def pending(self) -> tuple[Pending, ...]:
         """What the run waits for from outside: the end of a pause, and decisions in call order."""
         waits = tuple(item for entry in self.open if entry.phase in UNDECIDED for item in _pending(self, entry))
+        if self.asks:
+            waits = (Pending(kind=PendingKind.INPUT, run_id=self.id, description=self.asks),)
         return waits if self.paused is None else (self.paused, *waits)
 
     @property
@@ -236,8 +256,18 @@ class Run:
         return isinstance(self.effect, Wait)
 
     @property
-    def output(self) -> str:
-        """The answer.
+    def output(self) -> Any:
+        """The answer: text, or what the agent's `output_type` makes of it.
+
+        Raises:
+            RunError: on a run that did not end in DONE.
+        """
+        text = self.answer
+        return text if self.decoder is None else self.decoder(text)
+
+    @property
+    def answer(self) -> str:
+        """The answer as the model wrote it; JSON where the agent has an `output_type`.
 
         Raises:
             RunError: on a run that did not end in DONE.
@@ -245,6 +275,11 @@ class Run:
         if self.state is State.DONE:
             return self._last_text()
         raise RunError(_no_output(self), self)
+
+    @property
+    def partial(self) -> str | None:
+        """The last words of a run that was stopped and asked for what it had; None where there are none."""
+        return (self._last_text() or None) if self.is_last and self.state is State.ERROR else None
 
     @property
     def id(self) -> str:
@@ -373,7 +408,9 @@ def _no_output(run: Run) -> str:
 
 
 def _wish(item: Pending) -> str:
-    return f"{item.kind} of {item.tool} ({item.call_id})" if item.call_id else "the end of a pause"
+    if item.call_id:
+        return f"{item.kind} of {item.tool} ({item.call_id})"
+    return "the end of a pause" if item.kind is PendingKind.PAUSE else f"an answer to: {item.description}"
 
 
 # What has to happen next, by state.
@@ -392,7 +429,9 @@ def _act(run: Run) -> Effect:
 
 def _reflect(run: Run) -> Effect:
     last = run.messages[-1]
-    return Reflect(draft=last.text) if isinstance(last, AssistantMessage) else _REFLECT_ON_RESULTS
+    if isinstance(last, AssistantMessage):
+        return Reflect(draft=last.text, verdict=run.verdict)
+    return _REFLECT_ON_RESULTS if run.verdict is None else Reflect(draft=None, verdict=run.verdict)
 
 
 _READ_INBOX: Final = ReadInbox()
@@ -435,7 +474,8 @@ def _observed(run: Run, event: e.Observed) -> Changes:
     history = run.messages or _opening(run)
     if not event.inputs:
         return {"messages": history}
-    return {"messages": (*history, *[item.message for item in event.inputs]), "offered": None}
+    messages = (*history, *[item.message for item in event.inputs])
+    return {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
 
 
 def _opening(run: Run) -> tuple[Message, ...]:
@@ -595,7 +635,23 @@ def _continued(run: Run, event: e.Continued) -> Changes:
         changes["loops"] = run.loops + 1
     if event.disabled:
         changes["disabled"] = tuple(dict.fromkeys((*run.disabled, *event.disabled)))
+    if event.refused:
+        changes["refusals"] = run.refusals + 1
+    if event.is_last:
+        changes["is_last"] = True
+    if event.asks:
+        changes["asks"] = event.asks
+    if run.verdict is not None:
+        changes["verdict"] = None
+        changes["corrections"] = run.corrections + (run.verdict.action in _CORRECTIONS)
     return changes
+
+
+_CORRECTIONS: Final = frozenset({Action.RETRY_STEP, Action.REPLAN})
+
+
+def _judged(run: Run, event: e.Judged) -> Changes:
+    return {"verdict": event.verdict, "usage": run.usage + event.usage}
 
 
 def _accepted(_run: Run, _event: e.Accepted) -> Changes:
@@ -613,7 +669,13 @@ def _resumed(run: Run, event: e.Resumed) -> Changes:
 
 def _failed(run: Run, event: e.Failed) -> Changes:
     results = [entry.result or _closing(entry, index, event) for index, entry in enumerate(run.open)]
-    return {**_closed(run, results), "paused": None, "stop_reason": event.reason, "stop_message": event.message}
+    return {
+        **_closed(run, results),
+        "paused": None,
+        "asks": "",
+        "stop_reason": event.reason,
+        "stop_message": event.message,
+    }
 
 
 def _closed(run: Run, results: list[ToolResult]) -> Changes:
@@ -651,6 +713,7 @@ _FOLD: Mapping[type[e.Event], Callable[[Run, Any], Changes]] = MappingProxyType(
         e.ApprovalAsked: _approval_asked,
         e.ApprovalGiven: _approval_given,
         e.ToolsReturned: _tools_returned,
+        e.Judged: _judged,
         e.Continued: _continued,
         e.Accepted: _accepted,
         e.Paused: _paused,

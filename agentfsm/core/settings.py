@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
-
-if TYPE_CHECKING:
-    from agentfsm.core.messages import JSON
 
 
 def _in_range(low: float, high: float) -> Any:
@@ -26,6 +23,10 @@ def _in_range(low: float, high: float) -> Any:
 def _is_count(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if value is not None and (type(value) is not int or value < 1):
         raise MisuseError(f"Settings({attribute.name}={value!r}): give a whole number, 1 or more")
+
+
+def _copy(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(fields)
 
 
 @attrs.frozen(kw_only=True)
@@ -51,9 +52,9 @@ class Settings:
     stream: bool = False
     # Whether to ask for a streamed reply also where nobody watches, so that read-only calls start early.
     seed: int | None = None
-    stop: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    stop: tuple[str, ...] = ()
     # Texts at which the answer ends.
-    extra_body: Mapping[str, JSON] = attrs.field(factory=dict)
+    extra_body: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
     # Further fields of the request, as the provider names them; they go before all others.
 
     def over(self, base: Settings) -> Settings:

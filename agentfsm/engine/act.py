@@ -88,7 +88,12 @@ class RunHost(Host):
 
     def find(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
         """Return the tool of that name: the agent's, or one that the engine brings along."""
-        return registry.get(name) or builtin(self.drive.journal.run, name)
+        return registry.get(name) or builtin(self.drive.journal.run, name) or self._answering(name)
+
+    def _answering(self, name: str) -> Tool[..., Any] | None:
+        """Return the tool whose arguments are the answer; a call of it that comes here came too early."""
+        answers = self.engine.answers
+        return None if answers is None or answers.tool is None or answers.tool.name != name else answers.tool
 
     def names(self, registry: ToolRegistry) -> Sequence[str]:
         """Return the names of the tools that the run has and may use."""
@@ -253,7 +258,7 @@ def _legal_name(name: str) -> str:
 def queue_of(engine: Engine, drive: Drive) -> ToolQueue:
     """Return the queue of a driving call, which records each call's start and end in the journal."""
     journal, limits = drive.journal, engine.limits
-    serial = engine.settings.parallel_tool_calls is False
+    serial = engine.settings_of(journal.run).parallel_tool_calls is False
     return ToolQueue(
         engine.registry,
         limit=1 if serial else limits.parallel,

@@ -169,11 +169,11 @@ def _in_text(found: re.Match[str]) -> str:
     return "'" if char == "\\'" else char if char[0] == "\\" else json.dumps(char)[1:-1]
 
 
-def explain(name: str, problems: Iterable[ErrorDetails], arguments: JSON, parameters: Mapping[str, Any]) -> str:
+def explain(what: str, problems: Iterable[ErrorDetails], arguments: JSON, parameters: Mapping[str, Any]) -> str:
     """Put a validator's findings into words that a model can act upon.
 
     Args:
-        name: The tool.
+        what: What does not fit, and "do" or "does".
         problems: What was found, as pydantic puts it, in any number; the first 20 are asked for and told.
         arguments: What was sent, parsed.
         parameters: The JSON Schema of the arguments.
@@ -186,7 +186,7 @@ def explain(name: str, problems: Iterable[ErrorDetails], arguments: JSON, parame
     lines = [_cut(f"- {path}: {_said(list(group), known)}", _LONGEST_PROBLEM) for path, group in told]
     if next(found, None):
         lines.append("- and more")
-    return "\n".join((f"the arguments of {name} do not fit:", *lines, expected(parameters)))
+    return "\n".join((f"{what} not fit:", *lines, expected(parameters)))
 
 
 def expected(parameters: Mapping[str, Any]) -> str:

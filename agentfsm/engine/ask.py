@@ -20,10 +20,11 @@ from agentfsm.tally import BYTES_PER_TOKEN
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
     from agentfsm.core.run import Run
+    from agentfsm.core.settings import Settings
     from agentfsm.engine.budget import Budget
     from agentfsm.engine.early import EarlyCalls
     from agentfsm.engine.journal import Journal
-    from agentfsm.ports import ToolDefinition
+    from agentfsm.ports import Model, ToolDefinition
     from agentfsm.tally import Tally
 
 FLAWS: Final = {
@@ -49,11 +50,13 @@ class Question:
     tools: Sequence[ToolDefinition]
     digest: str
     # Of the request, for its record.
+    settings: Settings
+    # Of this turn.
 
     @property
     def is_streamed(self) -> bool:
         """Whether the reply is to come in pieces."""
-        return self.journal.listen is not None or self.engine.settings.stream
+        return self.journal.listen is not None or self.settings.stream
 
 
 async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Reply, Usage]:
@@ -99,12 +102,12 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
     """Ask once, with what it may cost held back; return the reply and what it did cost."""
     engine, budget = question.engine, question.budget
     asked = question.tally.estimate(question.journal.run.window)
-    wanted = engine.settings.max_tokens or ANSWER_TOKENS
+    wanted = question.settings.max_tokens or ANSWER_TOKENS
     granted, held = await budget.reserve(asked, wanted, engine.model.cost_usd)
     usage = Usage()
     try:
         request = _request(question, granted if granted < wanted else None)
-        reply = _usable(engine, await reply_of(engine, request, emit))
+        reply = _usable(engine, await reply_of(engine.model, request, emit))
         usage = _usage(question, reply)
     except ModelError as error:
         usage = error.usage = _priced(question, error.usage or Usage())
@@ -115,8 +118,10 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
 
 
 def _request(question: Question, cap_tokens: int | None) -> Request:
-    engine, settings = question.engine, question.engine.settings
+    engine, settings, answers = question.engine, question.settings, question.engine.answers
     choice = settings.tool_choice
+    if choice is None and answers is not None and answers.definition is not None and not answers.takes_text:
+        settings = attrs.evolve(settings, tool_choice="required")  # the answer, too, is a call
     if choice is not None and choice not in _MODES and all(choice != tool.name for tool in question.tools):
         settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
     return Request(
@@ -124,20 +129,21 @@ def _request(question: Question, cap_tokens: int | None) -> Request:
         messages=question.effect.messages,
         tools=question.tools,
         settings=settings if cap_tokens is None else attrs.evolve(settings, max_tokens=cap_tokens),
+        output=None if answers is None else answers.output,
         timeout_s=engine.limits.model_timeout_s,
     )
 
 
-async def reply_of(engine: Engine, request: Request, emit: Emit | None = None) -> Reply:
-    """Ask the model once.
+async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> Reply:
+    """Ask a model once.
 
     Raises:
         ModelError: when it cannot be asked, or was not reached.
     """
     try:
-        return await engine.model.reply(request, emit)
+        return await model.reply(request, emit)
     except OSError as error:  # a model of the user's own, which does not translate it
-        raise ModelUnavailableError(f"{engine.model.name} cannot be reached: {error}") from error
+        raise ModelUnavailableError(f"{model.name} cannot be reached: {error}") from error
 
 
 def _usable(engine: Engine, reply: Reply) -> Reply:

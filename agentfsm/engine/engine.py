@@ -13,11 +13,12 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.engine.permission import Permissions
 from agentfsm.engine.registry import ToolRegistry
-from agentfsm.ports import Clock, ContextPolicy, Model, TokenCounter, ToolDefinition, ToolSelector, plain_json
+from agentfsm.ports import Clock, ContextPolicy, Judge, Model, TokenCounter, ToolDefinition, ToolSelector, plain_json
 from agentfsm.tally import Tally, count_tools
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+    from agentfsm.engine.answers import Answers
 
 ANSWER_TOKENS: Final = 4_096
 # Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
@@ -33,9 +34,15 @@ class Engine:
     permissions: Permissions | None
     selector: ToolSelector
     limits: Limits
-    settings: Settings
+    settings: Settings | Callable[[Run], Settings]
+    # The agent's, or what tells them for each turn.
     context: ContextPolicy
     clock: Clock
+    answers: Answers | None
+    # What an answer has to be; None where any text will do.
+    judge: Judge | None
+    last_answer: bool
+    # Whether a run that is stopped for a loop is asked once more for what it has.
     load_counter: Callable[[str], Awaitable[TokenCounter]]
     # Loads the token counter for a model name; called only when a history comes near the window.
     log_prompts: bool = False
@@ -49,13 +56,24 @@ class Engine:
         """Whether a run may be offered fewer tools than there are, by permission or by what a tool says of itself."""
         return self.permissions is not None or bool(self.registry.conditional)
 
-    def choice_settings(self, max_tokens: int) -> Settings:
-        """Return the settings for a question beside the run: as always, but short and without tools."""
-        return attrs.evolve(self.settings, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None)
+    @property
+    def drafts(self) -> bool:
+        """Whether an answer is looked at before it counts."""
+        return self.answers is not None or self.judge is not None
 
-    def room_tokens(self, tally: Tally) -> int:
+    def settings_of(self, run: Run) -> Settings:
+        """Return how the model is asked in the run's next turn."""
+        settings = self.settings(run) if callable(self.settings) else self.settings
+        return settings if run.header.settings is None else run.header.settings.over(settings)
+
+    def settings_beside(self, run: Run, max_tokens: int, *, own: bool) -> Settings:
+        """Return the settings for a question beside the run: short, without tools, and as always for the own model."""
+        base = self.settings_of(run) if own else Settings()
+        return attrs.evolve(base, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None, stop=())
+
+    def room_tokens(self, tally: Tally, run: Run) -> int:
         """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
-        return self.model.window_tokens - (self.settings.max_tokens or ANSWER_TOKENS) - tally.overhead
+        return self.model.window_tokens - (self.settings_of(run).max_tokens or ANSWER_TOKENS) - tally.overhead
 
     def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition]) -> int:
         """Return the tokens of instructions and tool definitions; counted once per counter and set of tools."""
@@ -68,14 +86,20 @@ class Engine:
 
     def request_digest(self, tally: Tally, run: Run, tools: Sequence[ToolDefinition]) -> str:
         """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
-        key = self._key(tools)
-        shape = self._shapes.get(key)
-        if shape is None:
-            told = [[tool.name, tool.description, plain_json(tool.parameters), tool.strict] for tool in tools]
-            settings = attrs.asdict(attrs.evolve(self.settings, stream=False))  # how it is sent is no part of it
-            text = json.dumps([self.model.name, self.instructions, told, settings], sort_keys=True, default=str)
-            shape = self._shapes[key] = hash_of(text, 8)
+        if callable(self.settings) or run.header.settings is not None:
+            shape = self._shape(self.settings_of(run), tools)
+        elif (known := self._shapes.get(key := self._key(tools))) is not None:
+            shape = known
+        else:
+            shape = self._shapes[key] = self._shape(self.settings, tools)
         return f"{shape}-{tally.digest(run.window)}"
+
+    def _shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:
+        told = [[tool.name, tool.description, plain_json(tool.parameters), tool.strict] for tool in tools]
+        asked = attrs.asdict(attrs.evolve(settings, stream=False))  # how it is sent is no part of it
+        output = None if self.answers is None or self.answers.output is None else plain_json(self.answers.output.schema)
+        parts = [self.model.name, self.instructions, told, asked, output]
+        return hash_of(json.dumps(parts, sort_keys=True, default=str), 8)
 
     def _key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
         """Return what stands for a set of tools; for all of them without a look at each."""

@@ -89,7 +89,9 @@ class SchemaSignature:
             raise ArgumentsError(f"the arguments of {self.name} do not fit: {reason}.\n{expected(self.parameters)}")
         values = without_nulls(sent, self.schema) if self.strict else sent
         if not (self.is_valid(values) and all(map(self.takes, values))):
-            raise ArgumentsError(explain(self.name, self._problems(values), values, self.parameters))
+            raise ArgumentsError(
+                explain(f"the arguments of {self.name} do", self._problems(values), values, self.parameters)
+            )
         return (), values
 
     def _problems(self, values: dict[str, Any]) -> Iterator[ErrorDetails]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import anyio
 
 from agentfsm.core import events as e
-from agentfsm.core import loops
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import (
     LimitError,
@@ -34,12 +33,12 @@ from agentfsm.engine.drive import Drive
 from agentfsm.engine.early import EarlyCalls
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.offer import choose, offered
+from agentfsm.engine.reflect import on_draft, on_results
 from agentfsm.engine.stream import UsageReported
 from agentfsm.ports import Reply, ToolDefinition
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN, Tally, count_message
 
 if TYPE_CHECKING:
-    from agentfsm.core.run import Run
     from agentfsm.engine.journal import Journal
 
 INPUT_SHARE: Final = 0.5
@@ -132,9 +131,12 @@ async def _stopped(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> bool
 
 async def _wait(engine: Engine, drive: Drive, effect: Wait) -> None:
     """See whether what the run waits for has come; a pause ends with `resume` only."""
-    if drive.journal.run.paused is None:
+    run = drive.journal.run
+    if run.paused is None and not run.asks:
         return await act(engine, drive, effect)
-    await drive.journal.rows()  # they are seen: nobody need be woken for them again
+    rows = await drive.journal.rows()  # they are seen: nobody need be woken for them again
+    if run.paused is None and any(isinstance(row.item, Input) for row in rows):
+        return await _observe(engine, drive, ReadInbox())
     return None
 
 
@@ -164,7 +166,11 @@ def _that_fit(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> list[Post
     """
     inputs = [row for row in rows if isinstance(row.item, Input)]
     inputs.sort(key=lambda row: URGENCY[row.item.priority] if isinstance(row.item, Input) else 0)
-    room = engine.room_tokens(drive.tally) * INPUT_SHARE * (BYTES_PER_TOKEN if drive.tally.counter is BYTES else 1)
+    room = (
+        engine.room_tokens(drive.tally, drive.journal.run)
+        * INPUT_SHARE
+        * (BYTES_PER_TOKEN if drive.tally.counter is BYTES else 1)
+    )
     fitting: list[Posted] = []
     for row in inputs:
         room -= count_message(row.item.message, drive.tally.counter) if isinstance(row.item, Input) else 0
@@ -190,7 +196,8 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
         if (compacted := await _compacted(engine, drive, tools)) is not None:
             return journal.commit(compacted)
         request = engine.request_digest(drive.tally, journal.run, tools)
-        question = Question(engine, journal, effect, drive.tally, drive.budget, tools, request)
+        settings = engine.settings_of(journal.run)
+        question = Question(engine, journal, effect, drive.tally, drive.budget, tools, request, settings)
         if question.is_streamed and engine.registry.early and State.ACT not in journal.pause_before:
             async with early_calls(engine, drive) as early:
                 await _hear(drive, question, *await ask(question, early), early)
@@ -212,13 +219,13 @@ async def _compacted(engine: Engine, drive: Drive, tools: Sequence[ToolDefinitio
     """Return the event that makes room in the context window, where there is too little."""
     run, tally = drive.journal.run, drive.tally
     tally.extend_to(run.messages)
-    if engine.context.fits(tally, run.window, engine.room_tokens(tally)):
+    if engine.context.fits(tally, run.window, engine.room_tokens(tally, run)):
         return None
     if tally.counter is BYTES:  # a sure bound that was too coarse to say yes
         counter = await engine.load_counter(engine.model.name)
         tally.overhead = engine.overhead_tokens(counter, tools)
         tally.recount(run.messages, counter)
-    room = engine.room_tokens(tally)
+    room = engine.room_tokens(tally, run)
     start = engine.context.start(run.messages, tally, run.window, room)
     if start == run.window:
         return None
@@ -237,8 +244,12 @@ async def _hear(
     """Commit what the model said: calls, an answer, or one that cannot be used."""
     journal, request = question.journal, question.digest
     _note_turn(question.engine, journal, len(reply.calls), usage)
+    if question.engine.answers is not None:
+        reply = question.engine.answers.unwrapped(reply)
     if early is not None and not reply.calls:
         early.drop()
+    if journal.run.is_last:
+        return _part_with(drive, reply, usage, request)
     if reply.calls:
         calls = tuple([mint(drive, index, call) for index, call in enumerate(reply.calls)])
         if mended := [call.id for call in calls if call.repaired is not None]:
@@ -247,15 +258,28 @@ async def _hear(
         journal.commit(e.ToolsChosen(message=message, usage=usage, request=request))
         if early is not None and early.keep(calls):
             await _finish_early(drive, early)
-        return
+        return None
     message = AssistantMessage(text=clean(reply.text), native=reply.native)
     draft = e.AnswerDrafted(message=message, usage=usage, request=request)
     if (flaw := FLAWS.get(reply.finish_reason)) is not None:
         # A model that thinks may be cut off before its first word, and no provider takes an empty message back.
         said = draft if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=request)
         journal.commit(said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw))
-    elif not await journal.conclude(e.AnswerGiven(message=message, usage=usage, request=request)):
+    elif question.engine.drafts or not await journal.conclude(
+        e.AnswerGiven(message=message, usage=usage, request=request)
+    ):
         journal.commit(draft)
+    return None
+
+
+def _part_with(drive: Drive, reply: Reply, usage: Usage, request: str) -> None:
+    """End a run with the last words that it was asked for: `Run.partial`, and no answer."""
+    why = "the run went round in circles after every warning; its last words are in run.partial"
+    if text := clean(reply.text).strip():
+        said: e.Event = e.AnswerDrafted(message=AssistantMessage(text=text), usage=usage, request=request)
+    else:
+        said = e.ModelFaltered(error="the last reply said nothing", usage=usage, request=request)
+    drive.fail(StopReason.LOOP_DETECTED, why, said)
 
 
 async def _finish_early(drive: Drive, early: EarlyCalls) -> None:
@@ -282,22 +306,13 @@ def _note_turn(engine: Engine, journal: Journal, calls: int, usage: Usage) -> No
 
 
 async def _reflect(engine: Engine, drive: Drive, effect: Reflect) -> None:
-    journal = drive.journal
-    if effect.draft is not None:
-        return await _judge(engine, drive)
-    if (stop := engine.limits.spent(drive.journal.run)) is not None:
-        return drive.fail(*stop)
-    early = drive.journal.run.turn < loops.REPEATS
-    loop = None if early else loops.find(drive.journal.run.messages, engine.registry.polls)
-    if loop is None:
-        return journal.commit(e.Continued())
-    if drive.journal.run.loops >= len(_LADDER) and not loop.hint:
-        return drive.fail(StopReason.LOOP_DETECTED, f"{loop.what}, after {drive.journal.run.loops} warnings")
-    journal.log.warning("loop", turn=drive.journal.run.turn, what=loop.what)
-    return journal.commit(_warning(drive.journal.run, loop))
+    if effect.draft is None:
+        await on_results(engine, drive, effect)
+    elif await on_draft(engine, drive, effect):
+        await _conclude(engine, drive)
 
 
-async def _judge(engine: Engine, drive: Drive) -> None:
+async def _conclude(engine: Engine, drive: Drive) -> None:
     """Accept the draft, unless input has arrived that it does not answer."""
     journal = drive.journal
     rows = await journal.rows()
@@ -309,21 +324,6 @@ async def _judge(engine: Engine, drive: Drive) -> None:
             return
         # What came meanwhile may be a late click, and no input: the model would go on from its own draft.
         rows = await journal.rows(afresh=True)
-
-
-_LADDER: Final = (
-    "You are repeating yourself: {what}. The results will not change. Do something else, or answer with what you have.",
-    "You are repeating yourself: {what}. {tools} may not be called any more in this run. Answer with what you have.",
-)
-# What a finding says, the first and the second time; the third stops the run.
-
-
-def _warning(run: Run, loop: loops.Loop) -> e.Continued:
-    """Return the event that tells the model of a loop: first a nudge, then the tools are withdrawn."""
-    if loop.hint:
-        return e.Continued(note=f"Note: {loop.what}, though the arguments differ.")
-    note = _LADDER[run.loops].format(what=loop.what, tools=", ".join(loop.tools))
-    return e.Continued(note=note, loop=True, disabled=loop.tools if run.loops else ())
 
 
 Performer: TypeAlias = Callable[[Engine, Drive, Any], Awaitable[None]]

@@ -87,7 +87,7 @@ class Signature:
             values = self.validate(text)
         except ValidationError as error:
             problems, sent = error.errors(include_url=False, include_context=False), jiter.from_json(text.encode())
-            raise ArgumentsError(explain(self.name, problems, sent, self.parameters)) from None
+            raise ArgumentsError(explain(f"the arguments of {self.name} do", problems, sent, self.parameters)) from None
         except Exception as error:  # a validator of the user's own types may raise anything; the model can mend it
             reason = f"{type(error).__name__}: {first_line(error)}"
             told = f"the arguments of {self.name} do not fit ({reason}).\n{expected(self.parameters)}"
@@ -126,6 +126,64 @@ def signature_of(function: Callable[..., Any], *, context_type: type, name: str,
         validate=(lambda text: validate(_without_nulls(text, schema))) if strict else validate,
         defaults={p.name: p.default for p in visible if p.default is not p.empty},
     )
+
+
+@attrs.frozen(kw_only=True)
+class Form:
+    """A type as a model is told of it, and as its answer is validated."""
+
+    schema: Mapping[str, JSON]
+    # A JSON Schema of type "object".
+    is_wrapped: bool
+    # Whether the value stands under "result", since its own schema is no object.
+    takes_text: bool
+    # Whether plain text is a value, too.
+    validate: Callable[[str], Any] = attrs.field(eq=False, repr=False)
+    # Of a JSON object's text; raises ArgumentsError, which tells all problems at once.
+
+
+def form_of(hint: Any) -> Form:
+    """Compile a type.
+
+    Args:
+        hint: A pydantic model, a dataclass, a TypedDict, an attrs class, a union, or anything else that JSON carries.
+
+    Raises:
+        MisuseError: when it has no JSON Schema.
+    """
+    try:
+        adapter, schema = _adapted(_with_attrs(hint))
+        is_wrapped = schema.get("type") != "object" or "properties" not in schema
+        if is_wrapped:
+            adapter, schema = _adapted(_shape("Answer", {"result": _key(hint, required=True, default=None)}))
+    except Exception as error:  # pydantic, typing and the user's own types raise what they like about a hint
+        raise MisuseError(
+            f"output_type={hint!r} has no JSON Schema ({first_line(error)}). Use what JSON can carry: a pydantic "
+            "model, a dataclass, an attrs class, plain types.",
+        ) from error
+    return Form(
+        schema=schema,
+        is_wrapped=is_wrapped,
+        takes_text=str in get_args(hint),
+        validate=functools.partial(_validated, adapter, schema, is_wrapped=is_wrapped),
+    )
+
+
+def _adapted(hint: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    adapter = TypeAdapter(hint)
+    return adapter, _without_titles(adapter.json_schema(schema_generator=_Schema))
+
+
+def _validated(adapter: TypeAdapter[Any], schema: Mapping[str, Any], text: str, *, is_wrapped: bool) -> Any:
+    try:
+        value = adapter.validator.validate_json(text)
+    except ValidationError as error:
+        problems, sent = error.errors(include_url=False, include_context=False), jiter.from_json(text.encode())
+        raise ArgumentsError(explain("the answer does", problems, sent, schema)) from None
+    except Exception as error:  # as of arguments
+        told = f"the answer does not fit ({type(error).__name__}: {first_line(error)}).\n{expected(schema)}"
+        raise ArgumentsError(told) from error
+    return value["result"] if is_wrapped else value
 
 
 def _without_nulls(text: str, schema: Mapping[str, Any]) -> str:
@@ -172,8 +230,7 @@ def _default(value: object) -> dict[str, Any] | None:
 
 def _compile(keys: dict[str, Any], tool: str) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     try:
-        adapter = TypeAdapter(_shape("Arguments", keys))
-        return adapter, _without_titles(adapter.json_schema(schema_generator=_Schema))
+        return _adapted(_shape("Arguments", keys))
     except Exception as error:  # pydantic, typing and the user's own types raise what they like about a hint
         if len(keys) > 1:  # one at a time, to name the culprit
             for name, key in keys.items():

@@ -7,7 +7,7 @@ None of them stays, so they have no slots, which take twice as long to fill as a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias, TypeVar
@@ -293,12 +293,49 @@ class Stream(Feed[StreamEvent]):
         self.run: Run | None = None
         self._driven = drive
 
+    @property
+    def partial(self) -> Any:
+        """The answer of an agent with an `output_type`, as far as the events handed out tell; JSON values, unvalidated.
+
+        None before there is anything of it. It is made when it is asked for, of all that was written: asked after each
+        delta, that is a square of the answer's length.
+        """
+        return None
+
     async def _watched(self) -> None:
         self.run = await self._driven(self._put, self._see)
         self._put(RunEnded(run_id=self.run.id, turn=self.run.turn, run=self.run))
 
     def _see(self, run: Run) -> None:
         self.run = run
+
+
+class TypedStream(Stream):
+    """A stream of an agent whose answers have a form: it keeps what is written of the newest reply."""
+
+    def __init__(
+        self,
+        drive: Callable[[Listener, Callable[[Run], None]], Awaitable[Run]],
+        read: Callable[[Sequence[TextDelta | CallDelta]], Any],
+    ) -> None:
+        """Prepare the stream; `read` makes as much of an answer as the deltas of a reply tell."""
+        super().__init__(drive)
+        self._read = read
+        self._draft: list[TextDelta | CallDelta] = []
+
+    @property
+    def partial(self) -> Any:
+        """As of a `Stream`."""
+        return self._read(self._draft)
+
+    async def __anext__(self) -> StreamEvent:
+        event = await super().__anext__()
+        if isinstance(event, TextDelta | CallDelta):
+            newest = self._draft[-1] if self._draft else event
+            if (newest.turn, newest.attempt) != (event.turn, event.attempt):
+                self._draft.clear()
+            self._draft.append(event)
+        return event
 
 
 class QueueStream(Feed["ToolEvent | AgentEvent"]):

@@ -17,6 +17,7 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.verdict import Action, Verdict
 
 PROMPT = (TextPart(text="What is the weather in Beijing?"),)
 TASK = UserMessage(parts=PROMPT)
@@ -102,6 +103,7 @@ SAMPLES = {
     e.AnswerGiven: e.AnswerGiven(message=answer(), usage=USAGE),
     e.AnswerDrafted: e.AnswerDrafted(message=answer(), usage=USAGE),
     e.ModelFaltered: e.ModelFaltered(error="overloaded"),
+    e.Judged: e.Judged(verdict=Verdict(action=Action.ACCEPT)),
     e.Compacted: e.Compacted(start=0, tokens_before=9, tokens_after=8, why="full"),
     e.ToolsOffered: e.ToolsOffered(tools=("search",), how="by their words", usage=USAGE),
     e.ToolStarted: STARTED,

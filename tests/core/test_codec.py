@@ -20,8 +20,9 @@ from agentfsm.core import events as e
 from agentfsm.core.codec import decode_header, decode_item, encode_header, encode_item, fields_of
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import Approve, Cancel, InboxItem, Input, Pause, Reject, Rerun, Settle, Wake
-from agentfsm.core.messages import AgentCost, ImagePart, Outcome, TextPart, Usage
+from agentfsm.core.messages import AgentCost, AudioPart, FilePart, ImagePart, Outcome, TextPart, Usage
 from agentfsm.core.run import FORMAT, Header
+from agentfsm.core.settings import Settings
 
 ITEMS = typing.get_args(InboxItem)
 encode_event = partial(codec.encode_event, header=header())
@@ -55,10 +56,22 @@ def values(kind):
         return st.sampled_from(kind)
     attrs.resolve_types(kind)
     own = {field.name: field.type for field in attrs.fields(kind) if field.type != tuple[kind, ...]}
-    fields = {name: values(each) for name, each in own.items()} | ({"url": urls} if kind is ImagePart else {})
+    fields = {name: values(each) for name, each in own.items()} | _valid(kind)
     if kind is AgentCost:  # it holds others of its kind
         return st.recursive(st.builds(kind, **fields), lambda inner: costs(inner, fields), max_leaves=4)
     return st.builds(kind, **fields)
+
+
+def _valid(kind):
+    """Return strategies for the fields that take no value of their type but certain ones."""
+    if kind is Settings:
+        counts, shares = st.none() | st.integers(1, 10**6), st.none() | st.floats(0, 1)
+        return {"temperature": shares, "top_p": shares, "max_tokens": counts}
+    return {
+        ImagePart: {"url": urls, "detail": st.sampled_from(["auto", "low", "high"])},
+        AudioPart: {"url": st.just("data:audio/wav;base64,AAAA")},
+        FilePart: {"url": st.just("data:application/pdf;base64,AAAA")},
+    }.get(kind, {})
 
 
 def costs(inner, fields):

@@ -323,6 +323,14 @@ ADDED_LATER = frozenset(
         (Approve, "digest"),
         (Input, "priority"),
         (Input, "due_at"),
+        e.Judged,
+        (Header, "settings"),
+        (AssistantMessage, "native"),
+        (Usage, "cache_write_tokens"),
+        (Usage, "reasoning_tokens"),
+        (e.Continued, "refused"),
+        (e.Continued, "is_last"),
+        (e.Continued, "asks"),
     }
 )
 # Types, fields and kinds of error that came after format 1 was frozen; they stand in a later file.

@@ -14,13 +14,13 @@ from test_format_v1 import JOURNAL as JOURNAL_1
 from test_format_v1 import lines, shown
 
 from agentfsm.core import events as e
-from agentfsm.core.codec import decode_event, decode_header, decode_item, encode_event, encode_header, encode_item
+from agentfsm.core.codec import decode_event, decode_header, decode_item
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Approve, InboxItem, Input, InputKind, Pause, Priority, Wake
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import ErrorType, Outcome, TextPart, ToolResult
+from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, TextPart, ToolResult, Usage
 from agentfsm.core.run import Header, begin
 
 AGENT = Fingerprint(instructions="9f86d081", model="gpt-4o", tools={"pay": "60303ae2", "look_up": "fd61a03a"})
@@ -120,13 +120,6 @@ def test_the_inbox_is_read():
     assert tuple(decode_item(line) for line in lines("v2-inbox.jsonl")) == ITEMS
 
 
-def test_they_are_written_the_same_way():
-    """Writing the values gives the very text of the files; when a newer format is written, this test goes."""
-    events = [encode_event(event, HEADER) for event in JOURNAL + FURTHER]
-    assert [encode_header(HEADER), *events] == lines("v2.jsonl")
-    assert [encode_item(item) for item in ITEMS] == lines("v2-inbox.jsonl")
-
-
 def test_no_type_is_left_out():
     """Every type that format 2 knows is in the files."""
     assert {type(event) for event in JOURNAL + FURTHER} >= set(e.EVENTS) - ADDED_LATER
@@ -162,5 +155,16 @@ def test_no_word_is_left_out():
 
 IMPLIED = frozenset({(Header, "format")})
 # What no record holds, since it is what the first one says of all.
-ADDED_LATER = frozenset()
+ADDED_LATER = frozenset(
+    {
+        e.Judged,
+        (Header, "settings"),
+        (AssistantMessage, "native"),
+        (Usage, "cache_write_tokens"),
+        (Usage, "reasoning_tokens"),
+        (e.Continued, "refused"),
+        (e.Continued, "is_last"),
+        (e.Continued, "asks"),
+    }
+)
 # Types, fields and words that came after format 2 was frozen; they stand in a later file.

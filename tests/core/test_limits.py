@@ -34,7 +34,7 @@ def test_bad_values_are_refused(name, value):
         Limits(**{name: value})
 
 
-MAY_BE_ZERO = {"model_retries", "retries_per_tool", "retries_per_run", "depth"}
+MAY_BE_ZERO = {"model_retries", "retries_per_tool", "retries_per_run", "depth", "answer_retries"}
 
 
 @pytest.mark.parametrize("name", sorted(set(FIELDS) - MAY_BE_ZERO))

@@ -16,7 +16,7 @@ THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered
 THINK    ToolsOffered THINK  Paused THINK  Resumed THINK  Failed ERROR
 ACT      ToolStarted ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT  ApprovalAsked ACT  ApprovalGiven ACT
 ACT      ToolsReturned REFLECT  Paused ACT  Resumed ACT  Failed ERROR
-REFLECT  Continued OBSERVE  Accepted DONE  Paused REFLECT  Resumed REFLECT  Failed ERROR
+REFLECT  Judged REFLECT  Continued OBSERVE  Accepted DONE  Paused REFLECT  Resumed REFLECT  Failed ERROR
 """
 # Copied by hand from the architecture, so that a slip in the table is not its own proof.
 

@@ -21,7 +21,7 @@ def test_values_are_frozen_and_named(kind):
     value = object.__new__(kind)
     for field in attrs.fields(kind):
         assert field.kw_only
-        assert field.eq
+        assert field.eq or field.name == "decoder"  # the agent's, and no part of the run
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
             setattr(value, field.name, None)
     assert "__eq__" in vars(kind)

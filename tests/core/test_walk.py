@@ -18,6 +18,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
 from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult, Usage
 from agentfsm.core.run import UNDECIDED, Phase, begin
+from agentfsm.core.verdict import Action, Verdict
 
 text = st.text(max_size=12)
 usage = st.builds(
@@ -30,6 +31,9 @@ stamp = st.fixed_dictionaries({"at": st.floats(0, 2**32), "took_s": st.integers(
 inputs = st.lists(
     st.builds(Input, kind=st.sampled_from(InputKind), parts=st.tuples(st.builds(TextPart, text=text))), max_size=2
 ).map(tuple)
+some_inputs = st.tuples(
+    st.builds(Input, kind=st.sampled_from(InputKind), parts=st.tuples(st.builds(TextPart, text=text)))
+)
 outcomes = st.sampled_from(Outcome)
 reasons = st.sampled_from([reason for reason in StopReason if reason is not StopReason.COMPLETED])
 thoughts = st.sampled_from(
@@ -39,6 +43,15 @@ names = st.lists(st.sampled_from("xyz"), min_size=1, max_size=4)
 costs = st.builds(AgentCost, agent=text, run_id=text, usage=usage, usd=st.none(), turns=st.just(1))
 edited = st.none() | st.just('{"edited": true}')
 disabled = st.lists(st.sampled_from("xyz"), max_size=2).map(tuple)
+continued = st.builds(
+    e.Continued,
+    note=text,
+    loop=st.booleans(),
+    disabled=disabled,
+    refused=st.booleans(),
+    is_last=st.booleans(),
+    asks=st.sampled_from(["", "", "what now?"]),
+)
 agents = st.none() | st.builds(Fingerprint, instructions=text, model=text)
 
 EARLIER = (TASK, AssistantMessage(calls=(call(turn=4),)), result("t4.0"), answer())
@@ -130,10 +143,14 @@ def going_on(run, draw):
             return ask(run, draw)
         case RunTools(calls=calls):
             return work(run, draw, calls)
+        case Wait() if run.asks:
+            return e.Observed(inputs=draw(some_inputs))
         case Wait():
             return decide(run, draw)
+        case Reflect(verdict=None) if not draw(st.integers(0, 3)):
+            return e.Judged(verdict=Verdict(action=draw(st.sampled_from(Action)), note=draw(text)), usage=draw(usage))
         case Reflect():
-            return e.Continued(note=draw(text), loop=draw(st.booleans()), disabled=draw(disabled))
+            return draw(continued)
     raise AssertionError(run.effect)
 
 
@@ -161,7 +178,7 @@ def check_counts(run, events):
     assert run.version == len(events)
     assert run.turn == sum(isinstance(event, replies) for event in events)
     assert run.duration_s == sum(event.took_s for event in events)
-    paid = [event.usage for event in events if isinstance(event, (*replies, e.ToolsOffered))]
+    paid = [event.usage for event in events if isinstance(event, (*replies, e.ToolsOffered, e.Judged))]
     below = [result.child.usage for result in results_in(events) if result.child]
     assert run.usage == sum([*paid, *below], Usage())
     assert run.updated_at == events[-1].at
@@ -197,6 +214,20 @@ def check_state(run, _events):
         assert run.output == run.messages[-1].text
 
 
+def check_reflection(run, events):
+    """Refusals and corrections are counted since input came; a verdict holds until the run goes on."""
+    since = [event for event in events if not isinstance(event, e.Paused | e.Resumed)]
+    heard = [index for index, event in enumerate(since) if isinstance(event, e.Observed) and event.inputs]
+    since = since[heard[-1] + 1 if heard else 0 :]
+    assert run.refusals == sum(isinstance(event, e.Continued) and event.refused for event in since)
+    sent_back = {Action.RETRY_STEP, Action.REPLAN}
+    judged = [a for a, b in pairwise(since) if isinstance(a, e.Judged) and isinstance(b, e.Continued)]
+    assert run.corrections == sum(event.verdict.action in sent_back for event in judged)
+    assert bool(run.asks) == bool(since and isinstance(since[-1], e.Continued) and since[-1].asks)
+    if run.verdict is not None and not run.is_over:
+        assert isinstance(since[-1], e.Judged)
+
+
 def check_errors(run, _events):
     """Errors come by turn, and there are as many as turns failed in a row."""
     assert all(a.turn <= b.turn for a, b in pairwise(run.errors))
@@ -218,7 +249,7 @@ def check_marks(run, events):
     assert run.offered == next((event.tools for event in last if isinstance(event, e.ToolsOffered)), None)
 
 
-CHECKS = (check_counts, check_histories, check_calls, check_state, check_errors, check_marks)
+CHECKS = (check_counts, check_histories, check_calls, check_state, check_errors, check_marks, check_reflection)
 
 
 @settings(max_examples=200, deadline=None)

@@ -225,3 +225,36 @@ async def test_the_journal_says_what_was_found(store):
         (True, ()),
         (True, ("look",)),
     ]
+
+
+# The last answer
+
+
+async def test_the_last_rung_may_ask_for_what_there_is(store):
+    """Before it stops, a run asks once more, without tools; what comes is partial, and no answer."""
+    lines = [say("", call("look", at="x"))] * 5
+    model = ScriptedModel(*lines, say("It is near x.", expect="This is your last reply"))
+    run = await Agent(model, tools=TOOLS, store=store, last_answer=True).run("Find it")
+    assert (run.state, run.stop_reason) == (State.ERROR, StopReason.LOOP_DETECTED)
+    assert "run.partial" in run.stop_message
+    assert run.partial == "It is near x."
+    assert model.requests[-1].tools == ()
+    assert run.loops == 3
+    sound_run(run)
+
+
+@pytest.mark.parametrize("last", [say("", call("look", at="x")), say("", call("look", at="x"), call("hear"))])
+async def test_last_words_that_are_calls_are_none(store, last):
+    """A model that cannot stop calling is stopped, with nothing in hand and nothing called."""
+    model = ScriptedModel(*[say("", call("look", at="x"))] * 5, last)
+    run = await Agent(model, tools=TOOLS, store=store, last_answer=True).run("Find it")
+    assert (run.stop_reason, run.partial) == (StopReason.LOOP_DETECTED, None)
+    assert len(run.calls) == 5
+    sound_run(run)
+
+
+async def test_a_run_that_ends_otherwise_has_no_partial_answer(store):
+    """Neither an answer nor a loop without the option leaves one."""
+    agent, _ = circling(store, say("", call("look", at="x")))
+    assert (await agent.run("Find it")).partial is None
+    assert (await Agent(ScriptedModel("x"), last_answer=True).run("Find it")).partial is None

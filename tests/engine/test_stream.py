@@ -24,7 +24,7 @@ from agentfsm.engine.stream import (
     TextDelta,
     ToolEvent,
     UsageReported,
-    text_deltas,
+    deltas,
     to_json,
 )
 from agentfsm.ports import CallChunk, Emit, Model, ProposedCall, Reply, Request, TextChunk
@@ -457,7 +457,7 @@ async def test_a_reader_that_keeps_up_gets_each_piece_by_itself(store, burst):
 
 def test_deltas_of_one_text_share_nothing():
     """Each is a frozen value of its own."""
-    delta = text_deltas("mine", 1, 2)
+    delta = deltas(TextDelta, "mine", 1, 2)
     first, second = delta("a"), delta("b")
     assert first == TextDelta(run_id="mine", turn=1, attempt=2, text="a")
     assert second == TextDelta(run_id="mine", turn=1, attempt=2, text="b")

@@ -1,0 +1,178 @@
+"""REFLECT: results are looked at for loops, drafts for their form, and both by a judge; go on, accept or stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.core import events as e
+from agentfsm.core import loops
+from agentfsm.core.errors import ModelError
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import JSON, Usage
+from agentfsm.core.verdict import Action, Verdict
+from agentfsm.engine.access import context_of
+from agentfsm.engine.beside import ask_beside
+from agentfsm.ports import OutputForm, OutputMode
+
+if TYPE_CHECKING:
+    from agentfsm.core.effects import Reflect
+    from agentfsm.core.run import Run
+    from agentfsm.engine.answers import Answers
+    from agentfsm.engine.drive import Drive
+    from agentfsm.engine.engine import Engine
+    from agentfsm.ports import Judge
+
+_LADDER: Final = (
+    "You are repeating yourself: {what}. The results will not change. Do something else, or answer with what you have.",
+    "You are repeating yourself: {what}. {tools} may not be called any more in this run. Answer with what you have.",
+)
+# What a finding says, the first and the second time; the third stops the run.
+_LAST: Final = (
+    "You are repeating yourself: {what}. This is your last reply: give the best answer that you can with what you "
+    "have, and say what is missing."
+)
+_REFUSED: Final = "Your answer was refused: {why}\n{how}"
+
+
+async def on_results(engine: Engine, drive: Drive, effect: Reflect) -> None:
+    """Go on after tools, unless a limit is reached, the run goes round in circles, or a judge wants it otherwise."""
+    journal = drive.journal
+    if (stop := engine.limits.spent(journal.run)) is not None:
+        return drive.fail(*stop)
+    if effect.verdict is not None:
+        return journal.commit(_after(effect.verdict))
+    if (loop := _loop(engine, journal.run)) is not None:
+        return _warn(engine, drive, loop)
+    if engine.judge is not None and engine.judge.wants(journal.run):
+        return await _judge(engine, drive, engine.judge)
+    return journal.commit(e.Continued())
+
+
+async def on_draft(engine: Engine, drive: Drive, effect: Reflect) -> bool:
+    """Whether a draft may be accepted; else commit what is said against it.
+
+    Args:
+        engine: Knows the form and the judge.
+        drive: The driving call.
+        effect: Holds the draft, and what a judge has said of it already.
+    """
+    journal, run = drive.journal, drive.journal.run
+    verdict = effect.verdict
+    if verdict is None:
+        answers = engine.answers
+        if answers is not None and (why := await answers.check(effect.draft or "", context_of(drive))) is not None:
+            _refuse(engine, drive, answers, why)
+            return False
+        if engine.judge is not None and engine.judge.wants(run):
+            await _judge(engine, drive, engine.judge)
+            return False
+    elif verdict.action is not Action.ACCEPT:
+        journal.commit(_after(verdict))
+        return False
+    return True
+
+
+# The form of an answer
+
+
+def _refuse(engine: Engine, drive: Drive, answers: Answers, why: str) -> None:
+    """Send a draft back with what is wrong, or end the run where that was done often enough."""
+    refusals = drive.journal.run.refusals
+    if refusals >= engine.limits.answer_retries:
+        times = f"{refusals + 1} answers were refused, the last one: {why}"
+        return drive.fail(StopReason.TOO_MANY_ERRORS, times)
+    drive.journal.log.warning("answer_refused", turn=drive.journal.run.turn, refusals=refusals + 1)
+    return drive.journal.commit(e.Continued(note=_REFUSED.format(why=why, how=answers.how), refused=True))
+
+
+# Judges
+
+
+async def _judge(engine: Engine, drive: Drive, judge: Judge) -> None:
+    """Have the draft or the results judged. Where that cannot be done, a person is asked: unjudged is not accepted."""
+    journal = drive.journal
+    spent = Usage()
+    modes = (judge.model or engine.model).output_modes
+
+    async def ask(instructions: str, question: str, schema: Mapping[str, JSON]) -> str:
+        nonlocal spent
+        output = OutputForm(name="verdict", schema=schema) if OutputMode.SCHEMA in modes else None
+        text, usage = await ask_beside(
+            engine,
+            drive,
+            instructions,
+            question,
+            max_tokens=judge.answer_tokens,
+            model=judge.model,
+            output=output,
+        )
+        spent += usage
+        return text
+
+    try:
+        verdict = await judge.judge(journal.run, ask)
+    except ModelError as error:
+        spent += error.usage or Usage()
+        verdict = Verdict(action=Action.ESCALATE, note=f"It could not be judged: {error}")
+    journal.log.info("judged", turn=journal.run.turn, action=verdict.action.value)
+    journal.commit(e.Judged(verdict=verdict, usage=spent))
+
+
+def _after(verdict: Verdict) -> e.Continued:
+    """Return how the run goes on after a verdict."""
+    return _NEXT[verdict.action](verdict)
+
+
+def _again(verdict: Verdict) -> e.Continued:
+    what = f"Do step {verdict.step} again" if verdict.step else "Do it again"
+    return e.Continued(note=f"A review found your work not good enough. {what}{_found(verdict)}")
+
+
+def _replan(verdict: Verdict) -> e.Continued:
+    return e.Continued(note=f"A review found that this way leads nowhere. Make a new plan{_found(verdict)}")
+
+
+def _escalate(verdict: Verdict) -> e.Continued:
+    return e.Continued(asks=f"A review could not accept the work. What shall be done{_found(verdict)}")
+
+
+def _found(verdict: Verdict) -> str:
+    """Return what is to change, and what the low scores say."""
+    low = [f"{each.criterion} {each.score} of 5 ({each.reason})" for each in verdict.scores if each.score < GOOD]
+    told = "; ".join(filter(None, (verdict.note, *low)))
+    return f": {told}" if told else "."
+
+
+GOOD: Final = 4
+# The least score that needs no word.
+
+_NEXT: Final[dict[Action, Callable[[Verdict], e.Continued]]] = {
+    Action.ACCEPT: lambda verdict: e.Continued(note=verdict.note),
+    Action.RETRY_STEP: _again,
+    Action.REPLAN: _replan,
+    Action.ESCALATE: _escalate,
+}
+
+
+# Loops
+
+
+def _loop(engine: Engine, run: Run) -> loops.Loop | None:
+    return None if run.turn < loops.REPEATS else loops.find(run.messages, engine.registry.polls)
+
+
+def _warn(engine: Engine, drive: Drive, loop: loops.Loop) -> None:
+    """Tell the model of a loop: first a nudge, then the tools are withdrawn, then the run stops."""
+    journal, run = drive.journal, drive.journal.run
+    if loop.hint:
+        note = e.Continued(note=f"Note: {loop.what}, though the arguments differ.")
+    elif run.loops < len(_LADDER):
+        text = _LADDER[run.loops].format(what=loop.what, tools=", ".join(loop.tools))
+        note = e.Continued(note=text, loop=True, disabled=loop.tools if run.loops else ())
+    elif engine.last_answer:
+        note = e.Continued(note=_LAST.format(what=loop.what), loop=True, is_last=True)
+    else:
+        return drive.fail(StopReason.LOOP_DETECTED, f"{loop.what}, after {run.loops} warnings")
+    journal.log.warning("loop", turn=run.turn, what=loop.what)
+    return journal.commit(note)

@@ -1,0 +1,117 @@
+"""Format 3, kept for ever: what came after format 2, and all that was there before, as it is written now.
+
+What the older formats already had stands in their own tests, and is written here in format 3.
+"""
+
+import attrs
+from sample_runs import sound_history
+from test_format_v1 import lines, shown
+from test_format_v2 import FURTHER as FURTHER_2
+from test_format_v2 import HEADER as HEADER_2
+from test_format_v2 import IMPLIED, words
+from test_format_v2 import ITEMS as ITEMS_2
+from test_format_v2 import JOURNAL as JOURNAL_2
+
+from agentfsm.core import events as e
+from agentfsm.core.codec import decode_event, decode_header, decode_item, encode_event, encode_header, encode_item
+from agentfsm.core.effects import PendingKind
+from agentfsm.core.inbox import InboxItem, Input, InputKind, Priority
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import State
+from agentfsm.core.messages import AssistantMessage, AudioPart, ErrorType, FilePart, Native, Outcome, TextPart, Usage
+from agentfsm.core.run import begin
+from agentfsm.core.settings import Settings
+from agentfsm.core.verdict import Action, Score, Verdict
+
+SETTINGS = Settings(
+    temperature=0.25,
+    top_p=0.5,
+    max_tokens=900,
+    reasoning_effort="low",
+    tool_choice="required",
+    parallel_tool_calls=False,
+    stream=True,
+    seed=7,
+    stop=("END",),
+    extra_body={"user": "ann", "logit_bias": {"50256": -100}},
+)
+HEADER = attrs.evolve(
+    HEADER_2,
+    prompt=(
+        *HEADER_2.prompt,
+        AudioPart(url="data:audio/wav;base64,UklGRg=="),
+        FilePart(url="data:application/pdf;base64,JVBERg==", name="receipt.pdf"),
+    ),
+    settings=SETTINGS,
+    format=3,
+)
+NATIVE = Native(provider="anthropic", content='[{"type":"thinking","thinking":"so","signature":"c2ln"}]')
+DEAR = Usage(input_tokens=9, output_tokens=5, cached_tokens=3, cache_write_tokens=4, reasoning_tokens=2)
+VERDICT = Verdict(
+    action=Action.RETRY_STEP,
+    scores=(Score(criterion="correctness", score=2, reason="the sum is wrong"), Score(criterion="format", score=5)),
+    step="2",
+    note="add the fees",
+)
+FURTHER = (
+    *FURTHER_2,
+    e.ToolsChosen(message=AssistantMessage(text="so", native=NATIVE), usage=DEAR),
+    e.Judged(at=1_760_000_206.0, verdict=VERDICT, usage=DEAR),
+    *[e.Judged(verdict=Verdict(action=action)) for action in Action],
+    e.Continued(note="add the fees", refused=True),
+    e.Continued(note="your last words", loop=True, is_last=True),
+    e.Continued(asks="Which order is it?"),
+)
+ITEMS = (
+    *ITEMS_2,
+    Input(kind=InputKind.USER, parts=(TextPart(text="this one"), FilePart(url="https://example.com/a.pdf"))),
+)
+
+
+def test_the_journal_is_read():
+    """Header and events of the file are the values above, and fold to the run that they tell of."""
+    first, *rest = lines("v3.jsonl")
+    assert decode_header(first) == HEADER
+    events = tuple(decode_event(line, HEADER) for line in rest)
+    assert events == JOURNAL_2 + FURTHER
+    run = begin(HEADER).fold(events[: len(JOURNAL_2)])
+    sound_history(run.messages)
+    assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 23, 3)
+    assert run.header.settings == SETTINGS
+
+
+def test_the_inbox_is_read():
+    """The rows of the file are the values above."""
+    assert tuple(decode_item(line) for line in lines("v3-inbox.jsonl")) == ITEMS
+
+
+def test_they_are_written_the_same_way():
+    """Writing the values gives the very text of the files; when a newer format is written, this test goes."""
+    events = [encode_event(event, HEADER) for event in JOURNAL_2 + FURTHER]
+    assert [encode_header(HEADER), *events] == lines("v3.jsonl")
+    assert [encode_item(item) for item in ITEMS] == lines("v3-inbox.jsonl")
+
+
+def test_no_type_is_left_out():
+    """Every type that format 3 knows is in the files."""
+    assert {type(event) for event in JOURNAL_2 + FURTHER} >= set(e.EVENTS) - ADDED_LATER
+    assert {type(item) for item in ITEMS} >= set(InboxItem.__args__) - ADDED_LATER
+
+
+def test_no_field_is_left_out():
+    """Every field of every type is in the files at least once with something in it."""
+    found = set(shown((HEADER, *JOURNAL_2, *FURTHER, *ITEMS)))
+    kinds = {kind for kind, _ in found}
+    fields = {(kind, field.name) for kind in kinds for field in attrs.fields(kind) if not field.inherited}
+    assert fields - found <= ADDED_LATER | IMPLIED
+
+
+def test_no_word_is_left_out():
+    """Every word of every closed set is in the files."""
+    found = set(words((HEADER, *JOURNAL_2, *FURTHER, *ITEMS)))
+    sets = (Action, ErrorType, InputKind, Outcome, PendingKind, Priority, StopReason)
+    assert {word for each in sets for word in each} - found <= ADDED_LATER | {StopReason.COMPLETED}
+
+
+ADDED_LATER = frozenset()
+# Types, fields and words that came after format 3 was frozen; they stand in a later file.
