@@ -12,7 +12,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Self
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
 
 import anyio
 import attrs
@@ -28,7 +29,7 @@ from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priori
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, AgentCost, Message, Outcome, Part, Usage, check_history, clean, parts_of
-from agentfsm.core.run import Header, Phase, Run, begin
+from agentfsm.core.run import A_co, Header, Phase, Run, begin
 from agentfsm.core.settings import Settings
 from agentfsm.decisions import awaited, decide, wake_callers
 from agentfsm.engine import journal as journals
@@ -140,7 +141,7 @@ def _answers_of(agent: Agent) -> Answers | None:
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class Agent:
+class Agent(Generic[A_co]):
     """A model with tools and instructions, and the limits within which it works.
 
     Agents hold no state of any run: one agent may drive thousands at once.
@@ -166,7 +167,7 @@ class Agent:
     limits: Limits = attrs.field(factory=Limits)
     settings: Settings | Callable[[Run], Settings] = attrs.field(factory=Settings)
     # How the model is asked; or a function that tells it for each turn, of the run as it stands.
-    output_type: Any = None
+    output_type: type[A_co] | UnionType | None = None
     # What an answer is: a pydantic model, a dataclass, an attrs class, a union, any type that JSON carries. None: text.
     output_mode: OutputMode | str | None = None
     # How the model is held to it: "schema", "tool", "json" or "prompt"; None: the best way that the model has.
@@ -205,15 +206,15 @@ class Agent:
         prompt: Prompt,
         *,
         id: str | None = None,  # noqa: A002  the contract's name
-        after: Run | None = None,
+        after: Run[Any] | None = None,
         session: str | None = None,
         messages: Sequence[Message] = (),
         user: str | None = None,
         roles: Iterable[str] = (),
         settings: Settings | None = None,
         metadata: Mapping[str, Any] | None = None,
-        parent: Run | None = None,
-    ) -> Run:
+        parent: Run[Any] | None = None,
+    ) -> Run[A_co]:
         """Begin a run, in OBSERVE. No I/O: it is created in the store by the first driving call.
 
         Args:
@@ -263,7 +264,7 @@ class Agent:
             raise MisuseError(f"{self.model.name} cannot take this: {why}")
         return parts
 
-    def _typed(self, run: Run) -> Run:
+    def _typed(self, run: Run[Any]) -> Run[A_co]:
         """Return the run with what makes its `output`."""
         answers = self._engine.answers
         return run if answers is None else attrs.evolve(run, decoder=answers.value)
@@ -280,7 +281,7 @@ class Agent:
             **more,
         )
 
-    async def step(self, run: Run, *, deps: Any = None) -> Run:
+    async def step(self, run: Run[A_co], *, deps: Any = None) -> Run[A_co]:
         """Perform the run's pending effect, and return the run after it.
 
         A run that is over, or waits and nobody has decided, is returned as it is. When this returns, what happened is
@@ -292,14 +293,14 @@ class Agent:
         """
         return run if run.is_over else await self._drive(run, deps, once=True)
 
-    def steps(self, run: Run, *, deps: Any = None) -> AsyncIterator[Run]:
+    def steps(self, run: Run[A_co], *, deps: Any = None) -> AsyncIterator[Run[A_co]]:
         """Perform effects until the run is over or waits: `async for run in agent.steps(run): ...`.
 
         Between two steps nothing is held, so the loop may be left at any time.
         """
         return _Steps(self, run, deps)
 
-    async def finish(self, run: Run, *, deps: Any = None) -> Run:
+    async def finish(self, run: Run[A_co], *, deps: Any = None) -> Run[A_co]:
         """Drive the run until it is over or waits for a person.
 
         Raises:
@@ -307,7 +308,7 @@ class Agent:
         """
         return run if run.is_over else await self._drive(run, deps)
 
-    async def run(self, prompt: Prompt, *, deps: Any = None, **start: Any) -> Run:
+    async def run(self, prompt: Prompt, *, deps: Any = None, **start: Any) -> Run[A_co]:
         """Start a run and finish it.
 
         Args:
@@ -320,7 +321,9 @@ class Agent:
         """
         return await self.finish(self.start(prompt, **start), deps=deps)
 
-    def stream(self, prompt_or_run: Prompt | Run, *, deps: Any = None, resume: bool = False, **start: Any) -> Stream:
+    def stream(
+        self, prompt_or_run: Prompt | Run[A_co], *, deps: Any = None, resume: bool = False, **start: Any
+    ) -> Stream:
         """Drive a run while somebody watches: `async with agent.stream("...") as s: async for event in s: ...`.
 
         Args:
@@ -331,13 +334,13 @@ class Agent:
         """
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
 
-        def drive(listen: Listener, see: Callable[[Run], None]) -> Awaitable[Run]:
+        def drive(listen: Listener, see: Callable[[Run[Any]], None]) -> Awaitable[Run[Any]]:
             return self._drive(run, deps, listen=listen, see=see, resume=resume)
 
         answers = self._engine.answers
         return Stream(drive) if answers is None else TypedStream(drive, answers.partial)
 
-    def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Any) -> Run:
+    def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Any) -> Run[A_co]:
         """Do as `run`, from code that is not async.
 
         Raises:
@@ -347,7 +350,7 @@ class Agent:
             raise MisuseError("run_sync would block the running event loop: use `await agent.run(...)` here")
         return anyio.run(partial(self.run, prompt, deps=deps, **start))
 
-    async def resume(self, run_id: str, *, deps: Any = None, wait: bool = True) -> Run:
+    async def resume(self, run_id: str, *, deps: Any = None, wait: bool = True) -> Run[A_co]:
         """Go on with a run from its journal, from any process.
 
         Args:
@@ -368,7 +371,7 @@ class Agent:
                     raise
             await anyio.sleep(LEASE_POLL_S)
 
-    async def load(self, run_id: str, *, at: int | None = None) -> Run:
+    async def load(self, run_id: str, *, at: int | None = None) -> Run[A_co]:
         """Return a run from its journal: as it stands, or as it was at version `at`.
 
         Raises:
@@ -392,7 +395,7 @@ class Agent:
         edit: Mapping[int, Event] | None = None,
         prompt: Prompt | None = None,
         id: str | None = None,  # noqa: A002  the contract's name
-    ) -> Run:
+    ) -> Run[A_co]:
         """Begin a run with the first events of another, in the store; it goes its own way from there.
 
         Calls of the prefix keep their idempotency keys, later ones get new ones. A call that was open there and is not
@@ -452,7 +455,7 @@ class Agent:
 
     # Runs that others drive.
 
-    async def submit(self, prompt_or_run: Prompt | Run, **start: Any) -> Run:
+    async def submit(self, prompt_or_run: Prompt | Run[A_co], **start: Any) -> Run[A_co]:
         """Put a run into the store for a worker to drive; durable when this returns.
 
         Args:
@@ -705,7 +708,7 @@ class Agent:
             **options,
         )
 
-    def cost(self, run: Run) -> AgentCost:
+    def cost(self, run: Run[Any]) -> AgentCost:
         """Return what a run cost up to now: tokens, US dollars, turns, tool calls, time; sub-agents included.
 
         `usd` is None where a price is unknown: install agentfsm[prices], or give the model one.
@@ -714,7 +717,7 @@ class Agent:
 
     # Life and variants.
 
-    def with_(self, **changes: Any) -> Agent:
+    def with_(self, **changes: Any) -> Agent[Any]:
         """Return a variant, for example `agent.with_(model=ScriptedModel(...))` in a test."""
         return attrs.evolve(self, **changes)
 
@@ -751,7 +754,7 @@ class Agent:
 
     async def _drive(
         self,
-        run: Run | str,
+        run: Run[Any] | str,
         deps: Any,
         *,
         once: bool = False,
@@ -760,7 +763,7 @@ class Agent:
         listen: Listener | None = None,
         see: Callable[[Run], None] | None = None,
         above: Budget | None = None,
-    ) -> Run:
+    ) -> Run[A_co]:
         """Take the lease, perform effects until the run is over or waits, and give the lease back."""
         is_stored = isinstance(run, str)
         if not is_stored:
@@ -775,7 +778,7 @@ class Agent:
             durability=self.durability,
             pause_before=self.pause_before,
         )
-        journal.run = self._typed(journal.run)
+        journal.run = cast("Run", self._typed(journal.run))
         try:
             if not obeys and (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
@@ -785,7 +788,7 @@ class Agent:
             await (obey(self._engine, drive) if obeys else run_steps(self._engine, drive, once=once))
             self._keep(journal.run, drive.tally)
             drive.close()
-            return journal.run
+            return cast("Run[A_co]", journal.run)
         finally:
             await journal.close()
 
@@ -832,14 +835,14 @@ class Agent:
 
 
 @attrs.define(eq=False, repr=False)
-class _Steps(AsyncIterator[Run]):
+class _Steps(AsyncIterator[Run[A_co]]):
     """A loop over `step`. No async generator, since one that is left early has to be closed by somebody."""
 
-    _agent: Agent
-    _run: Run
+    _agent: Agent[A_co]
+    _run: Run[A_co]
     _deps: Any
 
-    async def __anext__(self) -> Run:
+    async def __anext__(self) -> Run[A_co]:
         before, self._run = self._run, await self._agent.step(self._run, deps=self._deps)
         if self._run.version == before.version:
             raise StopAsyncIteration

@@ -47,7 +47,7 @@ Driver = Callable[..., Awaitable["Run"]]
 
 
 def agent_tool(
-    agent: Agent,
+    agent: Agent[Any],
     drive: Driver,
     *,
     name: str | None = None,
@@ -95,7 +95,7 @@ def _check(turns: int, timeout_s: float, options: Mapping[str, Any]) -> None:
 class _Child:
     """An agent that is called as a tool."""
 
-    agent: Agent
+    agent: Agent[Any]
     drive: Driver
     prompt: Prompt | None
     turns: int
@@ -149,7 +149,7 @@ class _Call:
     """One call of an agent."""
 
     child: _Child
-    agent: Agent
+    agent: Agent[Any]
     ctx: RunContext[Any]
     parent: Parent | None
     turn: int = 0
@@ -221,7 +221,7 @@ class _Call:
         )
 
 
-def _ended(agent: Agent, run: Run) -> Ended:
+def _ended(agent: Agent[Any], run: Run) -> Ended:
     """Return the result of a call whose run is over."""
     cost = cost_of(run, agent.model)
     if run.state is State.DONE:
@@ -240,7 +240,7 @@ def _ended(agent: Agent, run: Run) -> Ended:
     return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
 
 
-def _left_behind(agent: Agent, run: Run) -> Ended:
+def _left_behind(agent: Agent[Any], run: Run) -> Ended:
     """Tell of an agent that was told to end and has not yet: another has its lease, who may be dead."""
     names = [entry.call.name for entry in run.open if entry.attempts and entry.phase is not Phase.FINISHED]
     doing = f", and may still be doing: {', '.join(names)}" if names else ""

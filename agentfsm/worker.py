@@ -36,7 +36,7 @@ RESTING: Final = 10_000
 class Worker:
     """Drives the runs of one agent; `Agent.worker` is `work` of one of these."""
 
-    agent: Agent
+    agent: Agent[Any]
     drive: Callable[..., Awaitable[Run]]
     deps: Any
     parallel: int

@@ -30,7 +30,7 @@ Cancellation belongs to none of these: it stays the event loop's own exception.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Usage
@@ -74,7 +74,7 @@ class RunError(AgentError):
         run: The run as it stands.
     """
 
-    def __init__(self, message: str, run: Run) -> None:
+    def __init__(self, message: str, run: Run[Any]) -> None:
         super().__init__(message, run)
         self.run = run
 

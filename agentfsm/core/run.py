@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 import attrs
+from typing_extensions import TypeVar  # typing has none with a default before Python 3.13
 
 from agentfsm.core import events as e
 from agentfsm.core.effects import AskModel, Effect, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
@@ -38,6 +39,8 @@ from agentfsm.core.verdict import Action, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+A_co = TypeVar("A_co", default=str, covariant=True)
+# What an answer is: text, unless the agent has an output_type.
 
 FORMAT: Final = 3
 # The format of journals that this code writes; raised with every change that an older reader would misunderstand.
@@ -146,7 +149,7 @@ class Fault:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class Run:
+class Run(Generic[A_co]):
     """Where a run stands after `version` events. Not slotted: `apply` copies its dict, a tenth of what evolve costs."""
 
     header: Header
@@ -202,10 +205,10 @@ class Run:
     stop_message: str = ""
     updated_at: float = 0.0
     # Seconds since 1970 of the newest event.
-    decoder: Callable[[str], Any] | None = attrs.field(default=None, eq=False, repr=False)
+    decoder: Callable[[str], A_co] | None = attrs.field(default=None, eq=False, repr=False)
     # Makes `output` of the answer's text; the agent's, and not a part of the run.
 
-    def apply(self, event: e.Event) -> Run:
+    def apply(self, event: e.Event) -> Run[A_co]:
         """Return the run after the event.
 
         Raises:
@@ -219,11 +222,11 @@ class Run:
         fields["version"] = self.version + 1
         fields["duration_s"] = self.duration_s + event.took_s
         fields["updated_at"] = event.at
-        after = object.__new__(Run)
+        after: Run[A_co] = object.__new__(Run)
         object.__setattr__(after, "__dict__", fields)
         return after
 
-    def fold(self, events: Iterable[e.Event]) -> Run:
+    def fold(self, events: Iterable[e.Event]) -> Run[A_co]:
         """Apply events in order."""
         run = self
         for event in events:
@@ -256,14 +259,15 @@ class Run:
         return isinstance(self.effect, Wait)
 
     @property
-    def output(self) -> Any:
+    def output(self) -> A_co:
         """The answer: text, or what the agent's `output_type` makes of it.
 
         Raises:
             RunError: on a run that did not end in DONE.
         """
-        text = self.answer
-        return text if self.decoder is None else self.decoder(text)
+        text: Any = self.answer
+        answer: A_co = text if self.decoder is None else self.decoder(text)
+        return answer
 
     @property
     def answer(self) -> str:
@@ -398,7 +402,7 @@ def arguments_of(call: ToolCall) -> dict[str, JSON]:
     return arguments
 
 
-def _no_output(run: Run) -> str:
+def _no_output(run: Run[Any]) -> str:
     where = f"run {run.id} has no output: it is in {run.state.upper()}"
     if run.state is State.ERROR:
         return f"{where}, stopped by {run.stop_reason} ({run.stop_message})"
@@ -416,7 +420,7 @@ def _wish(item: Pending) -> str:
 # What has to happen next, by state.
 
 
-def _act(run: Run) -> Effect:
+def _act(run: Run[Any]) -> Effect:
     """Calls before the first undecided one run; where none is left, a person has to decide; else the turn ends."""
     ready: list[ToolCall] = []
     for entry in run.open:
@@ -427,7 +431,7 @@ def _act(run: Run) -> Effect:
     return RunTools(calls=tuple(ready))
 
 
-def _reflect(run: Run) -> Effect:
+def _reflect(run: Run[Any]) -> Effect:
     last = run.messages[-1]
     if isinstance(last, AssistantMessage):
         return Reflect(draft=last.text, verdict=run.verdict)
@@ -439,7 +443,7 @@ _REFLECT_ON_RESULTS: Final = Reflect(draft=None)
 # The same in every turn.
 
 
-_EFFECT: Mapping[State, Callable[[Run], Effect | None]] = {
+_EFFECT: Mapping[State, Callable[[Run[Any]], Effect | None]] = {
     State.OBSERVE: lambda _run: _READ_INBOX,
     State.THINK: lambda run: AskModel(turn=run.turn + 1, messages=run.shown if run.window else run.messages),
     State.ACT: _act,
@@ -449,7 +453,7 @@ _EFFECT: Mapping[State, Callable[[Run], Effect | None]] = {
 }
 
 
-def _pending(run: Run, entry: OpenCall) -> tuple[Pending, ...]:
+def _pending(run: Run[Any], entry: OpenCall) -> tuple[Pending, ...]:
     if entry.phase is Phase.PAUSED:
         return entry.waits
     own = Pending(
@@ -470,7 +474,7 @@ def _pending(run: Run, entry: OpenCall) -> tuple[Pending, ...]:
 Changes = dict[str, Any]
 
 
-def _observed(run: Run, event: e.Observed) -> Changes:
+def _observed(run: Run[Any], event: e.Observed) -> Changes:
     history = run.messages or _opening(run)
     if not event.inputs:
         return {"messages": history}
@@ -478,12 +482,12 @@ def _observed(run: Run, event: e.Observed) -> Changes:
     return {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
 
 
-def _opening(run: Run) -> tuple[Message, ...]:
+def _opening(run: Run[Any]) -> tuple[Message, ...]:
     """Return the history at version 0: what the run goes on from, and the prompt."""
     return (*run.prior, *run.header.history, UserMessage(parts=run.header.prompt))
 
 
-def _tools_chosen(run: Run, event: e.ToolsChosen) -> Changes:
+def _tools_chosen(run: Run[Any], event: e.ToolsChosen) -> Changes:
     return {
         "turn": run.turn + 1,
         "usage": run.usage + event.usage,
@@ -492,7 +496,7 @@ def _tools_chosen(run: Run, event: e.ToolsChosen) -> Changes:
     }
 
 
-def _answered(run: Run, event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
+def _answered(run: Run[Any], event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
     return {
         "turn": run.turn + 1,
         "usage": run.usage + event.usage,
@@ -501,11 +505,11 @@ def _answered(run: Run, event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
     }
 
 
-def _answer_given(run: Run, event: e.AnswerGiven) -> Changes:
+def _answer_given(run: Run[Any], event: e.AnswerGiven) -> Changes:
     return {**_answered(run, event), "stop_reason": StopReason.COMPLETED}
 
 
-def _model_faltered(run: Run, event: e.ModelFaltered) -> Changes:
+def _model_faltered(run: Run[Any], event: e.ModelFaltered) -> Changes:
     fault = Fault(turn=run.turn + 1, source="model", message=event.error)
     return {
         "turn": run.turn + 1,
@@ -515,7 +519,7 @@ def _model_faltered(run: Run, event: e.ModelFaltered) -> Changes:
     }
 
 
-def _compacted(_run: Run, event: e.Compacted) -> Changes:
+def _compacted(_run: Run[Any], event: e.Compacted) -> Changes:
     return {"window": event.start}
 
 
@@ -530,7 +534,7 @@ _COMES_IN: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
 }
 
 
-def _entry_for(run: Run, event: e.Event, call_id: str) -> tuple[list[OpenCall], int]:
+def _entry_for(run: Run[Any], event: e.Event, call_id: str) -> tuple[list[OpenCall], int]:
     """Return the open calls as a list, and where the call of the event is, if it may come to it in its phase."""
     entries = list(run.open)
     index = run._index(call_id)  # noqa: SLF001  the fold is the run's own inside
@@ -540,17 +544,17 @@ def _entry_for(run: Run, event: e.Event, call_id: str) -> tuple[list[OpenCall], 
     return entries, index
 
 
-def _evolved(run: Run, event: e.Event, call_id: str, **changes: Any) -> Changes:
+def _evolved(run: Run[Any], event: e.Event, call_id: str, **changes: Any) -> Changes:
     entries, index = _entry_for(run, event, call_id)
     entries[index] = attrs.evolve(entries[index], **changes)
     return {"open": tuple(entries)}
 
 
-def _tools_offered(run: Run, event: e.ToolsOffered) -> Changes:
+def _tools_offered(run: Run[Any], event: e.ToolsOffered) -> Changes:
     return {"offered": event.tools, "usage": run.usage + event.usage}
 
 
-def _tool_started(run: Run, event: e.ToolStarted) -> Changes:
+def _tool_started(run: Run[Any], event: e.ToolStarted) -> Changes:
     attempts = run.entry(event.call_id).attempts + 1
     return _evolved(
         run,
@@ -563,7 +567,7 @@ def _tool_started(run: Run, event: e.ToolStarted) -> Changes:
     )
 
 
-def _tool_finished(run: Run, event: e.ToolFinished) -> Changes:
+def _tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
     entries, index = _entry_for(run, event, event.result.call_id)
     was = entries[index]
     result = event.result
@@ -578,15 +582,15 @@ def _tool_finished(run: Run, event: e.ToolFinished) -> Changes:
     return changes
 
 
-def _tool_lost(run: Run, event: e.ToolLost) -> Changes:
+def _tool_lost(run: Run[Any], event: e.ToolLost) -> Changes:
     return _evolved(run, event, event.call_id, phase=Phase.LOST, expires_at=None, digest="", waits=())
 
 
-def _tool_paused(run: Run, event: e.ToolPaused) -> Changes:
+def _tool_paused(run: Run[Any], event: e.ToolPaused) -> Changes:
     return _evolved(run, event, event.call_id, phase=Phase.PAUSED, waits=event.pending)
 
 
-def _approval_asked(run: Run, event: e.ApprovalAsked) -> Changes:
+def _approval_asked(run: Run[Any], event: e.ApprovalAsked) -> Changes:
     return _evolved(
         run,
         event,
@@ -598,12 +602,12 @@ def _approval_asked(run: Run, event: e.ApprovalAsked) -> Changes:
     )
 
 
-def _approval_given(run: Run, event: e.ApprovalGiven) -> Changes:
+def _approval_given(run: Run[Any], event: e.ApprovalGiven) -> Changes:
     changes = _evolved(run, event, event.call_id, phase=Phase.APPROVED, expires_at=None)
     return changes if event.arguments is None else _edited(run, changes["open"], event.call_id, event.arguments)
 
 
-def _edited(run: Run, entries: tuple[OpenCall, ...], call_id: str, arguments: str) -> Changes:
+def _edited(run: Run[Any], entries: tuple[OpenCall, ...], call_id: str, arguments: str) -> Changes:
     """Put a person's arguments in the place of the model's, in the open call and in the message that asked for it."""
     calls = tuple(
         attrs.evolve(entry.call, arguments=arguments) if entry.call.id == call_id else entry.call for entry in entries
@@ -614,20 +618,20 @@ def _edited(run: Run, entries: tuple[OpenCall, ...], call_id: str, arguments: st
     }
 
 
-def _tools_returned(run: Run, _event: e.ToolsReturned) -> Changes:
+def _tools_returned(run: Run[Any], _event: e.ToolsReturned) -> Changes:
     results = [entry.result for entry in run.open if entry.result is not None]
     if len(results) != len(run.open):
         raise MisuseError(f"run {run.id}: the turn cannot end while calls are open")
     return {**_closed(run, results), "consecutive_errors": _errors_after(run, results)}
 
 
-def _errors_after(run: Run, results: list[ToolResult]) -> int:
+def _errors_after(run: Run[Any], results: list[ToolResult]) -> int:
     """Count an error turn where all calls failed; one success resets; a refused or withdrawn call is neither."""
     outcomes = {result.outcome for result in results}
     return 0 if Outcome.DONE in outcomes else run.consecutive_errors + (outcomes <= _ERRORS)
 
 
-def _continued(run: Run, event: e.Continued) -> Changes:
+def _continued(run: Run[Any], event: e.Continued) -> Changes:
     changes: Changes = {}
     if event.note:
         changes["messages"] = (*run.messages, SystemMessage(text=event.note))
@@ -650,24 +654,24 @@ def _continued(run: Run, event: e.Continued) -> Changes:
 _CORRECTIONS: Final = frozenset({Action.RETRY_STEP, Action.REPLAN})
 
 
-def _judged(run: Run, event: e.Judged) -> Changes:
+def _judged(run: Run[Any], event: e.Judged) -> Changes:
     return {"verdict": event.verdict, "usage": run.usage + event.usage}
 
 
-def _accepted(_run: Run, _event: e.Accepted) -> Changes:
+def _accepted(_run: Run[Any], _event: e.Accepted) -> Changes:
     return {"stop_reason": StopReason.COMPLETED}
 
 
-def _paused(run: Run, event: e.Paused) -> Changes:
+def _paused(run: Run[Any], event: e.Paused) -> Changes:
     words = [f"paused by {event.by}" if event.by else "paused", *([event.message] if event.message else [])]
     return {"paused": Pending(kind=PendingKind.PAUSE, run_id=run.id, description=": ".join(words))}
 
 
-def _resumed(run: Run, event: e.Resumed) -> Changes:
+def _resumed(run: Run[Any], event: e.Resumed) -> Changes:
     return {"paused": None, "fingerprint": event.fingerprint or run.fingerprint}
 
 
-def _failed(run: Run, event: e.Failed) -> Changes:
+def _failed(run: Run[Any], event: e.Failed) -> Changes:
     results = [entry.result or _closing(entry, index, event) for index, entry in enumerate(run.open)]
     return {
         **_closed(run, results),
@@ -678,7 +682,7 @@ def _failed(run: Run, event: e.Failed) -> Changes:
     }
 
 
-def _closed(run: Run, results: list[ToolResult]) -> Changes:
+def _closed(run: Run[Any], results: list[ToolResult]) -> Changes:
     """Move the open turn into the history: the assistant's message together with all its results."""
     if run.reply is None:
         return {} if run.messages else {"messages": _opening(run)}
@@ -697,7 +701,7 @@ def _closing(entry: OpenCall, index: int, event: e.Failed) -> ToolResult:
     return ToolResult(call_id=entry.call.id, tool=entry.call.name, outcome=outcome, content=text, index=index)
 
 
-_FOLD: Mapping[type[e.Event], Callable[[Run, Any], Changes]] = MappingProxyType(
+_FOLD: Mapping[type[e.Event], Callable[[Run[Any], Any], Changes]] = MappingProxyType(
     {
         e.Observed: _observed,
         e.ToolsChosen: _tools_chosen,
@@ -726,11 +730,11 @@ _FOLD: Mapping[type[e.Event], Callable[[Run, Any], Changes]] = MappingProxyType(
 # What is read off the history.
 
 
-def _own(run: Run) -> tuple[Message, ...]:
+def _own(run: Run[Any]) -> tuple[Message, ...]:
     return run.messages[run.first :]
 
 
-def _records(run: Run) -> Iterable[CallRecord]:
+def _records(run: Run[Any]) -> Iterable[CallRecord]:
     calls = {call.id: call for m in _own(run) if isinstance(m, AssistantMessage) for call in m.calls}
     for result in _own(run):
         if isinstance(result, ToolResult):
@@ -744,7 +748,7 @@ def _records(run: Run) -> Iterable[CallRecord]:
             )
 
 
-def _failures(run: Run) -> Iterable[tuple[int, ToolResult]]:
+def _failures(run: Run[Any]) -> Iterable[tuple[int, ToolResult]]:
     for message in _own(run):
         if isinstance(message, ToolResult) and message.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
             yield _turn_in(message.call_id) - run.turns_before, message

@@ -287,10 +287,10 @@ class Stream(Feed[StreamEvent]):
         run: The newest state of the run; None before the first step.
     """
 
-    def __init__(self, drive: Callable[[Listener, Callable[[Run], None]], Awaitable[Run]]) -> None:
+    def __init__(self, drive: Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[Any]]]) -> None:
         """Prepare the stream; `drive` is called when the block is entered."""
         super().__init__(self._watched)
-        self.run: Run | None = None
+        self.run: Run[Any] | None = None
         self._driven = drive
 
     @property
@@ -306,7 +306,7 @@ class Stream(Feed[StreamEvent]):
         self.run = await self._driven(self._put, self._see)
         self._put(RunEnded(run_id=self.run.id, turn=self.run.turn, run=self.run))
 
-    def _see(self, run: Run) -> None:
+    def _see(self, run: Run[Any]) -> None:
         self.run = run
 
 
@@ -315,7 +315,7 @@ class TypedStream(Stream):
 
     def __init__(
         self,
-        drive: Callable[[Listener, Callable[[Run], None]], Awaitable[Run]],
+        drive: Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[Any]]],
         read: Callable[[Sequence[TextDelta | CallDelta]], Any],
     ) -> None:
         """Prepare the stream; `read` makes as much of an answer as the deltas of a reply tell."""

@@ -202,7 +202,7 @@ async def watched() -> None:
     async with agent.stream("Refund order 17") as stream:
         async for event in stream:
             assert_type(event.seq, int)
-    assert_type(stream.run, Run | None)
+    assert_type(stream.run, Run[Any] | None)
 
 
 async def people(run_id: str) -> None:
@@ -223,7 +223,7 @@ async def errors() -> str:
     try:
         return (await agent.run("go")).output
     except RunError as error:
-        assert_type(error.run, Run)
+        assert_type(error.run, Run[Any])
         return str(error.run.stop_reason)
     except ConflictError as error:
         return str(error)
@@ -271,3 +271,22 @@ async def runs(prompts: list[str]) -> AsyncIterator[Run]:
     """Agents are used inside other code."""
     for prompt in prompts:
         yield await agent.run(prompt)
+
+
+@dataclass
+class Refund:
+    """What an agent answers."""
+
+    order: int
+
+
+async def answers() -> None:
+    """The type of the answer is the agent's, and that of its runs; without one it is text."""
+    typed = Agent("openai:gpt-4o", output_type=Refund)
+    run = await typed.run("Refund order 17")
+    assert_type(run.output, Refund)
+    assert_type((await typed.resume(run.id)).output, Refund)
+    assert_type(run.answer, str)
+    either: Agent[Refund | str] = Agent("openai:gpt-4o", output_type=Refund | str)
+    assert_type((await either.run("Refund order 17")).output, Refund | str)
+    assert_type((await Agent("openai:gpt-4o").run("go")).output, str)
