@@ -171,7 +171,7 @@ class Agent(Generic[A_co]):
     # What an answer is: a pydantic model, a dataclass, an attrs class, a union, any type that JSON carries. None: text.
     output_mode: OutputMode | str | None = None
     # How the model is held to it: "schema", "tool", "json" or "prompt"; None: the best way that the model has.
-    output_validators: Sequence[Callable[..., Any]] = attrs.field(default=(), converter=tuple)
+    output_validators: Sequence[Callable[..., Any]] = ()
     # Functions of the answer, or of the RunContext and the answer, plain or async, that raise ModelRetry to refuse it.
     reflector: Judge | None = None
     # Judges answers, or the results of chosen tools, before the run goes on.

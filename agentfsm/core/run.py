@@ -222,7 +222,7 @@ class Run(Generic[A_co]):
         fields["version"] = self.version + 1
         fields["duration_s"] = self.duration_s + event.took_s
         fields["updated_at"] = event.at
-        after: Run[A_co] = object.__new__(Run)
+        after: Run[A_co] = object.__new__(type(self))
         object.__setattr__(after, "__dict__", fields)
         return after
 
