@@ -126,25 +126,48 @@ def _events(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, A
 
 def _told(place: int, item: Item, size: int) -> list[dict[str, Any]]:
     """Return the events that tell of an item, in order."""
-    if item["type"] == "reasoning":
-        bare: Item = {"summary": [], "encrypted_content": ""}
-        texts = [("response.reasoning_summary_text.delta", part["text"]) for part in item["summary"]]
-    elif item["type"] == "function_call":
-        bare, texts = {"arguments": ""}, [("response.function_call_arguments.delta", item["arguments"])]
+    where = {"output_index": place, "item_id": item["id"]}
+    if item["type"] == "function_call":
+        bare: Item = {"arguments": ""}
+        pieces = _written("function_call_arguments", "arguments", item["arguments"], size, last={"name": item["name"]})
+    elif item["type"] == "reasoning":
+        bare = {"summary": [], "encrypted_content": ""}
+        pieces = [each for n, part in enumerate(item["summary"]) for each in _part("summary", n, part, size)]
     else:
         bare = {"content": []}
-        kinds = {"output_text": "text", "refusal": "refusal"}
-        texts = [(f"response.{part['type']}.delta", part[kinds[part["type"]]]) for part in item["content"]]
-    where = {"output_index": place, "item_id": item["id"]}
+        pieces = [each for n, part in enumerate(item["content"]) for each in _part("content", n, part, size)]
     return [
-        {
-            "type": "response.output_item.added",
-            "output_index": place,
-            "item": {**item, **bare, "status": "in_progress"},
-        },
-        *[{"type": kind, **where, "delta": piece} for kind, text in texts for piece in cut(text, size)],
+        {"type": "response.output_item.added", "output_index": place, "item": item | bare | {"status": "in_progress"}},
+        *[where | each for each in pieces],
         {"type": "response.output_item.done", "output_index": place, "item": item},
     ]
+
+
+def _part(of: str, index: int, part: Item, size: int) -> list[dict[str, Any]]:
+    kind, name, besides = _PARTS[part["type"]]
+    at = {f"{of}_index": index}
+    place = f"response.{'reasoning_summary' if of == 'summary' else of}_part"
+    return [
+        {"type": f"{place}.added", **at, "part": {**part, name: ""}},
+        *_written(kind, name, part[name], size, each=at | besides),
+        {"type": f"{place}.done", **at, "part": part},
+    ]
+
+
+_PARTS: Final[Mapping[str, tuple[str, str, Item]]] = {
+    "output_text": ("output_text", "text", {"logprobs": []}),
+    "refusal": ("refusal", "refusal", {}),
+    "summary_text": ("reasoning_summary_text", "text", {}),
+}
+# By the type of a part: what its events are called, which field has the text, and what each event holds besides.
+
+
+def _written(
+    kind: str, name: str, text: str, size: int, *, each: Item | None = None, last: Item | None = None
+) -> list[dict[str, Any]]:
+    each, last = each or {}, last or {}
+    deltas = [{"type": f"response.{kind}.delta", **each, "delta": piece} for piece in cut(text, size)]
+    return [*deltas, {"type": f"response.{kind}.done", **each, **last, name: text}]
 
 
 def _output(say: Say, number: int) -> list[Item]:
@@ -205,7 +228,7 @@ def _usage(say: Say, body: dict[str, Any]) -> dict[str, Any] | None:
     cached, thought = given.get("prompt_tokens_details", {}), given.get("completion_tokens_details", {})
     return {
         "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": 0, **cached},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0, **cached},
         "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": 0, **thought},
         "total_tokens": read + written,
