@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from agentfsm.core.messages import Message
+import attrs
+
+from agentfsm.core.messages import AssistantMessage, Message, Native
 from agentfsm.models import responses_wire
 from agentfsm.models.chat_wire import encode
 from agentfsm.ports import Request
@@ -52,7 +54,7 @@ def check_wires(messages: Sequence[Message], instructions: str = "") -> None:
         RefusedError: when one does not, with its rule.
     """
     check_openai(openai_of(messages, instructions))
-    check_responses(responses_of(messages, instructions))
+    check_responses(responses_of(thinking(messages), instructions))
     check_anthropic(anthropic_of(openai_of(messages)))
 
 
@@ -165,6 +167,27 @@ def responses_of(messages: Sequence[Message], instructions: str = "") -> list[Wi
     request = Request(instructions=instructions, messages=messages)
     wire: list[Wire] = json.loads(responses_wire.encode(request, model="m", streamed=False))["input"]
     return wire
+
+
+def thinking(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages as they would be if every second reply had been thought about before its text and calls."""
+    thought: list[Message] = []
+    for index, message in enumerate(messages):
+        if isinstance(message, AssistantMessage) and index % 2:
+            said = [
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": message.text}]}
+            ]
+            called = [{"type": "function_call", "call_id": "x", "name": "x", "arguments": "{"} for _ in message.calls]
+            items = [
+                {"type": "reasoning", "summary": [], "encrypted_content": "xyz"},
+                *(said if message.text.strip() else []),
+                *called,
+            ]
+            native = Native(provider="openai-responses", content=json.dumps(items))
+            thought.append(attrs.evolve(message, native=native))
+        else:
+            thought.append(message)
+    return thought
 
 
 CALL_ID_CHARS: Final = 64
