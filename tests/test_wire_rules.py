@@ -6,13 +6,24 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
-from wire_rules import RefusedError, anthropic_of, check_anthropic, check_openai, openai_of
+from wire_rules import (
+    RefusedError,
+    anthropic_of,
+    check_anthropic,
+    check_openai,
+    check_responses,
+    openai_of,
+    responses_of,
+)
 
 from agentfsm import Outcome
 from agentfsm.core.messages import (
     AssistantMessage,
+    FilePart,
     ImagePart,
+    Native,
     SystemMessage,
     TextPart,
     ToolCall,
@@ -72,6 +83,58 @@ TORN_OPENAI: dict[str, tuple[str, Tear]] = {
     "an image of the system": ("a part of", lambda m: m[4].update(content=m[1]["content"])),
     "a role that there is not": ("unknown role", lambda m: m[4].update(role="narrator")),
 }
+SEALED = '{"type": "reasoning", "summary": [], "encrypted_content": "xyz"}'
+SEARCHED = '{"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}'
+CALLED = '{"type": "function_call", "call_id": "", "name": "", "arguments": ""}'
+SAID = '{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so", "annotations": []}]}'
+GOOD_RESPONSES = responses_of(
+    (
+        UserMessage(parts=(TextPart(text="go"), ImagePart(url="https://a.b/c.png"), FilePart.of(b"%PDF"))),
+        attrs.evolve(
+            HISTORY[1], native=Native(provider="openai-responses", content=f"[{SEALED}, {SEARCHED}, {CALLED}]")
+        ),
+        *HISTORY[2:],
+        AssistantMessage(text="so", native=Native(provider="openai-responses", content=f"[{SEALED}, {SAID}]")),
+        UserMessage(parts=(TextPart(text="and now?"),)),
+    ),
+    "Be brief.",
+)
+# 0 user, 1 thinking, 2 search, 3 call, 4 output, 5 note, 6 and 7 calls, 8 and 9 outputs, 10 user, 11 thinking, 12 said,
+# 13 user.
+TORN_RESPONSES: dict[str, tuple[str, Tear]] = {
+    "nothing": ("no input", lambda m: m.clear()),
+    "no output": ("no tool output", lambda m: m.pop(4)),
+    "an output twice": ("a second output", lambda m: m.append(m[4])),
+    "an output of nothing": ("no tool call found", lambda m: m.append({**m[4], "call_id": "x"})),
+    "an output before its call": ("no tool call found", lambda m: m.insert(0, m.pop(4))),
+    "an output of null": ("no text", lambda m: m[4].update(output=None)),
+    "a call_id twice": ("two calls", lambda m: m[6].update(call_id="t1.0")),
+    "a long call_id": ("the call_id", lambda m: m[3].update(call_id="t" * 65)),
+    "no call_id": ("the call_id", lambda m: m[3].update(call_id="")),
+    "a name with a space": ("called", lambda m: m[3].update(name="a b")),
+    "torn arguments": ("JSON object", lambda m: m[3].update(arguments="{")),
+    "an id of a call": ("refused", lambda m: m[3].update(id="fc_1")),
+    "an id of a message": ("refused", lambda m: m[12].update(id="msg_1")),
+    "an id of thinking": ("refused", lambda m: m[1].update(id="rs_1")),
+    "the status of thinking": ("refused", lambda m: m[1].update(status="completed")),
+    "thinking that is not sealed": ("not sealed", lambda m: m[1].update(encrypted_content=None)),
+    "thinking without summary": ("without a summary", lambda m: m[1].pop("summary")),
+    "thinking last": ("following item", lambda m: m.append(m[1])),
+    "thinking before the user": ("following item", lambda m: m.pop(12)),
+    "thinking before an output": ("following item", lambda m: m.insert(4, m[1])),
+    "an item that there is not": ("of the type", lambda m: m[2].update(type="thought")),
+    "a reference": ("of the type", lambda m: m.insert(0, {"type": "item_reference", "id": "rs_1"})),
+    "a role that there is not": ("unknown role", lambda m: m[5].update(role="tool")),
+    "an empty note": ("empty content", lambda m: m[5].update(content="")),
+    "a prompt of null": ("neither", lambda m: m[10].update(content=None)),
+    "a prompt of no parts": ("neither", lambda m: m[10].update(content=[])),
+    "text of the assistant as input": ("a part of", lambda m: m[12]["content"][0].update(type="input_text")),
+    "a recording": ("a part of", lambda m: m[0]["content"][0].update(type="input_audio")),
+    "an empty part": ("one thing", lambda m: m[0]["content"][0].update(text="")),
+    "an image without detail": ("detail", lambda m: m[0]["content"][1].pop("detail")),
+    "a file without a name": ("filename", lambda m: m[0]["content"][2].pop("filename")),
+    "half a pair": ("surrogate", lambda m: m[13].update(content="\ud800")),
+}
 GOOD_ANTHROPIC = anthropic_of(openai_of(HISTORY))
 # 0 user, 1 call, 2 result and note, 3 two calls, 4 two results and the user's text.
 TORN_ANTHROPIC: dict[str, tuple[str, Tear]] = {
@@ -114,6 +177,7 @@ def _said(text: str, role: str = "user") -> dict[str, Any]:
 def test_the_readers_take_what_is_whole():
     """A history with all there is: parts, notes, calls with text and without, an image."""
     check_openai(GOOD)
+    check_responses(GOOD_RESPONSES)
     check_anthropic(GOOD_ANTHROPIC)
     roles = [message["role"] for message in GOOD_ANTHROPIC]
     assert roles == ["user", "assistant", "user", "assistant", "user"]
@@ -127,6 +191,16 @@ def test_the_reader_of_openai_refuses(name):
     tear(torn)
     with pytest.raises(RefusedError, match=rule):
         check_openai(torn)
+
+
+@pytest.mark.parametrize("name", TORN_RESPONSES)
+def test_the_reader_of_responses_refuses(name):
+    """Each rule by a list that breaks it and nothing else."""
+    rule, tear = TORN_RESPONSES[name]
+    torn = copy.deepcopy(GOOD_RESPONSES)
+    tear(torn)
+    with pytest.raises(RefusedError, match=rule):
+        check_responses(torn)
 
 
 @pytest.mark.parametrize("name", TORN_ANTHROPIC)

@@ -1,8 +1,9 @@
-"""What OpenAI and Anthropic accept as the messages of a request: two strict readers, written from their own rules.
+"""What OpenAI and Anthropic accept as the messages of a request: strict readers, written from their own rules.
 
 Where the vendors say a rule in public, it is cited; what only their servers say is cited from where people were told.
-The readers share nothing with the package but the encoder of chat completions, whose bytes they read back. There is no
-Anthropic adapter yet, so what one has to make of a history is made here, as plainly as can be.
+The readers share nothing with the package but its encoders for OpenAI, whose bytes they read back: of chat completions
+and of the Responses API. There is no Anthropic adapter yet, so what one has to make of a history is made here, as
+plainly as can be.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from agentfsm.core.messages import Message
+import attrs
+
+from agentfsm.core.messages import AssistantMessage, Message, Native
+from agentfsm.models import responses_wire
 from agentfsm.models.chat_wire import encode
 from agentfsm.ports import Request
 
@@ -44,12 +48,13 @@ def _require(holds: object, *what: object) -> None:
 
 
 def check_wires(messages: Sequence[Message], instructions: str = "") -> None:
-    """Fail unless both vendors take these messages as those of a request.
+    """Fail unless both vendors take these messages as those of a request, OpenAI at both of its addresses.
 
     Raises:
         RefusedError: when one does not, with its rule.
     """
     check_openai(openai_of(messages, instructions))
+    check_responses(responses_of(thinking(messages), instructions))
     check_anthropic(anthropic_of(openai_of(messages)))
 
 
@@ -152,6 +157,139 @@ def _check_content(content: object, *, is_user: bool = False) -> None:
         kind = part.get("type")
         _require(kind == "text" or (is_user and kind == "image_url"), "a part of the type", kind)
         _require(part.get("text") if kind == "text" else part["image_url"].get("url"), "an empty part")
+
+
+# OpenAI's Responses API
+
+
+def responses_of(messages: Sequence[Message], instructions: str = "") -> list[Wire]:
+    """Return the messages as the package's own encoder writes them as items, read back from its bytes."""
+    request = Request(instructions=instructions, messages=messages)
+    wire: list[Wire] = json.loads(responses_wire.encode(request, model="m", streamed=False))["input"]
+    return wire
+
+
+def thinking(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages as they would be if every second reply had been thought about before its text and calls."""
+    thought: list[Message] = []
+    for index, message in enumerate(messages):
+        if isinstance(message, AssistantMessage) and index % 2:
+            said = [
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": message.text}]}
+            ]
+            called = [{"type": "function_call", "call_id": "x", "name": "x", "arguments": "{"} for _ in message.calls]
+            items = [
+                {"type": "reasoning", "summary": [], "encrypted_content": "xyz"},
+                *(said if message.text.strip() else []),
+                *called,
+            ]
+            native = Native(provider="openai-responses", content=json.dumps(items))
+            thought.append(attrs.evolve(message, native=native))
+        else:
+            thought.append(message)
+    return thought
+
+
+CALL_ID_CHARS: Final = 64
+# "Invalid 'input[95].call_id': string too long. Expected a string with maximum length 64" (AnswerDotAI/fastllm#45).
+ROLES: Final = {
+    "user": {"input_text", "input_image", "input_file"},
+    "system": {"input_text"},
+    "developer": {"input_text"},
+    "assistant": {"output_text", "refusal"},
+}
+# The parts that a message of each role may hold. "Invalid value: 'input_text'. Supported values are: 'output_text' and
+# 'refusal'." is said of the assistant's; a recording is no part of any (types/responses/response_input_content_param.py
+# of the openai package 3.54; vllm-project/vllm#47659).
+FIELDS: Final = {
+    "message": {"type", "role", "content", "phase"},
+    "function_call": {"type", "call_id", "name", "arguments", "namespace", "caller"},
+    "function_call_output": {"type", "call_id", "output"},
+    "reasoning": {"type", "summary", "content", "encrypted_content"},
+}
+# What a client that has nothing stored may send of each. An id is looked for, and "Item with id 'rs_...' not found.
+# Items are not persisted when `store` is set to false" is the answer (vercel/ai#7543, NousResearch/hermes-agent#10217);
+# of the status of thinking it says "Unknown parameter: 'input[3].status'" (1jehuang/jcode#1028).
+
+
+def check_responses(items: Sequence[Wire]) -> None:
+    """Fail unless these are the input of a response as OpenAI takes it, where it stores nothing.
+
+    Raises:
+        RefusedError: when they are not, with the rule.
+    """
+    _require(items, "no input")
+    called: dict[str, bool] = {}  # whether each call has its output
+    for item, after in zip(items, [*items[1:], {}], strict=True):
+        kind = item.get("type")
+        # An item of the server's own tools goes back as it came.
+        _require(item.keys() <= FIELDS.get(str(kind), item.keys()), "fields of", kind, "that are refused:", *item)
+        _require(_is_unicode(item), "half of a surrogate pair in an item of the type", kind)
+        if kind == "message":
+            _check_said(item)
+        elif kind == "function_call":
+            _check_function_call(item, called)
+        elif kind == "function_call_output":
+            _check_output(item, called)
+        elif kind == "reasoning":
+            _check_reasoning(item, after)
+        else:
+            _require(str(kind).endswith(("_call", "_output")) or kind == "compaction", "an item of the type", kind)
+    # "No tool output found for function call call_..." (agentjido/req_llm#454).
+    waiting = [call_id for call_id, is_answered in called.items() if not is_answered]
+    _require(not waiting, "no tool output for", waiting)
+
+
+def _check_said(item: Wire) -> None:
+    role, content = item.get("role"), item.get("content")
+    _require(role in ROLES, "unknown role", role)
+    if isinstance(content, str):
+        _require(content, "empty content")
+        return
+    _require(isinstance(content, list) and content, "content that is neither text nor parts:", content)
+    assert isinstance(content, list)
+    for part in content:
+        _require(part.get("type") in ROLES[str(role)], "a part of the type", part.get("type"), "of the", role)
+        _check_held(part)
+
+
+def _check_held(part: Wire) -> None:
+    given = [part.get(name) for name in ("text", "refusal", "image_url", "file_url", "file_data") if part.get(name)]
+    _require(len(given) == 1, "a part that does not hold one thing:", part)
+    # The reference lists `detail` of an image as required, and `filename` stands beside `file_data` in its examples.
+    _require(
+        part["type"] != "input_image" or part.get("detail") in {"low", "high", "auto", "original"}, "detail:", part
+    )
+    _require("file_data" not in part or part.get("filename"), "file_data without a filename")
+
+
+def _check_function_call(item: Wire, called: dict[str, bool]) -> None:
+    call_id = item.get("call_id")
+    _require(isinstance(call_id, str) and 0 < len(call_id) <= CALL_ID_CHARS, "a call with the call_id", repr(call_id))
+    _require(call_id not in called, "two calls have the call_id", call_id)
+    called[str(call_id)] = False
+    _require(NAME.fullmatch(item.get("name", "")), "a function called", repr(item.get("name")))
+    _require(_is_object(item.get("arguments")), "arguments that are no JSON object:", item.get("arguments"))
+
+
+def _check_output(item: Wire, called: dict[str, bool]) -> None:
+    call_id = item.get("call_id")
+    # "No tool call found for function call output with call_id call_..." (agentjido/req_llm#426).
+    _require(call_id in called, "no tool call found for the output of", call_id)
+    _require(not called[str(call_id)], "a second output of", call_id)
+    called[str(call_id)] = True
+    _require(isinstance(item.get("output"), str), "an output that is no text:", item.get("output"))
+
+
+def _check_reasoning(item: Wire, after: Wire) -> None:
+    # The reference (types/responses/response_reasoning_item_param.py): `summary` is required, and "be sure to include
+    # these items in your input"; "missing required field `summary`" (newo-ether/Agora#141).
+    _require(isinstance(item.get("summary"), list), "thinking without a summary")
+    _require(item.get("encrypted_content"), "thinking that is not sealed")
+    # "Item 'rs_...' of type 'reasoning' was provided without its required following item" (openai/openai-agents-python
+    # #1611): what it led to, which is the model's own.
+    is_own = after.get("role", "assistant") == "assistant" and not str(after.get("type")).endswith("_output")
+    _require(after and is_own, "thinking without its following item, but", after.get("type"), after.get("role"))
 
 
 # Anthropic

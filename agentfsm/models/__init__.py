@@ -9,16 +9,21 @@ from agentfsm.core.errors import MisuseError
 
 if TYPE_CHECKING:
     from agentfsm.models.openai_chat import OpenAIChat
+    from agentfsm.models.openai_responses import OpenAIResponses
     from agentfsm.models.prices import Price
     from agentfsm.ports import Model
 
-__all__ = ["OpenAIChat", "Price", "resolve"]
+__all__ = ["OpenAIChat", "OpenAIResponses", "Price", "resolve"]
 
 # Where each name lives.
-_HOMES = {"OpenAIChat": "agentfsm.models.openai_chat", "Price": "agentfsm.models.prices"}
+_HOMES = {
+    "OpenAIChat": "agentfsm.models.openai_chat",
+    "OpenAIResponses": "agentfsm.models.openai_responses",
+    "Price": "agentfsm.models.prices",
+}
 
 # What a model's name may begin with, and the adapter it stands for.
-_ADAPTERS = {"openai": "OpenAIChat"}
+_ADAPTERS = {"openai": "OpenAIChat", "openai-responses": "OpenAIResponses"}
 
 
 def resolve(model: str) -> Model:

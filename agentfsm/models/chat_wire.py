@@ -32,12 +32,12 @@ from agentfsm.models.wire import (
     parsed_reply,
     written_json,
 )
-from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, TextChunk
+from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, TextChunk, plain_json
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part, ToolCall
     from agentfsm.core.settings import Settings
-    from agentfsm.ports import Chunk, Request, ToolDefinition
+    from agentfsm.ports import Chunk, OutputForm, Request, ToolDefinition
 
 MOST_CALLS: Final = 128
 # Of one message; of more, OpenAI says "array too long".
@@ -73,7 +73,8 @@ def encode(
     """
     written = written or memory()
     try:
-        fields = {"model": model} | _tool_fields(request) | _setting_fields(request.settings, limit_field)
+        fields = {"model": model} | _tool_fields(request) | _format_field(request.output)
+        fields |= _setting_fields(request.settings, limit_field)
         if streamed:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
         lists = {"messages": _history(request, written)}
@@ -88,11 +89,22 @@ def encode(
 def _setting_fields(settings: Settings, limit_field: str) -> dict[str, Any]:
     fields = {
         "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "reasoning_effort": settings.reasoning_effort,
         limit_field: settings.max_tokens,
         "seed": settings.seed,
         "stop": list(settings.stop) or None,
     }
     return {name: value for name, value in fields.items() if value is not None} | dict(settings.extra_body)
+
+
+def _format_field(form: OutputForm | None) -> dict[str, Any]:
+    if form is None:
+        return {}
+    if form.schema is None:
+        return {"response_format": {"type": "json_object"}}
+    schema = {"name": form.name, "schema": plain_json(form.schema), "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 def _history(request: Request, written: Written) -> bytes:

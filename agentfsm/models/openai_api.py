@@ -14,6 +14,7 @@ from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.models import trouble as t
 from agentfsm.models.vendor import TRANSPORT, Client, VendorModel, certificates, checked_header, sent, words_of
 from agentfsm.models.wire import SentError
+from agentfsm.ports import OutputMode
 from agentfsm.retry_after import finite_s, seconds_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,32 @@ OPENAI_URL: Final = "https://api.openai.com/v1"
 OPENAI_HOSTS: Final = ("api.openai.com", ".openai.azure.com")
 # Servers that are OpenAI's own software.
 
-_STATUSES: Final = {str(status): status for status in range(400, 600)}
+_STATUSES: Final = {str(status): status for status in range(400, 600)} | dict.fromkeys(
+    (
+        "bio_policy",
+        "context_length_exceeded",
+        "data_residency_mismatch",
+        "empty_image_file",
+        "failed_to_download_image",
+        "image_content_policy_violation",
+        "image_file_not_found",
+        "image_file_too_large",
+        "image_parse_error",
+        "image_too_large",
+        "image_too_small",
+        "invalid_base64_image",
+        "invalid_image",
+        "invalid_image_format",
+        "invalid_image_mode",
+        "invalid_image_url",
+        "invalid_prompt",
+        "misalignment_policy_violation",
+        "unsupported_image_media_type",
+    ),
+    400,
+)
+# The true status of an error that came with status 200, by its code: of other servers a number, of OpenAI's a word. The
+# other words, "server_error", "rate_limit_exceeded" and "vector_store_timeout", are of trouble that passes.
 
 
 def _bad_request(trouble: t.Trouble) -> ModelError:
@@ -114,6 +140,9 @@ class OpenAIModel(VendorModel):
             price=price,
         )
         self.is_openai = self.host.endswith(OPENAI_HOSTS)
+        # Of the servers of others, few hold a model to a schema, and those that do not take the field and ignore it.
+        schema = (OutputMode.SCHEMA,) if self.is_openai else ()
+        self.output_modes = (*schema, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)
 
     def _key(self, key: str | None, *, needed: bool) -> str:
         if key:
@@ -135,7 +164,6 @@ class OpenAIModel(VendorModel):
         match error:
             case SentError():
                 code, kind = sent(error)
-                # It came with status 200; other servers than OpenAI put the true one into the code.
                 status = _STATUSES.get(code, 400 if kind == "invalid_request_error" else None)
                 return self._trouble(words_of(error.body), status=status, code=code)
             case openai.APIStatusError(response=response):

@@ -26,6 +26,7 @@ from agentfsm.ports import (
     CallChunk,
     FinishChunk,
     FinishReason,
+    OutputForm,
     ProposedCall,
     Request,
     TextChunk,
@@ -37,9 +38,13 @@ ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
 TOOL = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object"})
 
 
-def body_of(*messages, instructions="", tools=(), streamed=False, **settings):
+def body_of(*messages, instructions="", tools=(), streamed=False, output=None, **settings):
     request = Request(
-        instructions=instructions, messages=messages or (ASK,), tools=tools, settings=Settings(**settings)
+        instructions=instructions,
+        messages=messages or (ASK,),
+        tools=tools,
+        output=output,
+        settings=Settings(**settings),
     )
     return json.loads(encode(request, model="m", limit_field="max_tokens", streamed=streamed))
 
@@ -127,6 +132,22 @@ def test_settings_are_sent_under_the_wires_names():
         "stop": ["END"],
         "top_p": 0.5,
     }
+
+
+def test_what_thinking_takes_is_sent():
+    """The effort and the share of likely words have fields of their own."""
+    body = body_of(reasoning_effort="low", top_p=0.0)
+    assert (body["reasoning_effort"], body["top_p"]) == ("low", 0.0)
+
+
+def test_the_form_of_an_answer_is_asked_for():
+    """A schema goes along whole, read-only views in it too; without one, any object will do."""
+    schema = MappingProxyType({"type": "object", "properties": MappingProxyType({})})
+    assert body_of(output=OutputForm(name="city", schema=schema))["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "city", "schema": {"type": "object", "properties": {}}, "strict": True},
+    }
+    assert body_of(output=OutputForm(name="city", schema=None))["response_format"] == {"type": "json_object"}
 
 
 def test_tools_are_sent_with_the_fields_that_need_them():

@@ -7,7 +7,7 @@ import pytest
 
 from agentfsm import models
 from agentfsm.core.errors import MisuseError
-from agentfsm.models import OpenAIChat, Price, resolve
+from agentfsm.models import OpenAIChat, OpenAIResponses, Price, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -18,9 +18,10 @@ def _key(monkeypatch):
 
 def test_a_name_becomes_a_model():
     """The prefix picks the adapter, and the rest is the model's name."""
-    model = resolve("openai:gpt-4o")
-    assert isinstance(model, OpenAIChat)
-    assert model.name == "gpt-4o"
+    for prefix, adapter in (("openai", OpenAIChat), ("openai-responses", OpenAIResponses)):
+        model = resolve(f"{prefix}:gpt-4o")
+        assert type(model) is adapter
+        assert model.name == "gpt-4o"
 
 
 def test_only_the_first_colon_counts():
@@ -39,6 +40,7 @@ def test_the_package_names_what_it_has():
     """Each public name is there, and another one is an AttributeError."""
     assert {name: getattr(models, name) for name in models.__all__} == {
         "OpenAIChat": OpenAIChat,
+        "OpenAIResponses": OpenAIResponses,
         "Price": Price,
         "resolve": resolve,
     }

@@ -1,0 +1,487 @@
+"""The wire of OpenAI's Responses API, read and written: a history as items, and items as our reply.
+
+Pure, and no vendor. The server keeps nothing: the whole history is sent each time, and what the model thought comes
+sealed and goes back so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.messages import (
+    AssistantMessage,
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Native,
+    SystemMessage,
+    TextPart,
+    ToolResult,
+    Usage,
+    UserMessage,
+    data_of,
+)
+from agentfsm.models.wire import (
+    Events,
+    FormError,
+    SentError,
+    Written,
+    WrittenLists,
+    check_error,
+    field,
+    joined,
+    parsed,
+    parsed_reply,
+    written_json,
+)
+from agentfsm.ports import (
+    CallChunk,
+    FinishChunk,
+    FinishReason,
+    ProposedCall,
+    Reply,
+    TextChunk,
+    ThinkingChunk,
+    plain_json,
+)
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import Message, Part, ToolCall
+    from agentfsm.core.settings import Settings
+    from agentfsm.ports import Chunk, Request, ToolDefinition
+
+Item = dict[str, Any]
+
+PROVIDER: Final = "openai-responses"
+# Whose form a native reply is.
+
+THINKING: Final = "reasoning.encrypted_content"
+# What has to be asked for, so that thinking comes sealed. OpenAI's servers send it unasked by now, others do not.
+
+
+# Our messages as the wire writes them
+
+
+def memory() -> Written:
+    """Return a memory for what is written of requests."""
+    return Written(messages=WrittenLists(_items), tools=WrittenLists(_tools))
+
+
+def encode(
+    request: Request,
+    *,
+    model: str,
+    streamed: bool,
+    thinks: bool = True,
+    written: Written | None = None,
+) -> bytes:
+    """Write the body of a request. What is not set is not sent.
+
+    Args:
+        request: The whole question.
+        model: As the server knows it.
+        streamed: Whether to ask for a stream; its last event has the usage.
+        thinks: Whether to ask for what the model thinks, sealed. OpenAI answers that with 400, "Encrypted content is
+            not supported with this model", where the model does not think.
+        written: What need not be written again; takes in what is written now.
+
+    Raises:
+        MisuseError: when a tool's parameters or a setting are not JSON, or a native reply does not fit its message.
+        ModelError: when a setting is one that this wire has no field for.
+    """
+    _check_settings(request.settings, model)
+    written = written or memory()
+    try:
+        fields = {"model": model, "store": False} | ({"include": [THINKING]} if thinks else {})
+        fields |= _tool_fields(request) | _text_fields(request) | _setting_fields(request.settings)
+        fields = _extended(fields, request.settings.extra_body)
+        if streamed:
+            fields |= {"stream": True}
+        lists = {"input": _history(request, written)}
+        if request.tools:
+            lists["tools"] = written.tools.text(request.tools)
+        return joined(fields, lists)
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"the request cannot be written as JSON ({error}): look at the tools' parameters and the settings"
+        raise MisuseError(msg) from error
+
+
+def _check_settings(settings: Settings, model: str) -> None:
+    for name, value in (("seed", settings.seed), ("stop", settings.stop or None)):
+        if value is not None:
+            msg = (
+                f"{model!r} cannot be asked with Settings({name}={value!r}): OpenAI's Responses API has no such field. "
+                "Leave it out, or ask by chat completions, with OpenAIChat."
+            )
+            raise ModelError(msg)
+
+
+def _setting_fields(settings: Settings) -> Item:
+    fields = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_output_tokens": settings.max_tokens,
+        "reasoning": None if settings.reasoning_effort is None else {"effort": settings.reasoning_effort},
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _text_fields(request: Request) -> Item:
+    # In JSON mode OpenAI wants the word JSON in the input, where instructions do not count: "Response input messages
+    # must contain the word 'json' in some form to use 'text.format' of type 'json_object'". So they go there.
+    fields = {"instructions": request.instructions} if request.instructions and not _is_json_mode(request) else {}
+    if (form := request.output) is None:
+        return fields
+    if form.schema is None:
+        return fields | {"text": {"format": {"type": "json_object"}}}
+    schema = {"type": "json_schema", "name": form.name, "schema": plain_json(form.schema), "strict": True}
+    return fields | {"text": {"format": schema}}
+
+
+def _is_json_mode(request: Request) -> bool:
+    return request.output is not None and request.output.schema is None
+
+
+def _tool_fields(request: Request) -> Item:
+    if not request.tools:
+        return {}
+    fields: Item = {}
+    choice, parallel = request.settings.tool_choice, request.settings.parallel_tool_calls
+    if choice is not None:
+        modes = {"auto", "none", "required"}
+        fields["tool_choice"] = choice if choice in modes else {"type": "function", "name": choice}
+    if parallel is not None:
+        fields["parallel_tool_calls"] = parallel
+    return fields
+
+
+def _extended(fields: Item, extra: Mapping[str, Any]) -> Item:
+    """Put further fields before ours; of the two that hold several settings, only those that they name."""
+    extended = fields | dict(extra)
+    for name in ("reasoning", "text"):
+        if isinstance(own := fields.get(name), dict) and isinstance(theirs := extra.get(name), Mapping):
+            extended[name] = own | dict(theirs)
+    return extended
+
+
+def _tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
+    # Here a tool is strict unless it is said not to be.
+    return ({"type": "function", **tool.openai()["function"], "strict": tool.strict} for tool in tools)
+
+
+def _history(request: Request, written: Written) -> bytes:
+    items = [written.messages.text(request.messages)] if request.messages else []
+    if request.instructions and _is_json_mode(request):
+        items.insert(0, written_json(_said("system", request.instructions)))
+    return b",".join(items)
+
+
+def _items(messages: Sequence[Message]) -> Iterator[Item]:
+    for message in messages:
+        yield from _items_of(message)
+
+
+def _items_of(message: Message) -> list[Item]:
+    match message:
+        case ToolResult():
+            return [{"type": "function_call_output", "call_id": message.call_id, "output": message.text}]
+        case AssistantMessage(native=Native() as native) if native.provider == PROVIDER:
+            return _returned(native.content, message.calls)
+        case AssistantMessage():
+            # No provider takes a blank text back, which a model may write before its calls.
+            said = [_said("assistant", message.text)] if message.text.strip() else []
+            return said + [{"type": "function_call"} | _call(call) for call in message.calls]
+        case UserMessage(parts=(TextPart() as part,)):
+            return [_said("user", part.text)]
+        case UserMessage():
+            return [_said("user", [_part(part) for part in message.parts])]
+        case SystemMessage():
+            return [_said("system", message.text)]
+
+
+def _said(role: str, content: object) -> Item:
+    return {"type": "message", "role": role, "content": content}
+
+
+def _call(call: ToolCall) -> Item:
+    # OpenAI takes call ids of up to 64 characters, of any kind; ours, which the results name, are "t3.0".
+    # Source: "Invalid 'input[5].call_id': string too long. Expected a string with maximum length 64"; that only the
+    # length is looked at was measured in orchidfiles/ungate#41.
+    return {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+
+
+def _returned(content: str, calls: Sequence[ToolCall]) -> list[Item]:
+    """Return a native reply as items; its calls as the message has them: a person may have edited the arguments."""
+    items: list[Item]
+    called: list[Item]
+    try:
+        items = json.loads(content)
+        called = [item for item in items if item["type"] == "function_call"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        items, called = [], []
+    if not items or len(called) != len(calls):
+        msg = (
+            f"the history has a native reply of {PROVIDER!r} that does not fit its message of {len(calls)} calls: "
+            "leave the message as it was, or take its native away"
+        )
+        raise MisuseError(msg)
+    for item, call in zip(called, calls, strict=True):
+        item.update(_call(call))
+    return items
+
+
+def _part(part: Part) -> Item:
+    match part:
+        case TextPart():
+            return {"type": "input_text", "text": part.text}
+        case ImagePart():
+            return {"type": "input_image", "image_url": part.url, "detail": part.detail}
+        case FilePart() if data_of(part) is None:
+            return {"type": "input_file", "file_url": part.url}
+        case FilePart():
+            return {"type": "input_file", "filename": part.name or "file", "file_data": part.url}
+        case AudioPart():
+            raise ModelError(refuses(part))
+
+
+def refuses(part: Part) -> str | None:
+    """Say why the wire cannot carry the part; None where it can."""
+    if isinstance(part, AudioPart):
+        return "OpenAI's Responses API takes no recordings: ask by chat completions, with OpenAIChat and an audio model"
+    return None
+
+
+# What the wire says
+
+
+def decode(data: bytes) -> Reply:
+    """Read a reply that came whole.
+
+    Raises:
+        FormError: when it is not a finished response.
+        SentError: when the server sent an error, or the response failed.
+        ModelError: when the model called a tool that only the caller could carry out, and agentfsm cannot.
+    """
+    answer = parsed_reply(data)
+    return _reply(answer, field(answer, "output", list, None))
+
+
+_INCOMPLETE: Final = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
+
+_FOR_THE_CALLER: Final = frozenset(
+    {"apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "shell_call"}
+)
+# Calls that the caller has to answer: "No tool output found for ..." is what OpenAI says to a history without that.
+
+_WRITTEN_BY_SERVER: Final = {
+    "message": ("id", "status"),
+    "function_call": ("id", "status"),
+    "reasoning": ("status",),
+}
+# What is left out of an item that goes back. With store=false the server has kept none of these ids. It looks for them
+# all the same, and for the item that must stand behind a piece of thinking, and says "Item with id 'rs_...' not found"
+# or "Item 'rs_...' of type 'reasoning' was provided without its required following item"; an id of another form is
+# refused ("Expected an ID that begins with 'fc'"), and of the status of thinking it says "Unknown parameter".
+# Source: NousResearch/hermes-agent#10217, `reasoning_item_id_policy` of openai-agents, nodetool-ai/nodetool#4252,
+# 1jehuang/jcode#1028. OpenAI's own client for this, Codex, sends no ids of these items either.
+
+
+def _reply(response: object, output: list[Any] | None) -> Reply:
+    reason = _stopped(response)
+    if output is None:
+        msg = "an object without output"
+        raise FormError(msg)
+    items = [item for item in output if field(item, "type", str, "")]
+    said = [part for item in items if item["type"] == "message" for part in field(item, "content", list, [])]
+    refused = any(field(part, "refusal", str, "") for part in said)
+    calls = tuple([_proposed(item) for item in items if item["type"] == "function_call"])
+    _check_answered(items)
+    usual = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
+    return Reply(
+        # As the package's own `Response.output_text` joins it.
+        text="".join([field(part, "text", str, "") + field(part, "refusal", str, "") for part in said]),
+        calls=calls,
+        finish_reason=FinishReason.REFUSAL if refused else reason or usual,
+        usage=_usage(response),
+        native=_native(items),
+    )
+
+
+def _stopped(response: object) -> FinishReason | None:
+    """Return why the model was stopped; None where it ended by itself."""
+    status = field(response, "status", str, "completed")
+    if status == "failed":
+        raise SentError({"message": "the response failed, and no error was named"})
+    if status == "incomplete":
+        why = field(field(response, "incomplete_details", dict, {}), "reason", str, "")
+        if why in _INCOMPLETE:
+            return _INCOMPLETE[why]
+        msg = f"a response that is incomplete, for the reason {why!r}"
+        raise FormError(msg)
+    if status != "completed":
+        msg = f"a response that is {status!r}: nobody waits for one that is made in the background"
+        raise FormError(msg)
+    return None
+
+
+def _proposed(item: Item) -> ProposedCall:
+    return ProposedCall(
+        id=field(item, "call_id", str, ""),
+        name=field(item, "name", str, ""),
+        arguments=field(item, "arguments", str, ""),
+    )
+
+
+def _check_answered(items: Sequence[Item]) -> None:
+    answered = {item.get("call_id") for item in items if item["type"].endswith("_output")}
+    for item in items:
+        if item["type"] in _FOR_THE_CALLER and item.get("call_id") not in answered:
+            msg = (
+                f"The model made a {item['type']}, which only the caller can carry out, and agentfsm carries out "
+                "functions. Leave that tool out of Settings(extra_body=...), or offer it as a function."
+            )
+            raise ModelError(msg)
+
+
+def _native(items: Sequence[Item]) -> Native | None:
+    """Return the items as they go back, where text and calls do not say it all."""
+    kept = [_stripped(item) for item in items if not _is_lost(item)]
+    # Thinking is refused without the item that it led to, and a reply that was cut off may end with thinking.
+    while kept and kept[-1]["type"] == "reasoning":
+        kept.pop()
+    if all(item["type"] in {"message", "function_call"} and not item.get("phase") for item in kept):
+        return None
+    return Native(provider=PROVIDER, content=written_json(kept).decode())
+
+
+def _is_lost(item: Item) -> bool:
+    # Thinking that came as an id and a summary: nobody has the rest, and OpenAI refuses what is left.
+    return item["type"] == "reasoning" and not item.get("encrypted_content") and not item.get("content")
+
+
+def _stripped(item: Item) -> Item:
+    left_out = _WRITTEN_BY_SERVER.get(item["type"], ())
+    if item["type"] == "reasoning" and item.get("encrypted_content"):
+        left_out = ("id", *left_out)  # in the clear, as servers other than OpenAI send it, it is checked for an id
+    return {name: value for name, value in item.items() if name not in left_out and value is not None}
+
+
+def _usage(response: object) -> Usage | None:
+    usage = field(response, "usage", dict, {})
+    if not usage:
+        return None
+    read, written = field(usage, "input_tokens", int, 0), field(usage, "output_tokens", int, 0)
+    of_input, of_output = (field(usage, f"{way}_tokens_details", dict, {}) for way in ("input", "output"))
+    return Usage(
+        input_tokens=read,
+        output_tokens=written,
+        cached_tokens=min(field(of_input, "cached_tokens", int, 0), read),
+        cache_write_tokens=min(field(of_input, "cache_write_tokens", int, 0), read),
+        reasoning_tokens=min(field(of_output, "reasoning_tokens", int, 0), written),
+    )
+
+
+@attrs.define(eq=False, repr=False)
+class _Heard:
+    """A function call of a stream."""
+
+    index: int
+    # Among the calls.
+    has_arguments: bool = False
+    # Whether any piece of them came.
+
+
+@attrs.define(eq=False, repr=False)
+class ResponsesAssembly:
+    """A streamed reply, as far as it has come. Its last event has the whole response, and only that makes it whole."""
+
+    heard: dict[int, _Heard] = attrs.field(factory=dict)
+    # By the place of the call among all items.
+    items: dict[int, Any] = attrs.field(factory=dict)
+    # What is done, by its place: some servers leave the output of the last event empty.
+    answer: Reply = attrs.field(factory=Reply)
+    cut: Events = attrs.field(factory=Events)
+    events: int = 0
+    is_begun: bool = False
+    is_whole: bool = False
+    is_done: bool = False
+
+    def feed(self, data: bytes) -> list[Chunk]:
+        """Add what the network brought.
+
+        Returns:
+            What is news in it, in order.
+
+        Raises:
+            FormError: when it is not of the wire's form.
+            JSONDecodeError, UnicodeDecodeError: when it is not JSON.
+            SentError: when the server sent an error, or the response failed.
+            ModelError: when the model called a tool that only the caller could carry out, and agentfsm cannot.
+        """
+        pieces: list[Chunk] = []
+        for event in self.cut.feed(data):
+            if event.startswith(b"[DONE]"):  # said by others than OpenAI
+                self.is_done = True
+            else:
+                self._take(parsed(event), pieces)
+            if self.is_done:
+                break
+        return pieces
+
+    def _take(self, event: object, pieces: list[Chunk]) -> None:
+        check_error(event)
+        self.events += 1
+        kind = field(event, "type", str, "")
+        self.is_begun = self.is_begun or kind.startswith("response.")
+        match kind:
+            case "response.output_text.delta" | "response.refusal.delta":
+                if text := field(event, "delta", str, ""):
+                    pieces.append(TextChunk(text))
+            case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
+                if text := field(event, "delta", str, ""):
+                    pieces.append(ThinkingChunk(text))
+            case "response.function_call_arguments.delta":
+                self._hear(_place(event), field(event, "delta", str, ""), pieces)
+            case "response.output_item.added" | "response.output_item.done":
+                self._item(event, pieces, done=kind.endswith("done"))
+            case "response.completed" | "response.incomplete" | "response.failed":
+                self._end(field(event, "response", dict, {}), pieces)
+            case "error":
+                raise SentError(event if isinstance(event, dict) else {})
+
+    def _item(self, event: object, pieces: list[Chunk], *, done: bool) -> None:
+        place, item = _place(event), field(event, "item", dict, {})
+        if field(item, "type", str, "") == "function_call":
+            if place not in self.heard:
+                self.heard[place] = _Heard(index=len(self.heard))
+                pieces.append(CallChunk(index=self.heard[place].index, name=field(item, "name", str, "")))
+            if not self.heard[place].has_arguments:  # of a server that sends them in one piece
+                self._hear(place, field(item, "arguments", str, ""), pieces)
+        if done:
+            self.items[place] = item
+
+    def _hear(self, place: int, arguments: str, pieces: list[Chunk]) -> None:
+        heard = self.heard.get(place)
+        if arguments and heard is not None:
+            heard.has_arguments = True
+            pieces.append(CallChunk(index=heard.index, arguments=arguments))
+
+    def _end(self, response: Item, pieces: list[Chunk]) -> None:
+        check_error(response)
+        output = field(response, "output", list, []) or [self.items[place] for place in sorted(self.items)]
+        self.answer = _reply(response, output)
+        self.is_whole = self.is_done = True
+        pieces.append(FinishChunk(reason=self.answer.finish_reason))
+
+    def reply(self) -> Reply:
+        """Return the reply, once the stream has ended."""
+        return self.answer
+
+
+def _place(event: object) -> int:
+    return field(event, "output_index", int, 0)

@@ -1,0 +1,242 @@
+"""What `LocalServer` says at /responses: an answer as OpenAI's Responses API writes it, and which histories it refuses.
+
+What the model thinks is sealed: `encrypted_content` is a word that this server gave, and it takes no other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, zip_longest
+from typing import TYPE_CHECKING, Any, Final
+
+from agentfsm.testing.pieces import arguments_text, cut
+
+if TYPE_CHECKING:
+    from agentfsm.testing.server import Say
+
+Item = dict[str, Any]
+
+_SEAL: Final = "sealed-by-local-server-"
+
+_INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+# Reasons of chat completions, and what they are here.
+
+
+# Which histories are refused
+
+
+def flaw(body: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the error by which OpenAI would refuse a request, as its fields; None where its input is in order.
+
+    Each function call needs exactly one output, somewhere behind it; call ids are unique among calls; thinking is
+    sealed and stands before what it led to. Where nothing is stored, no item is known by its id.
+    """
+    items = body.get("input")
+    if not isinstance(items, list):
+        reason: str | None = "'input' has to be an array."
+    elif not items:
+        reason = "Invalid 'input': empty array. Expected an array with minimum length 1."
+    else:
+        reason = _first_flaw(items, is_stored=body.get("store", True))
+    return None if reason is None else {"message": reason, "param": "input"}
+
+
+def _first_flaw(items: Sequence[Any], *, is_stored: bool) -> str | None:
+    calls: dict[str, bool] = {}  # whether each has its output
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            return f"Invalid type for 'input[{index}]': expected an object."
+        after = items[index + 1] if index + 1 < len(items) else None
+        reason = _item_flaw(index, item, after, is_stored=is_stored) or _pairing_flaw(item, calls)
+        if reason is not None:
+            return reason
+    waiting = next((call_id for call_id, is_answered in calls.items() if not is_answered), None)
+    return None if waiting is None else f"No tool output found for function call {waiting}."
+
+
+def _item_flaw(index: int, item: Item, after: Any, *, is_stored: bool) -> str | None:
+    kind = item.get("type", "message")
+    if "id" in item and not is_stored and kind in {"message", "function_call", "reasoning"}:
+        return f"Item with id {item['id']!r} not found. Items are not persisted when `store` is set to false."
+    if kind == "message":
+        if item.get("role") not in {"system", "developer", "user", "assistant"}:
+            return f"Invalid value for 'input[{index}].role'."
+        if not isinstance(item.get("content"), str | list):
+            return f"Invalid type for 'input[{index}].content': expected a string or an array of parts."
+    if kind == "function_call" and not all(isinstance(item.get(name), str) for name in ("name", "arguments")):
+        return f"Missing required parameter: 'input[{index}].name' or 'input[{index}].arguments'."
+    if kind == "function_call_output" and not isinstance(item.get("output"), str | list):
+        return f"Missing required parameter: 'input[{index}].output'."
+    return _thinking_flaw(item, after) if kind == "reasoning" else None
+
+
+def _thinking_flaw(item: Item, after: Any) -> str | None:
+    if not str(item.get("encrypted_content")).startswith(_SEAL):
+        return "The encrypted content could not be verified."
+    leads_to = after.get("type") if isinstance(after, dict) and after.get("role", "assistant") == "assistant" else None
+    if leads_to in {None, "function_call_output"}:
+        return "Item of type 'reasoning' was provided without its required following item."
+    return None
+
+
+def _pairing_flaw(item: Item, calls: dict[str, bool]) -> str | None:
+    call_id = item.get("call_id")
+    if item.get("type") == "function_call":
+        if not isinstance(call_id, str) or call_id in calls:
+            return f"Invalid or duplicate call_id {call_id!r} of a function call."
+        calls[call_id] = False
+    if item.get("type") == "function_call_output":
+        if call_id not in calls:
+            return f"No tool call found for function call output with call_id {call_id}."
+        if calls[call_id]:
+            return f"Duplicate function call output with call_id {call_id}."
+        calls[call_id] = True
+    return None
+
+
+# What is sent
+
+
+def whole(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return an answer as one response."""
+    return _response(say, body, number, _status(say), _output(say, number))
+
+
+def stream(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """Return an answer as the events of a stream; the last one has the whole response."""
+    steps = count()
+    for event in _events(say, body, number):
+        yield {**event, "sequence_number": next(steps)}
+
+
+def _events(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    begun = _response(say, body, number, "in_progress", [])
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    output = _output(say, number)
+    told = [_told(place, item, say.chunk_chars) for place, item in enumerate(output)]
+    calls = [events for item, events in zip(output, told, strict=True) if item["type"] == "function_call"]
+    others = told[: len(told) - len(calls)]
+    rows = [*others, *(zip_longest(*calls) if say.interleave else calls)]
+    yield from (event for row in rows for event in row if event is not None)
+    status = _status(say)
+    yield {"type": f"response.{status}", "response": _response(say, body, number, status, output)}
+
+
+def _told(place: int, item: Item, size: int) -> list[dict[str, Any]]:
+    """Return the events that tell of an item, in order."""
+    where = {"output_index": place, "item_id": item["id"]}
+    if item["type"] == "function_call":
+        bare: Item = {"arguments": ""}
+        pieces = _written("function_call_arguments", "arguments", item["arguments"], size, last={"name": item["name"]})
+    elif item["type"] == "reasoning":
+        bare = {"summary": [], "encrypted_content": ""}
+        pieces = [each for n, part in enumerate(item["summary"]) for each in _part("summary", n, part, size)]
+    else:
+        bare = {"content": []}
+        pieces = [each for n, part in enumerate(item["content"]) for each in _part("content", n, part, size)]
+    return [
+        {"type": "response.output_item.added", "output_index": place, "item": item | bare | {"status": "in_progress"}},
+        *[where | each for each in pieces],
+        {"type": "response.output_item.done", "output_index": place, "item": item},
+    ]
+
+
+def _part(of: str, index: int, part: Item, size: int) -> list[dict[str, Any]]:
+    kind, name, besides = _PARTS[part["type"]]
+    at = {f"{of}_index": index}
+    place = f"response.{'reasoning_summary' if of == 'summary' else of}_part"
+    return [
+        {"type": f"{place}.added", **at, "part": {**part, name: ""}},
+        *_written(kind, name, part[name], size, each=at | besides),
+        {"type": f"{place}.done", **at, "part": part},
+    ]
+
+
+_PARTS: Final[Mapping[str, tuple[str, str, Item]]] = {
+    "output_text": ("output_text", "text", {"logprobs": []}),
+    "refusal": ("refusal", "refusal", {}),
+    "summary_text": ("reasoning_summary_text", "text", {}),
+}
+# By the type of a part: what its events are called, which field has the text, and what each event holds besides.
+
+
+def _written(
+    kind: str, name: str, text: str, size: int, *, each: Item | None = None, last: Item | None = None
+) -> list[dict[str, Any]]:
+    each, last = each or {}, last or {}
+    deltas = [{"type": f"response.{kind}.delta", **each, "delta": piece} for piece in cut(text, size)]
+    return [*deltas, {"type": f"response.{kind}.done", **each, **last, name: text}]
+
+
+def _output(say: Say, number: int) -> list[Item]:
+    items: list[Item] = []
+    if say.thinking:
+        summary = [{"type": "summary_text", "text": say.thinking}]
+        items.append(
+            {"id": f"rs_{number}", "type": "reasoning", "summary": summary, "encrypted_content": f"{_SEAL}{number}"}
+        )
+    parts: list[Item] = []
+    if say.text:
+        parts.append({"type": "output_text", "text": say.text, "annotations": [], "logprobs": []})
+    if say.refusal:
+        parts.append({"type": "refusal", "refusal": say.refusal})
+    if parts:
+        message = {"id": f"msg_{number}", "type": "message", "status": "completed", "role": "assistant"}
+        items.append({**message, "content": parts})
+    for index, (name, given) in enumerate(say.calls):
+        call = {"id": f"fc_{number}_{index}", "type": "function_call", "status": "completed", "name": name}
+        items.append({**call, "call_id": f"call_{number}_{index}", "arguments": arguments_text(given)})
+    return items
+
+
+def _status(say: Say) -> str:
+    return "incomplete" if say.finish_reason in _INCOMPLETE else "completed"
+
+
+def _response(say: Say, body: dict[str, Any], number: int, status: str, output: list[Item]) -> dict[str, Any]:
+    is_cut = status == "incomplete"
+    return {
+        "id": f"resp_{number}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": _INCOMPLETE[str(say.finish_reason)]} if is_cut else None,
+        "model": body.get("model"),
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": body.get("tool_choice", "auto"),
+        "tools": body.get("tools", []),
+        "usage": None if status == "in_progress" else _usage(say, body),
+    }
+
+
+def _usage(say: Say, body: dict[str, Any]) -> dict[str, Any] | None:
+    if say.without_usage:
+        return None
+    given = say.usage
+    if given is None:
+        words = say.text + say.refusal + say.thinking + "".join(arguments_text(each) for _, each in say.calls)
+        given = {
+            "prompt_tokens": sum(map(_chars, body["input"])) // 4,
+            "completion_tokens": len(words) // 4,
+            "completion_tokens_details": {"reasoning_tokens": len(say.thinking) // 4},
+        }
+    read, written = given.get("prompt_tokens", 0), given.get("completion_tokens", 0)
+    cached, thought = given.get("prompt_tokens_details", {}), given.get("completion_tokens_details", {})
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0, **cached},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": 0, **thought},
+        "total_tokens": read + written,
+    }
+
+
+def _chars(item: Item) -> int:
+    content = item.get("content") or ""
+    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    texts += [item[name] for name in ("arguments", "output") if isinstance(item.get(name), str)]
+    return sum(map(len, texts))
