@@ -81,7 +81,7 @@ async def _ask(engine: Engine, drive: Drive, instructions: str, question: str) -
     """Ask the agent's model something beside the run, within its budget."""
     asked = estimated_tokens(instructions + question)
     try:
-        granted, held = await drive.budget.reserve(asked, CHOICE_TOKENS, engine.model.cost_usd)
+        granted, held = await drive.budget.reserve(asked, CHOICE_TOKENS, CHOICE_TOKENS, engine.model.cost_usd)
     except LimitError as error:  # what is left may do for an answer
         raise ModelError(f"the budget has no room for a choice: {error}") from error
     usage = Usage()

@@ -34,7 +34,7 @@ from agentfsm.engine.drive import Drive
 from agentfsm.engine.early import EarlyCalls
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.offer import choose, offered
-from agentfsm.engine.stream import UsageReported
+from agentfsm.engine.stream import BudgetWarning, UsageReported
 from agentfsm.ports import Reply, ToolDefinition
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN, Tally, count_message
 
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 INPUT_SHARE: Final = 0.5
 # Of the window's room, for what comes in at once: the other half is for what was said before.
-UNUSUAL_SHARE: Final = 0.75
-# Of the turns allowed: beyond it a run is worth a warning in the log.
 
 
 async def run_steps(engine: Engine, drive: Drive, *, once: bool = False) -> None:
@@ -102,8 +100,8 @@ async def _cut(engine: Engine, drive: Drive) -> None:
         return await _cancel(engine, drive)
     await drive.journal.flush()
     used_s, limit_s = drive.journal.used_s, engine.limits.seconds
-    message = f"{used_s:.1f} of {limit_s:.1f} seconds used; what ran was cut off"
-    return drive.fail(StopReason.TIMEOUT, message, *await end_children(engine, drive))
+    message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and what ran was cut off; a larger seconds= allows more"
+    return drive.fail(StopReason.TIMEOUT, message, *_paid(drive), *await end_children(engine, drive))
 
 
 async def _park(engine: Engine, drive: Drive) -> None:
@@ -142,7 +140,13 @@ async def _cancel(engine: Engine, drive: Drive) -> None:
     rows = await drive.journal.store.inbox(drive.journal.run.id)
     wish = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
     words = [f"cancelled by {wish.by}" if wish.by else "cancelled", *([wish.message] if wish.message else [])]
-    drive.fail(StopReason.CANCELLED, ": ".join(words), *await end_children(engine, drive))
+    drive.fail(StopReason.CANCELLED, ": ".join(words), *_paid(drive), *await end_children(engine, drive))
+
+
+def _paid(drive: Drive) -> tuple[e.ModelFaltered, ...]:
+    """Return what brings into the journal what attempts at the model have cost of which no reply came."""
+    usage = drive.budget.unwritten
+    return (e.ModelFaltered(error="cut off before a usable reply came", usage=usage),) if usage.tokens else ()
 
 
 async def _observe(engine: Engine, drive: Drive, _effect: ReadInbox) -> None:
@@ -179,7 +183,7 @@ def _that_fit(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> list[Post
 
 async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
     journal = drive.journal
-    if (stop := engine.limits.spent(drive.journal.run)) is not None:
+    if (stop := _stop(engine, drive)) is not None:
         return drive.fail(*stop)
     request = ""
     try:
@@ -200,12 +204,36 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
         journal.log.warning("model_faltered", turn=effect.turn, error=type(error).__name__)
         return journal.commit(e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request))
     except LimitError as error:
-        usage = error.usage or Usage()
-        paid = (e.ModelFaltered(error=str(error), usage=usage),) if usage.tokens else ()
-        return drive.fail(StopReason(error.reason), str(error), *paid)
+        return drive.fail(StopReason(error.reason), str(error), *_faltered(error))
     except ModelError as error:
-        return drive.fail(StopReason.MODEL_ERROR, str(error))
+        return drive.fail(StopReason.MODEL_ERROR, str(error), *_faltered(error))
     return None
+
+
+def _faltered(error: LimitError | ModelError) -> tuple[e.ModelFaltered, ...]:
+    """Return what brings into the journal what was paid for before an error that ends the run."""
+    usage = error.usage or Usage()
+    return (e.ModelFaltered(error=str(error), usage=usage),) if usage.tokens else ()
+
+
+def _stop(engine: Engine, drive: Drive) -> tuple[StopReason, str] | None:
+    """Return why the run has to stop, if it has to; warn of limits that it nears, each once in a driving call."""
+    run, budget = drive.journal.run, drive.budget
+    if (stop := engine.limits.spent(run)) is not None:
+        return stop
+    for limit, used, of in engine.limits.nearing(run):
+        _warn(drive, limit, used, of)
+    return None if budget.above is None else budget.used_up()
+
+
+def _warn(drive: Drive, limit: str, used: float, of: float) -> None:
+    journal = drive.journal
+    if limit in drive.warned:
+        return
+    drive.warned.add(limit)
+    journal.log.warning("budget_warning", which=limit, used=used, limit=of)
+    if journal.listen is not None:
+        journal.listen(BudgetWarning(run_id=journal.run.id, turn=journal.run.turn, limit=limit, used=used, of=of))
 
 
 async def _compacted(engine: Engine, drive: Drive, tools: Sequence[ToolDefinition]) -> e.Compacted | None:
@@ -272,8 +300,6 @@ def _note_turn(engine: Engine, journal: Journal, calls: int, usage: Usage) -> No
     turn = run.turn + 1
     if journal.log.is_read:
         journal.log.info("turn", turn=turn, calls=calls, input=usage.input_tokens, output=usage.output_tokens)
-    if turn == int(engine.limits.turns * UNUSUAL_SHARE) + 1:
-        journal.log.warning("many_turns", turn=turn, limit=engine.limits.turns)
     if journal.listen is not None:
         journal.listen(UsageReported(run_id=run.id, turn=turn, usage=usage, total=run.usage + usage))
 
@@ -285,7 +311,7 @@ async def _reflect(engine: Engine, drive: Drive, effect: Reflect) -> None:
     journal = drive.journal
     if effect.draft is not None:
         return await _judge(engine, drive)
-    if (stop := engine.limits.spent(drive.journal.run)) is not None:
+    if (stop := _stop(engine, drive)) is not None:
         return drive.fail(*stop)
     early = drive.journal.run.turn < loops.REPEATS
     loop = None if early else loops.find(drive.journal.run.messages, engine.registry.polls)
