@@ -46,14 +46,15 @@ async def act(engine: Engine, drive: Drive, effect: RunTools | Wait) -> None:
     entries, asking, intended = drive.journal.run.open, engine.registry.asking, Phase.INTENDED
     calls = effect.calls if isinstance(effect, RunTools) else ()
     drive.unfinished = len(entries)
-    if refused := drive.budget.admit(entries):
+    special = [each for each in entries if each.phase is not intended or each.call.name in asking]
+    refused = drive.budget.admit(_unfinished(entries) if special else entries)
+    if refused:
         _refuse(drive, refused)
-        entries = drive.journal.run.open
-    if [each for each in entries if each.phase is not intended or each.call.name in asking]:
+    if special or refused:
         await decide(engine, drive)
-        calls = _ready(drive)
-        drive.unfinished = len([each for each in drive.journal.run.open if each.phase is not Phase.FINISHED])
-        drive.budget.admit(drive.journal.run.open)  # some may have their result now
+        calls, waiting = _ready(drive), _unfinished(drive.journal.run.open)
+        drive.unfinished = len(waiting)
+        drive.budget.admit(waiting)  # some may have their result now
     if not drive.unfinished:
         drive.journal.commit(e.ToolsReturned())
     elif calls:
@@ -61,6 +62,10 @@ async def act(engine: Engine, drive: Drive, effect: RunTools | Wait) -> None:
     elif drive.owes_drained:
         await drive.queue.tell_drained()
     drive.owes_drained = False
+
+
+def _unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
+    return [each for each in entries if each.phase is not Phase.FINISHED]
 
 
 def _refuse(drive: Drive, entries: Sequence[OpenCall]) -> None:
@@ -197,13 +202,13 @@ class RunHost(Host):
             return
         journal, drive = self.drive.journal, self.drive
         drive.unfinished -= 1
-        if drive.budget.has_below:
+        if drive.budget.below:
             result = returned(drive, result)
         finished = e.ToolFinished(result=result)
         ending = () if drive.unfinished else (e.ToolsReturned(),)
         facts, taken = self._spent(result.call_id)  # where it was let run, and could not
         journal.commit(*facts, finished, *ending, taken=taken)
-        drive.budget.ended(result.call_id)
+        drive.budget.ended()
         if journal.log.is_read:
             tool = (
                 result.tool if result.tool in drive.queue.registry else "(unknown)"

@@ -31,16 +31,12 @@ Price = Callable[[Usage], float | None]
 NO_USAGE: Final = Usage()
 
 
-class Held(NamedTuple):
-    """What is held back for requests."""
+Amount = tuple[int, float]
+# Tokens and US dollars.
+Held = tuple[int, float, int]
+# The same, held back for a request, and the tokens without what is added since others were exceeded.
 
-    tokens: int = 0
-    usd: float = 0.0
-    plain_tokens: int = 0
-    # Without what is added since others were exceeded.
-
-
-NOTHING: Final = Held()
+NOTHING: Final[Amount] = (0, 0.0)
 
 
 class Spent(NamedTuple):
@@ -95,18 +91,18 @@ class Budget:
     # Those above, the nearest first.
     counts_money: bool = attrs.field(init=False, default=attrs.Factory(_counts_money, takes_self=True))
     # Whether this run, or one above it, is limited in money.
-    _reserved: Held = NOTHING
+    _reserved: Amount = NOTHING
     # By requests that are under way, here and below.
     _under_way: int = 0
     # How many these are.
-    _below: dict[str, Spent] = attrs.field(factory=dict)
+    below: dict[str, Spent] = attrs.field(factory=dict)
     # What agents below have spent, by the ids of their runs, as far as it is not in this run's journal.
     _unwritten: Usage = NO_USAGE
     # Spent by this run and not in its journal...
     _version: int = -1
     # ...as long as that is at this version.
-    _calls: set[str] = attrs.field(factory=set)
-    # The ids of calls that have their place among those allowed, and no result in the journal.
+    _taken: int = 0
+    # Calls that have their place among those allowed, and no result in the journal.
 
     @property
     def unwritten(self) -> Usage:
@@ -114,39 +110,37 @@ class Budget:
         return self._unwritten if self.run().version == self._version else NO_USAGE
 
     @property
-    def spent(self) -> Spent:
-        """What the run and the agents below it have spent."""
+    def usage(self) -> Usage:
+        """What the run and the agents below it have spent on models."""
         run = self.run()
-        usage, calls = run.usage, run.called + len(self._calls)
-        if run.version == self._version:
-            usage += self._unwritten
-        for below in self._below.values():
-            usage, calls = usage + below.usage, calls + below.calls
-        return Spent(run, usage, calls)
+        usage = run.usage + self._unwritten if run.version == self._version else run.usage
+        for below in self.below.values():
+            usage += below.usage
+        return usage
+
+    @property
+    def calls(self) -> int:
+        """The calls of tools that the run and the agents below it have made, with those under way."""
+        return self.run().called + self._taken + sum([below.calls for below in self.below.values()])
 
     def open(self, below: Sequence[Spent]) -> None:
         """Begin with what this run and those below it have spent already, in an earlier process or before a pause."""
-        self._calls = {entry.call.id for entry in self.run().open if entry.phase not in (Phase.INTENDED, Phase.FINISHED)}
-        self._below.update({spent.run.id: spent for spent in below})
+        self._taken = len([entry for entry in self.run().open if entry.phase not in (Phase.INTENDED, Phase.FINISHED)])
+        self.below.update({spent.run.id: spent for spent in below})
         self._tell()
 
     def _tell(self) -> None:
         if self.above is not None:
-            self.above.note(self.spent)
+            self.above.note(Spent(self.run(), self.usage, self.calls))
 
     def note(self, spent: Spent) -> None:
         """Take note of what a run below has spent, in all."""
-        self._below[spent.run.id] = spent
+        self.below[spent.run.id] = spent
         self._tell()
-
-    @property
-    def has_below(self) -> bool:
-        """Whether an agent below has spent something that is not in this run's journal."""
-        return bool(self._below)
 
     def returned(self, run_id: str) -> Spent | None:
         """Forget what a run below has spent, and return it: its result brings it into this run's journal."""
-        return self._below.pop(run_id, None)
+        return self.below.pop(run_id, None)
 
     # Tokens and money.
 
@@ -179,21 +173,11 @@ class Budget:
                 break
             self.family.news = self.family.news or anyio.Event()
             await self.family.news.wait()
-        return granted, self._hold(Held(asked_tokens + needed, cost(needed), asked_tokens + longest_tokens))
-
-    def _hold(self, held: Held) -> Held:
+        held = asked_tokens + needed, cost(needed), asked_tokens + longest_tokens
         for budget in (self, *self.ancestors):
-            tokens, usd, _ = budget._reserved  # noqa: SLF001  one of its kind
-            budget._reserved = Held(tokens + held.tokens, usd + held.usd)  # noqa: SLF001  as above
+            budget._reserved = budget._reserved[0] + held[0], budget._reserved[1] + held[1]  # noqa: SLF001  one of its kind
             budget._under_way += 1  # noqa: SLF001  as above
-        return held
-
-    def _release(self, held: Held) -> None:
-        for budget in (self, *self.ancestors):
-            tokens, usd, _ = budget._reserved  # noqa: SLF001  one of its kind
-            budget._under_way -= 1  # noqa: SLF001  as above
-            rest = Held(tokens - held.tokens, usd - held.usd)
-            budget._reserved = rest if budget._under_way else NOTHING  # noqa: SLF001  fractions may leave a crumb
+        return granted, held
 
     def _room(self, asked_tokens: int, wanted_tokens: int, cost: Callable[[int], float]) -> tuple[int, Budget]:
         """Return how long an answer may be, if no other request were under way, and the budget that says so."""
@@ -207,18 +191,20 @@ class Budget:
     def _fits(self, asked_tokens: int, needed_tokens: int, cost: Callable[[int], float]) -> bool:
         """Whether there is room beside the requests that are under way, on this budget and on all above."""
         for budget in (self, *self.ancestors):
-            left = budget._left(asked_tokens, needed_tokens, cost, budget._reserved)  # noqa: SLF001  one of its kind
-            if budget._under_way and left < needed_tokens:  # noqa: SLF001  as above
+            if not budget._under_way:  # noqa: SLF001  one of its kind
+                continue  # nobody to wait for
+            held = budget._reserved  # noqa: SLF001  as above
+            if budget._left(asked_tokens, needed_tokens, cost, held) < needed_tokens:  # noqa: SLF001  as above
                 return False
         return True
 
-    def _left(self, asked_tokens: int, wanted_tokens: int, cost: Callable[[int], float], held: Held) -> int:
-        """Return how long an answer this budget allows beside what is held back: `wanted_tokens`, or less."""
-        usage = self.spent.usage
-        room = min(wanted_tokens, self.limits.tokens - usage.tokens - held.tokens - asked_tokens)
+    def _left(self, asked_tokens: int, wanted_tokens: int, cost: Callable[[int], float], held: Amount) -> int:
+        """Return how long an answer this budget allows beside what is held back; of money, up to `wanted_tokens`."""
+        usage = self.usage
+        room = self.limits.tokens - usage.input_tokens - usage.output_tokens - held[0] - asked_tokens
         if self.limits.usd is None:
             return room
-        return min(room, _affordable(self.limits.usd - (usage.cost_usd or 0.0) - held.usd, wanted_tokens, cost))
+        return min(room, _affordable(self.limits.usd - (usage.cost_usd or 0.0) - held[1], wanted_tokens, cost))
 
     def _cost_of(self, asked_tokens: int, longest_tokens: int, price: Price) -> Callable[[int], float]:
         """Return what a request costs, by the length of its answer: a straight line through the longest and none."""
@@ -230,7 +216,7 @@ class Budget:
 
     def exhausted(self, asked_tokens: int) -> LimitError:
         """Return the error that says which budget leaves no room for an answer."""
-        usage = self.spent.usage
+        usage = self.usage
         rest = "the next request alone takes the rest"
         if usage.tokens + asked_tokens >= self.limits.tokens or self.limits.usd is None:
             message = f"{tokens_used(usage.tokens, self.limits)}: {rest}, about {asked_tokens:,} tokens"
@@ -239,11 +225,18 @@ class Budget:
 
     def settle(self, held: Held, usage: Usage) -> None:
         """Put what a request did cost in the place of what was held back for it."""
-        self._release(held)
-        self.family.excess = max(self.family.excess, usage.tokens - held.plain_tokens)
-        self._unwritten = self.unwritten + usage
-        self._version = self.run().version
-        self._tell()
+        for budget in (self, *self.ancestors):
+            reserved = budget._reserved  # noqa: SLF001  one of its kind
+            budget._under_way -= 1  # noqa: SLF001  as above
+            rest = reserved[0] - held[0], reserved[1] - held[1]
+            budget._reserved = rest if budget._under_way else NOTHING  # noqa: SLF001  fractions may leave a crumb
+        if (excess := usage.input_tokens + usage.output_tokens - held[2]) > self.family.excess:
+            self.family.excess = excess
+        version = self.run().version
+        self._unwritten = self._unwritten + usage if version == self._version else usage
+        self._version = version
+        if self.above is not None:
+            self._tell()
         if self.family.news is not None:
             self.family.news.set()
             self.family.news = None
@@ -252,51 +245,53 @@ class Budget:
 
     def begin_calls(self) -> None:
         """Forget calls that have begun for a reply that never came."""
-        self._calls.clear()
+        self._taken = 0
 
-    def take(self, call_id: str) -> bool:
+    def take(self) -> bool:
         """Take a place for a call of a reply that is not whole yet; return whether there is one."""
         if self._places() < 1:
             return False
-        self._calls.add(call_id)
+        self._taken += 1
         self._tell()
         return True
 
-    def admit(self, entries: Sequence[OpenCall]) -> list[OpenCall]:
-        """Take a place for each open call, and return those for which there is none.
+    def admit(self, waiting: Sequence[OpenCall]) -> Sequence[OpenCall]:
+        """Take a place for each open call without a result, and return those for which there is none.
 
         What has begun keeps its place, whatever has been taken since; of the others, the first have what is left.
         """
-        waiting = [entry for entry in entries if entry.phase is not Phase.FINISHED]
-        intended = [entry for entry in waiting if entry.phase is Phase.INTENDED and entry.call.id not in self._calls]
-        refused: list[OpenCall] = []
-        self._calls = {entry.call.id for entry in waiting}
-        if (over := -self._places()) > 0:
-            refused = intended[-over:]
-            self._calls.difference_update([entry.call.id for entry in refused])
+        self._taken = len(waiting)
+        over = -self._places()
+        if over <= 0:
+            return ()
+        refused = [entry for entry in waiting if entry.phase is Phase.INTENDED][-over:]
+        self._taken -= len(refused)
         self._tell()
         return refused
 
     def _places(self) -> int:
         """Return how many more calls there may be, here and on all budgets above."""
+        if self.above is None:
+            return self.limits.tool_calls - self.calls
         self._tell()
-        return min([budget.limits.tool_calls - budget.spent.calls for budget in (self, *self.ancestors)])
+        return min([budget.limits.tool_calls - budget.calls for budget in (self, *self.ancestors)])
 
-    def ended(self, call_id: str) -> None:
+    def ended(self) -> None:
         """Take note that a call has its result in the journal, where it counts."""
-        self._calls.discard(call_id)
-        self._tell()
+        self._taken -= 1
+        if self.above is not None:
+            self._tell()
 
     def used_up(self) -> tuple[StopReason, str] | None:
         """Say that the tool calls of a run above are used up, so that its agents stop with it, or None."""
         for budget in self.ancestors:
-            if (calls := budget.spent.calls) >= budget.limits.tool_calls:
+            if (calls := budget.calls) >= budget.limits.tool_calls:
                 return StopReason.TOOL_BUDGET, f"{calls_used(calls, budget.limits)}, by a run above and its agents"
         return None
 
     def refusal(self) -> str:
         """Say why calls are not run, to the model."""
-        tightest = min((self, *self.ancestors), key=lambda budget: budget.limits.tool_calls - budget.spent.calls)
+        tightest = min((self, *self.ancestors), key=lambda budget: budget.limits.tool_calls - budget.calls)
         allowed = tightest.limits.tool_calls
         whose = "run" if tightest is self else "run above and its agents"
         return (

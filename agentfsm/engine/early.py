@@ -64,8 +64,8 @@ class Attempt:
     # Its host holds results back until the reply is in the journal.
     release: Callable[[], None]
     # Lets the results go that were held back.
-    take: Callable[[str], bool]
-    # Takes a place among the calls that the run may make, by the call's id; False where there is none.
+    take: Callable[[], bool]
+    # Takes a place among the calls that the run may make; False where there is none.
 
 
 @attrs.define(eq=False, repr=False)
@@ -154,7 +154,7 @@ class EarlyCalls:
         if call.malformed is not None or call.repaired is not None:
             self._is_open = False
             return
-        if self._attempt is None or not self._attempt.take(call.id):
+        if self._attempt is None or not self._attempt.take():
             self._is_open = False
             return
         self._started.append(call)

@@ -6,7 +6,7 @@ New behaviour is a new event or effect and one function here, never a branch in 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -185,6 +185,8 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
     journal = drive.journal
     if (stop := _stop(engine, drive)) is not None:
         return drive.fail(*stop)
+    if nearing := engine.limits.nearing(journal.run):
+        _warn(drive, nearing)
     request = ""
     try:
         if (choice := await choose(engine, drive)) is not None:
@@ -217,23 +219,21 @@ def _faltered(error: LimitError | ModelError) -> tuple[e.ModelFaltered, ...]:
 
 
 def _stop(engine: Engine, drive: Drive) -> tuple[StopReason, str] | None:
-    """Return why the run has to stop, if it has to; warn of limits that it nears, each once in a driving call."""
-    run, budget = drive.journal.run, drive.budget
-    if (stop := engine.limits.spent(run)) is not None:
-        return stop
-    for limit, used, of in engine.limits.nearing(run):
-        _warn(drive, limit, used, of)
-    return None if budget.above is None else budget.used_up()
+    """Return why the run has to stop, if it has to."""
+    stop = engine.limits.spent(drive.journal.run)
+    return drive.budget.used_up() if stop is None and drive.budget.above is not None else stop
 
 
-def _warn(drive: Drive, limit: str, used: float, of: float) -> None:
-    journal = drive.journal
-    if limit in drive.warned:
-        return
-    drive.warned.add(limit)
-    journal.log.warning("budget_warning", which=limit, used=used, limit=of)
-    if journal.listen is not None:
-        journal.listen(BudgetWarning(run_id=journal.run.id, turn=journal.run.turn, limit=limit, used=used, of=of))
+def _warn(drive: Drive, nearing: Iterable[tuple[str, float, float]]) -> None:
+    """Tell of limits that the run nears, of each once in a driving call."""
+    journal, run = drive.journal, drive.journal.run
+    for limit, used, of in nearing:
+        if limit in drive.warned:
+            continue
+        drive.warned.add(limit)
+        journal.log.warning("budget_warning", which=limit, used=used, limit=of)
+        if journal.listen is not None:
+            journal.listen(BudgetWarning(run_id=run.id, turn=run.turn, limit=limit, used=used, of=of))
 
 
 async def _compacted(engine: Engine, drive: Drive, tools: Sequence[ToolDefinition]) -> e.Compacted | None:
