@@ -144,7 +144,13 @@ class Budget:
 
     # Tokens and money.
 
-    async def reserve(self, asked_tokens: int, wanted_tokens: int, longest_tokens: int, price: Price) -> tuple[int, Held]:
+    async def reserve(
+        self,
+        asked_tokens: int,
+        wanted_tokens: int,
+        longest_tokens: int,
+        price: Price,
+    ) -> tuple[int, Held]:
         """Hold back what a request may cost at most.
 
         Where others have requests under way that leave no room for that, this waits for them; it holds nothing

@@ -264,7 +264,7 @@ async def _hear(
 ) -> None:
     """Commit what the model said: calls, an answer, or one that cannot be used."""
     journal, request = question.journal, question.digest
-    _note_turn(question.engine, journal, len(reply.calls), usage)
+    _note_turn(journal, len(reply.calls), usage)
     if early is not None and not reply.calls:
         early.drop()
     if reply.calls:
@@ -295,7 +295,7 @@ async def _finish_early(drive: Drive, early: EarlyCalls) -> None:
         await drive.queue.tell_drained()
 
 
-def _note_turn(engine: Engine, journal: Journal, calls: int, usage: Usage) -> None:
+def _note_turn(journal: Journal, calls: int, usage: Usage) -> None:
     run = journal.run
     turn = run.turn + 1
     if journal.log.is_read:
