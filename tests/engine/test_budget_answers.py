@@ -1,4 +1,4 @@
-"""A budget is exceeded by one answer at most, whatever the models of a family do: eight agents at once, read off journals.
+"""A budget is exceeded by one answer at most, whatever the models do: eight agents at once, off their journals.
 
 The models here keep to nothing: they answer longer than they may, bill less or more than was counted, say nothing of
 what they used, falter, and are cut off or killed at any moment, after which the run goes on in a new process.
@@ -208,7 +208,7 @@ async def test_a_cancelled_wait_holds_nothing():
 
 
 async def test_an_answer_without_a_cap_is_held_back_in_full():
-    """It may take all that the budget has: nobody else asks beside it, though what it is sure to need would fit twice."""
+    """It may take all that the budget has: nobody asks beside it, though a usual one would fit twice."""
     root = fresh(Limits(tokens=20_000))
     first, second = (fresh(Limits(), f"root.t1.{n}", root) for n in range(2))
     granted, held = await first.reserve(10, 4_096, LONGEST_ANSWER_TOKENS, lambda _: None)
