@@ -22,7 +22,7 @@ from agentfsm.core.messages import Usage
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 
-WIDE = Limits(turns=1_000, tokens=100_000_000)
+WIDE = Limits(turns=1_000, tokens=100_000_000, tool_calls=1_000)
 SHORT, LONG = 20, 40
 # Turns of two runs: their difference is the cost of turns alone.
 CALLS_PER_TURN = 440

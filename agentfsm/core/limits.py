@@ -20,6 +20,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     TOKEN_BUDGET = "token_budget"  # noqa: S105  a budget, not a secret
     COST_BUDGET = "cost_budget"
+    TOOL_BUDGET = "tool_budget"
     TIMEOUT = "timeout"
     TOO_MANY_ERRORS = "too_many_errors"
     LOOP_DETECTED = "loop_detected"
@@ -30,7 +31,13 @@ class StopReason(StrEnum):
 
 
 OUT_OF_BUDGET = frozenset(
-    {StopReason.MAX_TURNS, StopReason.TOKEN_BUDGET, StopReason.COST_BUDGET, StopReason.TIMEOUT},
+    {
+        StopReason.MAX_TURNS,
+        StopReason.TOKEN_BUDGET,
+        StopReason.COST_BUDGET,
+        StopReason.TOOL_BUDGET,
+        StopReason.TIMEOUT,
+    },
 )
 # The reasons that a larger limit would have prevented.
 
@@ -44,6 +51,26 @@ def _positive(_limits: object, attribute: attrs.Attribute[Any], value: float) ->
         raise MisuseError(f"Limits({attribute.name}={value!r}): give a finite number above 0; there is no 'unlimited'")
 
 
+def _count(limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    _positive(limits, attribute, value)
+    _whole(limits, attribute, value)
+
+
+def _count_or_zero(limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    _not_negative(limits, attribute, value)
+    _whole(limits, attribute, value)
+
+
+def _whole(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not isinstance(value, int):
+        raise MisuseError(f"Limits({attribute.name}={value!r}): give a whole number; it counts what has no halves")
+
+
+def _share(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not _is_number(value) or not 0 < value <= 1:
+        raise MisuseError(f"Limits({attribute.name}={value!r}): give a share, above 0 and up to 1; 0.8 is four fifths")
+
+
 def _not_negative(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
     if not _is_number(value) or not 0 <= value < float("inf"):
         raise MisuseError(f"Limits({attribute.name}={value!r}): give a finite number, 0 or more")
@@ -53,51 +80,103 @@ def _not_negative(_limits: object, attribute: attrs.Attribute[Any], value: float
 class Limits:
     """What one run may use. Every default is finite."""
 
-    turns: int = attrs.field(default=20, validator=_positive)
+    turns: int = attrs.field(default=20, validator=_count)
     # Model replies. Real tasks take 10 to 30; a run that needs more is usually lost.
-    tokens: int = attrs.field(default=200_000, validator=_positive)
+    tokens: int = attrs.field(default=200_000, validator=_count)
     # Input plus output of every call: ten turns over a well-filled history, below a dollar with most models.
     seconds: float = attrs.field(default=300.0, validator=_positive)
     # Active time: waiting for a person does not count. The longest that somebody keeps watching.
     usd: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
     # US dollars. None by default: only you know what an answer is worth.
-    errors: int = attrs.field(default=3, validator=_positive)
+    tool_calls: int = attrs.field(default=200, validator=_count)
+    # Calls of tools, those of the agents below included: ten in each of 20 turns, where most runs make one or two.
+    warn_at: float = attrs.field(default=0.8, validator=_share)
+    # The share of turns, tokens, money, seconds and tool calls from which on a run says that it nears the limit, above
+    # 0 and up to 1: what is left then does for an orderly end.
+    errors: int = attrs.field(default=3, validator=_count)
     # Error turns in a row. One is chance, two may be, three are the system.
     tool_timeout_s: float = attrs.field(default=30.0, validator=_positive)
     # Seconds for a call whose tool sets none of its own: a slow HTTP request, not a hung one.
     model_timeout_s: float = attrs.field(default=60.0, validator=_positive)
     # Seconds that a model may be silent: a working one is not, and a stream that goes on may take longer.
-    model_retries: int = attrs.field(default=3, validator=_not_negative)
+    model_retries: int = attrs.field(default=3, validator=_count_or_zero)
     # Attempts after the first: with the waits below they span the usual overload.
     retry_wait_s: float = attrs.field(default=1.0, validator=_positive)
     # Seconds before the first retry, doubled each time, plus up to half of it by chance, so that a crowd spreads out.
     retry_wait_max_s: float = attrs.field(default=60.0, validator=_positive)
     # The longest wait, also where the server asks for a longer one.
-    parallel: int = attrs.field(default=20, validator=_positive)
+    parallel: int = attrs.field(default=20, validator=_count)
     # Tool calls of one run in flight at once; 1 runs them one by one.
-    retries_per_tool: int = attrs.field(default=2, validator=_not_negative)
+    retries_per_tool: int = attrs.field(default=2, validator=_count_or_zero)
     # Attempts after the first at calls of one tool, for passing faults: a service that fails three times is down.
-    retries_per_run: int = attrs.field(default=3, validator=_not_negative)
+    retries_per_run: int = attrs.field(default=3, validator=_count_or_zero)
     # The same of all tools together.
-    depth: int = attrs.field(default=3, validator=_not_negative)
+    depth: int = attrs.field(default=3, validator=_count_or_zero)
     # Sub-agents below one another: a coordinator, its specialists, and their helpers.
-    answer_retries: int = attrs.field(default=2, validator=_not_negative)
+    answer_retries: int = attrs.field(default=2, validator=_count_or_zero)
     # Corrections asked for, after an answer that does not fit its type or is refused by a validator: a model that errs
     # three times has not understood.
-    crashes: int = attrs.field(default=5, validator=_positive)
+    crashes: int = attrs.field(default=5, validator=_count)
     # Workers that may die over one turn of a run: one or two are chance or a roll-out, five are the run.
 
     def spent(self, run: Run) -> tuple[StopReason, str] | None:
-        """Say which limit the run has reached, with the number reached, or None."""
+        """Say which limit the run has reached, with the number reached and the limit to raise, or None."""
         if run.consecutive_errors >= self.errors:
             last = f"; the last: {run.errors[-1].message[:300]}" if run.errors else ""
             return StopReason.TOO_MANY_ERRORS, f"{run.consecutive_errors} error turns in a row{last}"
         if run.turn >= self.turns:
-            return StopReason.MAX_TURNS, f"{run.turn} of {self.turns} turns used"
+            return StopReason.MAX_TURNS, f"{run.turn} of {self.turns} turns used; a larger turns= allows more"
         if run.usage.tokens >= self.tokens:
-            return StopReason.TOKEN_BUDGET, f"{run.usage.tokens:,} of {self.tokens:,} tokens used"
+            return StopReason.TOKEN_BUDGET, tokens_used(run.usage.tokens, self)
         if self.usd is not None and (run.usage.cost_usd or 0.0) >= self.usd:
-            return StopReason.COST_BUDGET, f"{run.usage.cost_usd:.4g} of {self.usd:.4g} US dollars used"
+            return StopReason.COST_BUDGET, usd_used(run.usage.cost_usd or 0.0, self)
+        if run.called >= self.tool_calls:
+            return StopReason.TOOL_BUDGET, calls_used(run.called, self)
         if run.duration_s >= self.seconds:
-            return StopReason.TIMEOUT, f"{run.duration_s:.1f} of {self.seconds:.1f} seconds used"
+            return StopReason.TIMEOUT, seconds_used(run.duration_s, self)
         return None
+
+    def nearing(self, run: Run) -> tuple[tuple[str, float, float], ...]:
+        """Return the limits of which the run has used `warn_at` or more: name, used, and the limit itself."""
+        share, usage = self.warn_at, run.usage
+        tokens = usage.input_tokens + usage.output_tokens
+        # One look in most turns: this is asked in each of them.
+        if (
+            run.turn < self.turns * share
+            and tokens < self.tokens * share
+            and run.called < self.tool_calls * share
+            and run.duration_s < self.seconds * share
+            and (self.usd is None or (usage.cost_usd or 0.0) < self.usd * share)
+        ):
+            return ()
+        used = (
+            ("turns", run.turn, self.turns),
+            ("tokens", tokens, self.tokens),
+            ("usd", usage.cost_usd or 0.0, self.usd),
+            ("tool_calls", run.called, self.tool_calls),
+            ("seconds", run.duration_s, self.seconds),
+        )
+        return tuple([(name, now, of) for name, now, of in used if of is not None and now >= of * share])
+
+
+# What a spent budget says: the number reached, and the limit to raise.
+
+
+def tokens_used(tokens: int, limits: Limits) -> str:
+    """Say how many tokens are gone."""
+    return f"{tokens:,} of {limits.tokens:,} tokens used; a larger tokens= allows more"
+
+
+def usd_used(usd: float, limits: Limits) -> str:
+    """Say how much money is gone."""
+    return f"{usd:.4g} of {limits.usd or 0.0:.4g} US dollars used; a larger usd= allows more"
+
+
+def calls_used(calls: int, limits: Limits) -> str:
+    """Say how many calls of tools were made."""
+    return f"{calls:,} of {limits.tool_calls:,} tool calls made; a larger tool_calls= allows more"
+
+
+def seconds_used(seconds: float, limits: Limits) -> str:
+    """Say how much active time is gone."""
+    return f"{seconds:.1f} of {limits.seconds:.1f} seconds used; a larger seconds= allows more"

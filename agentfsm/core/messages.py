@@ -41,6 +41,7 @@ class ErrorType(StrEnum):
     NOT_PERMITTED = "not_permitted"
     WITHDRAWN = "withdrawn"
     BLOCKED = "blocked"
+    BUDGET = "budget"
     CIRCUIT_OPEN = "circuit_open"
     RATE_LIMITED = "rate_limited"
     UNAVAILABLE = "unavailable"
@@ -250,11 +251,16 @@ class AgentCost:
     # US dollars; None where the price of a model in it is unknown.
     turns: int
     tool_calls: tuple[str, ...] = ()
-    # The tools that it called, in order.
+    # The tools that it called, in order; calls that were skipped are none.
     duration_s: float = 0.0
     # Active seconds.
     children: tuple[AgentCost, ...] = ()
     # The sub-agents among its tools, in call order.
+
+    @property
+    def calls(self) -> int:
+        """How many calls of tools were made, its own sub-agents' included."""
+        return len(self.tool_calls) + sum(child.calls for child in self.children)
 
 
 @attrs.frozen(kw_only=True)

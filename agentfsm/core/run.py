@@ -173,6 +173,8 @@ class Run(Generic[A_co]):
     usage: Usage = Usage()
     duration_s: float = 0.0
     # Active seconds.
+    called: int = 0
+    # Calls of tools that have a result, whatever it is, and those of the agents behind them; not what was skipped.
     consecutive_errors: int = 0
     # Error turns in a row.
     faults: tuple[Fault, ...] = ()
@@ -577,8 +579,11 @@ def _tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
         changes["retries"] = {**run.retries, result.tool: run.retries.get(result.tool, 0) + result.attempts - 1}
     if result.cut is not None:
         changes["has_cut"] = True
+    if result.outcome is not Outcome.SKIPPED:
+        changes["called"] = run.called + 1
     if result.child is not None:
         changes["usage"] = run.usage + result.child.usage
+        changes["called"] = run.called + 1 + result.child.calls
     return changes
 
 

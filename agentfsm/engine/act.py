@@ -12,12 +12,12 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending, RunTools, Wait
 from agentfsm.core.inbox import Approve, Posted, Rerun
-from agentfsm.core.messages import ErrorType, ToolCall, ToolResult, clean
-from agentfsm.core.run import UNDECIDED, Phase, place_in
+from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult, clean
+from agentfsm.core.run import UNDECIDED, OpenCall, Phase, place_in
 from agentfsm.engine.access import absence, barred, context_of, turn_of
 from agentfsm.engine.arguments import check_object, object_text, repair
 from agentfsm.engine.builtin import builtin
-from agentfsm.engine.children import counted
+from agentfsm.engine.children import returned
 from agentfsm.engine.context import RunContext, ToolKind
 from agentfsm.engine.decide import decide, needs_approval
 from agentfsm.engine.dispatch import End, Host, failed
@@ -26,6 +26,7 @@ from agentfsm.engine.early import Attempt, EarlyCalls
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.family import Parent
 from agentfsm.engine.queue import ToolQueue
+from agentfsm.engine.render import decided
 from agentfsm.engine.stream import AgentEvent, ToolEvent
 from agentfsm.engine.tools import Bound, Tool
 from agentfsm.ports import ProposedCall
@@ -45,10 +46,15 @@ async def act(engine: Engine, drive: Drive, effect: RunTools | Wait) -> None:
     entries, asking, intended = drive.journal.run.open, engine.registry.asking, Phase.INTENDED
     calls = effect.calls if isinstance(effect, RunTools) else ()
     drive.unfinished = len(entries)
-    if [each for each in entries if each.phase is not intended or each.call.name in asking]:
+    special = [each for each in entries if each.phase is not intended or each.call.name in asking]
+    refused = drive.budget.admit(_unfinished(entries) if special else entries)
+    if refused:
+        _refuse(drive, refused)
+    if special or refused:
         await decide(engine, drive)
-        calls = _ready(drive)
-        drive.unfinished = len([each for each in drive.journal.run.open if each.phase is not Phase.FINISHED])
+        calls, waiting = _ready(drive), _unfinished(drive.journal.run.open)
+        drive.unfinished = len(waiting)
+        drive.budget.admit(waiting)  # some may have their result now
     if not drive.unfinished:
         drive.journal.commit(e.ToolsReturned())
     elif calls:
@@ -56,6 +62,20 @@ async def act(engine: Engine, drive: Drive, effect: RunTools | Wait) -> None:
     elif drive.owes_drained:
         await drive.queue.tell_drained()
     drive.owes_drained = False
+
+
+def _unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
+    return [each for each in entries if each.phase is not Phase.FINISHED]
+
+
+def _refuse(drive: Drive, entries: Sequence[OpenCall]) -> None:
+    """Commit the results of calls that the budget has no place for, before anybody is asked about them."""
+    text = drive.budget.refusal()
+    results = [decided(entry.call, Outcome.SKIPPED, text) for entry in entries]
+    drive.journal.log.warning("calls_refused", turn=drive.journal.run.turn, calls=len(results))
+    drive.journal.commit(
+        *[e.ToolFinished(result=attrs.evolve(each, error_type=ErrorType.BUDGET)) for each in results],
+    )
 
 
 def _ready(drive: Drive) -> tuple[ToolCall, ...]:
@@ -187,13 +207,13 @@ class RunHost(Host):
             return
         journal, drive = self.drive.journal, self.drive
         drive.unfinished -= 1
-        if result.child is not None:
-            drive.budget.returned(result.child.run_id)
-            result = attrs.evolve(result, child=counted(drive, result.child))
+        if drive.budget.below:
+            result = returned(drive, result)
         finished = e.ToolFinished(result=result)
         ending = () if drive.unfinished else (e.ToolsReturned(),)
         facts, taken = self._spent(result.call_id)  # where it was let run, and could not
         journal.commit(*facts, finished, *ending, taken=taken)
+        drive.budget.ended()
         if journal.log.is_read:
             tool = (
                 result.tool if result.tool in drive.queue.registry else "(unknown)"
@@ -224,7 +244,8 @@ def early_calls(engine: Engine, drive: Drive) -> EarlyCalls:
 
     def prepare() -> Attempt:
         host = RunHost(engine, drive, held=[])
-        return Attempt(attrs.evolve(drive.queue, host=host), host.release)
+        drive.budget.begin_calls()
+        return Attempt(attrs.evolve(drive.queue, host=host), host.release, drive.budget.take)
 
     return EarlyCalls(prepare, mint=lambda index, call: mint(drive, index, call))
 

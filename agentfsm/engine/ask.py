@@ -11,7 +11,7 @@ import attrs
 
 from agentfsm.core.errors import LimitError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Usage
-from agentfsm.engine.engine import ANSWER_TOKENS, Engine
+from agentfsm.engine.engine import ANSWER_TOKENS, LONGEST_ANSWER_TOKENS, Engine
 from agentfsm.engine.log import redacted
 from agentfsm.engine.stream import CallDelta, TextDelta, ThinkingDelta, deltas
 from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Reply, Request, TextChunk, ThinkingChunk
@@ -94,6 +94,9 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
             journal.log.warning("model_retry", turn=effect.turn, attempt=attempt, wait_s=wait_s, error=kind)
             await anyio.sleep(wait_s)
             attempt += 1
+        except ModelError as error:
+            error.usage = wasted + (error.usage or Usage())
+            raise
         else:
             return reply, usage + wasted if wasted.tokens else usage
 
@@ -103,7 +106,8 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
     engine, budget = question.engine, question.budget
     asked = question.tally.estimate(question.journal.run.window)
     wanted = question.settings.max_tokens or ANSWER_TOKENS
-    granted, held = await budget.reserve(asked, wanted, engine.model.cost_usd)
+    longest = question.settings.max_tokens or LONGEST_ANSWER_TOKENS
+    granted, held = await budget.reserve(asked, wanted, longest, engine.model.cost_usd)
     usage = Usage()
     try:
         request = _request(question, granted if granted < wanted else None)

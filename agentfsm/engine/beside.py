@@ -45,7 +45,7 @@ async def ask_beside(
     asked = estimated_tokens(instructions + question)
     who = engine.model if model is None else model
     try:
-        granted, held = await drive.budget.reserve(asked, max_tokens, who.cost_usd)
+        granted, held = await drive.budget.reserve(asked, max_tokens, max_tokens, who.cost_usd)
     except LimitError as error:  # what is left may do for an answer
         raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
     usage = Usage()

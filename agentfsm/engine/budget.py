@@ -1,30 +1,53 @@
-"""What a run and the agents below it may still spend: held back before each request, settled after it.
+"""What a run and the agents below it may still spend: held back before each request and call, settled after it.
 
-The journals hold what was spent. A budget adds what they do not hold yet: requests that are under way, replies of a
-turn that is not committed, and what agents below have spent whose results have not come. So several agents at once
-never spend together what only one of them could.
+The journals hold what was spent. A budget adds what they do not hold yet: requests and calls that are under way,
+replies of a turn that is not committed, and what agents below have spent whose results have not come. So several
+agents at once never spend together what only one of them could.
+
+Tokens and money are held back for the longest answer that a request may get, on the budget of the run and on each one
+above it. A request waits while one of these has no room for that beside what others have under way there; the last one
+that fits may answer longer than was thought, and so a budget is exceeded by one answer at most. Whoever waits holds
+nothing, and whoever holds something waits for its model only: somebody always goes on. Calls of tools are counted one
+by one, so that their number is never exceeded at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 import attrs
 
 from agentfsm.core.errors import LimitError
-from agentfsm.core.limits import Limits, StopReason
+from agentfsm.core.limits import Limits, StopReason, calls_used, tokens_used, usd_used
 from agentfsm.core.messages import Usage
+from agentfsm.core.run import OpenCall, Phase
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 Price = Callable[[Usage], float | None]
+NO_USAGE: Final = Usage()
+
+
 Amount = tuple[int, float]
 # Tokens and US dollars.
+Held = tuple[int, float, int]
+# The same, held back for a request, and the tokens without what is added since others were exceeded.
 
 NOTHING: Final[Amount] = (0, 0.0)
+
+
+class Spent(NamedTuple):
+    """What a run and the agents below it have spent."""
+
+    run: Run
+    # As it was then.
+    usage: Usage
+    # Its own and theirs, as `calls`.
+    calls: int
+    # Of tools; those that are under way count.
 
 
 def _for_nothing(_tokens: int) -> float:
@@ -37,6 +60,9 @@ class _Family:
 
     news: anyio.Event | None = None
     # Set when a request is settled, for those who wait for room.
+    excess: int = 0
+    # Tokens by which a request has exceeded what was held back for it, at most: what was counted too low, or a model
+    # that answers longer than it may. So much more is held back for each from then on.
 
 
 def _family_of(budget: Budget) -> _Family:
@@ -67,123 +93,222 @@ class Budget:
     # Whether this run, or one above it, is limited in money.
     _reserved: Amount = NOTHING
     # By requests that are under way, here and below.
-    _below: dict[str, Amount] = attrs.field(factory=dict)
+    _under_way: int = 0
+    # How many these are.
+    below: dict[str, Spent] = attrs.field(factory=dict)
     # What agents below have spent, by the ids of their runs, as far as it is not in this run's journal.
-    _unwritten: Amount = NOTHING
+    _unwritten: Usage = NO_USAGE
     # Spent by this run and not in its journal...
     _version: int = -1
     # ...as long as that is at this version.
+    _taken: int = 0
+    # Calls that have their place among those allowed, and no result in the journal.
 
     @property
-    def spent(self) -> Amount:
-        """What the run and the agents below it have spent."""
-        run = self.run()
-        tokens, usd = run.usage.tokens, run.usage.cost_usd or 0.0
-        if run.version == self._version:
-            tokens, usd = tokens + self._unwritten[0], usd + self._unwritten[1]
-        for below in self._below.values():
-            tokens, usd = tokens + below[0], usd + below[1]
-        return tokens, usd
+    def unwritten(self) -> Usage:
+        """What the run's own requests have cost that its journal does not hold."""
+        return self._unwritten if self.run().version == self._version else NO_USAGE
 
-    def open(self, below: dict[str, Amount]) -> None:
+    @property
+    def usage(self) -> Usage:
+        """What the run and the agents below it have spent on models."""
+        run = self.run()
+        usage = run.usage + self._unwritten if run.version == self._version else run.usage
+        for below in self.below.values():
+            usage += below.usage
+        return usage
+
+    @property
+    def calls(self) -> int:
+        """The calls of tools that the run and the agents below it have made, with those under way."""
+        return self.run().called + self._taken + sum([below.calls for below in self.below.values()])
+
+    def open(self, below: Sequence[Spent]) -> None:
         """Begin with what this run and those below it have spent already, in an earlier process or before a pause."""
-        self._below.update(below)
+        self._taken = len([entry for entry in self.run().open if entry.phase not in (Phase.INTENDED, Phase.FINISHED)])
+        self.below.update({spent.run.id: spent for spent in below})
         self._tell()
 
     def _tell(self) -> None:
         if self.above is not None:
-            self.above.note(self.run().id, self.spent)
+            self.above.note(Spent(self.run(), self.usage, self.calls))
 
-    def note(self, run_id: str, spent: Amount) -> None:
+    def note(self, spent: Spent) -> None:
         """Take note of what a run below has spent, in all."""
-        self._below[run_id] = spent
+        self.below[spent.run.id] = spent
         self._tell()
 
-    def returned(self, run_id: str) -> None:
-        """Forget what a run below has spent: its result has brought it into this run's journal."""
-        self._below.pop(run_id, None)
+    def returned(self, run_id: str) -> Spent | None:
+        """Forget what a run below has spent, and return it: its result brings it into this run's journal."""
+        return self.below.pop(run_id, None)
 
-    async def reserve(self, asked_tokens: int, wanted_tokens: int, price: Price) -> tuple[int, Amount]:
+    # Tokens and money.
+
+    async def reserve(
+        self,
+        asked_tokens: int,
+        wanted_tokens: int,
+        longest_tokens: int,
+        price: Price,
+    ) -> tuple[int, Held]:
         """Hold back what a request may cost at most.
 
-        Where it could have more if others had not requests under way, this waits for them.
+        Where others have requests under way that leave no room for that, this waits for them; it holds nothing
+        meanwhile, also when it is cancelled.
 
         Args:
             asked_tokens: Of the request, about.
-            wanted_tokens: Of the longest answer, 1 or more.
+            wanted_tokens: Of the answer that it shall have room for, 1 or more.
+            longest_tokens: Of the longest answer that it may get where nothing caps it, `wanted_tokens` or more.
             price: Tells what a usage costs, US dollars.
 
         Returns:
-            Tokens that the answer may have, 1 to `wanted_tokens`, and what was held back: give it to `settle`.
+            Tokens that the answer may have, 1 to `wanted_tokens` (which stands for no cap), and what was held back:
+            give it to `settle`.
 
         Raises:
             LimitError: when nothing is left for an answer, or the price is unknown where money is limited.
         """
-        cost = self._cost_of(asked_tokens, wanted_tokens, price) if self.counts_money else _for_nothing
+        cost = self._cost_of(asked_tokens, longest_tokens, price) if self.counts_money else _for_nothing
         while True:
-            granted, binding = self._room(asked_tokens, wanted_tokens, cost, beside_others=True)
-            if granted == wanted_tokens:
-                break
-            if granted >= self._room(asked_tokens, wanted_tokens, cost, beside_others=False)[0]:
+            granted, binding = self._room(asked_tokens, wanted_tokens, cost)
+            if granted < 1:
+                raise binding.exhausted(asked_tokens)
+            needed = longest_tokens + self.family.excess
+            if self._fits(asked_tokens, needed, cost):
                 break
             self.family.news = self.family.news or anyio.Event()
             await self.family.news.wait()
-        if granted < 1:
-            raise binding.exhausted(asked_tokens)
-        held = asked_tokens + granted, cost(granted)
+        held = asked_tokens + needed, cost(needed), asked_tokens + longest_tokens
         for budget in (self, *self.ancestors):
             budget._reserved = budget._reserved[0] + held[0], budget._reserved[1] + held[1]  # noqa: SLF001  one of its kind
+            budget._under_way += 1  # noqa: SLF001  as above
         return granted, held
 
-    def _room(
-        self,
-        asked_tokens: int,
-        wanted_tokens: int,
-        cost: Callable[[int], float],
-        *,
-        beside_others: bool,
-    ) -> tuple[int, Budget]:
-        """Return how long an answer may be, and the budget that says so; with or without what others hold back."""
+    def _room(self, asked_tokens: int, wanted_tokens: int, cost: Callable[[int], float]) -> tuple[int, Budget]:
+        """Return how long an answer may be, if no other request were under way, and the budget that says so."""
         granted, binding = wanted_tokens, self
         for budget in (self, *self.ancestors):
-            tokens, usd = budget.spent
-            held = budget._reserved if beside_others else NOTHING  # noqa: SLF001  one of its kind
-            room = budget.limits.tokens - tokens - held[0] - asked_tokens
-            if budget.limits.usd is not None:
-                room = min(room, _affordable(budget.limits.usd - usd - held[1], wanted_tokens, cost))
+            room = budget._left(asked_tokens, wanted_tokens, cost, NOTHING)  # noqa: SLF001  one of its kind
             if room < granted:
                 granted, binding = room, budget
         return granted, binding
 
-    def _cost_of(self, asked_tokens: int, wanted_tokens: int, price: Price) -> Callable[[int], float]:
+    def _fits(self, asked_tokens: int, needed_tokens: int, cost: Callable[[int], float]) -> bool:
+        """Whether there is room beside the requests that are under way, on this budget and on all above."""
+        for budget in (self, *self.ancestors):
+            if not budget._under_way:  # noqa: SLF001  one of its kind
+                continue  # nobody to wait for
+            held = budget._reserved  # noqa: SLF001  as above
+            if budget._left(asked_tokens, needed_tokens, cost, held) < needed_tokens:  # noqa: SLF001  as above
+                return False
+        return True
+
+    def _left(self, asked_tokens: int, wanted_tokens: int, cost: Callable[[int], float], held: Amount) -> int:
+        """Return how long an answer this budget allows beside what is held back; of money, up to `wanted_tokens`."""
+        usage = self.usage
+        room = self.limits.tokens - usage.input_tokens - usage.output_tokens - held[0] - asked_tokens
+        if self.limits.usd is None:
+            return room
+        return min(room, _affordable(self.limits.usd - (usage.cost_usd or 0.0) - held[1], wanted_tokens, cost))
+
+    def _cost_of(self, asked_tokens: int, longest_tokens: int, price: Price) -> Callable[[int], float]:
         """Return what a request costs, by the length of its answer: a straight line through the longest and none."""
         alone = price(Usage(input_tokens=asked_tokens))
-        whole = price(Usage(input_tokens=asked_tokens, output_tokens=wanted_tokens))
+        whole = price(Usage(input_tokens=asked_tokens, output_tokens=longest_tokens))
         if alone is None or whole is None:
             raise LimitError(StopReason.COST_BUDGET, "the price of the model is unknown, so no money limit can be kept")
-        return lambda tokens: alone + (whole - alone) * tokens / wanted_tokens
+        return lambda tokens: alone + (whole - alone) * tokens / longest_tokens
 
     def exhausted(self, asked_tokens: int) -> LimitError:
         """Return the error that says which budget leaves no room for an answer."""
-        tokens, usd = self.spent
-        if tokens + asked_tokens >= self.limits.tokens or self.limits.usd is None:
-            message = f"{tokens:,} of {self.limits.tokens:,} tokens used, and the next request alone takes the rest"
+        usage = self.usage
+        rest = "the next request alone takes the rest"
+        if usage.tokens + asked_tokens >= self.limits.tokens or self.limits.usd is None:
+            message = f"{tokens_used(usage.tokens, self.limits)}: {rest}, about {asked_tokens:,} tokens"
             return LimitError(StopReason.TOKEN_BUDGET, message)
-        message = f"{usd:.4g} of {self.limits.usd:.4g} US dollars used, and the next request alone takes the rest"
-        return LimitError(StopReason.COST_BUDGET, message)
+        return LimitError(StopReason.COST_BUDGET, f"{usd_used(usage.cost_usd or 0.0, self.limits)}: {rest}")
 
-    def settle(self, held: Amount, usage: Usage) -> None:
+    def settle(self, held: Held, usage: Usage) -> None:
         """Put what a request did cost in the place of what was held back for it."""
         for budget in (self, *self.ancestors):
-            budget._reserved = budget._reserved[0] - held[0], budget._reserved[1] - held[1]  # noqa: SLF001  one of its kind
+            reserved = budget._reserved  # noqa: SLF001  one of its kind
+            budget._under_way -= 1  # noqa: SLF001  as above
+            rest = reserved[0] - held[0], reserved[1] - held[1]
+            budget._reserved = rest if budget._under_way else NOTHING  # noqa: SLF001  fractions may leave a crumb
+        if (excess := usage.input_tokens + usage.output_tokens - held[2]) > self.family.excess:
+            self.family.excess = excess
         version = self.run().version
-        before = self._unwritten if version == self._version else NOTHING
-        self._unwritten = before[0] + usage.tokens, before[1] + (usage.cost_usd or 0.0)
+        self._unwritten = self._unwritten + usage if version == self._version else usage
         self._version = version
-        self._tell()
+        if self.above is not None:
+            self._tell()
         if self.family.news is not None:
             self.family.news.set()
             self.family.news = None
+
+    # Calls of tools.
+
+    def begin_calls(self) -> None:
+        """Forget calls that have begun for a reply that never came."""
+        self._taken = 0
+
+    def take(self) -> bool:
+        """Take a place for a call of a reply that is not whole yet; return whether there is one."""
+        if self._places() < 1:
+            return False
+        self._taken += 1
+        self._tell()
+        return True
+
+    def admit(self, waiting: Sequence[OpenCall]) -> Sequence[OpenCall]:
+        """Take a place for each open call without a result, and return those for which there is none.
+
+        What has begun keeps its place, whatever has been taken since; of the others, the first have what is left.
+        """
+        self._taken = len(waiting)
+        over = -self._places()
+        if over <= 0:
+            return ()
+        refused = [entry for entry in waiting if entry.phase is Phase.INTENDED][-over:]
+        self._taken -= len(refused)
+        self._tell()
+        return refused
+
+    def _places(self) -> int:
+        """Return how many more calls there may be, here and on all budgets above."""
+        if self.above is None:
+            return self.limits.tool_calls - self.calls
+        self._tell()
+        return min([budget.limits.tool_calls - budget.calls for budget in (self, *self.ancestors)])
+
+    def ended(self) -> None:
+        """Take note that a call has its result in the journal, where it counts."""
+        self._taken -= 1
+        if self.above is not None:
+            self._tell()
+
+    def stop(self) -> tuple[StopReason, str] | None:
+        """Say why the run has to stop, with the number reached, or None."""
+        stop = self.limits.spent(self.run())
+        return self.used_up() if stop is None and self.above is not None else stop
+
+    def used_up(self) -> tuple[StopReason, str] | None:
+        """Say that the tool calls of a run above are used up, so that its agents stop with it, or None."""
+        for budget in self.ancestors:
+            if (calls := budget.calls) >= budget.limits.tool_calls:
+                return StopReason.TOOL_BUDGET, f"{calls_used(calls, budget.limits)}, by a run above and its agents"
+        return None
+
+    def refusal(self) -> str:
+        """Say why calls are not run, to the model."""
+        tightest = min((self, *self.ancestors), key=lambda budget: budget.limits.tool_calls - budget.calls)
+        allowed = tightest.limits.tool_calls
+        whose = "run" if tightest is self else "run above and its agents"
+        return (
+            f"not run: this {whose} may make {allowed:,} tool calls in all, and no more are left. "
+            "Call nothing more: answer with what you have, and say what is missing."
+        )
 
 
 def _affordable(left_usd: float, wanted_tokens: int, cost: Callable[[int], float]) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel
-from agentfsm.core.messages import AgentCost, Usage
+from agentfsm.core.messages import AgentCost
 from agentfsm.core.run import OpenCall, Phase
+from agentfsm.engine.budget import Spent
 from agentfsm.engine.context import ToolKind
+from agentfsm.engine.cost import cost_of
 from agentfsm.engine.drive import Drive
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.family import child_id
@@ -17,31 +21,45 @@ from agentfsm.engine.journal import load
 from agentfsm.engine.render import decided
 from agentfsm.ports import Store
 
+if TYPE_CHECKING:
+    from agentfsm.core.messages import ToolResult
+
 
 async def note_children(engine: Engine, drive: Drive) -> None:
     """Put on the budget what agents below have spent whose calls are open, from their own journals."""
-    journal, spent = drive.journal, {}
+    journal, below = drive.journal, []
     for entry in journal.run.open:
         tool = engine.registry.get(entry.call.name)
         if entry.phase is Phase.FINISHED or tool is None or tool.kind is not ToolKind.AGENT:
             continue
-        run_id = child_id(journal.run.id, entry.call.id)
-        if (usage := await _usage_below(journal.store, run_id)) is not None:
-            spent[run_id] = usage.tokens, usage.cost_usd or 0.0
-    drive.budget.open(spent)
+        if (spent := await _spent_below(journal.store, child_id(journal.run.id, entry.call.id))) is not None:
+            below.append(spent)
+    drive.budget.open(below)
 
 
-async def _usage_below(store: Store, run_id: str) -> Usage | None:
+async def _spent_below(store: Store, run_id: str) -> Spent | None:
     """Return what a run and the open calls of agents below it have spent; None where there is no such run."""
     try:
         run = await load(store, run_id)
     except RunNotFoundError:
         return None
-    usage = run.usage
+    usage, calls = run.usage, run.called
     for entry in run.open:
-        if entry.phase is not Phase.FINISHED:  # else it is in the usage
-            usage += await _usage_below(store, child_id(run_id, entry.call.id)) or Usage()
-    return usage
+        if entry.phase is Phase.FINISHED:
+            continue  # it is in the usage
+        calls += entry.phase is not Phase.INTENDED
+        if (below := await _spent_below(store, child_id(run_id, entry.call.id))) is not None:
+            usage, calls = usage + below.usage, calls + below.calls
+    return Spent(run, usage, calls)
+
+
+def returned(drive: Drive, result: ToolResult) -> ToolResult:
+    """Return the result of an agent with what it spent, also where it broke down or was cut off before it could say."""
+    spent = drive.budget.returned(child_id(drive.journal.run.id, result.call_id))
+    child = result.child
+    if child is None and spent is not None:
+        child = attrs.evolve(cost_of(spent.run, None), usage=spent.usage)
+    return result if child is None else attrs.evolve(result, child=counted(drive, child))
 
 
 async def end_children(engine: Engine, drive: Drive) -> list[e.ToolFinished]:

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from agentfsm.core.messages import AgentCost, ToolResult, Usage
+from agentfsm.core.messages import AgentCost, Outcome, ToolResult, Usage
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports import Model
 
 
-def cost_of(run: Run, model: Model) -> AgentCost:
-    """Return what a run of a model cost, with the agents that it called."""
+def cost_of(run: Run, model: Model | None) -> AgentCost:
+    """Return what a run of a model cost, with the agents that it called; None where the model is not at hand."""
     messages = (*run.messages[run.first :], *[entry.result for entry in run.open])
     children = tuple([m.child for m in messages if isinstance(m, ToolResult) and m.child is not None])
     own = _without(run.usage, children)
     usd: float | None = 0.0
     if own.tokens:
-        usd = model.cost_usd(own) if own.cost_usd is None else own.cost_usd
+        usd = model.cost_usd(own) if own.cost_usd is None and model is not None else own.cost_usd
     return AgentCost(
         agent=run.header.agent,
         run_id=run.id,
         usage=run.usage,
         usd=_sum(usd, *[child.usd for child in children]),
         turns=run.turn,
-        tool_calls=tuple(record.name for record in run.calls),
+        tool_calls=tuple(record.name for record in run.calls if record.outcome is not Outcome.SKIPPED),
         duration_s=run.duration_s,
         children=children,
     )

@@ -64,6 +64,8 @@ class Attempt:
     # Its host holds results back until the reply is in the journal.
     release: Callable[[], None]
     # Lets the results go that were held back.
+    take: Callable[[], bool]
+    # Takes a place among the calls that the run may make; False where there is none.
 
 
 @attrs.define(eq=False, repr=False)
@@ -150,6 +152,9 @@ class EarlyCalls:
             return
         call = self.mint(len(self._started), ProposedCall(id="", name=name, arguments="".join(draft.pieces)))
         if call.malformed is not None or call.repaired is not None:
+            self._is_open = False
+            return
+        if self._attempt is None or not self._attempt.take():
             self._is_open = False
             return
         self._started.append(call)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 ANSWER_TOKENS: Final = 4_096
 # Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
+LONGEST_ANSWER_TOKENS: Final = 16_384
+# What an answer without a cap is taken to need at most, where others spend from the same budget at once: as long as
+# many models can answer. One that answers longer is found out (see `budget`).
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,7 @@ New behaviour is a new event or effect and one function here, never a branch in 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -34,7 +34,7 @@ from agentfsm.engine.early import EarlyCalls
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.offer import choose, offered
 from agentfsm.engine.reflect import on_draft, on_results
-from agentfsm.engine.stream import UsageReported
+from agentfsm.engine.stream import BudgetWarning, UsageReported
 from agentfsm.ports import Reply, ToolDefinition
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN, Tally, count_message
 
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 INPUT_SHARE: Final = 0.5
 # Of the window's room, for what comes in at once: the other half is for what was said before.
-UNUSUAL_SHARE: Final = 0.75
-# Of the turns allowed: beyond it a run is worth a warning in the log.
 
 
 async def run_steps(engine: Engine, drive: Drive, *, once: bool = False) -> None:
@@ -101,8 +99,8 @@ async def _cut(engine: Engine, drive: Drive) -> None:
         return await _cancel(engine, drive)
     await drive.journal.flush()
     used_s, limit_s = drive.journal.used_s, engine.limits.seconds
-    message = f"{used_s:.1f} of {limit_s:.1f} seconds used; what ran was cut off"
-    return drive.fail(StopReason.TIMEOUT, message, *await end_children(engine, drive))
+    message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and what ran was cut off; a larger seconds= allows more"
+    return drive.fail(StopReason.TIMEOUT, message, *_paid(drive), *await end_children(engine, drive))
 
 
 async def _park(engine: Engine, drive: Drive) -> None:
@@ -144,7 +142,13 @@ async def _cancel(engine: Engine, drive: Drive) -> None:
     rows = await drive.journal.store.inbox(drive.journal.run.id)
     wish = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
     words = [f"cancelled by {wish.by}" if wish.by else "cancelled", *([wish.message] if wish.message else [])]
-    drive.fail(StopReason.CANCELLED, ": ".join(words), *await end_children(engine, drive))
+    drive.fail(StopReason.CANCELLED, ": ".join(words), *_paid(drive), *await end_children(engine, drive))
+
+
+def _paid(drive: Drive) -> tuple[e.ModelFaltered, ...]:
+    """Return what brings into the journal what attempts at the model have cost of which no reply came."""
+    usage = drive.budget.unwritten
+    return (e.ModelFaltered(error="cut off before a usable reply came", usage=usage),) if usage.tokens else ()
 
 
 async def _observe(engine: Engine, drive: Drive, _effect: ReadInbox) -> None:
@@ -185,8 +189,10 @@ def _that_fit(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> list[Post
 
 async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
     journal = drive.journal
-    if (stop := engine.limits.spent(drive.journal.run)) is not None:
+    if (stop := drive.budget.stop()) is not None:
         return drive.fail(*stop)
+    if nearing := engine.limits.nearing(journal.run):
+        _warn(drive, nearing)
     request = ""
     try:
         if (choice := await choose(engine, drive)) is not None:
@@ -207,12 +213,28 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
         journal.log.warning("model_faltered", turn=effect.turn, error=type(error).__name__)
         return journal.commit(e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request))
     except LimitError as error:
-        usage = error.usage or Usage()
-        paid = (e.ModelFaltered(error=str(error), usage=usage),) if usage.tokens else ()
-        return drive.fail(StopReason(error.reason), str(error), *paid)
+        return drive.fail(StopReason(error.reason), str(error), *_faltered(error))
     except ModelError as error:
-        return drive.fail(StopReason.MODEL_ERROR, str(error))
+        return drive.fail(StopReason.MODEL_ERROR, str(error), *_faltered(error))
     return None
+
+
+def _faltered(error: LimitError | ModelError) -> tuple[e.ModelFaltered, ...]:
+    """Return what brings into the journal what was paid for before an error that ends the run."""
+    usage = error.usage or Usage()
+    return (e.ModelFaltered(error=str(error), usage=usage),) if usage.tokens else ()
+
+
+def _warn(drive: Drive, nearing: Iterable[tuple[str, float, float]]) -> None:
+    """Tell of limits that the run nears, of each once in a driving call."""
+    journal, run = drive.journal, drive.journal.run
+    for limit, used, of in nearing:
+        if limit in drive.warned:
+            continue
+        drive.warned.add(limit)
+        journal.log.warning("budget_warning", which=limit, used=used, limit=of)
+        if journal.listen is not None:
+            journal.listen(BudgetWarning(run_id=run.id, turn=run.turn, limit=limit, used=used, of=of))
 
 
 async def _compacted(engine: Engine, drive: Drive, tools: Sequence[ToolDefinition]) -> e.Compacted | None:
@@ -243,7 +265,7 @@ async def _hear(
 ) -> None:
     """Commit what the model said: calls, an answer, or one that cannot be used."""
     journal, request = question.journal, question.digest
-    _note_turn(question.engine, journal, len(reply.calls), usage)
+    _note_turn(journal, len(reply.calls), usage)
     if question.engine.answers is not None:
         reply = question.engine.answers.unwrapped(reply)
     if early is not None and not reply.calls:
@@ -291,13 +313,11 @@ async def _finish_early(drive: Drive, early: EarlyCalls) -> None:
         await drive.queue.tell_drained()
 
 
-def _note_turn(engine: Engine, journal: Journal, calls: int, usage: Usage) -> None:
+def _note_turn(journal: Journal, calls: int, usage: Usage) -> None:
     run = journal.run
     turn = run.turn + 1
     if journal.log.is_read:
         journal.log.info("turn", turn=turn, calls=calls, input=usage.input_tokens, output=usage.output_tokens)
-    if turn == int(engine.limits.turns * UNUSUAL_SHARE) + 1:
-        journal.log.warning("many_turns", turn=turn, limit=engine.limits.turns)
     if journal.listen is not None:
         journal.listen(UsageReported(run_id=run.id, turn=turn, usage=usage, total=run.usage + usage))
 

@@ -38,7 +38,7 @@ _REFUSED: Final = "Your answer was refused: {why}\n{how}"
 async def on_results(engine: Engine, drive: Drive, effect: Reflect) -> None:
     """Go on after tools, unless a limit is reached, the run goes round in circles, or a judge wants it otherwise."""
     journal = drive.journal
-    if (stop := engine.limits.spent(journal.run)) is not None:
+    if (stop := drive.budget.stop()) is not None:
         return drive.fail(*stop)
     if effect.verdict is not None:
         return journal.commit(_after(effect.verdict))

@@ -185,6 +185,21 @@ class UsageReported:
 
 
 @attrs.frozen(kw_only=True, slots=False)
+class BudgetWarning:
+    """The run has used the share `Limits.warn_at` of a limit; told once for each in a driving call."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    limit: str
+    # Its name in `Limits`: "turns", "tokens", "usd", "seconds" or "tool_calls".
+    used: float
+    # So many...
+    of: float
+    # ...of so many.
+
+
+@attrs.frozen(kw_only=True, slots=False)
 class RunEnded:
     """The driving call is at its end: the run is over or waits. The last event of a stream."""
 
@@ -195,7 +210,15 @@ class RunEnded:
 
 
 StreamEvent: TypeAlias = (
-    StateChanged | TextDelta | ThinkingDelta | CallDelta | ToolEvent | AgentEvent | UsageReported | RunEnded
+    StateChanged
+    | TextDelta
+    | ThinkingDelta
+    | CallDelta
+    | ToolEvent
+    | AgentEvent
+    | UsageReported
+    | BudgetWarning
+    | RunEnded
 )
 Listener: TypeAlias = Callable[[StreamEvent], None]
 
@@ -397,5 +420,6 @@ _NAMES: Final[dict[type, str]] = {
     ThinkingDelta: "thinking_delta",
     CallDelta: "call_delta",
     UsageReported: "usage",
+    BudgetWarning: "budget_warning",
     RunEnded: "run_ended",
 }

@@ -12,7 +12,7 @@ from agentfsm.core.messages import Usage
 from agentfsm.core.run import Fault
 
 FIELDS = [field.name for field in attrs.fields(Limits)]
-LIMITS = Limits(turns=5, tokens=1_000, seconds=60.0, usd=0.5, errors=3)
+LIMITS = Limits(turns=5, tokens=1_000, seconds=60.0, usd=0.5, errors=3, tool_calls=7)
 
 
 def run_with(**changes):
@@ -59,6 +59,48 @@ def test_wrong_types_are_refused(limits):
         Limits(**limits)
 
 
+COUNTS = {field.name for field in attrs.fields(Limits) if field.type == "int"}
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS))
+@pytest.mark.parametrize("value", [2.5, 3.0])
+def test_what_is_counted_is_whole(name, value):
+    """Two and a half turns are a misuse, and so is a fraction that happens to be whole."""
+    with pytest.raises(MisuseError, match=f"{name}={value}.*whole number"):
+        Limits(**{name: value})
+
+
+def test_the_counts_are_known():
+    """No limit that counts something was forgotten."""
+    assert MAY_BE_ZERO | {"turns", "tokens", "errors", "tool_calls", "parallel", "crashes"} == COUNTS
+
+
+@pytest.mark.parametrize("value", [1.01, 80, "0.8", True])
+def test_a_share_is_one(value):
+    """A warning can come at the limit itself at the latest."""
+    with pytest.raises(MisuseError, match=r"warn_at=.*share"):
+        Limits(warn_at=value)
+    assert Limits(warn_at=1).warn_at == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "near"),
+    [
+        ({}, ()),
+        ({"turn": 3, "usage": Usage(input_tokens=799, cost_usd=0.39), "called": 5, "duration_s": 47.9}, ()),
+        ({"turn": 4}, (("turns", 4, 5),)),
+        ({"usage": Usage(input_tokens=700, output_tokens=100)}, (("tokens", 800, 1_000),)),
+        ({"usage": Usage(cost_usd=0.4)}, (("usd", 0.4, 0.5),)),
+        ({"called": 6}, (("tool_calls", 6, 7),)),
+        ({"duration_s": 48.0}, (("seconds", 48.0, 60.0),)),
+        ({"turn": 4, "duration_s": 50.0}, (("turns", 4, 5), ("seconds", 50.0, 60.0))),
+    ],
+)
+def test_limits_that_are_near(changes, near):
+    """From the share on, and not before, each limit is named with what was used of it."""
+    assert LIMITS.nearing(run_with(**changes)) == near
+
+
 @pytest.mark.parametrize(
     ("changes", "reason", "words"),
     [
@@ -67,6 +109,7 @@ def test_wrong_types_are_refused(limits):
         ({"usage": Usage(input_tokens=900, output_tokens=134)}, StopReason.TOKEN_BUDGET, "1,034 of 1,000 tokens"),
         ({"usage": Usage(input_tokens=1_000)}, StopReason.TOKEN_BUDGET, "1,000 of 1,000 tokens"),
         ({"usage": Usage(cost_usd=0.5)}, StopReason.COST_BUDGET, "0.5 of 0.5 US dollars"),
+        ({"called": 7}, StopReason.TOOL_BUDGET, "7 of 7 tool calls"),
         ({"duration_s": 60.0}, StopReason.TIMEOUT, "60.0 of 60.0 seconds"),
         ({"duration_s": 61.25}, StopReason.TIMEOUT, "61.2 of 60.0 seconds"),
         ({"consecutive_errors": 3}, StopReason.TOO_MANY_ERRORS, "3 error turns in a row"),
@@ -82,7 +125,7 @@ def test_a_spent_limit_says_what_was_reached(changes, reason, words):
     "changes",
     [
         {},
-        {"turn": 4, "duration_s": 59.9, "consecutive_errors": 2},
+        {"turn": 4, "duration_s": 59.9, "consecutive_errors": 2, "called": 6},
         {"usage": Usage(input_tokens=999, cost_usd=0.49)},
         {"usage": Usage(input_tokens=999, cost_usd=None)},
     ],
@@ -107,4 +150,4 @@ def test_the_last_error_is_told_in_short():
 
 def test_reasons_of_a_spent_budget():
     """A larger limit would have prevented exactly these ends."""
-    assert {"max_turns", "token_budget", "cost_budget", "timeout"} == OUT_OF_BUDGET
+    assert {"max_turns", "token_budget", "cost_budget", "tool_budget", "timeout"} == OUT_OF_BUDGET

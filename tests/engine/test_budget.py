@@ -390,12 +390,12 @@ async def test_a_cancelled_request_gives_back_what_it_held():
     root = Budget(Limits(tokens=1_000), lambda: run)
     below = [begin(Header(id=f"root.t1.{n}", prompt=(), created_at=0.0)) for n in range(2)]
     first, second = (Budget(Limits(), lambda each=each: each, root) for each in below)
-    granted, held = await first.reserve(10, 900, lambda _: None)
+    granted, held = await first.reserve(10, 900, 900, lambda _: None)
     assert granted == 900
     got: list[int] = []
 
     async def ask() -> None:
-        got.append((await second.reserve(10, 900, lambda _: None))[0])
+        got.append((await second.reserve(10, 900, 900, lambda _: None))[0])
 
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
@@ -411,11 +411,11 @@ async def test_nothing_to_wait_for_is_a_refusal():
     run = begin(Header(id="root", prompt=(), created_at=0.0))
     root = Budget(Limits(tokens=100), lambda: run)
     with pytest.raises(LimitError, match="100") as caught:
-        await root.reserve(100, 1, lambda _: None)
+        await root.reserve(100, 1, 1, lambda _: None)
     assert caught.value.reason == StopReason.TOKEN_BUDGET
     money = Budget(Limits(usd=0.01), lambda: run)
     with pytest.raises(LimitError, match="US dollars used") as caught:
-        await money.reserve(100, 1, price)
+        await money.reserve(100, 1, 1, price)
     assert caught.value.reason == StopReason.COST_BUDGET
-    free, _ = await Budget(Limits(usd=0.01), lambda: run).reserve(5, 100, lambda _: 0.0)
+    free, _ = await Budget(Limits(usd=0.01), lambda: run).reserve(5, 100, 100, lambda _: 0.0)
     assert free == 100

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 import pytest
 from checks import HANG_S, names, results_of, sound, sound_run, virtually
@@ -361,6 +363,39 @@ async def test_model_error(store, error):
     await sound(agent, run)
 
 
+async def test_what_was_paid_before_a_model_error_counts(store):
+    """Replies that could not be used, and then a refusal for good: what they cost is in the journal."""
+    wasted = say("", usage=Usage(input_tokens=100, output_tokens=7))
+    refused = ModelError("401: no such key")
+    agent = Agent(ScriptedModel(wasted, wasted, fail(refused)), limits=Limits(retry_wait_s=1e-9), store=store)
+    run = await agent.run("hello")
+    ended(run, StopReason.MODEL_ERROR, "401")
+    assert run.usage.tokens == 2 * 107
+    await sound(agent, run)
+
+
+@pytest.mark.parametrize("how", ["the time is up", "somebody cancels"])
+def test_what_was_paid_before_the_end_counts(how):
+    """A run that is cut off between two attempts at the model has paid for the first."""
+
+    async def play(store, clock):
+        wasted = say("", usage=Usage(input_tokens=100, output_tokens=7))
+        limits = Limits(seconds=10, retry_wait_s=50.0)
+        agent = Agent(ScriptedModel(wasted, "too late"), limits=limits, store=store, clock=clock)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(agent.run, "hello", id="mine"))
+            await anyio.sleep(5)
+            if how == "somebody cancels":
+                await agent.cancel("mine")
+            await anyio.sleep(20)
+        run = await agent.load("mine")
+        assert run.stop_reason in (StopReason.TIMEOUT, StopReason.CANCELLED)
+        assert run.usage.tokens == 107
+        await sound(agent, run)
+
+    virtually(play)
+
+
 async def test_a_bug_in_a_model_is_not_absorbed(store):
     """An error that no model should raise is the caller's, and the run can be resumed."""
     agent = Agent(ScriptedModel(fail(ZeroDivisionError("a bug")), "done"), store=store)
@@ -464,12 +499,13 @@ async def test_a_model_that_never_answers_is_stopped(store):
 
 
 def test_the_reasons_are_complete():
-    """Each reason but those that later parts bring is reached by a test here or in test_loops_stop."""
+    """Each reason but those that later parts bring is reached by a test here, in loops or in budget_calls."""
     later = {StopReason.COMPLETED, StopReason.GUARD, StopReason.PARKED}
     assert set(StopReason) - later == {
         StopReason.MAX_TURNS,
         StopReason.TOKEN_BUDGET,
         StopReason.COST_BUDGET,
+        StopReason.TOOL_BUDGET,
         StopReason.TIMEOUT,
         StopReason.TOO_MANY_ERRORS,
         StopReason.LOOP_DETECTED,

@@ -239,10 +239,11 @@ async def test_unusual_things_are_warnings_and_ends_are_errors(store, logged):
     assert levels["run_failed"] == logging.ERROR
 
 
-async def test_many_turns_are_worth_a_warning(store, logged):
-    """A run that uses more than three quarters of its turns is unusual."""
-    lines_ = [say("", call("look", at=str(n))) for n in range(8)]
-    await Agent(ScriptedModel(*lines_), tools=[look], limits=Limits(turns=8), store=store).run("go")
-    (told,) = [line for line in lines(logged) if "event=many_turns" in line]
-    assert "turn=7" in told
-    assert "limit=8" in told
+async def test_a_limit_that_is_near_is_worth_a_warning(store, logged):
+    """A run that has used four fifths of its turns says so, once."""
+    lines_ = [say("", call("look", at=str(n))) for n in range(10)]
+    await Agent(ScriptedModel(*lines_), tools=[look], limits=Limits(turns=10), store=store).run("go")
+    (told,) = [line for line in lines(logged) if "event=budget_warning" in line]
+    assert "which=turns" in told
+    assert "used=8" in told
+    assert "limit=10" in told
