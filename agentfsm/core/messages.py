@@ -216,9 +216,11 @@ class Usage:
     reasoning_tokens: int = 0
     # The share of the output tokens that the model spent on thinking.
     cost_usd: float | None = None
-    # US dollars; None where no price is known, or none was asked for (`Limits.usd`).
+    # US dollars, of the replies whose price was known when they came; None where none was.
     estimated: bool = False
     # Whether the tokens were counted here because the provider did not say.
+    unpriced: bool = False
+    # Whether the price of some of the tokens was not known, so that all of them cost more than `cost_usd`.
 
     @property
     def tokens(self) -> int:
@@ -235,6 +237,7 @@ class Usage:
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cost_usd=cost,
             estimated=self.estimated or other.estimated,
+            unpriced=self.unpriced or other.unpriced,
         )
 
 
@@ -248,6 +251,8 @@ class AgentCost:
     # Its own sub-agents' included, as `usd`.
     usd: float | None
     # US dollars; None where the price of a model in it is unknown.
+    unpriced: tuple[str, ...] = ()
+    # The names of those models, each once.
     turns: int
     tool_calls: tuple[str, ...] = ()
     # The tools that it called, in order.
@@ -255,6 +260,21 @@ class AgentCost:
     # Active seconds.
     children: tuple[AgentCost, ...] = ()
     # The sub-agents among its tools, in call order.
+
+
+@attrs.frozen(kw_only=True)
+class SessionCost:
+    """What the runs of a session cost."""
+
+    session: str
+    usage: Usage
+    # Of all of them, as `usd`.
+    usd: float | None
+    # US dollars; None where the price of a model in it is unknown.
+    unpriced: tuple[str, ...] = ()
+    # The names of those models, each once.
+    runs: tuple[AgentCost, ...] = ()
+    # Oldest first.
 
 
 @attrs.frozen(kw_only=True)

@@ -17,7 +17,6 @@ from agentfsm.core.run import UNDECIDED, Phase, place_in
 from agentfsm.engine.access import absence, barred, context_of, turn_of
 from agentfsm.engine.arguments import check_object, object_text, repair
 from agentfsm.engine.builtin import builtin
-from agentfsm.engine.children import counted
 from agentfsm.engine.context import RunContext, ToolKind
 from agentfsm.engine.decide import decide, needs_approval
 from agentfsm.engine.dispatch import End, Host, failed
@@ -184,7 +183,6 @@ class RunHost(Host):
         drive.unfinished -= 1
         if result.child is not None:
             drive.budget.returned(result.child.run_id)
-            result = attrs.evolve(result, child=counted(drive, result.child))
         finished = e.ToolFinished(result=result)
         ending = () if drive.unfinished else (e.ToolsReturned(),)
         facts, taken = self._spent(result.call_id)  # where it was let run, and could not

@@ -107,7 +107,7 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
         reply = _usable(engine, await reply_of(engine, request, emit))
         usage = _usage(question, reply)
     except ModelError as error:
-        usage = error.usage = _priced(question, error.usage or Usage())
+        usage = error.usage = priced(engine, question.journal, error.usage or Usage())
         raise
     finally:
         budget.settle(held, usage)
@@ -160,14 +160,17 @@ def _usage(question: Question, reply: Reply) -> Usage:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
         asked = question.tally.estimate(question.journal.run.window)
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
-    return _priced(question, usage)
+    return priced(question.engine, question.journal, usage)
 
 
-def _priced(question: Question, usage: Usage) -> Usage:
-    """Return the usage with its price, where one is asked for."""
-    if usage.cost_usd is not None or not usage.tokens or not question.budget.counts_money:
-        return usage
-    return attrs.evolve(usage, cost_usd=question.engine.model.cost_usd(usage))
+def priced(engine: Engine, journal: Journal, usage: Usage) -> Usage:
+    """Return the usage of one reply with its price; where that is not known, the log says so, once for each agent."""
+    if usage.cost_usd is None and usage.tokens and not usage.unpriced:
+        cost_usd = engine.model.cost_usd(usage)
+        usage = attrs.evolve(usage, cost_usd=cost_usd, unpriced=cost_usd is None)
+    if usage.unpriced and engine.is_news_that_unpriced():
+        journal.log.warning("price_unknown", model=engine.model.name)
+    return usage
 
 
 def _emitter(question: Question, attempt: int, early: EarlyCalls | None) -> Emit | None:

@@ -7,7 +7,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel
-from agentfsm.core.messages import AgentCost, Usage
+from agentfsm.core.messages import Usage
 from agentfsm.core.run import OpenCall, Phase
 from agentfsm.engine.context import ToolKind
 from agentfsm.engine.drive import Drive
@@ -60,8 +60,7 @@ async def end_children(engine: Engine, drive: Drive) -> list[e.ToolFinished]:
         except AgentError as error:
             journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
             continue
-        child = None if ended.child is None else counted(drive, ended.child)
-        result = attrs.evolve(decided(entry.call, ended.outcome, ended.content), child=child)
+        result = attrs.evolve(decided(entry.call, ended.outcome, ended.content), child=ended.child)
         results.append(e.ToolFinished(result=result))
     return results
 
@@ -76,10 +75,3 @@ async def _leave_word(drive: Drive, entry: OpenCall) -> None:
             await journal.store.post(run_id, "cancel", Cancel(by="its caller"))
         except StoreError as error:
             journal.log.warning("child_not_told", child=run_id, error=type(error).__name__)
-
-
-def counted(drive: Drive, child: AgentCost) -> AgentCost:
-    """Return what a child cost as it enters the run's usage: without money, where the run counts none of its own."""
-    if drive.budget.counts_money or child.usage.cost_usd is None:
-        return child
-    return attrs.evolve(child, usage=attrs.evolve(child.usage, cost_usd=None))

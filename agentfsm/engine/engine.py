@@ -43,6 +43,8 @@ class Engine:
     # Tokens of what every request holds, by encoding and tools.
     _shapes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
     # Hashes of the same, by tools.
+    _unpriced: set[str] = attrs.field(factory=set, init=False)
+    # The model's name, once it was said that its price is not known.
 
     @property
     def narrows(self) -> bool:
@@ -76,6 +78,12 @@ class Engine:
             text = json.dumps([self.model.name, self.instructions, told, settings], sort_keys=True, default=str)
             shape = self._shapes[key] = hash_of(text, 8)
         return f"{shape}-{tally.digest(run.window)}"
+
+    def is_news_that_unpriced(self) -> bool:
+        """Whether nobody was told yet that the price of the model is not known; from now on somebody is."""
+        is_news = not self._unpriced
+        self._unpriced.add(self.model.name)
+        return is_news
 
     def _key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
         """Return what stands for a set of tools; for all of them without a look at each."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import attrs
-
 from agentfsm.core import events as e
 from agentfsm.core.errors import LimitError, ModelError
 from agentfsm.core.messages import AssistantMessage, TextPart, Usage, UserMessage
 from agentfsm.engine.access import absence
-from agentfsm.engine.ask import reply_of
+from agentfsm.engine.ask import priced, reply_of
 from agentfsm.engine.builtin import READ_RESULT, read_result
 from agentfsm.ports import Request, ToolDefinition
 from agentfsm.tally import estimated_tokens
@@ -97,10 +95,9 @@ async def _ask(engine: Engine, drive: Drive, instructions: str, question: str) -
         )
         written = estimated_tokens(reply.text)
         usage = reply.usage or Usage(input_tokens=asked, output_tokens=written, estimated=True)
-        if drive.budget.counts_money and usage.cost_usd is None:
-            usage = attrs.evolve(usage, cost_usd=engine.model.cost_usd(usage))
+        usage = priced(engine, drive.journal, usage)
     except ModelError as error:
-        usage = error.usage or usage
+        usage = error.usage = priced(engine, drive.journal, error.usage or usage)
         raise
     else:
         return reply.text, usage

@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.core.errors import MisuseError
 
 if TYPE_CHECKING:
+    from agentfsm.models.fallback import Fallback
     from agentfsm.models.openai_chat import OpenAIChat
     from agentfsm.models.prices import Price
+    from agentfsm.models.router import Router
+    from agentfsm.models.throttle import Throttled
     from agentfsm.ports import Model
 
-__all__ = ["OpenAIChat", "Price", "resolve"]
+__all__ = ["Fallback", "OpenAIChat", "Price", "Router", "Throttled", "resolve"]
 
 # Where each name lives.
-_HOMES = {"OpenAIChat": "agentfsm.models.openai_chat", "Price": "agentfsm.models.prices"}
+_HOMES = {
+    "Fallback": "agentfsm.models.fallback",
+    "OpenAIChat": "agentfsm.models.openai_chat",
+    "Price": "agentfsm.models.prices",
+    "Router": "agentfsm.models.router",
+    "Throttled": "agentfsm.models.throttle",
+}
 
 # What a model's name may begin with, and the adapter it stands for.
 _ADAPTERS = {"openai": "OpenAIChat"}
