@@ -20,16 +20,18 @@ _TICK_S: Final = 0.001
 # Dates are in milliseconds: a page begins so much later, since two runs may have begun in the same one.
 
 
-def cost_of(run: Run, model: Model) -> AgentCost:
+def cost_of(run: Run, model: Model | None = None) -> AgentCost:
     """Return what a run cost, with the agents that it called.
 
-    A journal that holds no prices is priced now, if the model is the one that the run had.
+    Args:
+        run: As it stands.
+        model: Prices what the journal holds no price of, if it is the one that the run had.
     """
     messages = (*run.messages[run.first :], *[entry.result for entry in run.open])
     children = tuple([m.child for m in messages if isinstance(m, ToolResult) and m.child is not None])
     own = _without(run.usage, children)
     name = (run.fingerprint or run.header.fingerprint).model
-    usd = _own_usd(own, model if model.name == name else None)
+    usd = _own_usd(own, model if model is not None and model.name == name else None)
     unpriced = [name] if usd is None else []
     return AgentCost(
         agent=run.header.agent,
