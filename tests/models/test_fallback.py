@@ -158,6 +158,31 @@ async def test_a_crowd_that_fails_at_once_is_one_failure(times):
     assert fallback.statistics()[1].answered == 20
 
 
+async def test_a_late_failure_says_nothing_of_a_model_that_is_well_again(times):
+    """A request that hung through the outage and fails when it is over does not make the model rest once more."""
+    gate = anyio.Event()
+
+    class Hangs(Named):
+        async def reply(self, request, emit=None):
+            try:
+                return await super().reply(request, emit)
+            except TimeoutError:
+                await gate.wait()
+                raise ModelUnavailableError("silent for too long") from None
+
+    fallback = Fallback(
+        Hangs("big", fail(TimeoutError()), OVERLOADED, "well"), Named("small", "1", "2"), monotonic=times
+    )
+    async with anyio.create_task_group() as group:
+        group.start_soon(asked, fallback)
+        await anyio.wait_all_tasks_blocked()
+        assert await asked(fallback) == "small"
+        times.now += 30
+        assert await asked(fallback) == "big"
+        gate.set()
+    assert [(one.failed, one.rests_s) for one in fallback.statistics()] == [(2, 0), (0, 0)]
+
+
 async def test_only_one_request_tries_a_model_after_its_rest(times):
     """While it is tried, the others ask the next model: a trial may end in a long silence."""
     gate = anyio.Event()
