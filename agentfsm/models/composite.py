@@ -17,10 +17,10 @@ class Composite(Model):
 
     Args:
         name: Of them all; it begins with the name of one of them, so that tokens are counted as that one counts.
-        models: Models, or strings such as "openai:gpt-4o".
+        models: At least one.
 
     Raises:
-        MisuseError: when no model is given, or they share no way to be held to the form of an answer.
+        MisuseError: when they share no way to be held to the form of an answer.
     """
 
     def __init__(self, name: str, models: Iterable[Model]) -> None:
@@ -56,7 +56,11 @@ class Composite(Model):
 
 
 def models_of(models: Iterable[Model | str]) -> tuple[Model, ...]:
-    """Return models, of which some are given by strings such as "openai:gpt-4o"."""
+    """Return models, of which some are given by strings such as "openai:gpt-4o".
+
+    Raises:
+        MisuseError: as from `resolve`.
+    """
     return tuple([resolve(model) if isinstance(model, str) else model for model in models])
 
 

@@ -61,7 +61,7 @@ class Throttled(Model):
         per_minute: Requests that begin in any 60 seconds, 1 or more. None: any number.
         tokens_per_minute: Tokens of these, input and output, 1 or more. What a request takes is estimated before it
             (its input, and its answer where `Settings.max_tokens` limits that) and counted after it. One that takes
-            more than a minute allows goes alone. None: any number.
+            more than a minute allows goes alone, one that is cancelled counts as estimated. None: any number.
         monotonic: Tells the time, seconds since some moment. Tests in virtual time give `anyio.current_time`.
 
     Raises:
