@@ -14,7 +14,7 @@ from agentfsm.core.messages import Usage
 from agentfsm.engine.engine import ANSWER_TOKENS, Engine
 from agentfsm.engine.log import redacted
 from agentfsm.engine.stream import CallDelta, TextDelta, ThinkingDelta, deltas
-from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Reply, Request, TextChunk, ThinkingChunk
+from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Model, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.tally import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
         reply = _usable(engine, await reply_of(engine, request, emit))
         usage = _usage(question, reply)
     except ModelError as error:
-        usage = error.usage = priced(engine, question.journal, error.usage or Usage())
+        usage = error.usage = priced(engine, question.journal, engine.model, error.usage or Usage())
         raise
     finally:
         budget.settle(held, usage)
@@ -160,16 +160,16 @@ def _usage(question: Question, reply: Reply) -> Usage:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
         asked = question.tally.estimate(question.journal.run.window)
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
-    return priced(question.engine, question.journal, usage)
+    return priced(question.engine, question.journal, question.engine.model, usage)
 
 
-def priced(engine: Engine, journal: Journal, usage: Usage) -> Usage:
-    """Return the usage of one reply with its price; where that is not known, the log says so, once for each agent."""
+def priced(engine: Engine, journal: Journal, model: Model, usage: Usage) -> Usage:
+    """Return the usage of one reply with its price; where that is not known, the log says so, once for each model."""
     if usage.cost_usd is None and usage.tokens and not usage.unpriced:
-        cost_usd = engine.model.cost_usd(usage)
+        cost_usd = model.cost_usd(usage)
         usage = attrs.evolve(usage, cost_usd=cost_usd, unpriced=cost_usd is None)
-    if usage.unpriced and engine.is_news_that_unpriced():
-        journal.log.warning("price_unknown", model=engine.model.name)
+    if usage.unpriced and engine.is_first_unpriced(model):
+        journal.log.warning("price_unknown", model=model.name)
     return usage
 
 

@@ -44,7 +44,7 @@ class Engine:
     _shapes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
     # Hashes of the same, by tools.
     _unpriced: set[str] = attrs.field(factory=set, init=False)
-    # The model's name, once it was said that its price is not known.
+    # Names of models of which the log was told that their price is not known.
 
     @property
     def narrows(self) -> bool:
@@ -79,11 +79,11 @@ class Engine:
             shape = self._shapes[key] = hash_of(text, 8)
         return f"{shape}-{tally.digest(run.window)}"
 
-    def is_news_that_unpriced(self) -> bool:
-        """Whether nobody was told yet that the price of the model is not known; from now on somebody is."""
-        is_news = not self._unpriced
-        self._unpriced.add(self.model.name)
-        return is_news
+    def is_first_unpriced(self, model: Model) -> bool:
+        """Whether a reply of this model is the first whose price is not known; the next one is not."""
+        is_first = model.name not in self._unpriced
+        self._unpriced.add(model.name)
+        return is_first
 
     def _key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
         """Return what stands for a set of tools; for all of them without a look at each."""

@@ -95,9 +95,9 @@ async def _ask(engine: Engine, drive: Drive, instructions: str, question: str) -
         )
         written = estimated_tokens(reply.text)
         usage = reply.usage or Usage(input_tokens=asked, output_tokens=written, estimated=True)
-        usage = priced(engine, drive.journal, usage)
+        usage = priced(engine, drive.journal, engine.model, usage)
     except ModelError as error:
-        usage = error.usage = priced(engine, drive.journal, error.usage or usage)
+        usage = error.usage = priced(engine, drive.journal, engine.model, error.usage or usage)
         raise
     else:
         return reply.text, usage
