@@ -28,7 +28,18 @@ from agentfsm.core.fingerprint import Fingerprint, hash_of
 from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priority, Reject, Rerun, Settle
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, AgentCost, Message, Outcome, Part, Usage, check_history, clean, parts_of
+from agentfsm.core.messages import (
+    JSON,
+    AgentCost,
+    Message,
+    Outcome,
+    Part,
+    SessionCost,
+    Usage,
+    check_history,
+    clean,
+    parts_of,
+)
 from agentfsm.core.run import A_co, Header, Phase, Run, begin
 from agentfsm.core.settings import Settings
 from agentfsm.decisions import awaited, decide, wake_callers
@@ -36,7 +47,7 @@ from agentfsm.engine import journal as journals
 from agentfsm.engine import log
 from agentfsm.engine.budget import Budget
 from agentfsm.engine.builtin import builtin
-from agentfsm.engine.cost import cost_of
+from agentfsm.engine.cost import cost_of, session_cost_of
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.fork import forked
 from agentfsm.engine.journal import Journal
@@ -106,6 +117,8 @@ def _check_durability(_agent: object, _attribute: object, value: str) -> None:
 
 def _engine_of(agent: Agent) -> Engine:
     log.prepare()
+    if agent.limits.usd is not None:
+        agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
     answers = _answers_of(agent)
     added = "" if answers is None else answers.instructions
     return Engine(
@@ -711,9 +724,14 @@ class Agent(Generic[A_co]):
     def cost(self, run: Run[Any]) -> AgentCost:
         """Return what a run cost up to now: tokens, US dollars, turns, tool calls, time; sub-agents included.
 
-        `usd` is None where a price is unknown: install agentfsm[prices], or give the model one.
+        `usd` is None where a price is unknown, and `unpriced` names the model: install agentfsm[prices], or give the
+        model a price.
         """
         return cost_of(run, self.model)
+
+    async def session_cost(self, session: str) -> SessionCost:
+        """Return what all runs of a session cost up to now, read from their journals; zero where there is none."""
+        return await session_cost_of(self.store, session, self.model)
 
     # Life and variants.
 

@@ -127,6 +127,8 @@ class Reply:
     # None where the provider did not say: the engine then counts, and marks the figures as estimated.
     native: Native | None = None
     # What this provider wants back beside text and calls, such as its thinking; it goes into the message.
+    model: str = ""
+    # The name of the model that answered, where it is one of several; empty for the one that was asked.
 
 
 @attrs.frozen
@@ -200,7 +202,7 @@ class Model(Protocol):
         return None
 
     def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  a default for those that know no prices
-        """US dollars for this usage, or None where no price is known."""
+        """US dollars for the usage of one reply, or None where no price is known; it is asked for after each reply."""
         return None
 
     async def aclose(self) -> None:

@@ -111,7 +111,7 @@ def _checks(place: str) -> Iterator[Check]:
         yield Check(name=name, ok=True, detail="set" if os.environ.get(name) else "not set")
     yield _vocabulary()
     yield _optional("rich", "the live tree", "plain lines are written; pip install 'agentfsm[cli]'")
-    yield _optional("genai-prices", "Limits(usd=...)", "costs are not known; pip install 'agentfsm[prices]'")
+    yield _optional("genai-prices", "what runs cost", "costs are not known; pip install 'agentfsm[prices]'")
 
 
 def _needed() -> list[str]:

@@ -16,7 +16,7 @@ from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import run_json
 from agentfsm.cli.place import Way
 from agentfsm.cli.plain import seconds
-from agentfsm.cli.show import usage_line
+from agentfsm.cli.show import used_line
 from agentfsm.cli.terminal import aside
 from agentfsm.cli.waits import pending_line
 from agentfsm.cli.watch import PlainView, view_of
@@ -200,7 +200,7 @@ def report(terminal: Terminal, run: Run, way: Way) -> Exit:
 
 def how_it_ended(run: Run) -> str:
     """Return how a run stands that is over, or waits, in a line."""
-    how = f"{run.turn} turns, {usage_line(run.usage)}, {seconds(run.duration_s)} active"
+    how = f"{run.turn} turns, {used_line(run)}, {seconds(run.duration_s)} active"
     if run.state is State.DONE:
         return f"done: {how}"
     if run.state is State.ERROR:
@@ -218,7 +218,7 @@ def _end_lines(run: Run, way: Way) -> Iterator[str]:
         return
     yield how_it_ended(run)
     if run.state is State.ERROR:
-        yield f"{run.turn} turns, {usage_line(run.usage)}, {seconds(run.duration_s)} active"
+        yield f"{run.turn} turns, {used_line(run)}, {seconds(run.duration_s)} active"
     if (again := way.fork(run)) is not None:
         yield f"To try again from right before that: {again}"
 

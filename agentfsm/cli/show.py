@@ -16,6 +16,7 @@ from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolFinished, T
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolResult
 from agentfsm.core.run import arguments_of
+from agentfsm.engine.cost import cost_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -204,18 +205,23 @@ def state_line(run: Run) -> str:
     return f"{where}, version {run.version}"
 
 
-def usage_line(usage: Usage) -> str:
-    """Return tokens and cost."""
+def used_line(run: Run) -> str:
+    """Return tokens and cost of a run, and whose price is not known."""
+    return _used(run.usage, cost_of(run).unpriced)
+
+
+def _used(usage: Usage, unpriced: Sequence[str]) -> str:
     about = ", estimated" if usage.estimated else ""
     cost = "" if usage.cost_usd is None else f", {usage.cost_usd:.4f} US dollars"
-    return f"{usage.tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out{about}){cost}"
+    unknown = one_line(f", price of {' and '.join(unpriced)} unknown", NOTE_CHARS) if unpriced else ""
+    return f"{usage.tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out{about}){cost}{unknown}"
 
 
 def cost_lines(cost: AgentCost) -> Iterator[str]:
     """Return what the run of a sub-agent came to, and those below it further in."""
     called = f", called {', '.join(cost.tool_calls)}" if cost.tool_calls else ""
-    usage = attrs.evolve(cost.usage, cost_usd=cost.usd)
-    used = f"{cost.turns} turns, {usage_line(usage)}, {seconds(cost.duration_s)}"
+    usage = cost.usage if cost.usd is None else attrs.evolve(cost.usage, cost_usd=cost.usd)
+    used = f"{cost.turns} turns, {_used(usage, cost.unpriced)}, {seconds(cost.duration_s)}"
     yield one_line(f"{cost.agent}, run {cost.run_id}: {used}{called}", NOTE_CHARS)
     for child in cost.children:
         yield from (f"  {line}" for line in cost_lines(child))
@@ -279,7 +285,7 @@ def _rests(events: Sequence[Event]) -> Iterator[str]:
 
 
 def _foot(run: Run) -> Iterator[str]:
-    yield f"used     {usage_line(run.usage)}; {seconds(run.duration_s)} active"
+    yield f"used     {used_line(run)}; {seconds(run.duration_s)} active"
     yield from (f"waits    {pending_line(item, run.id)}" for item in run.pending)
     if run.state is State.ERROR:
         yield f"stopped  {run.stop_reason}: {one_line(run.stop_message, NOTE_CHARS)}"

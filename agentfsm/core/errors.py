@@ -101,10 +101,12 @@ class ModelUnavailableError(ModelError):
 
     Attributes:
         retry_after_s: Seconds that the server asked to wait, or None.
+        status: Of HTTP, where the server answered with one: 429 for a rate limit, 503 or 529 for overload; else None.
     """
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None, *, status: int | None = None) -> None:
         self.retry_after_s = retry_after_s
+        self.status = status
         super().__init__(message)
 
 

@@ -217,14 +217,29 @@ class Usage:
     reasoning_tokens: int = 0
     # The share of the output tokens that the model spent on thinking.
     cost_usd: float | None = None
-    # US dollars; None where no price is known, or none was asked for (`Limits.usd`).
+    # US dollars, of the replies whose price was known when they came; None where none was.
     estimated: bool = False
     # Whether the tokens were counted here because the provider did not say.
+    unpriced: bool = False
+    # Whether the price of some of the tokens was not known, so that all of them cost more than `cost_usd`.
 
     @property
     def tokens(self) -> int:
         """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
+
+    def priced(self, cost_usd: float | None) -> Usage:
+        """Return the usage of a reply with its price; None where nobody knows it."""
+        return Usage(
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+            cost_usd=cost_usd,
+            unpriced=cost_usd is None,
+            estimated=self.estimated,
+        )
 
     def __add__(self, other: Usage) -> Usage:
         cost = self.cost_usd if other.cost_usd is None else other.cost_usd + (self.cost_usd or 0.0)
@@ -236,6 +251,7 @@ class Usage:
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cost_usd=cost,
             estimated=self.estimated or other.estimated,
+            unpriced=self.unpriced or other.unpriced,
         )
 
 
@@ -249,6 +265,8 @@ class AgentCost:
     # Its own sub-agents' included, as `usd`.
     usd: float | None
     # US dollars; None where the price of a model in it is unknown.
+    unpriced: tuple[str, ...] = ()
+    # The names of those models, each once.
     turns: int
     tool_calls: tuple[str, ...] = ()
     # The tools that it called, in order; calls that were skipped are none.
@@ -261,6 +279,21 @@ class AgentCost:
     def calls(self) -> int:
         """How many calls of tools were made, its own sub-agents' included."""
         return len(self.tool_calls) + sum(child.calls for child in self.children)
+
+
+@attrs.frozen(kw_only=True)
+class SessionCost:
+    """What the runs of a session cost."""
+
+    session: str
+    usage: Usage
+    # Of all of them, as `usd`.
+    usd: float | None
+    # US dollars; None where the price of a model in it is unknown.
+    unpriced: tuple[str, ...] = ()
+    # The names of those models, each once.
+    runs: tuple[AgentCost, ...] = ()
+    # Oldest first.
 
 
 @attrs.frozen(kw_only=True)

@@ -14,7 +14,7 @@ from agentfsm.core.messages import Usage
 from agentfsm.engine.engine import ANSWER_TOKENS, LONGEST_ANSWER_TOKENS, Engine
 from agentfsm.engine.log import redacted
 from agentfsm.engine.stream import CallDelta, TextDelta, ThinkingDelta, deltas
-from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Reply, Request, TextChunk, ThinkingChunk
+from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Model, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.tally import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
         reply = _usable(engine, await reply_of(engine.model, request, emit))
         usage = _usage(question, reply)
     except ModelError as error:
-        usage = error.usage = _priced(question, error.usage or Usage())
+        usage = error.usage = priced(engine, question.journal, engine.model, error.usage or Usage())
         raise
     finally:
         budget.settle(held, usage)
@@ -170,14 +170,16 @@ def _usage(question: Question, reply: Reply) -> Usage:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
         asked = question.tally.estimate(question.journal.run.window)
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
-    return _priced(question, usage)
+    return priced(question.engine, question.journal, question.engine.model, usage)
 
 
-def _priced(question: Question, usage: Usage) -> Usage:
-    """Return the usage with its price, where one is asked for."""
-    if usage.cost_usd is not None or not usage.tokens or not question.budget.counts_money:
-        return usage
-    return attrs.evolve(usage, cost_usd=question.engine.model.cost_usd(usage))
+def priced(engine: Engine, journal: Journal, model: Model, usage: Usage) -> Usage:
+    """Return the usage of one reply with its price; where that is not known, the log says so, once for each model."""
+    if usage.cost_usd is None and usage.tokens and not usage.unpriced:
+        usage = usage.priced(model.cost_usd(usage))
+    if usage.unpriced and engine.is_first_unpriced(model):
+        journal.log.warning("price_unknown", model=model.name)
+    return usage
 
 
 def _emitter(question: Question, attempt: int, early: EarlyCalls | None) -> Emit | None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
 from agentfsm.core.errors import LimitError, ModelError
 from agentfsm.core.messages import TextPart, Usage, UserMessage
-from agentfsm.engine.ask import reply_of
+from agentfsm.engine.ask import priced, reply_of
 from agentfsm.ports import Request
 from agentfsm.tally import estimated_tokens
 
@@ -59,11 +57,9 @@ async def ask_beside(
         )
         reply = await reply_of(who, request)
         counted = Usage(input_tokens=asked, output_tokens=estimated_tokens(reply.text), estimated=True)
-        usage = reply.usage or counted
-        if drive.budget.counts_money and usage.cost_usd is None:
-            usage = attrs.evolve(usage, cost_usd=who.cost_usd(usage))
+        usage = priced(engine, drive.journal, who, reply.usage or counted)
     except ModelError as error:
-        usage = error.usage or usage
+        usage = error.usage = priced(engine, drive.journal, who, error.usage or usage)
         raise
     else:
         return reply.text, usage

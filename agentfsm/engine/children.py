@@ -9,7 +9,6 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel
-from agentfsm.core.messages import AgentCost
 from agentfsm.core.run import OpenCall, Phase
 from agentfsm.engine.budget import Spent
 from agentfsm.engine.context import ToolKind
@@ -56,10 +55,9 @@ async def _spent_below(store: Store, run_id: str) -> Spent | None:
 def returned(drive: Drive, result: ToolResult) -> ToolResult:
     """Return the result of an agent with what it spent, also where it broke down or was cut off before it could say."""
     spent = drive.budget.returned(child_id(drive.journal.run.id, result.call_id))
-    child = result.child
-    if child is None and spent is not None:
-        child = attrs.evolve(cost_of(spent.run, None), usage=spent.usage)
-    return result if child is None else attrs.evolve(result, child=counted(drive, child))
+    if result.child is not None or spent is None:
+        return result
+    return attrs.evolve(result, child=attrs.evolve(cost_of(spent.run), usage=spent.usage))
 
 
 async def end_children(engine: Engine, drive: Drive) -> list[e.ToolFinished]:
@@ -78,8 +76,7 @@ async def end_children(engine: Engine, drive: Drive) -> list[e.ToolFinished]:
         except AgentError as error:
             journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
             continue
-        child = None if ended.child is None else counted(drive, ended.child)
-        result = attrs.evolve(decided(entry.call, ended.outcome, ended.content), child=child)
+        result = attrs.evolve(decided(entry.call, ended.outcome, ended.content), child=ended.child)
         results.append(e.ToolFinished(result=result))
     return results
 
@@ -94,10 +91,3 @@ async def _leave_word(drive: Drive, entry: OpenCall) -> None:
             await journal.store.post(run_id, "cancel", Cancel(by="its caller"))
         except StoreError as error:
             journal.log.warning("child_not_told", child=run_id, error=type(error).__name__)
-
-
-def counted(drive: Drive, child: AgentCost) -> AgentCost:
-    """Return what a child cost as it enters the run's usage: without money, where the run counts none of its own."""
-    if drive.budget.counts_money or child.usage.cost_usd is None:
-        return child
-    return attrs.evolve(child, usage=attrs.evolve(child.usage, cost_usd=None))

@@ -1,30 +1,38 @@
-"""What a run cost, and the agents below it with it."""
+"""What a run cost, and the agents below it with it; what a session did."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from agentfsm.core.messages import AgentCost, Outcome, ToolResult, Usage
+from agentfsm.core.messages import AgentCost, Outcome, SessionCost, ToolResult, Usage
+from agentfsm.core.run import begin
+from agentfsm.ports import Filter
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.ports import Model
+    from agentfsm.ports import Model, Store
 
 
-def cost_of(run: Run, model: Model | None) -> AgentCost:
-    """Return what a run of a model cost, with the agents that it called; None where the model is not at hand."""
+def cost_of(run: Run, model: Model | None = None) -> AgentCost:
+    """Return what a run cost, with the agents that it called.
+
+    Args:
+        run: As it stands.
+        model: Prices what the journal holds no price of, if it is the one that the run had.
+    """
     messages = (*run.messages[run.first :], *[entry.result for entry in run.open])
     children = tuple([m.child for m in messages if isinstance(m, ToolResult) and m.child is not None])
     own = _without(run.usage, children)
-    usd: float | None = 0.0
-    if own.tokens:
-        usd = model.cost_usd(own) if own.cost_usd is None and model is not None else own.cost_usd
+    name = (run.fingerprint or run.header.fingerprint).model
+    usd = _own_usd(own, model if model is not None and model.name == name else None)
+    unpriced = [name] if usd is None else []
     return AgentCost(
         agent=run.header.agent,
         run_id=run.id,
         usage=run.usage,
-        usd=_sum(usd, *[child.usd for child in children]),
+        usd=_sum([usd, *[child.usd for child in children]]),
+        unpriced=_each_once([*unpriced, *[name for child in children for name in child.unpriced]]),
         turns=run.turn,
         tool_calls=tuple(record.name for record in run.calls if record.outcome is not Outcome.SKIPPED),
         duration_s=run.duration_s,
@@ -32,18 +40,65 @@ def cost_of(run: Run, model: Model | None) -> AgentCost:
     )
 
 
-def _sum(*amounts: float | None) -> float | None:
+async def session_cost_of(store: Store, session: str, model: Model) -> SessionCost:
+    """Return what the runs of a session cost, each read once: every run but the first goes on from the one before.
+
+    Raises:
+        StoreError: when a journal cannot be read.
+    """
+    costs: list[AgentCost] = []
+    newest = await store.runs(Filter(session=session), limit=1)
+    run_id = newest[0].id if newest else None
+    while run_id is not None:
+        stored = await store.read(run_id)
+        if stored.header.session != session:
+            break  # its first run went on from another conversation
+        costs.append(cost_of(begin(stored.header).fold(stored.events), model))
+        run_id = stored.header.after
+    costs.reverse()
+    return SessionCost(
+        session=session,
+        usage=sum([cost.usage for cost in costs], Usage()),
+        usd=_sum([cost.usd for cost in costs]),
+        unpriced=_each_once([name for cost in costs for name in cost.unpriced]),
+        runs=tuple(costs),
+    )
+
+
+def _own_usd(own: Usage, model: Model | None) -> float | None:
+    """Return what a run's own replies cost; None where that is not known."""
+    if not own.tokens:
+        return 0.0
+    if own.cost_usd is None:
+        return None if model is None else model.cost_usd(own)
+    return None if own.unpriced else own.cost_usd
+
+
+def _sum(amounts: Iterable[float | None]) -> float | None:
     """Add amounts; one that is unknown makes the sum unknown."""
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if len(known) == len(amounts) else None
+    total = 0.0
+    for amount in amounts:
+        if amount is None:
+            return None
+        total += amount
+    return total
+
+
+def _each_once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 def _without(usage: Usage, children: Iterable[AgentCost]) -> Usage:
+    """Return what is left of a usage without that of the agents in it; a price that one of those lacked is theirs."""
     parts = [child.usage for child in children]
     cost = usage.cost_usd
+    below = sum(part.cost_usd or 0.0 for part in parts)
     return Usage(
         input_tokens=usage.input_tokens - sum(part.input_tokens for part in parts),
         output_tokens=usage.output_tokens - sum(part.output_tokens for part in parts),
         cached_tokens=usage.cached_tokens - sum(part.cached_tokens for part in parts),
-        cost_usd=None if cost is None else cost - sum(part.cost_usd or 0.0 for part in parts),
+        cache_write_tokens=usage.cache_write_tokens - sum(part.cache_write_tokens for part in parts),
+        reasoning_tokens=usage.reasoning_tokens - sum(part.reasoning_tokens for part in parts),
+        cost_usd=None if cost is None else cost - below,
+        unpriced=usage.unpriced and not any(part.unpriced for part in parts),
     )

@@ -53,6 +53,8 @@ class Engine:
     # Tokens of what every request holds, by encoding and tools.
     _shapes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
     # Hashes of the same, by tools.
+    _unpriced: set[str] = attrs.field(factory=set, init=False)
+    # Names of models of which the log was told that their price is not known.
 
     @property
     def narrows(self) -> bool:
@@ -103,6 +105,12 @@ class Engine:
         output = None if self.answers is None or self.answers.output is None else plain_json(self.answers.output.schema)
         parts = [self.model.name, self.instructions, told, asked, output]
         return hash_of(json.dumps(parts, sort_keys=True, default=str), 8)
+
+    def is_first_unpriced(self, model: Model) -> bool:
+        """Whether a reply of this model is the first whose price is not known; the next one is not."""
+        is_first = model.name not in self._unpriced
+        self._unpriced.add(model.name)
+        return is_first
 
     def _key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
         """Return what stands for a set of tools; for all of them without a look at each."""

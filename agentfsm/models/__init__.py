@@ -8,18 +8,24 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.core.errors import MisuseError
 
 if TYPE_CHECKING:
+    from agentfsm.models.fallback import Fallback
     from agentfsm.models.openai_chat import OpenAIChat
     from agentfsm.models.openai_responses import OpenAIResponses
     from agentfsm.models.prices import Price
+    from agentfsm.models.router import Router
+    from agentfsm.models.throttle import Throttled
     from agentfsm.ports import Model
 
-__all__ = ["OpenAIChat", "OpenAIResponses", "Price", "resolve"]
+__all__ = ["Fallback", "OpenAIChat", "OpenAIResponses", "Price", "Router", "Throttled", "resolve"]
 
 # Where each name lives.
 _HOMES = {
+    "Fallback": "agentfsm.models.fallback",
     "OpenAIChat": "agentfsm.models.openai_chat",
     "OpenAIResponses": "agentfsm.models.openai_responses",
     "Price": "agentfsm.models.prices",
+    "Router": "agentfsm.models.router",
+    "Throttled": "agentfsm.models.throttle",
 }
 
 # What a model's name may begin with, and the adapter it stands for.

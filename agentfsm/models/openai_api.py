@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from agentfsm.models.prices import Price
+    from agentfsm.models.prices import Prices
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 
@@ -86,7 +86,8 @@ class OpenAIModel(VendorModel):
         http_client: A client of your own (proxies, certificates); it stays yours to close, and belongs to one event
             loop.
         window_tokens: The context window. Default: that of the model's family, else 128,000.
-        price: What the model costs. Default: the public list of genai-prices, where that package is installed.
+        price: What the model costs, or a table that says it by the beginnings of models' names. Default: the public
+            list of genai-prices, where that package is installed.
 
     Raises:
         MisuseError: when there is no key for OpenAI, or an argument cannot be right.
@@ -127,7 +128,7 @@ class OpenAIModel(VendorModel):
         headers: Mapping[str, str] | None = None,
         http_client: httpx.AsyncClient | httpx2.AsyncClient | None = None,
         window_tokens: int | None = None,
-        price: Price | None = None,
+        price: Prices | None = None,
     ) -> None:
         base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
         super().__init__(

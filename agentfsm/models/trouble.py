@@ -105,7 +105,9 @@ def no_credit(trouble: Trouble) -> ModelError:
 def unavailable(trouble: Trouble) -> ModelError:
     """It may do better later."""
     return ModelUnavailableError(
-        f"{trouble.where} cannot answer just now {trouble.said}. Ask again later.", trouble.retry_after_s
+        f"{trouble.where} cannot answer just now {trouble.said}. Ask again later.",
+        trouble.retry_after_s,
+        status=trouble.status,
     )
 
 

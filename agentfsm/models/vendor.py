@@ -13,7 +13,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator  # attrs wants to see it
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 
 import anyio
@@ -23,18 +23,19 @@ import httpx2  # what the vendors' packages themselves speak with; they raise it
 from anyio.lowlevel import current_token
 
 from agentfsm.core.errors import ClosedError, MisuseError, ModelError
+from agentfsm.core.messages import Usage
 from agentfsm.models import trouble as t
-from agentfsm.models.prices import list_cost_usd
+from agentfsm.models.prices import list_cost_usd, price_of
 from agentfsm.models.windows import window_tokens_of
 from agentfsm.models.wire import Assembly, FormError, SentError, Written
 from agentfsm.ports import Model
+from agentfsm.threads import in_thread
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from agentfsm.core.messages import Usage
-    from agentfsm.models.prices import Price
+    from agentfsm.models.prices import Prices
     from agentfsm.ports import Chunk, Emit, Reply, Request
 
 _DRAIN_S: Final = 0.1
@@ -85,7 +86,8 @@ class VendorModel(Model, ABC):
         headers: Sent with each request.
         http_client: A client of the user's, which stays theirs to close; None to open our own.
         window_tokens: The context window. None: that of the model's family.
-        price: What the model costs. None: by the public list of genai-prices, where that package is installed.
+        price: What the model costs, or a table that says it by the beginnings of models' names. None, or a table that
+            does not name it: by the public list of genai-prices, where that package is installed.
 
     Raises:
         MisuseError: when an argument cannot be right.
@@ -109,14 +111,14 @@ class VendorModel(Model, ABC):
         headers: Mapping[str, str] | None = None,
         http_client: httpx.AsyncClient | httpx2.AsyncClient | None = None,
         window_tokens: int | None = None,
-        price: Price | None = None,
+        price: Prices | None = None,
     ) -> None:
         url = checked_url(base_url)
         self.name = _checked_name(name, type(self).__name__)
         self.window_tokens = _checked_window(name, window_tokens)
         self.host = url.host
         self._base_url = f"{url.scheme}://{url.netloc.decode('ascii')}{url.path}"  # without a password
-        self._price = price
+        self._price = price_of(name, price)
         self._http_client = http_client
         headers = {name: checked_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
         self._secrets = _secret_words(api_key, *headers.values())
@@ -205,6 +207,8 @@ class VendorModel(Model, ABC):
         return None if self._http_client is not None else current_token().native_token
 
     async def _opened(self) -> _Kept:
+        if self._price is None:  # loads the list, which takes 0.4 s: here, where the event loop does not wait for it
+            await in_thread(partial(self.cost_usd, Usage())).wait()
         if self._http_client is not None:
             theirs = cast("httpx2.AsyncClient", self._http_client)  # the packages take either, and say only one
             return _Kept(client=self._client(theirs), written=self._written())

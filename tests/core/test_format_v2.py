@@ -20,7 +20,7 @@ from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Approve, InboxItem, Input, InputKind, Pause, Priority, Wake
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, TextPart, ToolResult, Usage
+from agentfsm.core.messages import AgentCost, AssistantMessage, ErrorType, Outcome, TextPart, ToolResult, Usage
 from agentfsm.core.run import Header, begin
 
 AGENT = Fingerprint(instructions="9f86d081", model="gpt-4o", tools={"pay": "60303ae2", "look_up": "fd61a03a"})
@@ -162,6 +162,10 @@ ADDED_LATER = frozenset(
         (AssistantMessage, "native"),
         (Usage, "cache_write_tokens"),
         (Usage, "reasoning_tokens"),
+        (Usage, "unpriced"),
+        (AgentCost, "unpriced"),
+        ErrorType.BUDGET,
+        StopReason.TOOL_BUDGET,
         (e.Continued, "refused"),
         (e.Continued, "is_last"),
         (e.Continued, "asks"),

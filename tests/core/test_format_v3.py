@@ -18,7 +18,18 @@ from agentfsm.core.effects import PendingKind
 from agentfsm.core.inbox import InboxItem, Input, InputKind, Priority
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, AudioPart, ErrorType, FilePart, Native, Outcome, TextPart, Usage
+from agentfsm.core.messages import (
+    AgentCost,
+    AssistantMessage,
+    AudioPart,
+    ErrorType,
+    FilePart,
+    Native,
+    Outcome,
+    TextPart,
+    ToolResult,
+    Usage,
+)
 from agentfsm.core.run import begin
 from agentfsm.core.settings import Settings
 from agentfsm.core.verdict import Action, Score, Verdict
@@ -46,7 +57,15 @@ HEADER = attrs.evolve(
     format=3,
 )
 NATIVE = Native(provider="anthropic", content='[{"type":"thinking","thinking":"so","signature":"c2ln"}]')
-DEAR = Usage(input_tokens=9, output_tokens=5, cached_tokens=3, cache_write_tokens=4, reasoning_tokens=2)
+DEAR = Usage(
+    input_tokens=9,
+    output_tokens=5,
+    cached_tokens=3,
+    cache_write_tokens=4,
+    reasoning_tokens=2,
+    unpriced=True,
+)
+BELOW = AgentCost(agent="clerk", run_id="order-17.t5.0", usage=DEAR, usd=None, turns=1, unpriced=("qwen3",))
 VERDICT = Verdict(
     action=Action.RETRY_STEP,
     scores=(Score(criterion="correctness", score=2, reason="the sum is wrong"), Score(criterion="format", score=5)),
@@ -58,6 +77,17 @@ FURTHER = (
     e.ToolsChosen(message=AssistantMessage(text="so", native=NATIVE), usage=DEAR),
     e.Judged(at=1_760_000_206.0, verdict=VERDICT, usage=DEAR),
     *[e.Judged(verdict=Verdict(action=action)) for action in Action],
+    e.ToolFinished(
+        result=ToolResult(
+            call_id="t5.0",
+            tool="clerk",
+            outcome=Outcome.SKIPPED,
+            content="so",
+            error_type=ErrorType.BUDGET,
+            child=BELOW,
+        ),
+    ),
+    e.Failed(reason=StopReason.TOOL_BUDGET, message="so it was"),
     e.Continued(note="add the fees", refused=True),
     e.Continued(note="your last words", loop=True, is_last=True),
     e.Continued(asks="Which order is it?"),

@@ -2,13 +2,18 @@
 
 import socket
 import sys
+import threading
 
+import attrs
 import pytest
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import Usage
+from agentfsm.core.messages import TextPart, Usage, UserMessage
 from agentfsm.models import prices
-from agentfsm.models.prices import Price, list_cost_usd
+from agentfsm.models.openai_chat import OpenAIChat
+from agentfsm.models.prices import Price, list_cost_usd, price_of
+from agentfsm.ports import Request
+from agentfsm.testing.server import LocalServer, Say
 
 OPENAI = "https://api.openai.com/v1"
 
@@ -36,7 +41,9 @@ def test_cached_tokens_cost_what_others_cost_unless_said():
 
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("field", ["input_usd_per_million", "output_usd_per_million", "cached_usd_per_million"])
+@pytest.mark.parametrize(
+    "field", ["input_usd_per_million", "output_usd_per_million", "cached_usd_per_million", "reply_usd"]
+)
 def test_a_price_is_not_negative(field, wrong):
     """A price below 0, or one that is no number, is refused by the field's name."""
     fields = {"input_usd_per_million": 1.0, "output_usd_per_million": 1.0, field: wrong}
@@ -74,7 +81,141 @@ def test_without_the_package_there_is_no_price(monkeypatch):
     """Where genai-prices is not installed, the cost is not known."""
     monkeypatch.setitem(sys.modules, "genai_prices", None)
     prices._genai_prices.cache_clear()
+    prices._steps.cache_clear()
     try:
         assert list_cost_usd("gpt-4o", OPENAI, Usage(input_tokens=1000)) is None
     finally:
         prices._genai_prices.cache_clear()
+        prices._steps.cache_clear()
+
+
+def test_tokens_written_into_the_cache_have_a_price_of_their_own():
+    """Anthropic bills them higher, by the list and by a price of one's own; where none is said they are input."""
+    usage = Usage(input_tokens=1_000_000, cached_tokens=200_000, cache_write_tokens=300_000)
+    own = Price(
+        input_usd_per_million=3,
+        output_usd_per_million=15,
+        cached_usd_per_million=0.3,
+        cache_write_usd_per_million=3.75,
+    )
+    assert own.cost_usd(usage) == pytest.approx(0.5 * 3 + 0.2 * 0.3 + 0.3 * 3.75)
+    assert Price(input_usd_per_million=3, output_usd_per_million=15).cost_usd(usage) == pytest.approx(3)
+    pytest.importorskip("genai_prices")
+    small = attrs.evolve(usage, input_tokens=1_000, cached_tokens=200, cache_write_tokens=300)
+    listed = list_cost_usd("claude-haiku-4-5", "https://api.anthropic.com", small)
+    assert listed == pytest.approx((500 * 1 + 200 * 0.1 + 300 * 1.25) / 1e6)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        Usage(input_tokens=1_000, output_tokens=100),
+        Usage(input_tokens=1_000, output_tokens=100, cached_tokens=300, cache_write_tokens=200),
+        Usage(input_tokens=900_000, output_tokens=100, cached_tokens=300, cache_write_tokens=200),
+        Usage(input_tokens=200_000, output_tokens=1),
+        Usage(input_tokens=200_001, output_tokens=1),
+        Usage(),
+    ],
+    ids=["plain", "cached", "long", "at a step", "above a step", "nothing"],
+)
+def test_the_sum_is_that_of_the_list_itself(usage):
+    """For each model of the providers that have adapters here, and for one that bills each reply, to the last digit."""
+    listed = pytest.importorskip("genai_prices")
+    providers = {one.id: one for one in pytest.importorskip("genai_prices.data").providers}
+    urls = {
+        "openai": OPENAI,
+        "anthropic": "https://api.anthropic.com",
+        "google": "https://generativelanguage.googleapis.com",
+        "perplexity": "https://api.perplexity.ai",
+    }
+    tokens = listed.Usage(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cache_read_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+    )
+    seen = 0
+    for provider, url in urls.items():
+        for model in providers[provider].models:
+            try:
+                theirs = listed.calc_price(tokens, model.id, provider_api_url=url).total_price
+            except LookupError:  # the list finds some of its own models by other names only
+                continue
+            assert list_cost_usd(model.id, url, usage) == pytest.approx(float(theirs), rel=1e-12, abs=1e-15), model.id
+            seen += 1
+    assert seen > 100
+
+
+def test_the_list_is_searched_once_for_a_model(monkeypatch):
+    """Each further reply is billed from what is known; an unknown model is not searched for again either."""
+    searched = []
+
+    class List:
+        Usage = dict
+
+        @staticmethod
+        def calc_price(tokens, model, provider_api_url):
+            searched.append(model)
+            raise LookupError(model)
+
+    monkeypatch.setattr(prices, "_genai_prices", lambda: List)
+    prices._steps.cache_clear()
+    monkeypatch.setattr(prices.time, "time", lambda: 1_800_000_000.0)
+    try:
+        for _ in range(5):
+            assert list_cost_usd("m", OPENAI, Usage(input_tokens=1)) is None
+        assert searched == ["m"]
+        monkeypatch.setattr(prices.time, "time", lambda: 1_800_000_900.0)  # prices may change with the hour
+        assert list_cost_usd("m", OPENAI, Usage(input_tokens=1)) is None
+        assert searched == ["m", "m"]
+    finally:
+        prices._steps.cache_clear()
+
+
+SMALL = Price(input_usd_per_million=1, output_usd_per_million=1)
+LARGE = Price(input_usd_per_million=9, output_usd_per_million=9)
+
+
+@pytest.mark.parametrize(
+    ("model", "price"),
+    [("gpt-4o-mini-2024", SMALL), ("gpt-4o", LARGE), ("gpt-4o-2024", LARGE), ("gpt-4", None), ("", None)],
+)
+def test_a_table_goes_by_the_longest_beginning(model, price):
+    """So a table need not name each dated version of a model."""
+    assert price_of(model, {"gpt-4o": LARGE, "gpt-4o-mini": SMALL}) is price
+
+
+def test_a_price_alone_is_for_any_model():
+    """And without one there is none."""
+    assert price_of("any", SMALL) is SMALL
+    assert price_of("any", None) is None
+
+
+def test_a_table_of_something_else_is_misuse():
+    """The name that is wrong is said."""
+    with pytest.raises(MisuseError, match=r"the price of 'gpt-4o' is 2\.5"):
+        price_of("other", {"gpt-4o": 2.5})
+
+
+def test_a_model_that_the_table_does_not_name_goes_by_the_list():
+    """The own price goes first, then the public one; a server of one's own has neither."""
+    pytest.importorskip("genai_prices")
+    usage = Usage(input_tokens=1_000_000)
+    table = {"my-": SMALL}
+    assert OpenAIChat("my-model", base_url="http://127.0.0.1:1/v1", price=table).cost_usd(usage) == 1
+    assert OpenAIChat("gpt-4o", base_url=OPENAI, api_key="k", price=table).cost_usd(usage) == 2.5
+    assert OpenAIChat("gpt-4o", base_url="http://127.0.0.1:1/v1", price=table).cost_usd(usage) is None
+
+
+async def test_the_list_is_loaded_beside_the_event_loop(monkeypatch):
+    """The first reply of a loop has it loaded in a thread: 0.4 s in which nothing else would run."""
+    threads = []
+    monkeypatch.setattr(
+        "agentfsm.models.vendor.list_cost_usd", lambda *_: threads.append(threading.current_thread()) or 0.5
+    )
+    with LocalServer([Say(text="one"), Say(text="two")]) as server:
+        model = OpenAIChat("m", base_url=server.base_url)
+        await model.reply(Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),)))
+        assert threads
+        assert threading.current_thread() not in threads
+        await model.aclose()

@@ -7,7 +7,7 @@ import pytest
 
 from agentfsm import models
 from agentfsm.core.errors import MisuseError
-from agentfsm.models import OpenAIChat, OpenAIResponses, Price, resolve
+from agentfsm.models import Fallback, OpenAIChat, OpenAIResponses, Price, Router, Throttled, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +39,12 @@ def test_other_names_are_refused(name):
 def test_the_package_names_what_it_has():
     """Each public name is there, and another one is an AttributeError."""
     assert {name: getattr(models, name) for name in models.__all__} == {
+        "Fallback": Fallback,
         "OpenAIChat": OpenAIChat,
         "OpenAIResponses": OpenAIResponses,
         "Price": Price,
+        "Router": Router,
+        "Throttled": Throttled,
         "resolve": resolve,
     }
     assert set(models.__all__) <= set(dir(models))

@@ -1,0 +1,88 @@
+"""What models that are made of models share: they promise what each of them can do, and say which one answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.messages import Usage
+from agentfsm.models import resolve
+from agentfsm.ports import Emit, Model, Reply, Request
+
+
+class Composite(Model):
+    """One of several models answers.
+
+    Args:
+        name: Of them all; it begins with the name of one of them, so that tokens are counted as that one counts.
+        models: At least one.
+
+    Raises:
+        MisuseError: when they share no way to be held to the form of an answer.
+    """
+
+    def __init__(self, name: str, models: Iterable[Model]) -> None:
+        self.name = name
+        self.models = tuple(models)
+        self.window_tokens = min(model.window_tokens for model in self.models)
+        first, *others = self.models
+        self.output_modes = tuple(
+            [mode for mode in first.output_modes if all(mode in model.output_modes for model in others)]
+        )
+        if not self.output_modes:
+            raise MisuseError(f"the models of {name!r} share no output mode: leave out the one that differs")
+
+    def cost_usd(self, usage: Usage) -> float | None:
+        """US dollars for the usage of one reply at most: by the dearest model; None where one has no known price.
+
+        It serves to hold money back before a reply. A reply itself is billed by the model that gave it.
+        """
+        costs = [model.cost_usd(usage) for model in self.models]
+        known = [cost for cost in costs if cost is not None]
+        return max(known) if len(known) == len(costs) else None
+
+    async def aclose(self) -> None:
+        """Close all of them, also when one cannot be closed; the first error is raised then."""
+        errors: list[Exception] = []
+        for model in self.models:
+            try:
+                await model.aclose()
+            except Exception as error:  # noqa: BLE001  it is raised when all are closed
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def models_of(models: Iterable[Model | str]) -> tuple[Model, ...]:
+    """Return models, of which some are given by strings such as "openai:gpt-4o".
+
+    Raises:
+        MisuseError: as from `resolve`.
+    """
+    return tuple([resolve(model) if isinstance(model, str) else model for model in models])
+
+
+async def answer(model: Model, request: Request, emit: Emit | None) -> Reply:
+    """Ask a model once; its reply, or what a useless one was paid, bears its price and its name.
+
+    Raises:
+        ModelError: as from `Model.reply`.
+    """
+    try:
+        reply = await model.reply(request, emit)
+    except ModelError as error:
+        if error.usage is not None:
+            error.usage = _billed(model, error.usage)
+        raise
+    usage = None if reply.usage is None else _billed(model, reply.usage)
+    return attrs.evolve(reply, usage=usage, model=reply.model or model.name)
+
+
+def _billed(model: Model, usage: Usage) -> Usage:
+    """Return a usage with what it cost by this model's price, which nobody above it can know."""
+    if usage.cost_usd is not None or usage.unpriced or not usage.tokens:
+        return usage
+    cost_usd = model.cost_usd(usage)
+    return attrs.evolve(usage, cost_usd=cost_usd, unpriced=cost_usd is None)

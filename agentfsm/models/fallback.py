@@ -1,0 +1,286 @@
+"""A model with others behind it: the next one answers when one is overloaded or out.
+
+Retries stay where they are: the engine asks again after a while (`Limits.model_retries`), and a `Fallback` asks each of
+its models at most once for each of these attempts. What it does with a failure:
+
+- *Overload and outage* (503, 529, no connection, silence): the next model is asked at once. The one that failed rests,
+  so that later requests do not run into it again; each further failure doubles the rest.
+- *A rate limit* (429) passes by itself in the time that the provider names. If that is short, the error goes up, and
+  the engine asks the same model again when it is over. A model that is still limited then, or for longer, rests.
+- *A reply that cannot be used* says little about the model: the error goes up, and the engine asks the same one again.
+  The second in a row makes it rest.
+- *After a piece of the reply was shown* the error goes up as well: whoever watches takes the engine's next attempt as a
+  replacement of the text, and could not know one from the other in between. That attempt asks the same model again,
+  unless `after_text` says that a model which breaks off shall rest.
+- *A bad request*, a refused key, an empty account, a history that is too long: the error goes up and no other model is
+  asked. A fault of ours shall show, and not turn into the work of a weaker or dearer model.
+
+A rest is no ban. When no model is left that does not rest, those that do are asked too, the one first whose rest ends
+first.
+
+Source: document C, 9.3.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.messages import Usage
+from agentfsm.models.composite import Composite, answer, models_of
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import Part
+    from agentfsm.ports import Chunk, Emit, Model, Reply, Request
+
+REST_S: Final = 30.0
+# Seconds after a first failure: an overload is rarely over sooner, and one request per rest is little to lose.
+REST_MAX_S: Final = 480.0
+# The longest rest, seconds: four doublings. After an outage nobody wants to wait longer for the better model.
+PATIENCE_S: Final = 10.0
+# The longest rate limit that is waited for, seconds: about as long as another model takes to answer.
+RATE_LIMITED: Final = 429
+# The status that says so.
+GARBLED: Final = 2
+# Useless replies in a row that are no chance.
+
+_log = logging.getLogger("agentfsm.models")
+
+
+@attrs.frozen(kw_only=True)
+class ModelStatistics:
+    """How one of the models does."""
+
+    model: str
+    answered: int
+    # Replies.
+    failed: int
+    # Requests that it could not answer for a passing reason.
+    rests_s: float
+    # Seconds that it still rests; 0 when it does not.
+
+
+class Fallback(Composite):
+    """Asks the first model, and the next one when that is overloaded or out.
+
+    Example: `Fallback("anthropic:claude-sonnet-4-5", "anthropic:claude-haiku-4-5")`. One `Fallback` may serve any
+    number of runs, event loops and threads; they share what is known of its models.
+
+    Args:
+        first: The model that shall answer, or its string.
+        *others: Those behind it, in the order in which they are asked; at least one.
+        after_text: Whether a model that breaks off while its reply is shown rests at once, so that the next attempt
+            asks another, whose text replaces what was shown.
+        rest_s: How long a model rests after its first failure in a row, seconds, above 0; doubled by each further one.
+        patience_s: How long a rate limit may last that is waited for, seconds, 0 or more.
+        monotonic: Tells the time, seconds since some moment.
+
+    Raises:
+        MisuseError: when an argument cannot be right, or the models share no way to be held to the form of an answer.
+    """
+
+    def __init__(
+        self,
+        first: Model | str,
+        *others: Model | str,
+        after_text: bool = False,
+        rest_s: float = REST_S,
+        patience_s: float = PATIENCE_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not others:
+            raise MisuseError("Fallback has one model: give those that shall answer in its place, in their order")
+        if not 0 < rest_s <= REST_MAX_S or not patience_s >= 0:
+            raise MisuseError(
+                f"Fallback(rest_s={rest_s}, patience_s={patience_s}): a rest lasts more than 0 and at most "
+                f"{REST_MAX_S:.0f} seconds, and patience 0 or more"
+            )
+        models = models_of((first, *others))
+        super().__init__(" else ".join(model.name for model in models), models)
+        self._after_text, self._monotonic = after_text, monotonic
+        self._places = tuple([_Place(model, rest_s, patience_s) for model in models])
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Ask each model at most once, until one answers; see `Model.reply`, and above for what goes up.
+
+        Cancelling it says nothing of a model.
+        """
+        paid, failures = Usage(), list[str]()
+        for place in self._line():
+            heard = _Heard(emit)
+            period = place.begin(self._monotonic())
+            try:
+                reply = await answer(place.model, request, heard if emit is not None else None)
+            except (ModelError, OSError) as error:
+                is_shown = heard.is_any and not self._after_text
+                moves_on = place.failed(error, period, self._monotonic(), is_shown=is_shown)
+                usage = error.usage if isinstance(error, ModelError) else None
+                paid += usage or Usage()
+                failures.append(f"{place.model.name}: {error}")
+                if not moves_on or heard.is_any:
+                    _charge(error, paid)
+                    raise
+                _log.warning("model %s is out, the next is asked: %s", place.model.name, type(error).__name__)
+            else:
+                place.answered(period)
+                return reply if reply.usage is None else attrs.evolve(reply, usage=reply.usage + paid)
+        raise self._out(failures, paid)
+
+    def refuses(self, part: Part) -> str | None:
+        """Say why one of the models cannot take this part: any of them may have to answer."""
+        return next((reason for model in self.models if (reason := model.refuses(part)) is not None), None)
+
+    def statistics(self) -> tuple[ModelStatistics, ...]:
+        """Return how each model does, in their order."""
+        now = self._monotonic()
+        return tuple([place.statistics(now) for place in self._places])
+
+    def _line(self) -> list[_Place]:
+        """Return the models in the order in which they are asked now: those that rest come last."""
+        now = self._monotonic()
+        return sorted(self._places, key=lambda place: place.rests_s(now))  # a stable sort: equals stay in their order
+
+    def _out(self, failures: list[str], paid: Usage) -> ModelError:
+        """Return the error that says that no model could answer."""
+        error = ModelUnavailableError(f"none of {len(failures)} models could answer. {' '.join(failures)}")
+        _charge(error, paid)
+        return error
+
+
+def _charge(error: Exception, paid: Usage) -> None:
+    if isinstance(error, ModelError) and paid.tokens:
+        error.usage = paid
+
+
+class _Heard:
+    """Passes chunks on, and knows whether there was any."""
+
+    __slots__ = ("_emit", "is_any")
+
+    def __init__(self, emit: Emit | None) -> None:
+        self._emit = emit
+        self.is_any = False
+
+    def __call__(self, chunk: Chunk) -> None:
+        self.is_any = True
+        if self._emit is not None:
+            self._emit(chunk)
+
+
+@attrs.define(eq=False, repr=False)
+class _Place:
+    """One of the models, and what is known of it; from any thread.
+
+    A request that began before the newest change says nothing any more: twenty that fail in the same moment are one
+    failure. So each is let go with the number of the period that it began in.
+    """
+
+    model: Model
+    rest_s: float
+    # After a first failure.
+    patience_s: float
+    # How long a rate limit may last that is waited for.
+    _period: int = 0
+    # Grows when it begins to rest, when it is tried after a rest, and when it is well again.
+    _until: float = 0.0
+    # When its rest ends, while it has failures.
+    _failures: int = 0
+    # In a row, one for each rest.
+    _is_tried: bool = False
+    # Whether its rest is over and a first request tries it.
+    _garbled: int = 0
+    # Useless replies in a row.
+    _limited_until: float | None = None
+    # When the rate limit is to be over that is waited for.
+    _answered: int = 0
+    _failed: int = 0
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    def rests_s(self, now: float) -> float:
+        """Return how long it still rests, seconds; 0 when it does not."""
+        return max(0.0, self._until - now) if self._failures else 0.0
+
+    def begin(self, now: float) -> int:
+        """Note that it is asked, and return the period. The first after a rest tries it while the others keep away."""
+        with self._lock:
+            if self._failures and now >= self._until:
+                self._until, self._is_tried = now + self.rest_s, True
+                self._period += 1
+            return self._period
+
+    def answered(self, period: int) -> None:
+        """Note a reply to a request of that period."""
+        with self._lock:
+            self._answered += 1
+            self._is_there(period)
+
+    def failed(self, error: Exception, period: int, now: float, *, is_shown: bool) -> bool:
+        """Note a failure, and say whether another model shall be asked.
+
+        Args:
+            error: What happened.
+            period: When the request began.
+            now: Monotonic seconds.
+            is_shown: Whether a piece of the reply was shown, so that the same model shall be asked again.
+        """
+        with self._lock:
+            if isinstance(error, ModelReplyError):
+                self._gave_garbage(period, now)
+                return False
+            if isinstance(error, ModelError) and not isinstance(error, ModelUnavailableError):
+                self._is_there(period)
+                return False
+            self._failed += 1
+            if is_shown or self._is_worth_a_wait(error, now):
+                return False
+            self._rest(period, now, getattr(error, "retry_after_s", None) or 0.0)
+            return True
+
+    def _gave_garbage(self, period: int, now: float) -> None:
+        self._failed += 1
+        self._garbled += 1
+        if self._garbled >= GARBLED:
+            self._rest(period, now, 0.0)
+
+    def _is_worth_a_wait(self, error: Exception, now: float) -> bool:
+        """Whether it is a rate limit that is over soon, and was not waited for already."""
+        if not isinstance(error, ModelUnavailableError) or error.status != RATE_LIMITED:
+            return False
+        wait_s = error.retry_after_s or 0.0
+        if self._limited_until is None:
+            self._limited_until = now + wait_s
+            return wait_s <= self.patience_s
+        return wait_s <= self.patience_s and now < self._limited_until
+
+    def _rest(self, period: int, now: float, asked_s: float) -> None:
+        self._garbled, self._limited_until = 0, None
+        if period != self._period or (self._failures and not self._is_tried):
+            return  # it rests already; who asked it all the same had no other to ask
+        length_s = min(self.rest_s * 2.0**self._failures, REST_MAX_S)
+        self._until = now + min(max(length_s, asked_s), REST_MAX_S)
+        self._failures += 1
+        self._is_tried = False
+        self._period += 1
+
+    def _is_there(self, period: int) -> None:
+        """Note that it has read a request, and answered it or refused it for good."""
+        self._garbled, self._limited_until = 0, None
+        if self._failures and period == self._period:
+            self._failures, self._is_tried = 0, False
+            self._period += 1
+
+    def statistics(self, now: float) -> ModelStatistics:
+        """Return how it does."""
+        with self._lock:
+            return ModelStatistics(
+                model=self.model.name,
+                answered=self._answered,
+                failed=self._failed,
+                rests_s=self.rests_s(now),
+            )

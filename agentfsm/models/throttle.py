@@ -1,0 +1,294 @@
+"""A model that is asked no more often than its provider allows: requests wait here, in order, instead of being refused.
+
+All limits are of the process, whatever runs, threads and event loops its requests come from. Nothing is known of other
+processes: give each its share.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import attrs
+
+from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
+from agentfsm.models import resolve
+from agentfsm.ports import Model
+from agentfsm.tally import BYTES, BYTES_PER_TOKEN, count_message, count_tools
+from agentfsm.threads import Bell, ring
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import Part, Usage
+    from agentfsm.ports import Emit, Reply, Request
+
+MINUTE_S: Final = 60.0
+SHORTEST_S: Final = 0.001
+# A wait for room in the minute lasts so long at least: a shorter one may be lost in the digits of a clock.
+
+
+@attrs.frozen(kw_only=True)
+class ThrottleStatistics:
+    """What goes through a throttled model."""
+
+    in_flight: int
+    # Requests that are being answered.
+    waiting: int
+    # Requests that wait for their turn, of all runs.
+    requests: int
+    # That began in the last minute; counted where a rate is limited, like the tokens.
+    tokens: int
+    # Of these requests, about: those of a request in flight are estimated.
+    gave_up: int
+    # Requests that have waited in vain, since the model was made.
+
+
+class Throttled(Model):
+    """Asks a model within limits on how many requests run at once, and on requests and tokens in any minute.
+
+    Requests go in the order in which they came; one that needs more tokens than are left holds up those behind it, so
+    that it is not passed by for ever. A request waits as long as a model may be silent (`Request.timeout_s`), and then
+    fails as if the model were overloaded: the engine asks again, and a `Fallback` asks the next model. Who is cancelled
+    while waiting leaves the line, and costs nobody a place.
+
+    Args:
+        model: A model, or a string such as "openai:gpt-4o". Agents that share a limit share the throttled model.
+        concurrency: Requests in flight at once, 1 or more. None: any number.
+        per_minute: Requests that begin in any 60 seconds, 1 or more. None: any number.
+        tokens_per_minute: Tokens of these, input and output, 1 or more. What a request takes is estimated before it
+            (its input, and its answer where `Settings.max_tokens` limits that) and counted after it. One that takes
+            more than a minute allows goes alone, one that is cancelled counts as estimated. None: any number.
+        monotonic: Tells the time, seconds since some moment. Tests in virtual time give `anyio.current_time`.
+
+    Raises:
+        MisuseError: when no limit is given, or one is below 1.
+    """
+
+    def __init__(
+        self,
+        model: Model | str,
+        *,
+        concurrency: int | None = None,
+        per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        limits = (concurrency, per_minute, tokens_per_minute)
+        if all(limit is None for limit in limits) or any(limit is not None and limit < 1 for limit in limits):
+            raise MisuseError(
+                f"Throttled(concurrency={concurrency}, per_minute={per_minute}, tokens_per_minute={tokens_per_minute})"
+                ": give one of them at least, and 1 or more"
+            )
+        self._model = resolve(model) if isinstance(model, str) else model
+        self.name = self._model.name
+        self.window_tokens = self._model.window_tokens
+        self.output_modes = self._model.output_modes
+        self._gate = _Gate(monotonic, *limits)
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Wait for a turn and ask once; see `Model.reply`.
+
+        Raises:
+            ModelUnavailableError: also when the turn did not come in time.
+        """
+        gate = self._gate
+        place = await gate.enter(_tokens_of(request) if gate.counts_tokens else 0, request.timeout_s, self.name)
+        try:
+            reply = await self._model.reply(request, emit)
+        except ModelError as error:
+            gate.settle(place, 0 if error.usage is None else error.usage.tokens)
+            raise
+        else:
+            if reply.usage is not None:
+                gate.settle(place, reply.usage.tokens)
+            return reply
+        finally:
+            gate.leave()
+
+    def refuses(self, part: Part) -> str | None:
+        """Say why the model cannot take this part; None where it can."""
+        return self._model.refuses(part)
+
+    def cost_usd(self, usage: Usage) -> float | None:
+        """US dollars for the usage of one reply, or None where no price is known."""
+        return self._model.cost_usd(usage)
+
+    def statistics(self) -> ThrottleStatistics:
+        """Return what is going through now."""
+        return self._gate.statistics()
+
+    async def aclose(self) -> None:
+        """Close the model; requests that wait for a turn are not held up."""
+        await self._model.aclose()
+
+
+def _tokens_of(request: Request) -> int:
+    """Return about how many tokens a request takes, its answer included where its length is limited."""
+    asked = BYTES.count(request.instructions) + count_tools(request.tools, BYTES)
+    asked += sum(count_message(message, BYTES) for message in request.messages)
+    return asked // BYTES_PER_TOKEN + (request.settings.max_tokens or 0)
+
+
+@attrs.define(eq=False, repr=False)
+class _Place:
+    """A request that went."""
+
+    at: float
+    # When, monotonic seconds.
+    tokens: int
+    # Estimated, then counted.
+    is_past: bool = False
+    # Whether that is more than a minute ago.
+
+
+@attrs.define(eq=False, repr=False)
+class _Waiter:
+    """A request that waits for its turn."""
+
+    tokens: int
+    bell: Bell
+    # Rung when it shall look again whether it may go.
+
+
+@attrs.define(eq=False, repr=False)
+class _Gate:
+    """Lets requests go one by one; from any thread and event loop."""
+
+    monotonic: Callable[[], float]
+    concurrency: int | None
+    per_minute: int | None
+    tokens_per_minute: int | None
+    _line: deque[_Waiter] = attrs.field(factory=deque, init=False)
+    # In the order of their coming; only the first may go.
+    _minute: deque[_Place] = attrs.field(factory=deque, init=False)
+    # What went in the last minute, oldest first, where a rate is limited.
+    _tokens: int = attrs.field(default=0, init=False)
+    # Of these.
+    _in_flight: int = attrs.field(default=0, init=False)
+    _gave_up: int = attrs.field(default=0, init=False)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether it has to be told how many tokens a request takes."""
+        return self.tokens_per_minute is not None
+
+    async def enter(self, tokens: int, longest_s: float, model: str) -> _Place:
+        """Wait for a turn and take it; `leave` must follow.
+
+        Args:
+            tokens: That the request takes, about.
+            longest_s: How long it may wait, seconds.
+            model: Whose turn it is, for the error.
+
+        Raises:
+            ModelUnavailableError: when the turn did not come in time.
+        """
+        with self._lock:
+            if not self._line and self._wait_s(tokens) <= 0:
+                return self._take(tokens)
+            waiter = _Waiter(tokens, Bell())
+            self._line.append(waiter)
+        try:
+            with anyio.move_on_after(longest_s):
+                return await self._turn(waiter)
+        finally:
+            self._quit(waiter)
+        with self._lock:
+            self._gave_up += 1
+        raise ModelUnavailableError(
+            f"{model!r} had no turn for this request in {longest_s:.0f} seconds, within its limits of "
+            f"{self._limits()}. Ask again later, raise the limits of Throttled, or run fewer agents at once."
+        )
+
+    def settle(self, place: _Place, tokens: int) -> None:
+        """Put the tokens that a request did take in the place of what was estimated."""
+        with self._lock:
+            if self.counts_tokens and not place.is_past:
+                self._tokens += tokens - place.tokens
+                place.tokens = tokens
+
+    def leave(self) -> None:
+        """End a turn."""
+        with self._lock:
+            self._in_flight -= 1
+            first = self._first()
+        ring(first)
+
+    def statistics(self) -> ThrottleStatistics:
+        """Return what is going through now."""
+        with self._lock:
+            self._forget(self.monotonic())
+            return ThrottleStatistics(
+                in_flight=self._in_flight,
+                waiting=len(self._line),
+                requests=len(self._minute),
+                tokens=self._tokens,
+                gave_up=self._gave_up,
+            )
+
+    async def _turn(self, waiter: _Waiter) -> _Place:
+        while True:
+            with self._lock:
+                waiter.bell = Bell()  # before the look: what changes behind it rings this one
+                wait_s = self._wait_s(waiter.tokens) if self._line[0] is waiter else math.inf
+                if wait_s <= 0:
+                    self._line.popleft()
+                    return self._take(waiter.tokens)
+            with anyio.move_on_after(max(wait_s, SHORTEST_S)):
+                await waiter.bell.event.wait()
+
+    def _quit(self, waiter: _Waiter) -> None:
+        """Leave the line, with a turn or without one, and let the first in it look."""
+        with self._lock:
+            if waiter in self._line:
+                self._line.remove(waiter)
+            first = self._first()
+        ring(first)
+
+    def _first(self) -> list[Bell]:
+        return [self._line[0].bell] if self._line else []
+
+    # Under the lock.
+
+    def _take(self, tokens: int) -> _Place:
+        place = _Place(self.monotonic(), tokens)
+        self._in_flight += 1
+        if self.per_minute is not None or self.counts_tokens:
+            self._minute.append(place)
+            self._tokens += tokens
+        return place
+
+    def _wait_s(self, tokens: int) -> float:
+        """Return how long a request has to wait at least, seconds: 0 for not at all, infinite for until one leaves."""
+        if self.concurrency is not None and self._in_flight >= self.concurrency:
+            return math.inf
+        now = self.monotonic()
+        self._forget(now)
+        surplus = 0 if self.per_minute is None else len(self._minute) + 1 - self.per_minute
+        excess = 0 if self.tokens_per_minute is None else self._tokens + tokens - self.tokens_per_minute
+        wait_s = 0.0
+        for place in self._minute:
+            if surplus <= 0 and excess <= 0:
+                break
+            surplus, excess = surplus - 1, excess - place.tokens
+            wait_s = place.at + MINUTE_S - now
+        return wait_s
+
+    def _forget(self, now: float) -> None:
+        while self._minute and self._minute[0].at <= now - MINUTE_S:
+            place = self._minute.popleft()
+            place.is_past = True
+            self._tokens -= place.tokens
+
+    def _limits(self) -> str:
+        limits = {
+            "at once": self.concurrency,
+            "in a minute": self.per_minute,
+            "tokens in a minute": self.tokens_per_minute,
+        }
+        return ", ".join(f"{limit:,} {what}" for what, limit in limits.items() if limit is not None)
