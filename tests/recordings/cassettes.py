@@ -115,7 +115,7 @@ def _recordings(archive: Archive) -> Iterator[Recording]:
 
 def cut(cassette: bytes, *, source: str, name: str) -> Iterator[Recording]:
     """Read a cassette."""
-    content = yaml.load(cassette, Loader=yaml.CSafeLoader)  # noqa: S506  the safe loader's twin in C
+    content = yaml.load(cassette, Loader=yaml.CSafeLoader)  # six times quicker than the one in Python
     if "interactions" in content:
         pairs = [(each["request"], each["response"]) for each in content["interactions"]]
     else:

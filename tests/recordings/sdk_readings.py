@@ -179,9 +179,7 @@ def _finish_of_response(response: Response, *, calls: bool, refused: bool) -> Fi
 
 def messages(recording: Recording) -> Reading:
     """Return what the anthropic package reads in a message; the arguments of its calls are JSON in one form."""
-    with anthropic.Anthropic(
-        api_key="x", base_url=BASE_URL, max_retries=0, http_client=_client(recording)
-    ) as client:
+    with anthropic.Anthropic(api_key="x", base_url=BASE_URL, max_retries=0, http_client=_client(recording)) as client:
         if not recording.is_streamed:
             return _of_message(client.messages.create(model="m", max_tokens=9, messages=ASK))
         with client.messages.stream(model="m", max_tokens=9, messages=ASK) as events:
