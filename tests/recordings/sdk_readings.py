@@ -24,6 +24,8 @@ from agentfsm.ports import FinishReason, Reply
 BASE_URL: Final = "http://recorded.test/v1"
 ASK: Final[list[Any]] = [{"role": "user", "content": "x"}]
 # What is asked does not matter: the answer is recorded.
+CALLERS_TOOLS: Final = {"apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "shell_call"}
+# Items of a response that wait for what the caller makes of them. A function's are calls.
 
 
 @attrs.frozen(kw_only=True)
@@ -124,16 +126,27 @@ def _finish_of_chat(word: str | None, *, calls: bool, refused: bool) -> FinishRe
 
 def responses(recording: Recording) -> Reading:
     """Return what the openai package reads in a response."""
+    return _of_response(_response(recording))
+
+
+def wants_the_caller(recording: Recording) -> bool:
+    """Whether the response asks its caller to carry out something else than a function."""
+    response = _response(recording)
+    answered = {getattr(item, "call_id", None) for item in response.output if item.type.endswith("_output")}
+    return any(item.type in CALLERS_TOOLS and item.call_id not in answered for item in response.output)
+
+
+def _response(recording: Recording) -> Response:
     with _openai(recording) as client:
         if not recording.is_streamed:
-            return _of_response(client.responses.create(model="m", input="x"))
+            return client.responses.create(model="m", input="x")
         last = None
         with client.responses.stream(model="m", input="x") as events:
             for event in events:
                 if event.type in ("response.completed", "response.incomplete"):
                     last = event.response
         assert last is not None, f"{recording.name} has no end"
-        return _of_response(last)
+        return last
 
 
 def _of_response(response: Response) -> Reading:
