@@ -18,8 +18,8 @@ from agentfsm.models.wire import Assembly
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, Reply, Request, TextChunk
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="x"),)),))
-PORTIONS = (1 << 20, 1_000, 61, 7)
-# How the network may cut a stream, bytes. Those of one byte are tried on a part of the streams.
+PORTIONS = (1 << 20, 1_000, 61)
+# How the network may cut a stream, bytes. Those of a few bytes are tried on a part of the streams.
 
 
 @attrs.define

@@ -45,7 +45,7 @@ _PATHS: Final = {
 }
 
 
-@attrs.frozen(kw_only=True, slots=False)
+@attrs.frozen(kw_only=True, slots=False, eq=False)
 class Recording:
     """One request and what came back."""
 

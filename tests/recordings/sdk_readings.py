@@ -7,6 +7,7 @@ together. Nothing here uses the package under test but the names of the reasons 
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any, Final
 
 import anthropic
@@ -77,6 +78,7 @@ def _openai(recording: Recording) -> openai.OpenAI:
 # Chat completions
 
 
+@cache
 def chat(recording: Recording) -> Reading:
     """Return what the openai package reads in a chat completion."""
     with _openai(recording) as client:
@@ -136,6 +138,7 @@ def wants_the_caller(recording: Recording) -> bool:
     return any(item.type in CALLERS_TOOLS and item.call_id not in answered for item in response.output)
 
 
+@cache
 def _response(recording: Recording) -> Response:
     with _openai(recording) as client:
         if not recording.is_streamed:
@@ -190,6 +193,7 @@ def _finish_of_response(response: Response, *, calls: bool, refused: bool) -> Fi
 # Messages
 
 
+@cache
 def messages(recording: Recording) -> Reading:
     """Return what the anthropic package reads in a message; the arguments of its calls are JSON in one form."""
     with anthropic.Anthropic(api_key="x", base_url=BASE_URL, max_retries=0, http_client=_client(recording)) as client:

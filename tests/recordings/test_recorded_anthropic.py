@@ -36,9 +36,9 @@ def test_streams_are_read_as_the_vendor_reads_them():
 
 
 def test_streams_that_come_byte_by_byte_are_read_alike():
-    """A stream in pieces of one byte says the same."""
+    """A stream in pieces of one byte, or of a few, says the same."""
     streams = of(Wire.MESSAGES, streamed=True)[::5]
-    compare(streams, sdk_readings.messages, partial(read, portion=1)).check(at_least=11)
+    compare(streams, sdk_readings.messages, *[partial(read, portion=few) for few in (1, 7)]).check(at_least=11)
 
 
 # By hand, so that both readers cannot be wrong alike

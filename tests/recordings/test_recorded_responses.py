@@ -42,8 +42,10 @@ def test_streams_are_read_as_the_vendor_reads_them():
 
 
 def test_streams_that_come_byte_by_byte_are_read_alike():
-    """A stream in pieces of one byte says the same."""
-    compare(readable(streamed=True)[::10], sdk_readings.responses, partial(read, portion=1)).check(at_least=13)
+    """A stream in pieces of one byte, or of a few, says the same."""
+    compare(
+        readable(streamed=True)[::10], sdk_readings.responses, *[partial(read, portion=few) for few in (1, 7)]
+    ).check(at_least=13)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
