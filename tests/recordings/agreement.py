@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import urlsplit
 
 import attrs
@@ -20,6 +21,11 @@ from agentfsm.ports import CallChunk, Chunk, FinishChunk, Reply, Request, TextCh
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="x"),)),))
 PORTIONS = (1 << 20, 1_000, 61)
 # How the network may cut a stream, bytes. Those of a few bytes are tried on a part of the streams.
+
+SHARES = (0.0, 0.05, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99)
+# How much of a stream has come when it dies.
+ODD = (None, True, -7, 1.5, 10**30, "", "odd", "\ud800", [], [None], [[]], {}, {"odd": []})
+# What may stand where something else belongs.
 
 
 @attrs.define
@@ -75,6 +81,47 @@ def fed(assembly: Assembly, body: bytes, portion: int) -> Reply:
     assert names == [call.name for call in reply.calls]
     assert [text or "{}" for text in texts] == [call.arguments or "{}" for call in reply.calls]
     return reply
+
+
+def check_dead(assembly: Callable[[], Assembly], streams: Iterable[Recording]) -> int:
+    """Fail where a stream that dies is taken for whole though it says less than it would have; return how many died."""
+    died = 0
+    for recording in streams:
+        whole = fed(assembly(), recording.body, len(recording.body))
+        for share in SHARES:
+            cut = assembly()
+            cut.feed(recording.body[: int(len(recording.body) * share)])
+            died += not cut.is_whole
+            if cut.is_whole:  # all but its bill had come
+                reply = attrs.evolve(cut.reply(), usage=whole.usage)
+                assert reply == whole, (recording.name, share)
+    return died
+
+
+def check_hostile(
+    read: Callable[[bytes], object], bodies: Iterable[bytes], failures: tuple[type[Exception], ...]
+) -> int:
+    """Fail where a body with one value of it replaced is answered by another error than those; return how many were."""
+    refused = 0
+    for body in bodies:
+        for changed in _changed(json.loads(body)):
+            try:
+                read(json.dumps(changed).encode())
+            except failures:
+                refused += 1
+    return refused
+
+
+def _changed(value: object) -> Iterator[object]:
+    """Each JSON value that differs from this one in one place."""
+    yield from ODD
+    if isinstance(value, dict):
+        for key, inside in value.items():
+            yield from ({**value, key: each} for each in _changed(inside))
+            yield {other: each for other, each in value.items() if other != key}
+    if isinstance(value, list):
+        for place, inside in enumerate(value):
+            yield from ([*value[:place], each, *value[place + 1 :]] for each in _changed(inside))
 
 
 def others_than(wire: Wire) -> list[Recording]:

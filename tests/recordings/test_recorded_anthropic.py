@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import sdk_readings
-from agreement import PORTIONS, asked, compare, fed, others_than
+from agreement import PORTIONS, asked, check_dead, check_hostile, compare, fed, others_than
 from cassettes import Wire, named, of
 from sdk_readings import Reading, ours, with_parsed_arguments
 
@@ -124,6 +124,31 @@ def test_the_cache_is_read_and_written(way):
     )
     assert written["cache_write_tokens"] == cached["cached_tokens"] == {"async": 1_165, "async_stream": 1_167}[way]
     assert written["input_tokens"] == cached["input_tokens"] == {"async": 1_169, "async_stream": 1_171}[way]
+
+
+# What dies, and what is odd
+
+
+def test_streams_that_die_are_never_taken_for_whole():
+    """Wherever a recorded stream is cut off, it is not whole, or only its bill is missing."""
+    assert check_dead(AnthropicAssembly, of(Wire.MESSAGES, streamed=True)) >= 300
+
+
+def test_odd_values_are_read_or_refused():
+    """Whatever stands in place of any value of a recorded reply, it is read, or refused as a reply that is none."""
+    failures = (*Anthropic.translations, ModelError)
+    whole = [each.body for each in of(Wire.MESSAGES, streamed=False)[::8]]
+    assert check_hostile(decode, whole, failures) >= 500
+    stream = of(Wire.MESSAGES, streamed=True)[3].body
+
+    def feed(event):
+        assembly = AnthropicAssembly()
+        assembly.feed(stream)
+        assembly.is_done = False
+        assembly.feed(b"data: %b\n\n" % event)
+
+    events = [line.removeprefix(b"data: ") for line in stream.splitlines() if line.startswith(b"data: ")]
+    assert check_hostile(feed, events[:20], failures) >= 200
 
 
 # Errors

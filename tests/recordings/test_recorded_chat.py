@@ -6,7 +6,7 @@ from functools import partial
 import openai
 import pytest
 import sdk_readings
-from agreement import PORTIONS, asked, compare, fed, others_than
+from agreement import PORTIONS, asked, check_dead, check_hostile, compare, fed, others_than
 from cassettes import OK, Wire, named, of, recordings
 from sdk_readings import Reading, ours
 
@@ -144,6 +144,23 @@ def test_a_filtered_reply_has_no_message(name):
         f"{side}put_tokens": json.loads(named(name).body)["usage"][f"{word}_tokens"]
         for side, word in (("in", "prompt"), ("out", "completion"))
     }
+
+
+# What dies, and what is odd
+
+
+def test_streams_that_die_are_never_taken_for_whole():
+    """Wherever a recorded stream is cut off, it is not whole, or only its bill is missing."""
+    assert check_dead(ChatAssembly, of(Wire.CHAT, streamed=True)) >= 500
+
+
+def test_odd_values_are_read_or_refused():
+    """Whatever stands in place of any value of a recorded reply, it is read, or refused as a reply that is none."""
+    failures = tuple(OpenAIChat.translations)
+    whole = [each.body for each in of(Wire.CHAT, streamed=False)[::20] if each.name not in FILTERED_NAMES]
+    assert check_hostile(decode, whole, failures) >= 1_000
+    chunks = [each.body.split(b"\n\n")[1].removeprefix(b"data: ") for each in of(Wire.CHAT, streamed=True)[::8]]
+    assert check_hostile(lambda chunk: ChatAssembly().feed(b"data: %b\n\n" % chunk), chunks, failures) >= 500
 
 
 # Errors

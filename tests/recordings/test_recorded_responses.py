@@ -5,7 +5,7 @@ from functools import partial
 import openai
 import pytest
 import sdk_readings
-from agreement import PORTIONS, asked, compare, fed, others_than
+from agreement import PORTIONS, asked, check_dead, check_hostile, compare, fed, others_than
 from cassettes import OK, Wire, named, of, recordings
 from sdk_readings import Reading, ours
 
@@ -135,6 +135,31 @@ def test_what_only_the_caller_can_carry_out_is_said(streamed):
 def test_what_a_reader_of_the_recording_sees(name, reading):
     """Reasoning, parallel calls, empty arguments, a length stop and cached tokens are read as they stand."""
     assert read(named(name)) == reading
+
+
+# What dies, and what is odd
+
+
+def test_streams_that_die_are_never_taken_for_whole():
+    """Wherever a recorded stream is cut off, it is not whole, or only its bill is missing."""
+    assert check_dead(ResponsesAssembly, readable(streamed=True)) >= 300
+
+
+def test_odd_values_are_read_or_refused():
+    """Whatever stands in place of any value of a recorded reply, it is read, or refused as a reply that is none."""
+    failures = (*OpenAIResponses.translations, ModelError)
+    whole = [each.body for each in readable(streamed=False)[::8]]
+    assert check_hostile(decode, whole, failures) >= 500
+    stream = readable(streamed=True)[3].body
+
+    def feed(event):
+        assembly = ResponsesAssembly()
+        assembly.feed(stream)
+        assembly.is_done = False
+        assembly.feed(b"data: %b\n\n" % event)
+
+    events = [line.removeprefix(b"data: ") for line in stream.splitlines() if line.startswith(b"data: ")]
+    assert check_hostile(feed, events[:20], failures) >= 200
 
 
 # Errors
