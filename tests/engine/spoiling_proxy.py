@@ -20,8 +20,9 @@ RESET: Final = struct.pack("ii", 1, 0)
 class Spoil:
     """What becomes of one answer."""
 
-    how: Literal["end", "reset", "silence"]
-    # The connection is closed in order; or it is broken; or nothing comes any more, and it stays open.
+    how: Literal["end", "reset", "silence", "quiet"]
+    # The connection is closed in order; or it is broken; or nothing comes any more, and it stays open; or the body ends
+    # behind an event, as if that were all.
     after: int = 0
     # Bytes of the answer that get through, its headers included.
     instead: bytes = b""
@@ -79,7 +80,7 @@ class SpoilingProxy:
                         continue
                     is_answering = True
                     if spoil is not None and (spoil.instead or passed + len(data) > spoil.after):
-                        client.sendall(spoil.instead or data[: spoil.after - passed])
+                        client.sendall(spoil.instead or _cut(data[: spoil.after - passed], spoil))
                         self._end(client, spoil)
                         return
                     passed += len(data)
@@ -91,3 +92,10 @@ class SpoilingProxy:
             self._closing.wait()
         if spoil.how == "reset":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+
+def _cut(data: bytes, spoil: Spoil) -> bytes:
+    if spoil.how != "quiet":
+        return data
+    # Behind the last event there is the end of its chunk, and then comes the chunk that ends the body.
+    return data[: data.rfind(b"\n\n\r\n") + 4] + b"0\r\n\r\n"

@@ -160,6 +160,15 @@ async def test_a_run_goes_on_after_an_answer_that(adapter, check, streamed, spoi
 
 
 @each_adapter
+async def test_a_run_goes_on_after_a_stream_that_ends_quietly(adapter, check):
+    """A stream that is cut off as if it were over is not taken for a whole answer, nor for a whole call."""
+    plan = [Spoil("quiet", after) for after in (2_000, 3_000, 4_000)]
+    run, events = await played(adapter, check, Bad(), streamed=True, plan=plan)
+    assert (run.output, run.stop_reason) == (FAREWELL, StopReason.COMPLETED)
+    assert events.count("ToolFinished") == 1
+
+
+@each_adapter
 @both_ways
 @pytest.mark.parametrize("after", [0, MIDDLE])
 async def test_a_run_goes_on_after_silence(adapter, check, streamed, after):

@@ -4,11 +4,14 @@ import json
 
 import pytest
 
+from agentfsm import Agent, Settings, tool
 from agentfsm.core.messages import AssistantMessage, Native, TextPart, ToolCall, Usage, UserMessage
 from agentfsm.models.chat_wire import ChatAssembly, decode, encode, memory
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.wire import FormError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Request, TextChunk, ThinkingChunk
+from agentfsm.stores import MemoryStore
+from agentfsm.testing.server import LocalServer, Say
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
 PROVIDER = "chat completions of api.deepseek.com"
@@ -93,6 +96,35 @@ def test_a_model_knows_its_own_thinking_by_the_server():
     body = b'{"choices": [{"message": {"content": "x", "reasoning_content": "y"}}]}'
     assert here._decoded(body).native == Native(provider=PROVIDER, content='{"reasoning_content": "y"}')
     assert there._decoded(body).native != here._decoded(body).native
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_thinking_goes_back_in_the_next_turn_of_a_run(is_streamed):
+    """DeepSeek refuses the second turn of a run that thinks, unless the first turn's thinking comes with it."""
+
+    @tool
+    async def weather(city: str) -> str:
+        """Look out of the window."""
+        return f"{city}: 30 C"
+
+    call = {"index": 0, "id": "c", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    says = [{"reasoning_content": "I have to look.", "tool_calls": [call]}, {"content": "30 C"}]
+    choices = [{"message": say, "delta": say, "finish_reason": "stop"} for say in says]
+    bodies = [json.dumps({"choices": [choice]}) for choice in choices]
+    script = [Say(raw=f"data: {body}\n\ndata: [DONE]\n\n" if is_streamed else body) for body in bodies]
+    with LocalServer(script) as server:
+        agent = Agent(
+            OpenAIChat("m", base_url=server.base_url),
+            tools=[weather],
+            settings=Settings(stream=is_streamed),
+            store=MemoryStore(),
+        )
+        run = await agent.run("And in Rome?")
+        await agent.model.aclose()
+    assert run.output == "30 C"
+    (asked,) = [message for message in server.requests[1].body["messages"] if message["role"] == "assistant"]
+    assert asked["reasoning_content"] == "I have to look."
+    assert asked["tool_calls"][0]["function"] == call["function"]
 
 
 # Parts and speech
