@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -13,6 +15,7 @@ from agentfsm.core.messages import (
     AudioPart,
     FilePart,
     ImagePart,
+    Native,
     SystemMessage,
     TextPart,
     ToolResult,
@@ -32,7 +35,16 @@ from agentfsm.models.wire import (
     parsed_reply,
     written_json,
 )
-from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, TextChunk, plain_json
+from agentfsm.ports import (
+    CallChunk,
+    FinishChunk,
+    FinishReason,
+    ProposedCall,
+    Reply,
+    TextChunk,
+    ThinkingChunk,
+    plain_json,
+)
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part, ToolCall
@@ -46,9 +58,13 @@ MOST_CALLS: Final = 128
 # Our messages as the wire writes them
 
 
-def memory() -> Written:
-    """Return a memory for what is written of requests."""
-    return Written(messages=WrittenLists(_messages), tools=WrittenLists(_tools))
+def memory(provider: str = "") -> Written:
+    """Return a memory for what is written of requests.
+
+    Args:
+        provider: Who reads it, as in `decode`: nobody else gets its thinking back.
+    """
+    return Written(messages=WrittenLists(partial(_messages, provider)), tools=WrittenLists(_tools))
 
 
 def encode(
@@ -114,8 +130,18 @@ def _history(request: Request, written: Written) -> bytes:
     return b",".join(messages)
 
 
-def _messages(messages: Sequence[Message]) -> Iterator[object]:
-    return map(_message, _in_portions(messages))
+def _messages(provider: str, messages: Sequence[Message]) -> Iterator[object]:
+    for message in _in_portions(messages):
+        yield _message(message) | _thinking_field(message, provider)
+
+
+def _thinking_field(message: Message, provider: str) -> dict[str, Any]:
+    # DeepSeek: "The `reasoning_content` in the thinking mode must be passed back to the API" (earendil-works/pi#3636).
+    # Others know no such field and refuse it: Groq (janhq/jan#8136), Mistral (charmbracelet/crush#1590).
+    if not isinstance(message, AssistantMessage) or message.native is None or message.native.provider != provider:
+        return {}
+    native: dict[str, Any] = json.loads(message.native.content)
+    return native
 
 
 def _tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
@@ -199,8 +225,12 @@ def _tool_fields(request: Request) -> dict[str, Any]:
 # What the wire says
 
 
-def decode(data: bytes) -> Reply:
+def decode(data: bytes, *, provider: str = "") -> Reply:
     """Read a reply that came whole.
+
+    Args:
+        data: The body.
+        provider: Who wrote it, for the reply's `Native.provider`.
 
     Raises:
         FormError: when it is not a chat completion, or has no choice.
@@ -211,21 +241,75 @@ def decode(data: bytes) -> Reply:
     if not choices:
         msg = "a reply without a choice"
         raise FormError(msg)
-    message = field(choices[0], "message", dict, {})
-    calls = [_Draft.of(call) for call in field(message, "tool_calls", list, [])]
+    finish = field(choices[0], "finish_reason", str, "stop")
+    message = field(choices[0], "message", dict, None)
+    if message is None and finish == "content_filter":
+        message = {}  # of what it filters, Azure sends no message
+    if message is None:
+        msg = "a choice without a message"
+        raise FormError(msg)
     refusal = field(message, "refusal", str, "")
     return _reply(
-        text=field(message, "content", str, "") + refusal,
-        calls=calls,
-        finish=field(choices[0], "finish_reason", str, "stop"),
+        text=_said(message) + refusal,
+        calls=[_Draft.of(call) for call in _call_pieces(message)],
+        finish=finish,
         refused=bool(refusal),
         usage=_usage(answer),
+        native=_native(_thinking(message), provider) if _is_wanted_back(message) else None,
     )
 
 
-def _reply(*, text: str, calls: list[_Draft], finish: str, refused: bool, usage: Usage | None) -> Reply:
-    reason = _reason(finish, calls=bool(calls), refused=refused)
-    return Reply(text=text, calls=tuple(call.proposed() for call in calls), finish_reason=reason, usage=usage)
+def _said(message: dict[str, Any]) -> str:
+    """Return the text of a message, or of a piece of one, without what it refuses."""
+    content = message.get("content")
+    if isinstance(content, list):  # of parts, with some of Mistral's models; those of thinking have no text
+        return "".join([field(part, "text", str, "") for part in content])
+    # With audio, the text is what is spoken.
+    return field(message, "content", str, "") or field(field(message, "audio", dict, {}), "transcript", str, "")
+
+
+def _thinking(message: dict[str, Any]) -> str:
+    """Return what a message, or a piece of one, holds of thinking; OpenAI's own have none."""
+    # DeepSeek's name for it, and that of OpenRouter, Groq and Ollama; vLLM has used both at once. Whatever else stands
+    # there is no reason to throw a reply away.
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(text := message.get(name), str) and text:
+            return text
+    content = message.get("content")
+    if not isinstance(content, list):
+        return ""
+    thoughts = [part.get("thinking") for part in content if isinstance(part, dict)]
+    return "".join([_said({"content": each}) for each in thoughts if isinstance(each, list)])
+
+
+def _is_wanted_back(message: dict[str, Any]) -> bool:
+    # Who calls it so wants it back with each message, even if it is empty.
+    return isinstance(message.get("reasoning_content"), str)
+
+
+def _native(thinking: str, provider: str) -> Native:
+    return Native(provider=provider, content=json.dumps({"reasoning_content": thinking}))
+
+
+def _call_pieces(message: dict[str, Any]) -> list[object]:
+    """Return the calls of a message, or the pieces of calls in a piece of one."""
+    pieces = field(message, "tool_calls", list, [])
+    # What was before there were several calls at once: older servers bring it, and `functions` in extra_body. Whoever
+    # brings both says the same twice.
+    function = None if pieces else field(message, "function_call", dict, {})
+    return [{"index": 0, "function": function}] if function else pieces
+
+
+def _reply(
+    *, text: str, calls: list[_Draft], finish: str, refused: bool, usage: Usage | None, native: Native | None
+) -> Reply:
+    return Reply(
+        text=text,
+        calls=tuple([call.proposed() for call in calls]),
+        finish_reason=_reason(finish, calls=bool(calls), refused=refused),
+        usage=usage,
+        native=native,
+    )
 
 
 def _reason(finish: str, *, calls: bool, refused: bool) -> FinishReason:
@@ -239,13 +323,22 @@ def _usage(source: object) -> Usage | None:
     usage = field(source, "usage", dict, {})
     if not usage:
         return None
-    input_tokens = field(usage, "prompt_tokens", int, 0)
-    cached_tokens = field(field(usage, "prompt_tokens_details", dict, {}), "cached_tokens", int, 0)
+    into = field(usage, "prompt_tokens_details", dict, {})
+    out = field(usage, "completion_tokens_details", dict, {})
+    # A share is never more than the whole, whatever the server counts.
+    input_tokens, output_tokens = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    cached_tokens = min(_count(into, "cached_tokens"), input_tokens)
     return Usage(
         input_tokens=input_tokens,
-        output_tokens=field(usage, "completion_tokens", int, 0),
-        cached_tokens=min(cached_tokens, input_tokens),
+        output_tokens=output_tokens,
+        cached_tokens=cached_tokens,
+        cache_write_tokens=min(_count(into, "cache_write_tokens"), input_tokens - cached_tokens),
+        reasoning_tokens=min(_count(out, "reasoning_tokens"), output_tokens),
     )
+
+
+def _count(source: dict[str, Any], key: str) -> int:
+    return max(field(source, key, int, 0), 0)
 
 
 @attrs.define(eq=False, repr=False)
@@ -283,7 +376,11 @@ class ChatAssembly:
     Pieces of several calls may come interleaved and in any order; the calls are ordered by the server's index.
     """
 
+    provider: str = ""
+    # Who writes it, as in `decode`.
     texts: list[str] = attrs.field(factory=list)
+    thoughts: list[str] = attrs.field(factory=list)
+    # What the server wants back of its thinking.
     drafts: dict[int, _Draft] = attrs.field(factory=dict)
     # By the server's own index, which is the order of the calls.
     finish: str | None = None
@@ -297,7 +394,7 @@ class ChatAssembly:
     @property
     def is_whole(self) -> bool:
         """Whether the model has said why it stopped."""
-        return self.finish is not None
+        return self.is_begun and self.finish is not None
 
     def feed(self, data: bytes) -> list[Chunk]:
         """Add what the network brought.
@@ -325,7 +422,7 @@ class ChatAssembly:
         for choice in field(chunk, "choices", list, []):
             if field(choice, "index", int, 0):
                 continue  # a second answer, which only extra_body={"n": 2} asks for
-            self.is_begun = True
+            self.is_begun = self.is_begun or "delta" in choice
             self._delta(field(choice, "delta", dict, {}), pieces)
             before, self.finish = self.finish, field(choice, "finish_reason", str, self.finish or "") or None
             if self.finish is not None and before is None:
@@ -333,16 +430,28 @@ class ChatAssembly:
                 pieces.append(FinishChunk(reason=reason))
 
     def _delta(self, delta: dict[str, Any], pieces: list[Chunk]) -> None:
+        text = delta.get("content")
+        if len(delta) == 1 and isinstance(text, str):  # nearly all: what follows would add a fifth to their cost
+            self._text(text, pieces)
+            return
         refusal = field(delta, "refusal", str, "")
         self.refused = self.refused or bool(refusal)
-        if text := field(delta, "content", str, "") + refusal:
-            self.texts.append(text)
-            pieces.append(TextChunk(text))
-        for call in field(delta, "tool_calls", list, []):
+        text = _said(delta) + refusal
+        if thinking := _thinking(delta):
+            pieces.append(ThinkingChunk(thinking))
+        if _is_wanted_back(delta):
+            self.thoughts.append(thinking)
+        self._text(text, pieces)
+        for call in _call_pieces(delta):
             index = self._index(call)
             name, arguments = self.drafts.setdefault(index, _Draft()).take(call)
             if name or arguments:
                 pieces.append(CallChunk(index=index, name=name, arguments=arguments))
+
+    def _text(self, text: str, pieces: list[Chunk]) -> None:
+        if text:
+            self.texts.append(text)
+            pieces.append(TextChunk(text))
 
     def _index(self, call: object) -> int:
         index = field(call, "index", int, -1)
@@ -363,4 +472,5 @@ class ChatAssembly:
             finish=self.finish or "",
             refused=self.refused,
             usage=self.usage,
+            native=_native("".join(self.thoughts), self.provider) if self.thoughts else None,
         )

@@ -165,7 +165,9 @@ class OpenAIModel(VendorModel):
         match error:
             case SentError():
                 code, kind = sent(error)
-                status = _STATUSES.get(code, 400 if kind == "invalid_request_error" else None)
+                # It came with status 200; other servers than OpenAI put the true one into the code, Azure beside it.
+                told = _STATUSES.get(code) or _STATUSES.get(str(error.body.get("status")))
+                status = told or (400 if kind == "invalid_request_error" else None)
                 return self._trouble(words_of(error.body), status=status, code=code)
             case openai.APIStatusError(response=response):
                 return self._trouble(

@@ -23,12 +23,17 @@ class OpenAIChat(OpenAIModel):
     path = "/chat/completions"
     wire = "a chat completion"
 
+    @property
+    def _provider(self) -> str:
+        # Many speak this wire, and what one of them wants back another refuses.
+        return f"chat completions of {self.host}"
+
     def refuses(self, part: Part) -> str | None:
         """Say why the model cannot take this part of a user's message; None where it can."""
         return chat_wire.refuses(part)
 
     def _written(self) -> Written:
-        return chat_wire.memory()
+        return chat_wire.memory(self._provider)
 
     def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
         # OpenAI's reasoning models refuse the older max_tokens; everybody else knows it, and some (Mistral) refuse the
@@ -37,7 +42,7 @@ class OpenAIChat(OpenAIModel):
         return chat_wire.encode(request, model=self.name, limit_field=limit_field, streamed=streamed, written=written)
 
     def _decoded(self, data: bytes) -> Reply:
-        return chat_wire.decode(data)
+        return chat_wire.decode(data, provider=self._provider)
 
     def _assembly(self) -> Assembly:
-        return chat_wire.ChatAssembly()
+        return chat_wire.ChatAssembly(provider=self._provider)

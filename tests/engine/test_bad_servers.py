@@ -1,0 +1,249 @@
+"""Whole runs against servers that fail in every way, over a real socket: they go on, or stop for a reason that is told.
+
+Whatever happens, every request holds a history that the provider takes, and a call that is not safe to repeat is made
+once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+import pytest
+from checks import names, results_of, sound
+from spoiling_proxy import Spoil, SpoilingProxy
+from wire_rules import check_openai, check_wires
+
+from agentfsm import Agent, Limits, Settings, StopReason, tool
+from agentfsm.models.openai_chat import OpenAIChat
+from agentfsm.stores import MemoryStore
+from agentfsm.testing.server import LocalServer, Say
+
+ADAPTERS = [
+    pytest.param(OpenAIChat, lambda body: check_openai(body["messages"]), id="chat"),
+]
+# Each adapter, and what its provider takes as the body of a request.
+
+NOTE = "for the taxi from the station, and back " * 20
+FAREWELL = "That was all, and it took a while. " * 40
+# Long, so that an answer can be spoilt in its middle.
+MIDDLE = 900
+# Bytes: behind the headers and before the end of either answer, streamed or not.
+
+both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+each_adapter = pytest.mark.parametrize(("adapter", "check"), ADAPTERS)
+
+
+@attrs.define(eq=False)
+class Bad:
+    """A brain that asks for one call and then says farewell; at each of the two turns it fails first."""
+
+    troubles: tuple[Say, ...] = ()
+    # How it fails, in order, before it answers.
+    for_good: Say | None = None
+    # How it fails once the call is done, again and again.
+    bodies: list[dict[str, Any]] = attrs.field(factory=list)
+    # What it was asked.
+    _waiting: dict[bool, list[Say]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._waiting = {is_done: list(self.troubles) for is_done in (False, True)}
+
+    def __call__(self, body: dict[str, Any]) -> Say:
+        self.bodies.append(body)
+        is_done = "receipt 1" in json.dumps(body)
+        if self._waiting[is_done]:
+            return self._waiting[is_done].pop(0)
+        if is_done and self.for_good is not None:
+            return self.for_good
+        return Say(text=FAREWELL) if is_done else Say(calls=(("charge", {"cents": 700, "note": NOTE}),))
+
+
+@attrs.define(eq=False)
+class Till:
+    """Counts what is charged."""
+
+    charged: list[int] = attrs.field(factory=list)
+
+    def tool(self) -> Any:
+        """Return what charges, which must not be done twice."""
+
+        @tool
+        async def charge(cents: int, note: str) -> str:
+            """Charge the customer."""
+            self.charged.append(cents)
+            return f"receipt {len(self.charged)}"
+
+        return charge
+
+
+async def played(adapter, check, bad, *, streamed=False, plan=(), **limits):
+    """Run an agent against a bad server; returns the run, and fails unless all that was asked is in order."""
+    till, usual = Till(), {"model_retries": 8, "retry_wait_s": 0.001, "retry_wait_max_s": 0.002}
+    with LocalServer(bad) as server, SpoilingProxy(urlsplit(server.base_url).port, list(plan)) as proxy:
+        agent = Agent(
+            adapter("m", base_url=proxy.base_url, api_key="sk-none-at-all"),
+            tools=[till.tool()],
+            instructions="Be brief.",
+            settings=Settings(stream=streamed),
+            limits=Limits(**{**usual, **limits}),
+            store=MemoryStore(),
+        )
+        run = await agent.run("Charge for the taxi.")
+        await agent.model.aclose()
+        assert proxy.spoilt == len(plan)
+        assert proxy.plan == []
+    for body in bad.bodies:
+        check(body)
+    check_wires(run.messages[: 1 + 2 * len(till.charged)])
+    assert till.charged == [700] * ("charge" in [result.tool for result in results_of(run.messages)])
+    await sound(agent, run)
+    return run, names(await agent.history(run.id))
+
+
+TROUBLES = {
+    "500": [Say(status=500)],
+    "529": [Say(status=529)],
+    "429": [Say(status=429)],
+    "one after the other": [Say(status=status) for status in (429, 500, 529, 503, 408)],
+    "a page": [Say(html=True)],
+    "nothing": [Say(raw="")],
+    "half of JSON": [Say(raw='{"id": ')],
+    "an event of no JSON": [Say(raw="data: {oops\n\n")],
+    "an empty reply": [Say(text="")],
+    "a blank reply": [Say(text=" \n")],
+    "a cut": [Say(text=FAREWELL, cut_after=4)],
+    "a cut call": [Say(calls=(("charge", {"cents": 1, "note": NOTE}),), cut_after=4)],
+    "everything": [Say(status=500), Say(html=True), Say(text=FAREWELL, cut_after=9), Say(raw=""), Say(status=429)],
+}
+
+
+@each_adapter
+@both_ways
+@pytest.mark.parametrize("troubles", TROUBLES.values(), ids=TROUBLES.keys())
+async def test_a_run_goes_on_after_trouble_that_passes(adapter, check, streamed, troubles):
+    """Each answer is asked for again until it comes, and nothing of the trouble is left in the run."""
+    bad = Bad(tuple(troubles))
+    run, events = await played(adapter, check, bad, streamed=streamed)
+    assert (run.output, run.stop_reason) == (FAREWELL, StopReason.COMPLETED)
+    assert len(bad.bodies) == 2 * (len(troubles) + 1)
+    assert events.count("ToolFinished") == 1
+    assert run.errors == ()
+
+
+SPOILS = {
+    "ends at once": Spoil("end"),
+    "ends in the middle": Spoil("end", MIDDLE),
+    "breaks in the middle": Spoil("reset", MIDDLE),
+    "breaks in the headers": Spoil("reset", 20),
+    "is a page of a proxy": Spoil(
+        "end",
+        instead=b"HTTP/1.1 502 Bad Gateway\r\ncontent-type: text/html\r\ncontent-length: 11\r\n\r\n<p>Gone</p>",
+    ),
+    "is no HTTP": Spoil("end", instead=b"\x15\x03\x01\x00\x02\x02\x28"),
+}
+
+
+@each_adapter
+@both_ways
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS.keys())
+async def test_a_run_goes_on_after_an_answer_that(adapter, check, streamed, spoil):
+    """Whatever the network leaves of an answer, it is not taken for one, and the next attempt is."""
+    # The first answer twice, then the second one twice.
+    run, events = await played(adapter, check, Bad(), streamed=streamed, plan=[spoil, spoil])
+    assert (run.output, run.stop_reason) == (FAREWELL, StopReason.COMPLETED)
+    assert events.count("ToolFinished") == 1
+
+
+@each_adapter
+async def test_a_run_goes_on_after_a_stream_that_ends_quietly(adapter, check):
+    """A stream that is cut off as if it were over is not taken for a whole answer, nor for a whole call."""
+    plan = [Spoil("quiet", after) for after in (2_000, 3_000, 4_000)]
+    run, events = await played(adapter, check, Bad(), streamed=True, plan=plan)
+    assert (run.output, run.stop_reason) == (FAREWELL, StopReason.COMPLETED)
+    assert events.count("ToolFinished") == 1
+
+
+@each_adapter
+@both_ways
+@pytest.mark.parametrize("after", [0, MIDDLE])
+async def test_a_run_goes_on_after_silence(adapter, check, streamed, after):
+    """A server that is half dead, from the start or in the middle, is given up after `model_timeout_s`."""
+    spoil = Spoil("silence", after)
+    run, _ = await played(adapter, check, Bad(), streamed=streamed, plan=[spoil], model_timeout_s=0.3)
+    assert (run.output, run.stop_reason) == (FAREWELL, StopReason.COMPLETED)
+
+
+# Trouble that stays
+
+
+@each_adapter
+@both_ways
+@pytest.mark.parametrize(
+    ("say", "words"),
+    [
+        (Say(status=500), "cannot answer just now (500"),
+        (Say(status=529), "cannot answer just now (529"),
+        (Say(status=429, headers={"retry-after": "86400"}), "cannot answer just now (429"),
+        (Say(html=True), "check that base_url leads to a server that speaks this wire"),
+        (Say(text=""), "gave an empty reply"),
+    ],
+    ids=["500", "529", "429", "a page", "an empty reply"],
+)
+async def test_a_run_stops_after_trouble_that_stays(adapter, check, streamed, say, words):
+    """The run gives up after its retries, says what the server did, and keeps the call that it made."""
+    bad = Bad(for_good=say)
+    run, events = await played(adapter, check, bad, streamed=streamed, model_retries=2, errors=2)
+    assert run.stop_reason is StopReason.TOO_MANY_ERRORS
+    assert words in run.errors[-1].message
+    assert len(bad.bodies) == 1 + 2 * (1 + 2)  # the call; and two turns of an attempt and its retries
+    assert (events.count("ToolFinished"), len(run.errors)) == (1, 2)
+
+
+@each_adapter
+@both_ways
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+async def test_a_run_stops_at_once_where_it_is_refused(adapter, check, streamed, status):
+    """What is refused for good is not asked again, and the reason has the server's words."""
+    bad = Bad(for_good=Say(status=status, error="No, never."))
+    run, events = await played(adapter, check, bad, streamed=streamed)
+    assert run.stop_reason is StopReason.MODEL_ERROR
+    assert "No, never." in run.stop_message
+    assert (len(bad.bodies), events.count("ToolFinished")) == (2, 1)
+
+
+# How long to wait
+
+
+@each_adapter
+@pytest.mark.parametrize(
+    ("asked", "waited"),
+    [
+        ("0", 0.0),
+        ("-5", 0.0),
+        ("0.001", 0.001),
+        ("86400", 0.002),
+        ("1e300", 0.002),
+        ("9" * 300, 0.002),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 0.002),
+        ("Mon, 01 Jan 1990 00:00:00 GMT", 0.0),
+        ("9" * 400, None),
+        ("inf", None),
+        ("nan", None),
+        ("Fri, 31 Dec 99999 23:59:59 GMT", None),
+        ("soon", None),
+    ],
+)
+async def test_the_wait_is_what_the_server_asks_for_up_to_a_cap(adapter, check, caplog, asked, waited):
+    """A Retry-After of any size is waited for, but never longer than `retry_wait_max_s`; nonsense is not looked at."""
+    caplog.set_level(logging.WARNING, logger="agentfsm")
+    bad = Bad((Say(status=429, headers={"retry-after": asked}),))
+    await played(adapter, check, bad)
+    waits = [float(text) for text in re.findall(r"event=model_retry.* wait_s=([^ ]+)", caplog.text)]
+    assert len(waits) == 2
+    for wait in waits:
+        assert 0.001 <= wait <= 0.0015 if waited is None else wait == pytest.approx(waited)

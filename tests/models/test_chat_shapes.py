@@ -1,0 +1,261 @@
+"""Shapes of chat completions that few send: thinking, parts, speech, calls of the old form, bills of every kind."""
+
+import json
+
+import pytest
+
+from agentfsm import Agent, Settings, tool
+from agentfsm.core.messages import AssistantMessage, Native, TextPart, ToolCall, Usage, UserMessage
+from agentfsm.models.chat_wire import ChatAssembly, decode, encode, memory
+from agentfsm.models.openai_chat import OpenAIChat
+from agentfsm.models.wire import FormError
+from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Request, TextChunk, ThinkingChunk
+from agentfsm.stores import MemoryStore
+from agentfsm.testing.server import LocalServer, Say
+
+ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
+PROVIDER = "chat completions of api.deepseek.com"
+
+
+def whole(message, finish_reason="stop", **fields):
+    """Read a reply of that message."""
+    choice = {"index": 0, "finish_reason": finish_reason} | ({"message": message} if message is not None else {})
+    return decode(json.dumps({"choices": [choice], **fields}).encode(), provider=PROVIDER)
+
+
+def streamed(*deltas, finish_reason="stop"):
+    """Read a stream of those deltas; returns the reply and the chunks."""
+    assembly = ChatAssembly(provider=PROVIDER)
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": finish_reason})
+    chunks = []
+    for choice in choices:
+        chunks += assembly.feed(b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode())
+    assert assembly.is_whole
+    return assembly.reply(), chunks
+
+
+# Thinking
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thinking_is_told_and_is_no_text(name):
+    """What a model thinks streams by as such, under either name, and is no part of the answer."""
+    reply, chunks = streamed({"content": None, name: "Rome is "}, {name: "hot."}, {"content": "30 C", name: None})
+    assert chunks == [
+        ThinkingChunk("Rome is "),
+        ThinkingChunk("hot."),
+        TextChunk("30 C"),
+        FinishChunk(reason=FinishReason.STOP),
+    ]
+    assert (reply.text, whole({"content": "30 C", name: "Rome is hot."}).text) == ("30 C", "30 C")
+
+
+def test_thinking_under_two_names_is_told_once():
+    """The same words under both names, as vLLM has sent them, are one thought."""
+    _, chunks = streamed({"reasoning_content": "Hot.", "reasoning": "Hot."})
+    assert chunks[:-1] == [ThinkingChunk("Hot.")]
+
+
+@pytest.mark.parametrize("odd", [[], {"text": "x"}, 7, True, ""])
+def test_odd_thinking_does_not_spoil_a_reply(odd):
+    """Whatever a server puts there, the answer beside it is the answer."""
+    reply, chunks = streamed({"reasoning": odd, "reasoning_content": None, "content": "30 C"})
+    assert chunks[:-1] == [TextChunk("30 C")]
+    assert whole({"content": "30 C", "reasoning": odd}) == reply
+
+
+@pytest.mark.parametrize("thought", ["Rome is hot.", ""])
+def test_thinking_goes_back_to_its_server(thought):
+    """Who calls it `reasoning_content` gets it back with its message, even an empty one, and nobody else does."""
+    reply, _ = streamed({"reasoning_content": thought[:5], "content": None}, {"reasoning_content": thought[5:]})
+    assert whole({"content": None, "reasoning_content": thought}).native == reply.native
+    call = ToolCall(id="t1.0", name="weather", arguments="{}")
+    request = Request(instructions="", messages=(ASK, AssistantMessage(calls=(call,), native=reply.native)))
+    written = {
+        provider: json.loads(encode(request, model="m", limit_field="n", streamed=False, written=memory(provider)))[
+            "messages"
+        ][1]
+        for provider in (PROVIDER, "chat completions of api.groq.com")
+    }
+    mine, other = written.values()
+    assert mine == other | {"reasoning_content": thought}
+    assert "reasoning_content" not in other
+
+
+def test_thinking_that_nobody_wants_back_is_not_kept():
+    """A server that calls it `reasoning` refuses it in a message or does not look at it."""
+    reply, _ = streamed({"reasoning": "Rome is hot."}, {"content": "30 C"})
+    assert reply.native is None
+    assert whole({"content": "30 C", "reasoning": "Rome is hot."}).native is None
+
+
+def test_a_model_knows_its_own_thinking_by_the_server():
+    """Two models at one server are one provider, since the server is what takes or refuses the field."""
+    here, there = (OpenAIChat("m", base_url=f"https://{host}/v1") for host in ("api.deepseek.com", "api.groq.com"))
+    body = b'{"choices": [{"message": {"content": "x", "reasoning_content": "y"}}]}'
+    assert here._decoded(body).native == Native(provider=PROVIDER, content='{"reasoning_content": "y"}')
+    assert there._decoded(body).native != here._decoded(body).native
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_thinking_goes_back_in_the_next_turn_of_a_run(is_streamed):
+    """DeepSeek refuses the second turn of a run that thinks, unless the first turn's thinking comes with it."""
+
+    @tool
+    async def weather(city: str) -> str:
+        """Look out of the window."""
+        return f"{city}: 30 C"
+
+    call = {"index": 0, "id": "c", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    says = [{"reasoning_content": "I have to look.", "tool_calls": [call]}, {"content": "30 C"}]
+    choices = [{"message": say, "delta": say, "finish_reason": "stop"} for say in says]
+    bodies = [json.dumps({"choices": [choice]}) for choice in choices]
+    script = [Say(raw=f"data: {body}\n\ndata: [DONE]\n\n" if is_streamed else body) for body in bodies]
+    with LocalServer(script) as server:
+        agent = Agent(
+            OpenAIChat("m", base_url=server.base_url),
+            tools=[weather],
+            settings=Settings(stream=is_streamed),
+            store=MemoryStore(),
+        )
+        run = await agent.run("And in Rome?")
+        await agent.model.aclose()
+    assert run.output == "30 C"
+    (asked,) = [message for message in server.requests[1].body["messages"] if message["role"] == "assistant"]
+    assert asked["reasoning_content"] == "I have to look."
+    assert asked["tool_calls"][0]["function"] == call["function"]
+
+
+# Parts and speech
+
+
+def test_content_in_parts_is_joined():
+    """Some of Mistral's models answer in parts, of which those of thinking are no text."""
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Hot."}]}
+    parts = [thinking, {"type": "text", "text": "30 "}, {"type": "reference", "reference_ids": [1]}]
+    reply, chunks = streamed({"content": parts}, {"content": "C"})
+    assert chunks[:-1] == [ThinkingChunk("Hot."), TextChunk("30 "), TextChunk("C")]
+    assert reply.text == "30 C"
+    assert whole({"content": [*parts, {"type": "text", "text": "C"}]}) == reply
+
+
+@pytest.mark.parametrize("parts", [["x"], [None], [{"text": 7}], [[]]])
+def test_parts_that_are_none_are_a_form_error(parts):
+    """What cannot be read is not taken for an empty part."""
+    with pytest.raises(FormError):
+        whole({"content": parts})
+    with pytest.raises(FormError):
+        streamed({"content": parts})
+
+
+def test_what_is_spoken_is_the_text():
+    """A reply in audio has no other text than what is spoken."""
+    audio = {"id": "audio_1", "data": "UklGRg==", "expires_at": 1, "transcript": "30 degrees"}
+    reply, chunks = streamed(
+        {"audio": {"id": "audio_1", "transcript": "30 "}},
+        {"audio": {"transcript": "degrees"}},
+        {"audio": {"data": "UklGRg=="}},
+        {"audio": {"expires_at": 1}},
+    )
+    assert chunks[:-1] == [TextChunk("30 "), TextChunk("degrees")]
+    assert whole({"content": None, "audio": audio}) == reply
+
+
+# Calls
+
+
+def test_a_function_call_of_the_old_form_is_a_call():
+    """What was before there were several calls at once is a call without an id."""
+    call = ProposedCall(id="", name="weather", arguments='{"city": "Rome"}')
+    reply, chunks = streamed(
+        {"content": None, "function_call": {"name": "weather", "arguments": ""}},
+        {"function_call": {"arguments": '{"city": '}},
+        {"function_call": {"arguments": '"Rome"}'}},
+        finish_reason="function_call",
+    )
+    assert (reply.calls, reply.finish_reason) == ((call,), FinishReason.TOOL_CALLS)
+    assert chunks[0] == CallChunk(index=0, name="weather")
+    function = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert whole({"content": None, "function_call": function}, "function_call") == reply
+
+
+def test_a_call_in_both_forms_is_one_call():
+    """A server that writes a call in the old form and in the new means it once."""
+    function = {"name": "weather", "arguments": "{}"}
+    both = {"tool_calls": [{"index": 0, "id": "c", "function": function}], "function_call": function}
+    assert len(whole(both).calls) == len(streamed(both)[0].calls) == 1
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", None])
+def test_empty_arguments_are_passed_on(arguments):
+    """A call without arguments is a call; what stands for them is for the engine to read."""
+    message = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "now", "arguments": arguments}}]}
+    call = ProposedCall(id="c", name="now", arguments=arguments or "")
+    assert whole(message, "tool_calls").calls == streamed(message)[0].calls == (call,)
+
+
+# Reasons
+
+
+def test_a_filtered_reply_may_have_no_message():
+    """Azure sends nothing of what it filters; any other reply without a message is none."""
+    assert whole(None, "content_filter").finish_reason is FinishReason.CONTENT_FILTER
+    with pytest.raises(FormError, match="a choice without a message"):
+        whole(None)
+
+
+def test_a_stream_of_old_completions_is_not_begun():
+    """Choices without a delta are no chat completion, though one of them says why it stopped."""
+    assembly = ChatAssembly()
+    assembly.feed(b'data: {"choices": [{"text": "Once", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
+    assert (assembly.events, assembly.is_begun, assembly.is_whole) == (1, False, False)
+
+
+# Bills
+
+
+@pytest.mark.parametrize(
+    ("bill", "usage"),
+    [
+        (None, None),
+        ({}, None),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, Usage()),
+        ({"prompt_tokens": 3, "completion_tokens": None}, Usage(input_tokens=3)),
+        ({"prompt_tokens": 3, "prompt_tokens_details": None, "completion_tokens_details": {}}, Usage(input_tokens=3)),
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 8,
+                "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 2, "audio_tokens": 0},
+                "completion_tokens_details": {"reasoning_tokens": 6, "accepted_prediction_tokens": 0},
+            },
+            Usage(input_tokens=9, output_tokens=8, cached_tokens=4, cache_write_tokens=2, reasoning_tokens=6),
+        ),
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 8,
+                "prompt_tokens_details": {"cached_tokens": 7, "cache_write_tokens": 7},
+                "completion_tokens_details": {"reasoning_tokens": 70},
+            },
+            Usage(input_tokens=9, output_tokens=8, cached_tokens=7, cache_write_tokens=2, reasoning_tokens=8),
+        ),
+        ({"prompt_tokens": -9, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": -3}}, Usage()),
+    ],
+    ids=["null", "empty", "zeros", "half", "no details", "all", "more than the whole", "negative"],
+)
+def test_usage_is_read_in_every_shape(bill, usage):
+    """What is missing is zero, a share is at most the whole, and without a bill there is no usage."""
+    assert whole({"content": "x"}, usage=bill).usage == usage
+
+
+def test_usage_that_is_counted_on_in_each_chunk_is_the_last():
+    """A server that tells it with each chunk means the sum so far."""
+    assembly = ChatAssembly()
+    for tokens, finish in ((1, None), (2, None), (3, "stop")):
+        choice = {"delta": {"content": "x"}, "finish_reason": finish}
+        chunk = {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": tokens}}
+        assembly.feed(b"data: %b\n\n" % json.dumps(chunk).encode())
+    assembly.feed(b'data: {"choices": [], "usage": null}\n\n')
+    assert assembly.reply().usage == Usage(input_tokens=7, output_tokens=3)
