@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.core.errors import MisuseError
 
 if TYPE_CHECKING:
+    from agentfsm.models.anthropic import Anthropic
     from agentfsm.models.openai_chat import OpenAIChat
     from agentfsm.models.prices import Price
     from agentfsm.ports import Model
 
-__all__ = ["OpenAIChat", "Price", "resolve"]
+__all__ = ["Anthropic", "OpenAIChat", "Price", "resolve"]
 
 # Where each name lives.
-_HOMES = {"OpenAIChat": "agentfsm.models.openai_chat", "Price": "agentfsm.models.prices"}
+_HOMES = {
+    "Anthropic": "agentfsm.models.anthropic",
+    "OpenAIChat": "agentfsm.models.openai_chat",
+    "Price": "agentfsm.models.prices",
+}
 
 # What a model's name may begin with, and the adapter it stands for.
-_ADAPTERS = {"openai": "OpenAIChat"}
+_ADAPTERS = {"openai": "OpenAIChat", "anthropic": "Anthropic"}
 
 
 def resolve(model: str) -> Model:
@@ -29,7 +34,7 @@ def resolve(model: str) -> Model:
 
     Raises:
         MisuseError: when the name has another form, or the provider is unknown; or, from the adapter, when no API key
-            is found.
+            is found, or its package is missing.
     """
     prefix, _, name = model.partition(":")
     if prefix not in _ADAPTERS or not name:

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's chat completions, for tests of agents: a real socket, and a model you script.
+"""A server that speaks OpenAI's chat completions and Anthropic's messages: a real socket, and a model you script.
 
     with LocalServer([Say(calls=(("weather", {"city": "Rome"}),)), Say(text="Sunny.")]) as server:
         model = OpenAIChat("local", base_url=server.base_url)
@@ -6,7 +6,7 @@
     assert server.requests[1].body["messages"][-1]["role"] == "tool"
 
 It runs in threads of its own, so it works beside asyncio and trio and with any client, not only ours. It refuses the
-histories that OpenAI refuses, and it fails on request: overload, broken streams, pages of HTML, silence.
+histories that the provider refuses, and it fails on request: overload, broken streams, pages of HTML, silence.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count, zip_longest
 from socket import SHUT_RDWR
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.testing import anthropic_replies
+from agentfsm.testing.pieces import arguments_of, cut
 
 if TYPE_CHECKING:
     import socket
@@ -45,12 +47,14 @@ class Say:
     text: str = ""
     calls: tuple[tuple[str, Mapping[str, Any] | str], ...] = ()
     # Tool calls, in order: the tool's name, and its arguments as a mapping or as the raw text to send.
+    thinking: str = ""
+    # What the model thinks before, on the wires that show it.
     refusal: str = ""
     # What the model says where it refuses.
     finish_reason: str | None = None
-    # None for "tool_calls" where there are calls, else "stop".
+    # In the words of the wire. None for what it says of calls ("tool_calls") where there are calls, else of an end.
     usage: Mapping[str, Any] | None = None
-    # As OpenAI writes it; None for an estimate, a token for four characters.
+    # As the provider writes it; None for an estimate, a token for four characters.
     without_usage: bool = False
     # Leaves the usage out, as some servers do.
 
@@ -98,7 +102,9 @@ class Received:
 
 @attrs.define(eq=False, repr=False)
 class LocalServer:
-    """Serve chat completions on 127.0.0.1, at a port that the system picks.
+    """Serve chat completions (/v1/chat/completions) and Anthropic's messages (/v1/messages) on 127.0.0.1.
+
+    The system picks the port, and the path of a request tells the wire.
 
     Args:
         brain: Either the answers in the order of the requests, or a function that takes a request's body and returns
@@ -159,13 +165,11 @@ class LocalServer:
     ) -> None:
         self.close()
 
-    def _answer(self, body: dict[str, Any], headers: Mapping[str, str]) -> tuple[int, Say]:
+    def _answer(self, wire: Wire, body: dict[str, Any], headers: Mapping[str, str]) -> tuple[int, Say]:
         with self._lock:
             self._requests.append(Received(body=body, headers=headers))
             number = len(self._requests)
-        messages = body.get("messages")
-        reason = check_history(messages) if isinstance(messages, list) else "'messages' has to be an array."
-        if reason is not None:
+        if (reason := wire.refusal(body)) is not None:
             return number, Say(status=400, error={"message": reason, "param": "messages"})
         try:
             return number, self._think(number, body)
@@ -180,6 +184,11 @@ class LocalServer:
                 status=400, error=f"The script of LocalServer has {len(self.brain)} answers; this is request {number}."
             )
         return self.brain[number - 1]
+
+
+def _refusal(body: dict[str, Any]) -> str | None:
+    messages = body.get("messages")
+    return check_history(messages) if isinstance(messages, list) else "'messages' has to be an array."
 
 
 def check_history(messages: Sequence[Any]) -> str | None:
@@ -269,7 +278,7 @@ def _check_calls(where: str, calls: Any) -> str | None:
 
 
 def _completion(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
-    calls = [_call(number, index, name, _arguments(given)) for index, (name, given) in enumerate(say.calls)]
+    calls = [_call(number, index, name, arguments_of(given)) for index, (name, given) in enumerate(say.calls)]
     message: dict[str, Any] = {"role": "assistant", "content": say.text or None, "refusal": say.refusal or None}
     if calls:
         message["tool_calls"] = calls
@@ -283,9 +292,9 @@ def _chunks(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, A
         return _envelope("chat.completion.chunk", body, number, [choice])
 
     yield chunk({"role": "assistant", "content": "", "refusal": None})
-    for piece in _cut(say.text, say.chunk_chars):
+    for piece in cut(say.text, say.chunk_chars):
         yield chunk({"content": piece})
-    for piece in _cut(say.refusal, say.chunk_chars):
+    for piece in cut(say.refusal, say.chunk_chars):
         yield chunk({"refusal": piece})
     for delta in _call_deltas(say, number):
         yield chunk({"tool_calls": [delta]})
@@ -299,7 +308,7 @@ def _chunks(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, A
 def _call_deltas(say: Say, number: int) -> Iterator[dict[str, Any]]:
     calls = []
     for index, (name, given) in enumerate(say.calls):
-        pieces = _cut(_arguments(given), say.chunk_chars)
+        pieces = cut(arguments_of(given), say.chunk_chars)
         deltas = [{"index": index, "function": {"arguments": piece}} for piece in pieces]
         calls.append([{"index": index, **_call(number, index, name, "")}, *deltas])
     rows = zip_longest(*calls) if say.interleave else calls
@@ -325,10 +334,6 @@ def _call(number: int, index: int, name: str, arguments: str) -> dict[str, Any]:
     }
 
 
-def _arguments(given: Mapping[str, Any] | str) -> str:
-    return given if isinstance(given, str) else json.dumps(dict(given), ensure_ascii=False)
-
-
 def _finish_reason(say: Say) -> str:
     return say.finish_reason or ("tool_calls" if say.calls else "stop")
 
@@ -338,7 +343,7 @@ def _usage_field(say: Say, body: dict[str, Any]) -> dict[str, Any]:
         return {}
     if say.usage is not None:
         return {"usage": dict(say.usage)}
-    words = say.text + say.refusal + "".join(_arguments(given) for _, given in say.calls)
+    words = say.text + say.refusal + "".join(arguments_of(given) for _, given in say.calls)
     prompt, completion = sum(map(_chars, body["messages"])) // 4, len(words) // 4
     details = {"cached_tokens": 0}
     usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
@@ -352,15 +357,38 @@ def _chars(message: dict[str, Any]) -> int:
     return sum(map(len, texts))
 
 
-def _cut(text: str, size: int) -> list[str]:
-    return [text[start : start + size] for start in range(0, len(text), size)]
-
-
 def _error(say: Say) -> dict[str, Any]:
     given = {"message": say.error} if isinstance(say.error, str) else say.error
     kind = "server_error" if say.status >= 500 else "invalid_request_error"  # noqa: PLR2004  HTTP's own
     usual = {"message": f"LocalServer was told to answer {say.status}.", "type": kind, "param": None, "code": None}
     return {"error": usual | {key: value for key, value in given.items() if value}}
+
+
+@attrs.frozen(kw_only=True)
+class Wire:
+    """One of the wires that the server speaks."""
+
+    refusal: Callable[[dict[str, Any]], str | None]
+    # Says why the provider would refuse the body of a request; None where it would not.
+    whole: Callable[[Say, dict[str, Any], int], dict[str, Any]]
+    # Makes an answer from what is said, the body and the request's number.
+    streamed: Callable[[Say, dict[str, Any], int], Iterator[dict[str, Any]]]
+    # Makes the events of a stream in its place.
+    failed: Callable[[Say], dict[str, Any]]
+    # Makes the body of an error.
+    end: str = ""
+    # The data of a last event, where a stream has one that is no JSON.
+
+
+_WIRES: Final[Mapping[str, Wire]] = {
+    "/v1/chat/completions": Wire(refusal=_refusal, whole=_completion, streamed=_chunks, failed=_error, end="[DONE]"),
+    "/v1/messages": Wire(
+        refusal=anthropic_replies.refusal,
+        whole=anthropic_replies.whole,
+        streamed=anthropic_replies.streamed,
+        failed=anthropic_replies.failed,
+    ),
+}
 
 
 # The socket
@@ -371,7 +399,7 @@ class _Listener(ThreadingHTTPServer):
 
     request_queue_size = 1024  # a crowd of agents connects at once
 
-    def __init__(self, answer: Callable[[dict[str, Any], Mapping[str, str]], tuple[int, Say]]) -> None:
+    def __init__(self, answer: Callable[[Wire, dict[str, Any], Mapping[str, str]], tuple[int, Say]]) -> None:
         self.answer = answer
         self.closing = threading.Event()
         self._open: dict[threading.Thread, socket.socket] = {}
@@ -420,7 +448,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         text = self.rfile.read(int(self.headers.get("content-length") or 0))
-        if self.path != "/v1/chat/completions":
+        wire = _WIRES.get(self.path)
+        if wire is None:
             self._send_json(404, {"error": {"message": f"Unknown address: POST {self.path}"}})
             return
         try:
@@ -428,11 +457,11 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            self._send_json(400, _error(Say(status=400, error="The body is not a JSON object.")))
+            self._send_json(400, wire.failed(Say(status=400, error="The body is not a JSON object.")))
             return
-        number, say = self._listener.answer(body, {name.lower(): value for name, value in self.headers.items()})
+        number, say = self._listener.answer(wire, body, {name.lower(): value for name, value in self.headers.items()})
         self._pause(say.delay_s)
-        self._say(say, body, number)
+        self._say(wire, say, body, number)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name is http.server's
         """Stay silent: what came is in `LocalServer.requests`."""
@@ -441,20 +470,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _listener(self) -> _Listener:
         return cast("_Listener", self.server)
 
-    def _say(self, say: Say, body: dict[str, Any], number: int) -> None:
+    def _say(self, wire: Wire, say: Say, body: dict[str, Any], number: int) -> None:
         streamed = bool(body.get("stream"))
-        headers = {"x-request-id": f"req_{number}", **say.headers}
+        headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **say.headers}
         if say.status >= 400:  # noqa: PLR2004  HTTP's own
-            self._send_json(say.status, _error(say), headers)
+            self._send_json(say.status, wire.failed(say), headers)
         elif say.html:
             self._send(say.status, _PAGE.encode(), {"content-type": "text/html", **headers})
         elif say.raw is not None:
             kind = "text/event-stream" if streamed else "application/json"
             self._send(say.status, say.raw.encode(), {"content-type": kind, **headers})
         elif streamed:
-            self._stream(say, _chunks(say, body, number), headers)
+            self._stream(say, wire.streamed(say, body, number), headers, wire.end)
         else:
-            self._send_json(say.status, _completion(say, body, number), headers, cut=say.cut_after is not None)
+            self._send_json(say.status, wire.whole(say, body, number), headers, cut=say.cut_after is not None)
 
     def _send_json(
         self, status: int, value: dict[str, Any], headers: Mapping[str, str] | None = None, *, cut: bool = False
@@ -473,7 +502,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
 
-    def _stream(self, say: Say, chunks: Iterator[dict[str, Any]], headers: Mapping[str, str]) -> None:
+    def _stream(self, say: Say, chunks: Iterator[dict[str, Any]], headers: Mapping[str, str], end: str) -> None:
         self._send_head(say.status, {"content-type": "text/event-stream", **headers, "transfer-encoding": "chunked"})
         sent = count()
         for chunk in chunks:
@@ -481,12 +510,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             self._pause(say.chunk_delay_s)
-            self._send_event(json.dumps(chunk, ensure_ascii=False))
-        self._send_event("[DONE]")
+            self._send_event(json.dumps(chunk, ensure_ascii=False), chunk.get("type"))
+        if end:
+            self._send_event(end)
         self.wfile.write(b"0\r\n\r\n")
 
-    def _send_event(self, data: str) -> None:
-        event = f"data: {data}\n\n".encode()
+    def _send_event(self, data: str, name: str | None = None) -> None:
+        event = (f"event: {name}\n" * bool(name) + f"data: {data}\n\n").encode()
         self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
 
     def _pause(self, seconds: float) -> None:
