@@ -88,7 +88,7 @@ _IMAGES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 def memory() -> Written:
     """Return a memory for what is written of requests."""
-    return Written(messages=WrittenLists(_turns), tools=WrittenLists(_tools))
+    return Written(messages=WrittenLists(_turns, apart=_are_apart), tools=WrittenLists(_tools))
 
 
 def encode(
@@ -228,8 +228,12 @@ def _newest(messages: Sequence[Message]) -> int:
 
 
 def _is_users(message: Message) -> bool:
-    """Whether it is part of a message of the user's: all but replies are."""
-    return not isinstance(message, AssistantMessage)
+    """Whether it is part of a message of the user's: all but replies are, and replies that say nothing part nothing."""
+    return not isinstance(message, AssistantMessage) or not (message.calls or message.text.strip() or message.native)
+
+
+def _are_apart(before: Message, after: Message) -> bool:
+    return _is_users(before) != _is_users(after)
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[object]:
