@@ -213,8 +213,8 @@ def _history(messages: Sequence[Message], written: Written, *, cache: bool) -> b
         old = _marked(old, b"}]}")
     if cache and new and _is_users(messages[-1]):  # thinking, which a reply may end with, takes no mark
         new = _marked(new, b"}]}")
-    opening = _OPENING if messages and not _is_users(messages[0]) else b""
-    return b",".join([text for text in (opening, old, new) if text])
+    text = b",".join([text for text in (old, new) if text])
+    return _OPENING + b"," + text if text.startswith(b'{"role":"assistant"') else text
 
 
 def _newest(messages: Sequence[Message]) -> int:
