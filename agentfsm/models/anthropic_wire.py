@@ -410,12 +410,15 @@ def decode(data: bytes) -> Reply:
 def _reply(blocks: Sequence[_Block], stop: str, explanation: str, usage: dict[str, Any]) -> Reply:
     text = "".join(block.text for block in blocks)
     calls = tuple(block.proposed() for block in blocks if block.kind == "tool_use")
+    reason = _reason(stop, said=bool(text), calls=bool(calls))
+    # A thought that was cut off has no signature, and a search no result: nobody takes these back.
+    is_whole = reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
     return Reply(
-        text=text if text or calls or stop != "refusal" else explanation,
+        text=explanation if reason is FinishReason.REFUSAL else text,
         calls=calls,
-        finish_reason=_reason(stop, said=bool(text), calls=bool(calls)),
+        finish_reason=reason,
         usage=_usage(usage),
-        native=_native(blocks),
+        native=_native(blocks) if is_whole else None,
     )
 
 

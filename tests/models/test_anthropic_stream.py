@@ -172,10 +172,12 @@ def test_arguments_come_as_they_were_written():
 
 
 def test_a_reply_that_is_more_than_text_and_calls_is_kept_whole():
-    """Also where a call was cut off: its place is kept, and the message has its arguments."""
+    """Also where the arguments of a call are no JSON: its place is kept, and the message has its arguments."""
     content = (THOUGHT, text("So.", citations=None), use(city="Rome"))
     assert json.loads(read(whole(*content)).native.content) == list(content)
-    events = [event for event in events_of(*content) if event.get("delta", {}).get("partial_json") != "}"]
+    events = [
+        event for event in events_of(*content, stop="tool_use") if event.get("delta", {}).get("partial_json") != "}"
+    ]
     kept = json.loads(assembled(*events)[0].reply().native.content)
     assert kept == [THOUGHT, text("So.", citations=None), use()]
 
@@ -216,6 +218,14 @@ def test_reasons_are_mapped(said, meant):
     assert read(whole(text("x"), stop=said)).finish_reason is meant
     if said is not None:
         assert assembled(*events_of(text("x"), stop=said))[0].reply().finish_reason is meant
+
+
+@pytest.mark.parametrize("said", ["max_tokens", "pause_turn", "refusal", "model_context_window_exceeded"])
+def test_half_a_reply_is_not_kept_for_the_way_back(said):
+    """Its last thought may lack the signature, and its last search the result."""
+    content = (THOUGHT, text("So."), THOUGHT | {"signature": ""})
+    assert read(whole(*content, stop=said)).native is None
+    assert assembled(*events_of(*content, stop=said))[0].reply().native is None
 
 
 @pytest.mark.parametrize("said", ["tool_use", "end_turn", "stop_sequence"])
