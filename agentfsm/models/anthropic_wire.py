@@ -637,10 +637,11 @@ class AnthropicAssembly:
         if self.stop is None or before is not None:
             return
         self.explanation = _explanation(delta)
-        reply = self.reply()
-        if reply.finish_reason is FinishReason.REFUSAL:
-            yield TextChunk(reply.text)
-        yield FinishChunk(reason=reply.finish_reason)
+        said = any(block.text for block in self.blocks.values())
+        reason = _reason(self.stop, said=said, calls=bool(self.calls))
+        if reason is FinishReason.REFUSAL:
+            yield TextChunk(self.explanation)
+        yield FinishChunk(reason=reason)
 
     def reply(self) -> Reply:
         """Put the reply together, once it is whole."""

@@ -167,6 +167,13 @@ async def test_the_key_is_what_was_passed_else_the_environments(monkeypatch, env
     assert received.headers["authorization"] == f"Bearer {sent}"
 
 
+@pytest.mark.parametrize(("name", "options"), [("API_KEY", {"api_key"}), ("AUTH_TOKEN", {"auth_token"})])
+def test_a_token_is_passed_as_one(monkeypatch, name, options):
+    """The package may send the two in different ways."""
+    monkeypatch.setenv(f"ANTHROPIC_{name}", "secret")
+    assert Anthropic("m")._options.keys() & {"api_key", "auth_token"} == options
+
+
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 async def test_the_address_is_taken_with_its_version_and_without(monkeypatch, end):
     """People copy either, and the environment may hold it."""

@@ -234,6 +234,13 @@ def test_calls_count_for_more_than_the_reason(said):
     assert read(whole(use(), stop=said)).finish_reason is FinishReason.TOOL_CALLS
 
 
+def test_the_end_is_told_once():
+    """Though the server says it again, with the usage of the end."""
+    *events, end, last = events_of(text("x"))
+    _, pieces = assembled(*events, end, end, last)
+    assert pieces.count(FinishChunk(reason=FinishReason.STOP)) == 1
+
+
 @pytest.mark.parametrize(
     ("details", "words"),
     [
