@@ -41,6 +41,7 @@ from agentfsm.core.messages import (
     clean,
     data_of,
 )
+from agentfsm.models.anthropic_schema import supported_schema
 from agentfsm.models.wire import (
     Events,
     FormError,
@@ -155,7 +156,7 @@ def _output_config(request: Request) -> dict[str, Any]:
         if request.output.schema is None:
             msg = "Anthropic's messages hold a model to a JSON Schema, and not to JSON of any form: give a schema"
             raise ModelError(msg)
-        config["format"] = {"type": "json_schema", "schema": request.output.schema}
+        config["format"] = {"type": "json_schema", "schema": supported_schema(request.output.schema)}
     return config
 
 
@@ -198,7 +199,7 @@ def _lists(request: Request, written: Written, *, cache: bool) -> dict[str, byte
 
 def _marked(text: bytes, end: bytes) -> bytes:
     """Mark the last block of what is written; `end` is how it ends, from the bracket of that block on."""
-    return text.removesuffix(end) + _MARK + end
+    return b"".join((memoryview(text)[: -len(end)], _MARK, end))  # copies a long history once, and not twice
 
 
 def _joined(values: Iterable[object]) -> bytes:
@@ -245,7 +246,9 @@ def _turns(messages: Sequence[Message]) -> Iterator[object]:
 
 
 def _tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
-    return (tool.anthropic() for tool in tools)
+    for tool in tools:
+        told = tool.anthropic()
+        yield told | {"input_schema": supported_schema(tool.parameters)} if tool.strict else told
 
 
 def _blocks(message: Message) -> Sequence[dict[str, Any]]:

@@ -327,11 +327,22 @@ def test_the_choice_of_tools_is_one_field(settings, choice):
 def test_tools_are_sent_with_their_schema():
     """As `input_schema`, whatever mapping it is, and as strict only where it is."""
     schema = MappingProxyType({"type": "object", "properties": MappingProxyType({})})
-    strict = ToolDefinition(name="t", description="x", parameters=schema, strict=True)
-    assert body_of(tools=(TOOL, strict))["tools"] == [
+    view = ToolDefinition(name="t", description="x", parameters=schema)
+    assert body_of(tools=(TOOL, view))["tools"] == [
         {"name": "weather", "description": "The weather.", "input_schema": {"type": "object"}},
-        {"name": "t", "description": "x", "input_schema": {"type": "object", "properties": {}}, "strict": True},
+        {"name": "t", "description": "x", "input_schema": {"type": "object", "properties": {}}},
     ]
+
+
+def test_a_strict_schema_holds_only_what_the_wire_knows():
+    """Of a strict tool, and of an answer; other tools keep theirs."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "additionalProperties": False}
+    known = schema | {"properties": {"n": {"type": "integer", "description": "{minimum: 1}"}}}
+    tools = [ToolDefinition(name="t", description="x", parameters=schema, strict=strict) for strict in (False, True)]
+    plain, strict = body_of(tools=tools)["tools"]
+    assert (plain["input_schema"], "strict" in plain) == (schema, False)
+    assert (strict["input_schema"], strict["strict"]) == (known, True)
+    assert body_of(output=OutputForm(name="x", schema=schema))["output_config"]["format"]["schema"] == known
 
 
 def test_a_history_of_calls_goes_on_without_tools():
