@@ -302,12 +302,20 @@ def _kept(content: str) -> list[dict[str, Any]]:
     return blocks
 
 
-def _number(text: str) -> float | str:
+def _float(text: str) -> float | str:
     number = float(text)
     return number if math.isfinite(number) else text  # "1e999" is JSON, and infinity cannot be written as JSON
 
 
-_loads: Final = json.JSONDecoder(parse_float=_number, parse_constant=str).decode
+def _integer(text: str) -> int | str:
+    return int(text) if len(text) <= _DIGITS else text
+
+
+_DIGITS: Final = 4_000
+# Python refuses to read and to write whole numbers of more than 4,300.
+
+_loads: Final = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=str).decode
+# A call is sent for as long as its run goes on, so what its arguments hold must not end it.
 
 _IDS: Final = str.maketrans({"-": "--", ".": "-d", ":": "-c"})
 
@@ -459,8 +467,16 @@ def _native(blocks: Sequence[_Block]) -> Native | None:
     """Return the reply as it is to go back; None where text and calls are all there is."""
     if all(block.is_plain for block in blocks):
         return None
-    content = json.dumps([block.whole() for block in blocks], ensure_ascii=False)
-    return Native(provider=PROVIDER, content=clean(content))
+    return Native(provider=PROVIDER, content=clean(_text_of([block.whole() for block in blocks])))
+
+
+def _text_of(value: object) -> str:
+    """Write again what the server sent."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except ValueError as error:  # a whole number of thousands of digits
+        msg = f"a block that cannot be written: {error}"
+        raise FormError(msg) from None
 
 
 @attrs.define(eq=False, repr=False)
@@ -503,7 +519,7 @@ class _Block:
     def arguments(self) -> str:
         """The input as JSON text, in the server's own words where it sent text."""
         text = "".join(self.pieces.get("input", ()))
-        return text or json.dumps(self.fields.get("input") or {}, ensure_ascii=False)
+        return text or _text_of(self.fields.get("input") or {})
 
     def take(self, delta: object) -> tuple[str, str]:
         """Add a piece; returns the field that it goes on with and the text; empty where it is none of ours."""

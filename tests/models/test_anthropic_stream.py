@@ -338,6 +338,14 @@ def test_numbers_that_python_cannot_write_do_not_stop_the_reading():
     encode(Request(instructions="", messages=(message,)), model="m", streamed=False)
 
 
+@pytest.mark.parametrize("block", [use(n=1), THOUGHT | {"n": 1}], ids=["call", "thinking"])
+def test_a_number_of_thousands_of_digits_is_a_form_error(block):
+    """Python reads it and does not write it, and nobody means it."""
+    raw = json.dumps(whole(block)).replace('"n": 1', '"n": ' + "7" * 5_000).encode()
+    with pytest.raises(FormError, match="cannot be written|no JSON"):
+        decode(raw)
+
+
 def test_half_a_surrogate_pair_is_read():
     """A server may send one; what is kept of it can be written to any store."""
     raw = json.dumps(whole(THOUGHT | {"thinking": "\ud83d"}, text("\ud83d"))).encode()

@@ -173,10 +173,16 @@ def test_no_two_ids_become_the_same():
 
 
 def test_arguments_that_python_cannot_write_are_sent():
-    """A number beyond all floats is JSON, and the run goes on with it."""
-    call = called("t1.0", '{"n": 1e999, "deep": [-1e999, 1.5]}')
+    """A number beyond all floats, or of thousands of digits, is JSON, and the run goes on with it."""
+    huge = "7" * 5_000
+    call = called("t1.0", f'{{"n": 1e999, "deep": [-1e999, 1.5], "huge": {huge}, "large": {huge[:4000]}}}')
     _, blocks = content_of(ASK, AssistantMessage(calls=(call,)), result("t1.0"))
-    assert blocks[1]["input"] == {"n": "1e999", "deep": ["-1e999", 1.5]}
+    assert blocks[1]["input"] == {
+        "n": "1e999",
+        "deep": ["-1e999", 1.5],
+        "huge": huge,
+        "large": int(huge[:4000]),
+    }
 
 
 def test_half_a_surrogate_pair_does_not_stop_a_run():
