@@ -29,6 +29,7 @@ MAY_IMPORT = (
 # Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
 
 VENDORS = {
+    "anthropic": "models/anthropic.py",
     "cattrs": "core/codec.py",
     "genai_prices": "models/prices.py",
     "jsonschema_rs": "engine/schema_validator.py",

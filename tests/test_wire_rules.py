@@ -10,8 +10,9 @@ import attrs
 import pytest
 from wire_rules import (
     RefusedError,
-    anthropic_of,
+    anthropic_body,
     check_anthropic,
+    check_anthropic_body,
     check_openai,
     check_responses,
     openai_of,
@@ -135,7 +136,8 @@ TORN_RESPONSES: dict[str, tuple[str, Tear]] = {
     "a file without a name": ("filename", lambda m: m[0]["content"][2].pop("filename")),
     "half a pair": ("surrogate", lambda m: m[13].update(content="\ud800")),
 }
-GOOD_ANTHROPIC = anthropic_of(openai_of(HISTORY))
+GOOD_BODY = anthropic_body(HISTORY, "Be brief.")
+GOOD_ANTHROPIC = GOOD_BODY["messages"]
 # 0 user, 1 call, 2 result and note, 3 two calls, 4 two results and the user's text.
 TORN_ANTHROPIC: dict[str, tuple[str, Tear]] = {
     "nothing": ("no messages", lambda m: m.clear()),
@@ -151,8 +153,8 @@ TORN_ANTHROPIC: dict[str, tuple[str, Tear]] = {
     "text before a result": ("behind other content", lambda m: m[2]["content"].reverse()),
     "text between results": ("behind other content", lambda m: m[4]["content"].insert(1, _text("and"))),
     "a result of null": ("no text", lambda m: m[2]["content"][0].update(content=None)),
-    "an id twice": ("have the id", lambda m: m[3]["content"][1].update(id="t2-0")),
-    "an id again later": ("have the id", lambda m: m[3]["content"][0].update(id="t1-0")),
+    "an id twice": ("have the id", lambda m: m[3]["content"][1].update(id="t2-d0")),
+    "an id again later": ("have the id", lambda m: m[3]["content"][0].update(id="t1-d0")),
     "an id with a dot": ("with the id", lambda m: m[1]["content"][1].update(id="t1.0")),
     "a name with a space": ("called", lambda m: m[1]["content"][1].update(name="a b")),
     "input as text": ("no dictionary", lambda m: m[1]["content"][1].update(input="{}")),
@@ -164,6 +166,18 @@ TORN_ANTHROPIC: dict[str, tuple[str, Tear]] = {
     "a result of the assistant": ("a block of the type", lambda m: m[1]["content"].append(m[2]["content"][0])),
     "a role that there is not": ("unknown role", lambda m: m[1].update(role="system")),
 }
+
+
+TORN_BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "no tools": ("no tools are defined", lambda b: b.pop("tools")),
+    "a choice of no tools": ("tool_choice", lambda b: b.update(tools=[], messages=[_said("go")])),
+    "five marks": ("marks, at most", lambda b: [block.update(_MARK) for block in b["messages"][4]["content"]]),
+    "a mark on thinking": ("on thinking", lambda b: b["messages"][1]["content"].insert(0, _THOUGHT | _MARK)),
+    "a mark on nothing": ("on a blank", lambda b: b.update(system=[_text("") | _MARK])),
+    "no messages": ("no messages", lambda b: b.update(messages=[])),
+}
+_MARK = {"cache_control": {"type": "ephemeral"}}
+_THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
 
 
 def _text(text: str) -> dict[str, str]:
@@ -178,7 +192,7 @@ def test_the_readers_take_what_is_whole():
     """A history with all there is: parts, notes, calls with text and without, an image."""
     check_openai(GOOD)
     check_responses(GOOD_RESPONSES)
-    check_anthropic(GOOD_ANTHROPIC)
+    check_anthropic_body(GOOD_BODY)
     roles = [message["role"] for message in GOOD_ANTHROPIC]
     assert roles == ["user", "assistant", "user", "assistant", "user"]
 
@@ -211,3 +225,13 @@ def test_the_reader_of_anthropic_refuses(name):
     tear(torn)
     with pytest.raises(RefusedError, match=rule):
         check_anthropic(torn)
+
+
+@pytest.mark.parametrize("name", TORN_BODIES)
+def test_the_reader_of_anthropic_refuses_a_body(name):
+    """Each rule on what stands beside the messages, by a body that breaks it and nothing else."""
+    rule, tear = TORN_BODIES[name]
+    torn = copy.deepcopy(GOOD_BODY)
+    tear(torn)
+    with pytest.raises(RefusedError, match=rule):
+        check_anthropic_body(torn)

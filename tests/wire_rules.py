@@ -1,9 +1,7 @@
 """What OpenAI and Anthropic accept as the messages of a request: strict readers, written from their own rules.
 
 Where the vendors say a rule in public, it is cited; what only their servers say is cited from where people were told.
-The readers share nothing with the package but its encoders for OpenAI, whose bytes they read back: of chat completions
-and of the Responses API. There is no Anthropic adapter yet, so what one has to make of a history is made here, as
-plainly as can be.
+The readers share nothing with the package but its encoders, whose bytes they read back.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.messages import AssistantMessage, Message, Native
-from agentfsm.models import responses_wire
-from agentfsm.models.chat_wire import encode
-from agentfsm.ports import Request
+from agentfsm.models import anthropic_wire, chat_wire, responses_wire
+from agentfsm.ports import Request, ToolDefinition
 
 Wire = dict[str, Any]
 # A message as JSON.
@@ -33,6 +30,8 @@ ID_CHARS: Final = 40
 ANTHROPIC_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # "tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'" (tailcallhq/forgecode#1142). Bedrock, which serves the
 # same models, adds the 64: https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ToolResultBlock.html
+MOST_MARKS: Final = 4
+# "A maximum of 4 blocks with cache_control may be provided. Found 5." (oguzbilgic/kern-ai#317)
 MOST_CALLS: Final = 128
 # OpenAI says "Invalid 'messages[2].tool_calls': array too long. Expected an array with maximum length 128"
 # (openai/openai-dotnet#317, github/copilot-cli#669).
@@ -55,12 +54,14 @@ def check_wires(messages: Sequence[Message], instructions: str = "") -> None:
     """
     check_openai(openai_of(messages, instructions))
     check_responses(responses_of(thinking(messages), instructions))
-    check_anthropic(anthropic_of(openai_of(messages)))
+    check_anthropic_body(anthropic_body(messages, instructions))
 
 
 def openai_of(messages: Sequence[Message], instructions: str = "") -> list[Wire]:
     """Return the messages as the package's own encoder writes them, read back from its bytes."""
-    body = encode(Request(instructions=instructions, messages=messages), model="m", limit_field="n", streamed=False)
+    body = chat_wire.encode(
+        Request(instructions=instructions, messages=messages), model="m", limit_field="n", streamed=False
+    )
     wire: list[Wire] = json.loads(body)["messages"]
     return wire
 
@@ -295,49 +296,33 @@ def _check_reasoning(item: Wire, after: Wire) -> None:
 # Anthropic
 
 
-def anthropic_of(messages: Sequence[Wire]) -> list[Wire]:
-    """Return OpenAI's messages as Anthropic's: all but the instructions, which go elsewhere there.
+def anthropic_body(messages: Sequence[Message], instructions: str = "", tools: Sequence[ToolDefinition] = ()) -> Wire:
+    """Return a request with these messages as the package's own encoder writes it, read back from its bytes."""
+    request = Request(instructions=instructions, messages=messages, tools=tools)
+    body: Wire = json.loads(anthropic_wire.encode(request, model="m", streamed=False))
+    return body
 
-    Calls become `tool_use` blocks, results `tool_result` blocks of the user's next message, notes of the system text of
-    the user's. Neighbours of one role are merged. Ids are ours, "t3.0", and Anthropic refuses the dot.
+
+def check_anthropic_body(body: Wire) -> None:
+    """Fail unless this is a request as Anthropic takes it, as far as messages, tools and marks go.
+
+    Raises:
+        RefusedError: when it is not, with the rule.
     """
-    merged: list[Wire] = []
-    for message in messages:
-        role = "assistant" if message["role"] == "assistant" else "user"
-        if not merged or merged[-1]["role"] != role:
-            merged.append({"role": role, "content": []})
-        merged[-1]["content"] += _blocks(message)
-    return merged
-
-
-def _blocks(message: Wire) -> list[Wire]:
-    content = message["content"]
-    if message["role"] == "tool":
-        return [{"type": "tool_result", "tool_use_id": _anthropic_id(message["tool_call_id"]), "content": content}]
-    calls = message.get("tool_calls", [])
-    if content is None or (calls and isinstance(content, str) and not content.strip()):
-        parts = []  # what a model writes before its calls may be a line break
-    else:
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else [_block(part) for part in content]
-    return parts + [
-        {
-            "type": "tool_use",
-            "id": _anthropic_id(call["id"]),
-            "name": call["function"]["name"],
-            "input": json.loads(call["function"]["arguments"]),
-        }
-        for call in calls
-    ]
-
-
-def _block(part: Wire) -> Wire:
-    if part["type"] == "text":
-        return part
-    return {"type": "image", "source": {"type": "url", "url": part["image_url"]["url"]}}
-
-
-def _anthropic_id(call_id: str) -> str:
-    return call_id.replace(".", "-")
+    check_anthropic(body["messages"])
+    blocks = [block for message in body["messages"] for block in message["content"]]
+    # "Requests which include `tool_use` or `tool_result` blocks must define tools." (BerriAI/litellm#4689)
+    has_calls = any(block["type"] in ("tool_use", "tool_result") for block in blocks)
+    _require(body.get("tools") or not has_calls, "calls, and no tools are defined")
+    # "tool_choice may only be specified while providing tools" (autogen's _anthropic_client.py).
+    _require(body.get("tools") or "tool_choice" not in body, "tool_choice without tools")
+    marked = [block for block in [*body.get("system", []), *body.get("tools", []), *blocks] if "cache_control" in block]
+    _require(len(marked) <= MOST_MARKS, len(marked), "marks, at most", MOST_MARKS)
+    for block in marked:
+        # "thinking.cache_control: Extra inputs are not permitted" (UKGovernmentBEIS/inspect_ai#3967).
+        _require("thinking" not in block.get("type", ""), "a mark on thinking")
+        # "cache_control cannot be set for empty text" (serialx/vibecore#8).
+        _require(block.get("text", "x").strip(), "a mark on a blank block")
 
 
 def check_anthropic(messages: Sequence[Wire]) -> None:
@@ -369,7 +354,10 @@ def _check_blocks(message: Wire, known: set[str]) -> None:
     # (anthropics/claude-code#6774).
     _require(isinstance(blocks, list) and blocks, "a message of the", role, "without content")
     assert isinstance(blocks, list)
-    takes = {"user": {"text", "image", "tool_result"}, "assistant": {"text", "tool_use"}}[str(role)]
+    takes = {
+        "user": {"text", "image", "document", "tool_result"},
+        "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
+    }[str(role)]
     for block in blocks:
         kind = block.get("type")
         _require(kind in takes, "a block of the type", kind, "in a message of the", role)

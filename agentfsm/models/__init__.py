@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.core.errors import MisuseError
 
 if TYPE_CHECKING:
+    from agentfsm.models.anthropic import Anthropic
     from agentfsm.models.fallback import Fallback
     from agentfsm.models.openai_chat import OpenAIChat
     from agentfsm.models.openai_responses import OpenAIResponses
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     from agentfsm.models.throttle import Throttled
     from agentfsm.ports import Model
 
-__all__ = ["Fallback", "OpenAIChat", "OpenAIResponses", "Price", "Router", "Throttled", "resolve"]
+__all__ = ["Anthropic", "Fallback", "OpenAIChat", "OpenAIResponses", "Price", "Router", "Throttled", "resolve"]
 
 # Where each name lives.
 _HOMES = {
+    "Anthropic": "agentfsm.models.anthropic",
     "Fallback": "agentfsm.models.fallback",
     "OpenAIChat": "agentfsm.models.openai_chat",
     "OpenAIResponses": "agentfsm.models.openai_responses",
@@ -29,7 +31,7 @@ _HOMES = {
 }
 
 # What a model's name may begin with, and the adapter it stands for.
-_ADAPTERS = {"openai": "OpenAIChat", "openai-responses": "OpenAIResponses"}
+_ADAPTERS = {"openai": "OpenAIChat", "openai-responses": "OpenAIResponses", "anthropic": "Anthropic"}
 
 
 def resolve(model: str) -> Model:
@@ -40,7 +42,7 @@ def resolve(model: str) -> Model:
 
     Raises:
         MisuseError: when the name has another form, or the provider is unknown; or, from the adapter, when no API key
-            is found.
+            is found, or its package is missing.
     """
     prefix, _, name = model.partition(":")
     if prefix not in _ADAPTERS or not name:

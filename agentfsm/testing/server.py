@@ -5,9 +5,10 @@
         ...
     assert server.requests[1].body["messages"][-1]["role"] == "tool"
 
-What it speaks goes by the path of a request: chat completions, or OpenAI's Responses API at /responses. It runs in
-threads of its own, so it works beside asyncio and trio and with any client, not only ours. It refuses the histories
-that OpenAI refuses, and it fails on request: overload, broken streams, pages of HTML, silence.
+What it speaks goes by the path of a request: chat completions, OpenAI's Responses API at /responses, or Anthropic's
+messages at /messages. It runs in threads of its own, so it works beside asyncio and trio and with any client, not only
+ours. It refuses the histories that the provider refuses, and it fails on request: overload, broken streams, pages of
+HTML, silence.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.testing import responses_replies
+from agentfsm.testing import anthropic_replies, responses_replies
 from agentfsm.testing.pieces import arguments_text, cut
 
 if TYPE_CHECKING:
@@ -47,14 +48,14 @@ class Say:
     text: str = ""
     calls: tuple[tuple[str, Mapping[str, Any] | str], ...] = ()
     # Tool calls, in order: the tool's name, and its arguments as a mapping or as the raw text to send.
+    thinking: str = ""
+    # What the model thinks before, on the wires that show it.
     refusal: str = ""
     # What the model says where it refuses.
-    thinking: str = ""
-    # What it tells of its thoughts; chat completions do not say it.
     finish_reason: str | None = None
-    # None for "tool_calls" where there are calls, else "stop".
+    # In the words of the wire. None for what it says of calls ("tool_calls") where there are calls, else of an end.
     usage: Mapping[str, Any] | None = None
-    # As chat completions write it; None for an estimate, a token for four characters.
+    # As the provider writes it; None for an estimate, a token for four characters.
     without_usage: bool = False
     # Leaves the usage out, as some servers do.
 
@@ -182,6 +183,11 @@ class LocalServer:
                 status=400, error=f"The script of LocalServer has {len(self.brain)} answers; this is request {number}."
             )
         return self.brain[number - 1]
+
+
+def _refusal(body: dict[str, Any]) -> str | None:
+    messages = body.get("messages")
+    return check_history(messages) if isinstance(messages, list) else "'messages' has to be an array."
 
 
 def check_history(messages: Sequence[Any]) -> str | None:
@@ -376,13 +382,26 @@ class Wire:
     # Takes the answer, the body and the request's number, and returns the body of the answer.
     stream: Callable[[Say, dict[str, Any], int], Iterator[dict[str, Any]]]
     # Takes the same and returns the events of the answer. One that has a type is sent under it.
+    failed: Callable[[Say], dict[str, Any]]
+    # Returns the body of an error.
     end: str | None = None
     # What stands behind the last event.
 
 
-_WIRES: Final = {
-    "/v1/chat/completions": Wire(flaw=_flaw, whole=_completion, stream=_chunks, end="[DONE]"),
-    "/v1/responses": Wire(flaw=responses_replies.flaw, whole=responses_replies.whole, stream=responses_replies.stream),
+_WIRES: Final[Mapping[str, Wire]] = {
+    "/v1/chat/completions": Wire(flaw=_flaw, whole=_completion, stream=_chunks, failed=_error, end="[DONE]"),
+    "/v1/responses": Wire(
+        flaw=responses_replies.flaw,
+        whole=responses_replies.whole,
+        stream=responses_replies.stream,
+        failed=_error,
+    ),
+    "/v1/messages": Wire(
+        flaw=anthropic_replies.flaw,
+        whole=anthropic_replies.whole,
+        stream=anthropic_replies.stream,
+        failed=anthropic_replies.failed,
+    ),
 }
 
 
@@ -452,7 +471,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            self._send_json(400, _error(Say(status=400, error="The body is not a JSON object.")))
+            self._send_json(400, wire.failed(Say(status=400, error="The body is not a JSON object.")))
             return
         number, say = self._listener.answer(wire, body, {name.lower(): value for name, value in self.headers.items()})
         self._pause(say.delay_s)
@@ -467,9 +486,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _say(self, wire: Wire, say: Say, body: dict[str, Any], number: int) -> None:
         streamed = bool(body.get("stream"))
-        headers = {"x-request-id": f"req_{number}", **say.headers}
+        headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **say.headers}
         if say.status >= 400:  # noqa: PLR2004  HTTP's own
-            self._send_json(say.status, _error(say), headers)
+            self._send_json(say.status, wire.failed(say), headers)
         elif say.html:
             self._send(say.status, _PAGE.encode(), {"content-type": "text/html", **headers})
         elif say.raw is not None:

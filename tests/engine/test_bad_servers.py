@@ -16,15 +16,17 @@ import attrs
 import pytest
 from checks import names, results_of, sound
 from spoiling_proxy import Spoil, SpoilingProxy
-from wire_rules import check_openai, check_wires
+from wire_rules import check_anthropic_body, check_openai, check_responses, check_wires
 
 from agentfsm import Agent, Limits, Settings, StopReason, tool
-from agentfsm.models.openai_chat import OpenAIChat
+from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.server import LocalServer, Say
 
 ADAPTERS = [
     pytest.param(OpenAIChat, lambda body: check_openai(body["messages"]), id="chat"),
+    pytest.param(OpenAIResponses, lambda body: check_responses(body["input"]), id="responses"),
+    pytest.param(Anthropic, check_anthropic_body, id="anthropic"),
 ]
 # Each adapter, and what its provider takes as the body of a request.
 

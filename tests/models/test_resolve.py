@@ -7,21 +7,29 @@ import pytest
 
 from agentfsm import models
 from agentfsm.core.errors import MisuseError
-from agentfsm.models import Fallback, OpenAIChat, OpenAIResponses, Price, Router, Throttled, resolve
+from agentfsm.models import Anthropic, Fallback, OpenAIChat, OpenAIResponses, Price, Router, Throttled, resolve
 
 
 @pytest.fixture(autouse=True)
 def _key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-a-test")
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    for vendor in ("OPENAI", "ANTHROPIC"):
+        monkeypatch.setenv(f"{vendor}_API_KEY", "sk-of-a-test")
+        monkeypatch.delenv(f"{vendor}_BASE_URL", raising=False)
 
 
-def test_a_name_becomes_a_model():
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("openai:gpt-4o", OpenAIChat),
+        ("openai-responses:gpt-5", OpenAIResponses),
+        ("anthropic:claude-opus-5", Anthropic),
+    ],
+)
+def test_a_name_becomes_a_model(name, kind):
     """The prefix picks the adapter, and the rest is the model's name."""
-    for prefix, adapter in (("openai", OpenAIChat), ("openai-responses", OpenAIResponses)):
-        model = resolve(f"{prefix}:gpt-4o")
-        assert type(model) is adapter
-        assert model.name == "gpt-4o"
+    model = resolve(name)
+    assert isinstance(model, kind)
+    assert model.name == name.partition(":")[2]
 
 
 def test_only_the_first_colon_counts():
@@ -32,13 +40,14 @@ def test_only_the_first_colon_counts():
 @pytest.mark.parametrize("name", ["gpt-4o", "openai:", "acme:gpt-4o", ""])
 def test_other_names_are_refused(name):
     """Without a known prefix and a name, the error says what is known and how to write it."""
-    with pytest.raises(MisuseError, match=r"'openai:gpt-4o'.*'openai:'"):
+    with pytest.raises(MisuseError, match=r"'openai:gpt-4o'.*'openai:', 'anthropic:'"):
         resolve(name)
 
 
 def test_the_package_names_what_it_has():
     """Each public name is there, and another one is an AttributeError."""
     assert {name: getattr(models, name) for name in models.__all__} == {
+        "Anthropic": Anthropic,
         "Fallback": Fallback,
         "OpenAIChat": OpenAIChat,
         "OpenAIResponses": OpenAIResponses,
@@ -53,10 +62,23 @@ def test_the_package_names_what_it_has():
 
 
 def test_importing_the_package_loads_no_vendor():
-    """`import agentfsm.models` loads neither openai nor an HTTP client nor genai-prices."""
+    """`import agentfsm.models` loads neither a vendor's package nor an HTTP client nor genai-prices."""
     code = (
         "import sys, agentfsm.models; "
-        "print([name for name in ('openai', 'httpx', 'httpx2', 'genai_prices') if name in sys.modules])"
+        "print([name for name in ('anthropic', 'openai', 'httpx', 'httpx2', 'genai_prices') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_a_package_that_is_missing_is_named():
+    """Without its vendor's package an adapter says what to install; all else works."""
+    code = (
+        "import sys; sys.modules['anthropic'] = None\n"
+        "from agentfsm.models import resolve\n"
+        "try:\n    resolve('anthropic:claude-opus-5')\n"
+        "except Exception as error:\n    print(type(error).__name__, error)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("MisuseError Anthropic needs")
+    assert "pip install 'agentfsm[anthropic]'" in ran.stdout

@@ -1,0 +1,229 @@
+"""Anthropic's messages, and every other server that speaks the same wire; the only file that imports its package."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import httpx2
+
+from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.models import anthropic_wire
+from agentfsm.models import trouble as t
+from agentfsm.models.vendor import TRANSPORT, Client, VendorModel, certificates, checked_header, words_of
+from agentfsm.models.wire import SentError
+from agentfsm.ports import OutputMode
+from agentfsm.retry_after import seconds_of
+
+try:
+    import anthropic
+except ModuleNotFoundError as error:
+    if error.name != "anthropic":
+        raise
+    raise MisuseError("Anthropic needs its vendor's package: pip install 'agentfsm[anthropic]'") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agentfsm.core.messages import Part
+    from agentfsm.models.prices import Price
+    from agentfsm.models.wire import Assembly, Written
+    from agentfsm.ports import Reply, Request
+
+ANTHROPIC_URL: Final = "https://api.anthropic.com"
+
+_STATUSES: Final = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+# The status that goes with each type of error: one that comes in the middle of a stream has the type only.
+# Source: platform.claude.com/docs/en/api/errors.
+
+_SPENT: Final = frozenset({"contract_spend_limit_reached", "enforced_spend_limit_reached"})
+# Codes of a 429 that holds until somebody pays, or until the next month.
+
+_TOO_LONG: Final = ("prompt is too long", "exceed context limit")
+# Words of a 400: "prompt is too long: 210000 tokens > 200000 maximum", "input length and `max_tokens` exceed context
+# limit". It has no code.
+
+
+def _bad_request(trouble: t.Trouble) -> ModelError:
+    if any(words in trouble.detail for words in _TOO_LONG):
+        return t.too_long(trouble)
+    if trouble.code == "organization_on_hold":
+        return t.forbidden(trouble)
+    # Until 2026 an empty account was a 400 as well.
+    return t.no_credit(trouble) if "credit balance is too low" in trouble.detail else t.bad_request(trouble)
+
+
+def _busy(trouble: t.Trouble) -> ModelError:
+    return t.no_credit(trouble) if trouble.code in _SPENT else t.unavailable(trouble)
+
+
+_by_status = t.by_status(
+    {
+        401: t.key_refused,
+        402: t.no_credit,
+        403: t.forbidden,
+        404: t.not_found,
+        408: _busy,
+        409: _busy,
+        413: t.too_long,
+        429: _busy,
+        499: _busy,
+    },
+    _bad_request,
+    _busy,
+)
+
+
+class Anthropic(VendorModel):
+    """A model behind Anthropic's messages, for example `Anthropic("claude-sonnet-4-5")`.
+
+    What it thinks is kept with each reply and goes back to it whole. `Settings(reasoning_effort=...)` lets it think
+    ("low", "medium", "high", "xhigh", "max", as the model has them), and "none" keeps it from that; models that know no
+    effort take `extra_body={"thinking": {"type": "enabled", "budget_tokens": 4096}}`.
+
+    Args:
+        name: The model, as the server knows it.
+        base_url: Where the server answers, with or without /v1 at its end. Default: ANTHROPIC_BASE_URL, then Anthropic
+            itself.
+        api_key: Default: ANTHROPIC_API_KEY, then the token in ANTHROPIC_AUTH_TOKEN. A server of your own may need none.
+            Keys that Anthropic's own tools left on the disk are not looked for.
+        headers: Sent with each request.
+        http_client: A client of your own (proxies, certificates); it stays yours to close, and belongs to one event
+            loop.
+        window_tokens: The context window. Default: that of the model's family.
+        price: What the model costs. Default: the public list of genai-prices, where that package is installed.
+        cache: Whether to mark what the provider shall keep for the next request. That costs a quarter more where it is
+            written and a tenth where it is read, so it pays from the second turn on.
+
+    Raises:
+        MisuseError: when there is no key for Anthropic, or an argument cannot be right.
+    """
+
+    path = "/v1/messages"
+    key_name = "ANTHROPIC_API_KEY"
+    wire = "a message"
+    output_modes = (OutputMode.SCHEMA, OutputMode.TOOL, OutputMode.PROMPT)
+    translations: ClassVar[Mapping[type[Exception], t.Translate]] = {
+        anthropic.AnthropicError: t.unforeseen,
+        anthropic.APIError: _by_status,
+        # The package has a class for each status and each code, and more with each version: one row does for all.
+        anthropic.APIStatusError: _by_status,
+        SentError: _by_status,
+        anthropic.APIConnectionError: t.unreachable,
+        anthropic.APITimeoutError: t.timed_out,
+        anthropic.APIResponseValidationError: t.garbled,
+        # Of helpers that are not used here.
+        anthropic.APIWebhookValidationError: t.garbled,
+        anthropic.RetryableError: t.unavailable,
+        anthropic.CredentialsError: t.key_refused,
+        **TRANSPORT,
+    }
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        http_client: httpx2.AsyncClient | None = None,
+        window_tokens: int | None = None,
+        price: Price | None = None,
+        cache: bool = True,
+    ) -> None:
+        base_url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or None
+        api_key = api_key or os.environ.get("ANTHROPIC_API_KEY")
+        token = None if api_key else os.environ.get("ANTHROPIC_AUTH_TOKEN")
+        super().__init__(
+            name,
+            base_url=(base_url or ANTHROPIC_URL).rstrip("/").removesuffix("/v1"),  # the path begins with it
+            api_key=_key(api_key or token, needed=base_url is None),
+            headers=headers,
+            http_client=_checked_client(http_client),
+            window_tokens=window_tokens,
+            price=price,
+        )
+        self.cache = cache
+        if token:
+            self._options["auth_token"] = self._options.pop("api_key")
+
+    def refuses(self, part: Part) -> str | None:
+        """Say why the model cannot take this part of a user's message; None where it can."""
+        return anthropic_wire.refuses(part)
+
+    def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
+        # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
+        ours = http_client or anthropic.DefaultAsyncHttpxClient(verify=certificates())
+        return anthropic.AsyncAnthropic(**self._options, http_client=ours)
+
+    def _written(self) -> Written:
+        return anthropic_wire.memory()
+
+    def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
+        return anthropic_wire.encode(request, model=self.name, streamed=streamed, written=written, cache=self.cache)
+
+    def _decoded(self, data: bytes) -> Reply:
+        return anthropic_wire.decode(data)
+
+    def _assembly(self) -> Assembly:
+        return anthropic_wire.AnthropicAssembly()
+
+    def _told(self, error: Exception) -> t.Trouble:
+        match error:
+            case SentError(body=body):
+                code, kind = _named(body)
+                return self._trouble(words_of(body), status=_STATUSES.get(kind), code=code)
+            case anthropic.APIStatusError(body=body, response=response):
+                inner = body.get("error") if isinstance(body, dict) else None
+                return self._trouble(
+                    words_of(inner) or words_of(body) or error.message,
+                    status=error.status_code,
+                    code=_named(inner)[0],
+                    request_id=response.headers.get("request-id", ""),
+                    retry_after_s=seconds_of(response.headers.get("retry-after", ""), time.time()),
+                )
+            case anthropic.APIConnectionError(__cause__=BaseException() as cause):
+                return self._trouble(f"{type(cause).__name__}: {cause}")
+        return self._trouble(f"{type(error).__name__}: {error}")
+
+
+def _named(error: object) -> tuple[str, str]:
+    """Return the code of an error, or its type where it has none, and its type; empty where there is neither."""
+    fields = error if isinstance(error, dict) else {}
+    kind, details = str(fields.get("type") or ""), fields.get("details")
+    code = details.get("error_code") if isinstance(details, dict) else None
+    return code if isinstance(code, str) else kind, kind
+
+
+def _key(key: str | None, *, needed: bool) -> str:
+    if key:
+        return checked_header("the API key", key)
+    if needed:
+        msg = (
+            "there is no API key for Anthropic: none was passed and neither ANTHROPIC_API_KEY nor ANTHROPIC_AUTH_TOKEN "
+            "is set. Set one, or pass Anthropic(..., api_key=...); for a server of your own pass base_url, which needs "
+            "no key"
+        )
+        raise MisuseError(msg)
+    return "none"  # without one the package would look for keys on the disk
+
+
+def _checked_client(http_client: object) -> httpx2.AsyncClient | None:
+    if http_client is None or isinstance(http_client, httpx2.AsyncClient):
+        return http_client
+    kind = f"{type(http_client).__module__.partition('.')[0]}.{type(http_client).__name__}"
+    msg = f"http_client is {kind}, and Anthropic's package speaks with httpx2 only: pass an httpx2.AsyncClient"
+    raise MisuseError(msg)

@@ -1,0 +1,69 @@
+"""The part of JSON Schema that Anthropic holds a model to: for answers in a form, and for strict tools.
+
+Any other keyword is refused with status 400. It is told in the description instead, where the model reads it, and what
+comes is validated against the whole schema afterwards. Tools that are not strict take any schema.
+
+Source: `transform_schema` of the anthropic package 2.12, and
+platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from agentfsm.ports import plain_json
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import JSON
+
+_KEPT: Final = frozenset({"type", "$ref", "required", "title", "description"})
+_UNKNOWN: Final = object()
+# In place of what the provider does not take.
+_FORMATS: Final = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"}
+)
+
+
+def supported_schema(schema: Mapping[str, JSON]) -> dict[str, Any]:
+    """Return a copy of a schema with the keywords that Anthropic takes, and the others in its description."""
+    has_values = any(_are_plain(word, value) for word, value in schema.items())
+    kept: dict[str, Any] = {}
+    told: list[str] = []
+    for word, value in schema.items():
+        taken = _taken(word, value)
+        if taken is _UNKNOWN:
+            told.append(f"{word}: {json.dumps(plain_json(value), ensure_ascii=False)}")
+        elif word != "type" or not has_values:  # the values that may stand there are of some type anyway
+            kept["anyOf" if word == "oneOf" else word] = taken
+    if told:
+        kept["description"] = "\n\n".join([*filter(None, [kept.get("description")]), "{" + ", ".join(told) + "}"])
+    return kept
+
+
+def _taken(word: str, value: Any) -> Any:
+    match word, value:
+        case (("$defs" | "properties"), Mapping()):
+            return {name: _supported(each) for name, each in value.items()}
+        case "items", Mapping():
+            return supported_schema(value)
+        case (("anyOf" | "oneOf" | "allOf"), list() | tuple()):
+            return [_supported(each) for each in value]
+        case "additionalProperties", _:
+            return False
+        case ("format", str()) if value in _FORMATS:
+            return value
+        case "minItems", 0 | 1:
+            return value
+    return plain_json(value) if word in _KEPT or _are_plain(word, value) else _UNKNOWN
+
+
+def _are_plain(word: str, value: object) -> bool:
+    """Whether this says which values may stand there, and all are texts, numbers, booleans or null."""
+    values = value if word == "enum" and isinstance(value, list | tuple) else [value]
+    return word in {"enum", "const"} and all(each is None or isinstance(each, str | int | float) for each in values)
+
+
+def _supported(value: Any) -> Any:
+    return supported_schema(value) if isinstance(value, Mapping) else value  # True is a schema as well

@@ -1,0 +1,154 @@
+"""Whole runs with `Anthropic`: calls in parallel, an error, thinking that survives a restart, and what each costs."""
+
+from itertools import pairwise
+
+import anyio
+import pytest
+from asking_anthropic import forget_keys
+from wire_rules import check_anthropic_body
+
+from agentfsm import Agent, Limits, Settings, State, tool
+from agentfsm.models.anthropic import Anthropic
+from agentfsm.models.prices import Price
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing.anthropic_replies import SIGNATURE
+from agentfsm.testing.server import LocalServer, Say
+
+THOUGHT = {"type": "thinking", "thinking": "Two cities.", "signature": SIGNATURE}
+TALK = (
+    Say(thinking="Two cities.", text="Let me see.", calls=(("weather", {"city": "Rome"}), ("weather", {"city": "?"}))),
+    Say(calls=(("pay", {"amount": 3}),), thinking="Now pay."),
+    Say(text="Sunny, and paid."),
+)
+both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch, tmp_path):
+    forget_keys(monkeypatch, tmp_path)
+
+
+@tool(read_only=True)
+async def weather(city: str) -> str:
+    """Tell the weather."""
+    if city == "?":
+        message = "no such city"
+        raise ValueError(message)
+    return "sunny"
+
+
+@tool(requires_approval=True)
+async def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+def agent(server, store=None, *, streamed=False, limits=None):
+    model = Anthropic("claude-opus-5", base_url=server.base_url, price=PRICE)
+    settings = Settings(stream=streamed, reasoning_effort="high")
+    tools = [weather, pay]
+    options = {} if store is None else {"store": store}
+    return Agent(model, tools=tools, instructions="Be brief.", settings=settings, limits=limits or Limits(), **options)
+
+
+PRICE = Price(input_usd_per_million=5, output_usd_per_million=25)
+
+
+@both_ways
+async def test_a_run_is_gone_on_with_by_another_process_and_thinks_on(tmp_path, streamed):
+    """What was thought before a pause is read from the disk and goes back whole, with arguments that a person gave."""
+    pytest.importorskip("apsw")
+    with LocalServer(TALK) as server:
+        async with agent(server, SQLiteStore(tmp_path / "runs.db"), streamed=streamed) as first:
+            waiting = await first.run("What is the weather?", id="trip")
+            assert [item.tool for item in waiting.pending] == ["pay"]
+        async with agent(server, SQLiteStore(tmp_path / "runs.db"), streamed=streamed) as second:
+            await second.approve("trip", waiting.pending[0].call_id, arguments={"amount": 2})
+            run = await second.resume("trip")
+    assert run.output == "Sunny, and paid."
+    bodies = [received.body for received in server.requests]
+    for body in bodies:
+        check_anthropic_body(body)
+        assert (body["thinking"], body["output_config"]) == ({"type": "adaptive"}, {"effort": "high"})
+    last = bodies[-1]["messages"]
+    assert [message["role"] for message in last] == ["user", "assistant", "user", "assistant", "user"]
+    assert last[1]["content"] == [
+        THOUGHT,
+        {"type": "text", "text": "Let me see."},
+        {"type": "tool_use", "id": "t1-d0", "name": "weather", "input": {"city": "Rome"}},
+        {"type": "tool_use", "id": "t1-d1", "name": "weather", "input": {"city": "?"}},
+    ]
+    assert [block.get("is_error", False) for block in last[2]["content"]] == [False, True]
+    assert last[3]["content"] == [
+        {"type": "thinking", "thinking": "Now pay.", "signature": SIGNATURE},
+        {"type": "tool_use", "id": "t2-d0", "name": "pay", "input": {"amount": 2}},
+    ]
+
+
+@both_ways
+async def test_each_request_says_again_what_the_one_before_said(streamed):
+    """So that the provider reads it from its cache: message by message, but for the marks."""
+    talk = [Say(thinking="Hm.", calls=(("weather", {"city": str(n)}),) * 3) for n in range(4)]
+    with LocalServer([*talk, Say(text="done")]) as server:
+        async with agent(server, streamed=streamed) as asking:
+            await asking.run("go")
+    bodies = [received.body for received in server.requests]
+    assert len(bodies) == 5
+    for before, after in pairwise(bodies):
+        count = len(before["messages"])
+        assert without_marks(after["messages"][:count]) == without_marks(before["messages"])
+        assert after["system"] == before["system"]
+        assert after["tools"] == before["tools"]
+        # The mark at the end of the one is the second last of the other.
+        assert "cache_control" in before["messages"][-1]["content"][-1]
+        assert "cache_control" in after["messages"][count - 1]["content"][-1]
+
+
+def without_marks(messages):
+    return [
+        [{key: value for key, value in block.items() if key != "cache_control"} for block in message["content"]]
+        for message in messages
+    ]
+
+
+async def test_a_model_without_tools_goes_on_with_a_run_that_had_some():
+    """Another agent takes the conversation over, and the provider takes its calls."""
+    with LocalServer([TALK[0], Say(text="Sunny."), Say(text="Short: sunny.")]) as server:
+        async with agent(server) as asking:
+            run = await asking.run("What is the weather?")
+        model = Anthropic("claude-opus-5", base_url=server.base_url)
+        async with Agent(model) as summing:
+            short = await summing.run("Shorter.", after=run)
+    assert short.output == "Short: sunny."
+    check_anthropic_body(server.requests[-1].body)
+    assert server.requests[-1].body["tool_choice"] == {"type": "none"}
+
+
+async def test_what_a_run_costs_takes_in_the_cache():
+    """Tokens read from the cache are part of the input."""
+    usage = {"input_tokens": 100, "cache_read_input_tokens": 900, "output_tokens": 10}
+    with LocalServer([Say(text="x", usage=usage)]) as server:
+        async with agent(server, limits=Limits(usd=1.0)) as asking:
+            run = await asking.run("go")
+    assert (run.usage.input_tokens, run.usage.cached_tokens) == (1_000, 900)
+    assert run.usage.cost_usd == pytest.approx((1_000 * 5 + 10 * 25) / 1e6)
+
+
+@both_ways
+async def test_an_overload_is_waited_out(streamed):
+    """Also one that comes in the middle of a stream, with status 200."""
+    error = '{"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}'
+    torn = Say(raw=f"event: error\ndata: {error}\n\n") if streamed else Say(status=529)
+    with LocalServer([torn, Say(text="done")]) as server:
+        async with agent(server, streamed=streamed, limits=Limits(retry_wait_s=0.001)) as asking:
+            with anyio.fail_after(30):
+                assert (await asking.run("go")).output == "done"
+
+
+async def test_an_answer_that_a_filter_cut_off_is_no_answer():
+    """The run ends with the reason, and nothing that was said until then is taken for its output."""
+    with LocalServer([Say(text="First, take", refusal="Not this.")]) as server:
+        async with agent(server) as asking:
+            run = await asking.run("go")
+    assert "content filter" in run.stop_message
+    assert run.state is State.ERROR
