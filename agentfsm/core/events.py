@@ -43,6 +43,8 @@ class ToolsChosen(Event):
     usage: Usage = Usage()
     request: str = ""
     # Hash of what the model was asked, as for all that comes of a request.
+    model: str = ""
+    # Who answered, where it was not the model that the agent names: one behind a Fallback or a Router.
 
 
 @attrs.frozen(kw_only=True)
@@ -52,6 +54,7 @@ class AnswerGiven(Event):
     message: AssistantMessage
     usage: Usage = Usage()
     request: str = ""
+    model: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,6 +64,7 @@ class AnswerDrafted(Event):
     message: AssistantMessage
     usage: Usage = Usage()
     request: str = ""
+    model: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -268,6 +268,7 @@ async def _hear(
     _note_turn(journal, len(reply.calls), usage)
     if question.engine.answers is not None:
         reply = question.engine.answers.unwrapped(reply)
+    model = "" if reply.model == question.engine.model.name else reply.model
     if early is not None and not reply.calls:
         early.drop()
     if journal.run.is_last:
@@ -277,18 +278,18 @@ async def _hear(
         if mended := [call.id for call in calls if call.repaired is not None]:
             journal.log.warning("arguments_repaired", calls=", ".join(mended))
         message = AssistantMessage(text=clean(reply.text), calls=calls, native=reply.native)
-        journal.commit(e.ToolsChosen(message=message, usage=usage, request=request))
+        journal.commit(e.ToolsChosen(message=message, usage=usage, request=request, model=model))
         if early is not None and early.keep(calls):
             await _finish_early(drive, early)
         return None
     message = AssistantMessage(text=clean(reply.text), native=reply.native)
-    draft = e.AnswerDrafted(message=message, usage=usage, request=request)
+    draft = e.AnswerDrafted(message=message, usage=usage, request=request, model=model)
     if (flaw := FLAWS.get(reply.finish_reason)) is not None:
         # A model that thinks may be cut off before its first word, and no provider takes an empty message back.
         said = draft if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=request)
         journal.commit(said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw))
     elif question.engine.drafts or not await journal.conclude(
-        e.AnswerGiven(message=message, usage=usage, request=request)
+        e.AnswerGiven(message=message, usage=usage, request=request, model=model)
     ):
         journal.commit(draft)
     return None

@@ -74,7 +74,9 @@ VERDICT = Verdict(
 )
 FURTHER = (
     *FURTHER_2,
-    e.ToolsChosen(message=AssistantMessage(text="so", native=NATIVE), usage=DEAR),
+    e.ToolsChosen(message=AssistantMessage(text="so", native=NATIVE), usage=DEAR, model="haiku"),
+    e.AnswerGiven(message=AssistantMessage(text="so"), model="haiku"),
+    e.AnswerDrafted(message=AssistantMessage(text="so"), model="haiku"),
     e.Judged(at=1_760_000_206.0, verdict=VERDICT, usage=DEAR),
     *[e.Judged(verdict=Verdict(action=action)) for action in Action],
     e.ToolFinished(
