@@ -65,9 +65,9 @@ class Answers:
     # Added to the agent's own, in the modes JSON and PROMPT.
 
     @property
-    def takes_text(self) -> bool:
-        """Whether plain text is an answer."""
-        return self.form is None or self.form.takes_text
+    def is_call(self) -> bool:
+        """Whether an answer can only be a call."""
+        return self.definition is not None and self.form is not None and not self.form.takes_text
 
     @property
     def how(self) -> str:

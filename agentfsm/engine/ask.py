@@ -124,8 +124,8 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
 def _request(question: Question, cap_tokens: int | None) -> Request:
     engine, settings, answers = question.engine, question.settings, question.engine.answers
     choice = settings.tool_choice
-    if choice is None and answers is not None and answers.definition is not None and not answers.takes_text:
-        settings = attrs.evolve(settings, tool_choice="required")  # the answer, too, is a call
+    if choice is None and answers is not None and answers.is_call and settings.reasoning_effort is None:
+        settings = attrs.evolve(settings, tool_choice="required")  # models that think may refuse to be forced
     if choice is not None and choice not in _MODES and all(choice != tool.name for tool in question.tools):
         settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
     return Request(

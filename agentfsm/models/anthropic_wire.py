@@ -467,16 +467,8 @@ def _native(blocks: Sequence[_Block]) -> Native | None:
     """Return the reply as it is to go back; None where text and calls are all there is."""
     if all(block.is_plain for block in blocks):
         return None
-    return Native(provider=PROVIDER, content=clean(_text_of([block.whole() for block in blocks])))
-
-
-def _text_of(value: object) -> str:
-    """Write again what the server sent."""
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except ValueError as error:  # a whole number of thousands of digits
-        msg = f"a block that cannot be written: {error}"
-        raise FormError(msg) from None
+    content = json.dumps([block.whole() for block in blocks], ensure_ascii=False)
+    return Native(provider=PROVIDER, content=clean(content))
 
 
 @attrs.define(eq=False, repr=False)
@@ -519,7 +511,7 @@ class _Block:
     def arguments(self) -> str:
         """The input as JSON text, in the server's own words where it sent text."""
         text = "".join(self.pieces.get("input", ()))
-        return text or _text_of(self.fields.get("input") or {})
+        return text or json.dumps(self.fields.get("input") or {}, ensure_ascii=False)
 
     def take(self, delta: object) -> tuple[str, str]:
         """Add a piece; returns the field that it goes on with and the text; empty where it is none of ours."""

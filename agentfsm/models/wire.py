@@ -152,13 +152,20 @@ def parsed(text: bytes) -> object:
 
     Raises:
         JSONDecodeError, UnicodeDecodeError, RecursionError: when it is none.
+        FormError: when it holds a whole number of thousands of digits, which Python does not read.
     """
     # jiter takes 30 % of json's time, which was a quarter of all that a chunk costs. It refuses half a surrogate pair,
     # which a server that cuts its text in JavaScript sends; json takes it, and words the errors.
     try:
         return jiter.from_json(text)
     except ValueError:
+        pass
+    try:
         return json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError as error:
+        raise FormError(str(error)) from None
 
 
 def parsed_reply(data: bytes) -> object:
