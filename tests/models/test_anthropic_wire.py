@@ -27,7 +27,7 @@ from agentfsm.core.settings import Settings
 from agentfsm.models import anthropic_wire as wire
 from agentfsm.models.anthropic_wire import encode, memory, refuses, wire_id
 from agentfsm.ports import OutputForm, Request, ToolDefinition
-from agentfsm.testing.anthropic_replies import refusal
+from agentfsm.testing.anthropic_replies import flaw
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
 TOOL = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object"})
@@ -89,7 +89,7 @@ def test_a_history_is_written_as_anthropic_wants_it():
         tools=(TOOL,),
     )
     check_anthropic_body(body)
-    assert refusal(body) is None
+    assert flaw(body) is None
     assert body["system"] == [text("Help.")]
     assert body["messages"] == [
         {
@@ -356,7 +356,7 @@ def test_a_history_of_calls_goes_on_without_tools():
     calls = AssistantMessage(calls=(called("t2.0", name="clock"), called("t2.1"), called("t2.2", name="clock")))
     body = body_of(ASK, *turn(1), calls, *map(result, ("t2.0", "t2.1", "t2.2")))
     check_anthropic_body(body)
-    assert refusal(body) is None
+    assert flaw(body) is None
     assert [tool["name"] for tool in body["tools"]] == ["weather", "clock"]
     assert body["tool_choice"] == {"type": "none"}
 
