@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.budget import Budget
     from agentfsm.engine.early import EarlyCalls
     from agentfsm.engine.journal import Journal
-    from agentfsm.ports import ToolDefinition
+    from agentfsm.ports import Model, ToolDefinition
     from agentfsm.tally import Tally
 
 FLAWS: Final = {
@@ -98,13 +98,13 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
 async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]:
     """Ask once, with what it may cost held back; return the reply and what it did cost."""
     engine, budget = question.engine, question.budget
-    asked = question.tally.estimate(question.journal.run.window)
+    asked = question.tally.estimate
     wanted = engine.settings.max_tokens or ANSWER_TOKENS
     granted, held = await budget.reserve(asked, wanted, engine.model.cost_usd)
     usage = Usage()
     try:
         request = _request(question, granted if granted < wanted else None)
-        reply = _usable(engine, await reply_of(engine, request, emit))
+        reply = _usable(engine, await reply_of(engine.model, request, emit))
         usage = _usage(question, reply)
     except ModelError as error:
         usage = error.usage = _priced(question, error.usage or Usage())
@@ -128,16 +128,16 @@ def _request(question: Question, cap_tokens: int | None) -> Request:
     )
 
 
-async def reply_of(engine: Engine, request: Request, emit: Emit | None = None) -> Reply:
-    """Ask the model once.
+async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> Reply:
+    """Ask a model once.
 
     Raises:
         ModelError: when it cannot be asked, or was not reached.
     """
     try:
-        return await engine.model.reply(request, emit)
+        return await model.reply(request, emit)
     except OSError as error:  # a model of the user's own, which does not translate it
-        raise ModelUnavailableError(f"{engine.model.name} cannot be reached: {error}") from error
+        raise ModelUnavailableError(f"{model.name} cannot be reached: {error}") from error
 
 
 def _usable(engine: Engine, reply: Reply) -> Reply:
@@ -158,7 +158,7 @@ def _usage(question: Question, reply: Reply) -> Usage:
     usage = reply.usage
     if usage is None:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
-        asked = question.tally.estimate(question.journal.run.window)
+        asked = question.tally.estimate
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
     return _priced(question, usage)
 

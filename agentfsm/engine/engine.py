@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
+from agentfsm.compaction import Context
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.engine.permission import Permissions
 from agentfsm.engine.registry import ToolRegistry
-from agentfsm.ports import Clock, ContextPolicy, Model, TokenCounter, ToolDefinition, ToolSelector, plain_json
+from agentfsm.ports import Clock, Model, TokenCounter, ToolDefinition, ToolSelector, plain_json
 from agentfsm.tally import Tally, count_tools
-
-if TYPE_CHECKING:
-    from agentfsm.core.run import Run
 
 ANSWER_TOKENS: Final = 4_096
 # Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
@@ -34,7 +32,7 @@ class Engine:
     selector: ToolSelector
     limits: Limits
     settings: Settings
-    context: ContextPolicy
+    context: Context
     clock: Clock
     load_counter: Callable[[str], Awaitable[TokenCounter]]
     # Loads the token counter for a model name; called only when a history comes near the window.
@@ -57,6 +55,10 @@ class Engine:
         """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
         return self.model.window_tokens - (self.settings.max_tokens or ANSWER_TOKENS) - tally.overhead
 
+    def allowance_tokens(self, tally: Tally) -> int:
+        """Return what messages may fill of that before there is a compaction."""
+        return int(self.context.share * self.room_tokens(tally))
+
     def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition]) -> int:
         """Return the tokens of instructions and tool definitions; counted once per counter and set of tools."""
         key = counter.encoding, *self._key(tools)
@@ -66,7 +68,7 @@ class Engine:
             self._overhead[key] = tokens
         return tokens
 
-    def request_digest(self, tally: Tally, run: Run, tools: Sequence[ToolDefinition]) -> str:
+    def request_digest(self, tally: Tally, tools: Sequence[ToolDefinition]) -> str:
         """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
         key = self._key(tools)
         shape = self._shapes.get(key)
@@ -75,7 +77,7 @@ class Engine:
             settings = attrs.asdict(attrs.evolve(self.settings, stream=False))  # how it is sent is no part of it
             text = json.dumps([self.model.name, self.instructions, told, settings], sort_keys=True, default=str)
             shape = self._shapes[key] = hash_of(text, 8)
-        return f"{shape}-{tally.digest(run.window)}"
+        return f"{shape}-{tally.digest}"
 
     def _key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
         """Return what stands for a set of tools; for all of them without a look at each."""

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import attrs
-
 from agentfsm.core import events as e
-from agentfsm.core.errors import LimitError, ModelError
-from agentfsm.core.messages import AssistantMessage, TextPart, Usage, UserMessage
+from agentfsm.core.messages import AssistantMessage, Usage, UserMessage
 from agentfsm.engine.access import absence
-from agentfsm.engine.ask import reply_of
+from agentfsm.engine.beside import ask_beside
 from agentfsm.engine.builtin import READ_RESULT, read_result
-from agentfsm.ports import Request, ToolDefinition
-from agentfsm.tally import estimated_tokens
+from agentfsm.ports import ToolDefinition
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -57,7 +53,7 @@ async def choose(engine: Engine, drive: Drive) -> e.ToolsOffered | None:
         return None
 
     async def ask(instructions: str, question: str) -> tuple[str, Usage]:
-        return await _ask(engine, drive, instructions, question)
+        return await ask_beside(engine, drive, instructions, question, tokens=CHOICE_TOKENS)
 
     selection = await engine.selector.select(_task(run), tools, ask)
     wanted = {*selection.tools, *_used(run)}
@@ -75,34 +71,3 @@ def _task(run: Run) -> str:
 def _used(run: Run) -> set[str]:
     """Return the tools that the history calls: the model knows them, and what follows may need them again."""
     return {call.name for message in run.messages if isinstance(message, AssistantMessage) for call in message.calls}
-
-
-async def _ask(engine: Engine, drive: Drive, instructions: str, question: str) -> tuple[str, Usage]:
-    """Ask the agent's model something beside the run, within its budget."""
-    asked = estimated_tokens(instructions + question)
-    try:
-        granted, held = await drive.budget.reserve(asked, CHOICE_TOKENS, engine.model.cost_usd)
-    except LimitError as error:  # what is left may do for an answer
-        raise ModelError(f"the budget has no room for a choice: {error}") from error
-    usage = Usage()
-    try:
-        reply = await reply_of(
-            engine,
-            Request(
-                instructions=instructions,
-                messages=(UserMessage(parts=(TextPart(text=question),)),),
-                settings=engine.choice_settings(granted),
-                timeout_s=engine.limits.model_timeout_s,
-            ),
-        )
-        written = estimated_tokens(reply.text)
-        usage = reply.usage or Usage(input_tokens=asked, output_tokens=written, estimated=True)
-        if drive.budget.counts_money and usage.cost_usd is None:
-            usage = attrs.evolve(usage, cost_usd=engine.model.cost_usd(usage))
-    except ModelError as error:
-        usage = error.usage or usage
-        raise
-    else:
-        return reply.text, usage
-    finally:
-        drive.budget.settle(held, usage)

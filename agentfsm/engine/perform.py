@@ -16,6 +16,7 @@ from agentfsm.core import events as e
 from agentfsm.core import loops
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import (
+    ContextTooLongError,
     LimitError,
     ModelError,
     ModelReplyError,
@@ -30,12 +31,13 @@ from agentfsm.engine.act import act, early_calls, mint, queue_of
 from agentfsm.engine.ask import FLAWS, Question, ask
 from agentfsm.engine.budget import Budget
 from agentfsm.engine.children import end_children, note_children
+from agentfsm.engine.compact import compacted, squeezed
 from agentfsm.engine.drive import Drive
 from agentfsm.engine.early import EarlyCalls
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.offer import choose, offered
 from agentfsm.engine.stream import UsageReported
-from agentfsm.ports import Reply, ToolDefinition
+from agentfsm.ports import Reply
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN, Tally, count_message
 
 if TYPE_CHECKING:
@@ -187,9 +189,9 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
             return journal.commit(choice)
         tools = offered(engine, drive)
         drive.tally.overhead = engine.overhead_tokens(drive.tally.counter, tools)
-        if (compacted := await _compacted(engine, drive, tools)) is not None:
-            return journal.commit(compacted)
-        request = engine.request_digest(drive.tally, journal.run, tools)
+        if (cut := await compacted(engine, drive, tools)) is not None:
+            return journal.commit(cut)
+        request = engine.request_digest(drive.tally, tools)
         question = Question(engine, journal, effect, drive.tally, drive.budget, tools, request)
         if question.is_streamed and engine.registry.early and State.ACT not in journal.pause_before:
             async with early_calls(engine, drive) as early:
@@ -203,28 +205,13 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
         usage = error.usage or Usage()
         paid = (e.ModelFaltered(error=str(error), usage=usage),) if usage.tokens else ()
         return drive.fail(StopReason(error.reason), str(error), *paid)
+    except ContextTooLongError as error:
+        if (cut := await squeezed(engine, drive, error)) is None:
+            return drive.fail(StopReason.MODEL_ERROR, str(error))
+        return journal.commit(cut)
     except ModelError as error:
         return drive.fail(StopReason.MODEL_ERROR, str(error))
     return None
-
-
-async def _compacted(engine: Engine, drive: Drive, tools: Sequence[ToolDefinition]) -> e.Compacted | None:
-    """Return the event that makes room in the context window, where there is too little."""
-    run, tally = drive.journal.run, drive.tally
-    tally.extend_to(run.messages)
-    if engine.context.fits(tally, run.window, engine.room_tokens(tally)):
-        return None
-    if tally.counter is BYTES:  # a sure bound that was too coarse to say yes
-        counter = await engine.load_counter(engine.model.name)
-        tally.overhead = engine.overhead_tokens(counter, tools)
-        tally.recount(run.messages, counter)
-    room = engine.room_tokens(tally)
-    start = engine.context.start(run.messages, tally, run.window, room)
-    if start == run.window:
-        return None
-    before, after = tally.shown(run.window), tally.shown(start)
-    why = f"{before:,} tokens of messages, {room:,} of room in the window of {engine.model.name}"
-    return e.Compacted(start=start, tokens_before=before, tokens_after=after, why=why)
 
 
 async def _hear(
