@@ -57,14 +57,18 @@ class TrimResults(ContextPolicy):
             if not group.is_fixed:
                 left[index] = room.shortened(group, self.chars, self.items)
                 excess -= group.tokens - left[index].tokens
-        if tokens_of(left) == tokens_of(groups):
-            left = list(groups)  # nothing was long
-        return self._unread(left, room)
+        return self._unread(_if_shorter(left, groups), room)
 
     def _unread(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
         """Return the groups, with what the model has not read made to fit beside the task."""
         for chars in (*[step for step in _UNREAD_CHARS if step > self.chars], self.chars):
             if tokens_of(group for group in groups if group.is_fixed) <= room.limit_tokens:
                 break
-            groups = [room.shortened(group, chars, self.items) if group.is_unread else group for group in groups]
+            left = [room.shortened(group, chars, self.items) if group.is_unread else group for group in groups]
+            groups = _if_shorter(left, groups)
         return groups
+
+
+def _if_shorter(left: Sequence[Group], before: Sequence[Group]) -> Sequence[Group]:
+    """Return what was made of the groups; the groups themselves where nothing in them was long."""
+    return left if tokens_of(left) < tokens_of(before) else before
