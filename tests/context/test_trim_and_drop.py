@@ -132,7 +132,7 @@ async def test_an_error_is_told_once():
     assert said(unread) == ["task", "turn 1", "turn 4"]
 
 
-@pytest.mark.parametrize("words", ["OK", "ok, got it!", "好的，明白了。", "Sure! 👍", "Understood.", "  Done\n", "…"])
+@pytest.mark.parametrize("words", ["OK", "ok, got it!", "好的，明白了。", "Sure! 👍", "Understood.", "  Done\n", "…"])  # noqa: RUF001
 async def test_bare_acknowledgements_go(words):
     """In any spelling."""
     history = [user("task"), AssistantMessage(text=words), user("more")]
