@@ -271,22 +271,22 @@ async def test_a_summary_that_fails_leaves_the_work_to_the_rules(store, scribe, 
     assert sum(event.usage.tokens for event in cut) == len(cut) * paid
 
 
-async def test_a_budget_without_room_asks_for_no_summary(store):
-    """What is left may do for an answer."""
+async def test_a_summary_keeps_to_the_budget(store):
+    """Where nobody knows what it would cost, or there is nothing left for it, it is not asked for."""
+
+    class Cheap(Surveyor):
+        def cost_usd(self, usage: Usage) -> float | None:
+            return usage.tokens * 1e-9
+
     scribe = Scribe()
-    context = [Summarise(model=scribe.model, keep=1), SlidingWindow()]
-    first = agent_of(Surveyor(14), store, context=context)
-    run = first.start(TASK)
-    while not run.window:
-        before, run = run, await first.step(run)
-    tight = Limits(turns=100, tokens=before.usage.tokens + 300)
-    agent = agent_of(Surveyor(14), context=context, limits=tight)
-    asked = len(scribe.requests)
+    context = [Summarise(model=scribe.model), SlidingWindow()]
+    agent = agent_of(Cheap(25), store, context=context, limits=Limits(turns=100, tokens=10**9, usd=1.0))
     run = await agent.run(TASK)
-    (cut,) = await compactions(agent, run.id)
-    assert "; Summarise: the budget has no room for it: " in cut.why
-    assert cut.policies == ("SlidingWindow",)
-    assert (asked, len(scribe.requests), run.stop_reason) == (1, 1, StopReason.TOKEN_BUDGET)
+    assert run.output == "surveyed"
+    assert scribe.requests == []
+    for event in await compactions(agent, run.id):
+        assert "; Summarise: the budget has no room for it: the price of the model is unknown" in event.why
+        assert (event.policies, event.usage) == (("SlidingWindow",), Usage())
 
 
 async def test_what_was_paid_in_vain_is_in_the_journal_once_a_turn(store):
