@@ -10,6 +10,7 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from importlib import import_module
 from types import UnionType
@@ -20,7 +21,8 @@ import attrs
 from anyio.lowlevel import current_token
 
 from agentfsm import subagent
-from agentfsm.context import AutoSelect, SlidingWindow
+from agentfsm.compaction import Context
+from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ArgumentsError, ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.events import Resumed
@@ -97,6 +99,12 @@ def _model_of(model: Model | str) -> Model:
 
 def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> ToolRegistry:
     return ToolRegistry.of(tools)
+
+
+def _context_of(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Context:
+    if isinstance(context, Context):
+        return context
+    return Context(context if isinstance(context, Iterable) else (context,))
 
 
 def _states_of(states: Iterable[State]) -> frozenset[State]:
@@ -199,8 +207,8 @@ class Agent(Generic[A_co]):
     # made again; an append costs 0.01 ms.
     pause_before: frozenset[State] = attrs.field(default=frozenset(), converter=_states_of)
     # States before which a run rests until it is resumed: {State.ACT} shows each call before it is made.
-    context: ContextPolicy = attrs.field(factory=SlidingWindow)
-    # What to do when the history outgrows the context window.
+    context: Context = attrs.field(factory=lambda: Context((TrimResults(), SlidingWindow())), converter=_context_of)
+    # What to do when the history outgrows the context window: policies in their order, or one.
     new_id: Callable[[], str] = new_id
     # Makes the ids of runs.
     target: str = ""
@@ -751,11 +759,12 @@ class Agent(Generic[A_co]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the model's connections and the store."""
-        try:
-            await self.model.aclose()
-        finally:
-            await self.store.aclose()
+        """Close the connections of the model, and of those that policies for the context ask; and the store."""
+        async with AsyncExitStack() as rest:
+            rest.push_async_callback(self.store.aclose)
+            for policy in self.context.policies:
+                rest.push_async_callback(policy.aclose)
+            rest.push_async_callback(self.model.aclose)
 
     @property
     def fingerprint(self) -> Fingerprint:

@@ -20,9 +20,9 @@ from agentfsm.core.run import Header, Run
 from agentfsm.core.settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
+    from agentfsm.compaction import Group, Room
     from agentfsm.core.events import Event
     from agentfsm.core.verdict import Verdict
-    from agentfsm.tally import Tally
 
 
 class FinishReason(StrEnum):
@@ -224,25 +224,27 @@ class TokenCounter(Protocol):
 
 
 class ContextPolicy(Protocol):
-    """Decides which messages a request shows, once the history outgrows the window."""
+    """Makes a history shorter that outgrew the window; several do so one after the other, see `Context`."""
 
-    def fits(self, tally: Tally, start: int, budget_tokens: int) -> bool:
-        """Tell whether a request whose window starts at `start` fits into the budget."""
-        ...
-
-    def start(self, messages: Sequence[Message], tally: Tally, current: int, budget_tokens: int) -> int:
-        """Return where the window of the next request starts.
+    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+        """Return what a request shows in place of these groups, until they fit or there is nothing more to do.
 
         Args:
-            messages: The whole history, in which each call has its results right behind it.
-            tally: The count of exactly these messages.
-            current: Where it starts now.
-            budget_tokens: What a request may hold besides instructions, tools and answer, tokens.
+            groups: What is shown now, oldest first: each is kept or dropped as a whole.
+            room: How much there is, and how a group is made shorter.
 
         Returns:
-            `current` or more, and never the index of a tool result.
+            Some of these groups in their order, or what `room` has made of them. The task and the newest group are
+            among them.
+
+        Raises:
+            MisuseError: when it is set up wrongly. What the world does to it must not raise.
         """
         ...
+
+    async def aclose(self) -> None:
+        """Close what the policy holds open; the default holds nothing."""
+        return
 
 
 @attrs.frozen(kw_only=True)

@@ -7,8 +7,7 @@ and a short run never loads a vocabulary.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,10 +27,11 @@ from agentfsm.core.messages import (
     UserMessage,
     data_of,
 )
-from agentfsm.core.run import gap_note
+from agentfsm.core.view import Span, plain_layout
 from agentfsm.ports import TokenCounter
 
 if TYPE_CHECKING:
+    from agentfsm.core.run import Run
     from agentfsm.ports import ToolDefinition
 
 BYTES_PER_TOKEN: Final = 3
@@ -146,7 +146,7 @@ def count_tools(definitions: Iterable[ToolDefinition], counter: TokenCounter) ->
 
 @attrs.define(eq=False, repr=False)
 class Tally:
-    """The tokens of a history that grows: each message is counted once."""
+    """The tokens of a run's history, which grows, and of what is shown of it: each message is counted once."""
 
     counter: TokenCounter = BYTES
     # `BYTES` until there is a vocabulary, see `recount`.
@@ -157,32 +157,76 @@ class Tally:
     task: int | None = attrs.field(default=None, init=False)
     # Where the first user message is; None where there is none yet.
     _sums: list[int] = attrs.field(factory=lambda: [0], init=False)
-    # The tokens of the first 0, 1, 2, ... messages: never falling, so it can be searched by halves.
+    # The tokens of the first 0, 1, 2, ... messages.
     _told: Any = attrs.field(factory=sha256, init=False)
     # A hash that has taken in the messages one by one.
+    _window: int = attrs.field(default=0, init=False)
+    _head: tuple[Message, ...] = attrs.field(default=(), init=False)
+    # As the run has them.
+    head_tokens: tuple[int, ...] = attrs.field(default=(), init=False)
+    # Of each message of the head.
+    _in_head: int = attrs.field(default=0, init=False)
+    # Their sum.
+    _head_told: bytes = attrs.field(default=b"", init=False)
+    # What the head adds to the hash: nothing where it follows from where the window starts.
 
     def __len__(self) -> int:
         return len(self._sums) - 1
-
-    @property
-    def total(self) -> int:
-        """The tokens of all messages."""
-        return self._sums[-1]
 
     def of(self, index: int) -> int:
         """Return the tokens of one message."""
         return self._sums[index + 1] - self._sums[index]
 
-    def since(self, start: int) -> int:
-        """Return the tokens of the messages from `start` on."""
-        return self._sums[-1] - self._sums[start]
+    @property
+    def shown(self) -> int:
+        """The tokens of what a request shows: the head, and the messages from the window's start on."""
+        return self._in_head + self._sums[-1] - self._sums[self._window]
 
-    def extend_to(self, messages: Sequence[Message]) -> None:
-        """Count what is new in the history.
+    @property
+    def estimate(self) -> int:
+        """About how many tokens a request has in all, also where only bytes were counted."""
+        return (self.overhead + self.shown) // (BYTES_PER_TOKEN if self.counter is BYTES else 1)
+
+    @property
+    def digest(self) -> str:
+        """A hash of what a request shows: 8 hexadecimal digits."""
+        told = self._told.copy()
+        told.update(b"%d" % self._window + self._head_told)
+        return str(told.hexdigest()[:8])
+
+    def follow(self, run: Run) -> None:
+        """Count what is new in the run: messages, and the head that a compaction has made.
 
         Raises:
-            MisuseError: when the history is shorter than what was counted.
+            MisuseError: when its history is shorter than what was counted.
         """
+        self._count(run.messages)
+        if run.head is not self._head or run.window != self._window:
+            self._take_head(run)
+
+    def _take_head(self, run: Run) -> None:
+        self._window, self._head = run.window, run.head
+        self.head_tokens = tuple(self._tokens_in_head(run))
+        self._in_head = sum(self.head_tokens)
+        self._head_told = b""
+        if run.layout != plain_layout(run.window, self.task):
+            told = sha256()
+            for message in run.head:
+                told.update(_SPOKEN[type(message)](message).encode("utf-8", "surrogatepass"))
+            self._head_told = told.digest()
+
+    def _tokens_in_head(self, run: Run) -> Iterator[int]:
+        """Yield the tokens of each message of the head; of those that are shown whole, as they were counted."""
+        places: list[int | None] = []
+        for entry in run.layout:
+            places += range(entry.start, entry.end) if isinstance(entry, Span) else [None]
+        for place, message in zip(places, run.head, strict=True):
+            if place is not None and message is run.messages[place]:
+                yield self.of(place)
+            else:
+                yield count_message(message, self.counter)
+
+    def _count(self, messages: Sequence[Message]) -> None:
         known = len(self)
         if len(messages) < known:
             msg = f"the history has {len(messages)} messages, but {known} were counted: a fork needs a Tally of its own"
@@ -193,33 +237,9 @@ class Tally:
             self._sums.append(self._sums[-1] + count_message(message, self.counter))
             self._told.update(_SPOKEN[type(message)](message).encode("utf-8", "surrogatepass"))
 
-    def recount(self, messages: Sequence[Message], counter: TokenCounter) -> None:
+    def recount(self, run: Run, counter: TokenCounter) -> None:
         """Count the whole history again, with a counter that has become available."""
         self.counter, self._sums = counter, [0]
-        for message in messages:
+        for message in run.messages:
             self._sums.append(self._sums[-1] + count_message(message, counter))
-
-    def digest(self, start: int) -> str:
-        """Return a hash of what a request shows whose window starts at `start`: 8 hexadecimal digits."""
-        told = self._told.copy()
-        told.update(b"%d" % start)
-        return str(told.hexdigest()[:8])
-
-    def shown(self, start: int) -> int:
-        """Return the tokens of what a request shows whose window starts at `start`: task, note on the gap, the rest."""
-        if start == 0:
-            return self.total
-        kept = self.task is not None and self.task < start
-        removed = start - kept
-        if not removed:
-            return self.total
-        task_tokens = self.of(self.task) if self.task is not None and kept else 0
-        return task_tokens + count_message(gap_note(removed), self.counter) + self.since(start)
-
-    def estimate(self, start: int) -> int:
-        """Return about how many tokens such a request has in all, also where only bytes were counted."""
-        return (self.overhead + self.shown(start)) // (BYTES_PER_TOKEN if self.counter is BYTES else 1)
-
-    def first_within(self, tokens: float, start: int) -> int:
-        """Return the smallest index >= `start` from which on the messages come to `tokens` at most."""
-        return bisect_left(self._sums, self.total - tokens, start, len(self))
+        self._take_head(run)

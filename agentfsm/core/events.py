@@ -16,6 +16,7 @@ from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolResult, Usage
 from agentfsm.core.verdict import Verdict
+from agentfsm.core.view import Shown
 
 
 @attrs.frozen(kw_only=True)
@@ -79,14 +80,21 @@ class ModelFaltered(Event):
 
 @attrs.frozen(kw_only=True)
 class Compacted(Event):
-    """Earlier messages left the context window; the journal and `run.messages` keep them."""
+    """Earlier messages left the context window, or are shown in short; the journal and `run.messages` keep them."""
 
     start: int
-    # The first message still shown, as an index into `run.messages`.
+    # From here on the messages are shown whole, as an index into `run.messages`.
     tokens_before: int
     tokens_after: int
     # Of the messages shown, before and after.
     why: str
+    # For people: what there was too much of, and which policy could not do its part.
+    head: tuple[Shown, ...] | None = None
+    # What is shown of the messages before `start`; None, in journals of format 2 and older, for the task and a note.
+    policies: tuple[str, ...] = ()
+    # Those that changed something, in their order, by the names of their classes.
+    usage: Usage = Usage()
+    # What asking for a summary cost, also where none came of it.
 
 
 @attrs.frozen(kw_only=True)

@@ -35,6 +35,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.settings import Settings
 from agentfsm.core.verdict import Action, Verdict
+from agentfsm.core.view import Shown, Span, plain_layout, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -165,7 +166,11 @@ class Run(Generic[A_co]):
     turns_before: int = 0
     # The highest turn number among the call ids of the history that the run goes on from; its own count on from there.
     window: int = 0
-    # The first message that the model is still shown; 0 for all.
+    # From here on the model is shown all messages as they are; 0 for all that there are.
+    layout: tuple[Shown, ...] = attrs.field(default=(), repr=False)
+    # What it is shown of those before.
+    head: tuple[Message, ...] = attrs.field(default=(), repr=False)
+    # The same as messages, made once: they stay the same objects until the next compaction.
     reply: AssistantMessage | None = None
     # The assistant message whose calls are open.
     open: tuple[OpenCall, ...] = ()
@@ -309,8 +314,8 @@ class Run(Generic[A_co]):
 
     @property
     def shown(self) -> tuple[Message, ...]:
-        """The messages that the model is shown: all, or the task, a note on the gap, and the window."""
-        return shown(self.messages, self.window, self.first)
+        """The messages that the model is shown: all, or what a compaction has left of them and those since."""
+        return self.head + self.messages[self.window :]
 
     @property
     def first(self) -> int:
@@ -358,24 +363,6 @@ def begin(header: Header, prior: tuple[Message, ...] = ()) -> Run:
         return run
     has_cut = any(isinstance(message, ToolResult) and message.cut is not None for message in history)
     return attrs.evolve(run, turns_before=turns_of(history), has_cut=has_cut)
-
-
-def shown(messages: tuple[Message, ...], start: int, first: int = 0) -> tuple[Message, ...]:
-    """Return what the model is shown when the window starts at `start`.
-
-    The task (the first user message from `first` on) is always shown; a note says how many messages are not.
-    """
-    if start == 0:
-        return messages
-    task = next((i for i in range(first, start) if isinstance(messages[i], UserMessage)), None)
-    kept = () if task is None else (messages[task],)
-    removed = start - len(kept)
-    return (*kept, gap_note(removed), *messages[start:]) if removed else messages
-
-
-def gap_note(removed: int) -> SystemMessage:
-    """Return the note that stands where messages are not shown."""
-    return SystemMessage(text=f"[{removed} earlier messages removed to fit the context window.]")
 
 
 def turns_of(messages: Iterable[Message]) -> int:
@@ -521,8 +508,22 @@ def _model_faltered(run: Run[Any], event: e.ModelFaltered) -> Changes:
     }
 
 
-def _compacted(_run: Run[Any], event: e.Compacted) -> Changes:
-    return {"window": event.start}
+def _compacted(run: Run[Any], event: e.Compacted) -> Changes:
+    layout = event.head if event.head is not None else plain_layout(event.start, _task_before(run, event.start))
+    is_cut = any(isinstance(entry, Span) and entry.chars is not None for entry in layout)
+    return {
+        "window": event.start,
+        "layout": layout,
+        "head": view(layout, run.messages),
+        "has_cut": run.has_cut or is_cut,
+        "usage": run.usage + event.usage,
+    }
+
+
+def _task_before(run: Run[Any], start: int) -> int | None:
+    """Return where the task is, the first that the user said in this run; None where it is not before `start`."""
+    places = range(run.first, min(start, len(run.messages)))
+    return next((place for place in places if isinstance(run.messages[place], UserMessage)), None)
 
 
 # The phases in which each of these events may come to a call.

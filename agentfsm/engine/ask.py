@@ -104,7 +104,7 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
 async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]:
     """Ask once, with what it may cost held back; return the reply and what it did cost."""
     engine, budget = question.engine, question.budget
-    asked = question.tally.estimate(question.journal.run.window)
+    asked = question.tally.estimate
     wanted = question.settings.max_tokens or ANSWER_TOKENS
     longest = question.settings.max_tokens or LONGEST_ANSWER_TOKENS
     granted, held = await budget.reserve(asked, wanted, longest, engine.model.cost_usd)
@@ -168,7 +168,7 @@ def _usage(question: Question, reply: Reply) -> Usage:
     usage = reply.usage
     if usage is None:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
-        asked = question.tally.estimate(question.journal.run.window)
+        asked = question.tally.estimate
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
     return priced(question.engine, question.journal, question.engine.model, usage)
 

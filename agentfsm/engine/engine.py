@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from agentfsm.compaction import Context
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.engine.permission import Permissions
 from agentfsm.engine.registry import ToolRegistry
-from agentfsm.ports import Clock, ContextPolicy, Judge, Model, TokenCounter, ToolDefinition, ToolSelector, plain_json
+from agentfsm.ports import Clock, Judge, Model, TokenCounter, ToolDefinition, ToolSelector, plain_json
 from agentfsm.tally import Tally, count_tools
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Engine:
     limits: Limits
     settings: Settings | Callable[[Run], Settings]
     # The agent's, or what tells them for each turn.
-    context: ContextPolicy
+    context: Context
     clock: Clock
     answers: Answers | None
     # What an answer has to be; None where any text will do.
@@ -76,9 +77,13 @@ class Engine:
         base = self.settings_of(run) if own else Settings()
         return attrs.evolve(base, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None, stop=())
 
-    def room_tokens(self, tally: Tally, run: Run) -> int:
+    def room_tokens(self, tally: Tally, settings: Settings) -> int:
         """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
-        return self.model.window_tokens - (self.settings_of(run).max_tokens or ANSWER_TOKENS) - tally.overhead
+        return self.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - tally.overhead
+
+    def allowance_tokens(self, tally: Tally, settings: Settings) -> int:
+        """Return what messages may fill of that before there is a compaction."""
+        return int(self.context.share * self.room_tokens(tally, settings))
 
     def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition]) -> int:
         """Return the tokens of instructions and tool definitions; counted once per counter and set of tools."""
@@ -89,15 +94,15 @@ class Engine:
             self._overhead[key] = tokens
         return tokens
 
-    def request_digest(self, tally: Tally, run: Run, tools: Sequence[ToolDefinition]) -> str:
+    def request_digest(self, tally: Tally, tools: Sequence[ToolDefinition], settings: Settings) -> str:
         """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
-        if callable(self.settings) or run.header.settings is not None:
-            shape = self._shape(self.settings_of(run), tools)
+        if settings is not self.settings:
+            shape = self._shape(settings, tools)
         elif (known := self._shapes.get(key := self._key(tools))) is not None:
             shape = known
         else:
-            shape = self._shapes[key] = self._shape(self.settings, tools)
-        return f"{shape}-{tally.digest(run.window)}"
+            shape = self._shapes[key] = self._shape(settings, tools)
+        return f"{shape}-{tally.digest}"
 
     def _shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:
         told = [[tool.name, tool.description, plain_json(tool.parameters), tool.strict] for tool in tools]

@@ -15,6 +15,7 @@ import anyio
 from agentfsm.core import events as e
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import (
+    ContextTooLongError,
     LimitError,
     ModelError,
     ModelReplyError,
@@ -29,13 +30,14 @@ from agentfsm.engine.act import act, early_calls, mint, queue_of
 from agentfsm.engine.ask import FLAWS, Question, ask
 from agentfsm.engine.budget import Budget
 from agentfsm.engine.children import end_children, note_children
+from agentfsm.engine.compact import compacted, squeezed
 from agentfsm.engine.drive import Drive
 from agentfsm.engine.early import EarlyCalls
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.offer import choose, offered
 from agentfsm.engine.reflect import on_draft, on_results
 from agentfsm.engine.stream import BudgetWarning, UsageReported
-from agentfsm.ports import Reply, ToolDefinition
+from agentfsm.ports import Reply
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN, Tally, count_message
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ def _that_fit(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> list[Post
     inputs = [row for row in rows if isinstance(row.item, Input)]
     inputs.sort(key=lambda row: URGENCY[row.item.priority] if isinstance(row.item, Input) else 0)
     room = (
-        engine.room_tokens(drive.tally, drive.journal.run)
+        engine.room_tokens(drive.tally, engine.settings_of(drive.journal.run))
         * INPUT_SHARE
         * (BYTES_PER_TOKEN if drive.tally.counter is BYTES else 1)
     )
@@ -195,15 +197,10 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
         _warn(drive, nearing)
     request = ""
     try:
-        if (choice := await choose(engine, drive)) is not None:
-            return journal.commit(choice)
-        tools = offered(engine, drive)
-        drive.tally.overhead = engine.overhead_tokens(drive.tally.counter, tools)
-        if (compacted := await _compacted(engine, drive, tools)) is not None:
-            return journal.commit(compacted)
-        request = engine.request_digest(drive.tally, journal.run, tools)
-        settings = engine.settings_of(journal.run)
-        question = Question(engine, journal, effect, drive.tally, drive.budget, tools, request, settings)
+        question = await _question(engine, drive, effect)
+        if not isinstance(question, Question):
+            return journal.commit(question)
+        request = question.digest
         if question.is_streamed and engine.registry.early and State.ACT not in journal.pause_before:
             async with early_calls(engine, drive) as early:
                 await _hear(drive, question, *await ask(question, early), early)
@@ -214,9 +211,26 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
         return journal.commit(e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request))
     except LimitError as error:
         return drive.fail(StopReason(error.reason), str(error), *_faltered(error))
+    except ContextTooLongError as error:
+        if (cut := await squeezed(engine, drive, error)) is None:
+            return drive.fail(StopReason.MODEL_ERROR, str(error), *_faltered(error))
+        return journal.commit(*_faltered(error), cut)
     except ModelError as error:
         return drive.fail(StopReason.MODEL_ERROR, str(error), *_faltered(error))
     return None
+
+
+async def _question(engine: Engine, drive: Drive, effect: AskModel) -> Question | e.ToolsOffered | e.Compacted:
+    """Return what the model is asked, or what has to be settled before: the tools it is told of, what it is shown."""
+    journal, tally = drive.journal, drive.tally
+    if (choice := await choose(engine, drive)) is not None:
+        return choice
+    tools, settings = offered(engine, drive), engine.settings_of(journal.run)
+    tally.overhead = engine.overhead_tokens(tally.counter, tools)
+    if (cut := await compacted(engine, drive, tools, settings)) is not None:
+        return cut
+    request = engine.request_digest(tally, tools, settings)
+    return Question(engine, journal, effect, tally, drive.budget, tools, request, settings)
 
 
 def _faltered(error: LimitError | ModelError) -> tuple[e.ModelFaltered, ...]:
@@ -235,25 +249,6 @@ def _warn(drive: Drive, nearing: Iterable[tuple[str, float, float]]) -> None:
         journal.log.warning("budget_warning", which=limit, used=used, limit=of)
         if journal.listen is not None:
             journal.listen(BudgetWarning(run_id=run.id, turn=run.turn, limit=limit, used=used, of=of))
-
-
-async def _compacted(engine: Engine, drive: Drive, tools: Sequence[ToolDefinition]) -> e.Compacted | None:
-    """Return the event that makes room in the context window, where there is too little."""
-    run, tally = drive.journal.run, drive.tally
-    tally.extend_to(run.messages)
-    if engine.context.fits(tally, run.window, engine.room_tokens(tally, run)):
-        return None
-    if tally.counter is BYTES:  # a sure bound that was too coarse to say yes
-        counter = await engine.load_counter(engine.model.name)
-        tally.overhead = engine.overhead_tokens(counter, tools)
-        tally.recount(run.messages, counter)
-    room = engine.room_tokens(tally, run)
-    start = engine.context.start(run.messages, tally, run.window, room)
-    if start == run.window:
-        return None
-    before, after = tally.shown(run.window), tally.shown(start)
-    why = f"{before:,} tokens of messages, {room:,} of room in the window of {engine.model.name}"
-    return e.Compacted(start=start, tokens_before=before, tokens_after=after, why=why)
 
 
 async def _hear(

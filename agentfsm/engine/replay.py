@@ -75,8 +75,8 @@ async def replay(engine: Engine, store: Store, run_id: str, deps: Any = None) ->
     for event in stored.events:
         run = journal.run
         if isinstance(event, e.Answered) and event.request:
-            drive.tally.extend_to(run.messages)
-            now = engine.request_digest(drive.tally, run, offered(engine, drive))
+            drive.tally.follow(run)
+            now = engine.request_digest(drive.tally, offered(engine, drive), engine.settings_of(run))
             pairs = zip(PARTS, event.request.split("-"), now.split("-"), strict=True)
             what = tuple([part for part, then, own in pairs if then != own])
             checked += 1

@@ -33,6 +33,7 @@ from agentfsm.core.messages import (
 from agentfsm.core.run import begin
 from agentfsm.core.settings import Settings
 from agentfsm.core.verdict import Action, Score, Verdict
+from agentfsm.core.view import Removed, Span, Summarised
 
 SETTINGS = Settings(
     temperature=0.25,
@@ -90,6 +91,20 @@ FURTHER = (
         ),
     ),
     e.Failed(reason=StopReason.TOOL_BUDGET, message="so it was"),
+    e.Compacted(
+        start=9,
+        head=(
+            Span(start=0, end=1),
+            Summarised(count=4, text="Order 17 is paid."),
+            Span(start=5, end=9, chars=500, items=5),
+            Removed(count=2),
+        ),
+        tokens_before=9_000,
+        tokens_after=4_000,
+        why="9,000 tokens of messages",
+        policies=("TrimResults", "Summarise"),
+        usage=DEAR,
+    ),
     e.Continued(note="add the fees", refused=True),
     e.Continued(note="your last words", loop=True, is_last=True),
     e.Continued(asks="Which order is it?"),

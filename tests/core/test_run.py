@@ -33,7 +33,7 @@ from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, Usage, UserMessage
-from agentfsm.core.run import CallRecord, Fault, Phase, arguments_of, begin, shown, turns_of
+from agentfsm.core.run import CallRecord, Fault, Phase, arguments_of, begin, turns_of
 
 WEATHER = [
     e.Observed(at=101.0, took_s=0.5),
@@ -211,37 +211,6 @@ def test_the_whole_history_is_shown_until_it_is_compacted():
     assert (less.state, less.turn) == (State.THINK, run.turn)
     later = less.fold([*round_trip(1), e.Observed(), e.Compacted(start=9, tokens_before=2, tokens_after=1, why="full")])
     assert later.shown == (TASK, note(8))
-
-
-@pytest.mark.parametrize(
-    ("messages", "start", "first", "expected"),
-    [
-        (exchange(4), 0, 0, exchange(4)),
-        (exchange(4), 1, 0, exchange(4)),
-        (exchange(4), 2, 0, (exchange(1)[0], note(1), *exchange(4)[2:])),
-        ((answer("hello"), *exchange(2)), 1, 0, (note(1), *exchange(2))),
-        ((answer("hello"), *exchange(4)), 3, 0, (exchange(1)[0], note(2), *exchange(4)[2:])),
-        ((answer("a"), answer("b"), answer("c")), 2, 0, (note(2), answer("c"))),
-        (exchange(6), 3, 2, (exchange(3)[2], note(2), *exchange(6)[3:])),
-        (exchange(6), 2, 2, (note(2), *exchange(6)[2:])),
-        (exchange(6), 1, 2, (note(1), *exchange(6)[1:])),
-    ],
-    ids=[
-        "all",
-        "only the task is before it",
-        "gap",
-        "task inside",
-        "task between",
-        "no task",
-        "own task",
-        "own task inside",
-        "earlier messages too",
-    ],
-)
-def test_what_is_shown(messages, start, first, expected):
-    """The task is always shown, a note counts what is not, and there is no note where nothing is missing."""
-    assert shown(messages, start, first) == expected
-    assert first or shown(messages, start) == expected
 
 
 # ACT and its ends

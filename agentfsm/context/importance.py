@@ -1,0 +1,95 @@
+"""Leaving out what matters least: by importance, errors told before, and words that say nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import attrs
+
+from agentfsm.compaction import Group, Kind, Room
+from agentfsm.context.trim import at_least
+from agentfsm.context.window import dropped
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import AssistantMessage, ToolResult
+from agentfsm.ports import ContextPolicy
+
+IMPORTANCE: Final[Mapping[Kind, float]] = MappingProxyType(
+    {Kind.SYSTEM: 100, Kind.FINAL: 90, Kind.USER: 80, Kind.OTHER: 50, Kind.RESULTS: 40, Kind.ERROR: 20},
+)
+# Source: document F, 7.2.
+ACKNOWLEDGEMENT_CHARS: Final = 20
+# The longest bare acknowledgement is shorter (Source: document G, 7).
+ACKNOWLEDGEMENTS: Final = frozenset(
+    (
+        *("ok", "okay", "sure", "of course", "certainly", "yes", "right", "all right", "alright", "got it", "i see"),
+        *("understood", "i understand", "noted", "done", "will do", "sounds good", "no problem", "great", "perfect"),
+        *("thanks", "thank you", "you're welcome", "好", "好的", "嗯", "是的", "对", "行", "可以", "明白", "明白了"),
+        *("知道了", "了解", "收到", "没问题", "谢谢", "不客气", "完成", "已完成"),
+    ),
+)
+# What an acknowledgement is made of, in small letters. Length alone would take "Paris" and "42" for one.
+_PHRASES: Final = re.compile(r"[^\w\s']+")
+# What parts them: any sign, an emoji too.
+
+
+def _scores_of(scores: Mapping[Kind, float]) -> Mapping[Kind, float]:
+    try:
+        own = {Kind(kind): float(score) for kind, score in scores.items()}
+    except (TypeError, ValueError, AttributeError):
+        kinds = ", ".join(Kind)
+        raise MisuseError(f"PriorityRetention(scores={scores!r}): give numbers by kind, out of {kinds}") from None
+    return MappingProxyType({**IMPORTANCE, **own})
+
+
+@attrs.frozen
+class PriorityRetention(ContextPolicy):
+    """Leaves out what matters least until it fits, the oldest of equals first; what stays keeps its order."""
+
+    scores: Mapping[Kind, float] = attrs.field(default=IMPORTANCE, converter=_scores_of)
+    # How much each kind of group matters; those left out have the usual score.
+
+    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+        """Return the groups that matter."""
+        return dropped(groups, room, lambda group: self.scores[group.kind])
+
+
+@attrs.frozen
+class DropRepeatedErrors(ContextPolicy):
+    """Leaves out calls that failed with the very words of an earlier one."""
+
+    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:  # noqa: ARG002  it counts no tokens
+        """Return the groups with each error once."""
+        known: set[tuple[tuple[str, str], ...]] = set()
+        left: list[Group] = []
+        for group in groups:
+            told = tuple([(each.tool, each.content) for each in group.messages if isinstance(each, ToolResult)])
+            is_error = group.kind is Kind.ERROR
+            if not is_error or told not in known or group.is_fixed:
+                left.append(group)
+            if is_error:
+                known.add(told)
+        return left
+
+
+@attrs.frozen(kw_only=True)
+class DropAcknowledgements(ContextPolicy):
+    """Leaves out what the model said only to say that it had understood."""
+
+    chars: int = attrs.field(default=ACKNOWLEDGEMENT_CHARS, validator=at_least(1))
+    # What has so many or more is none.
+    phrases: frozenset[str] = attrs.field(default=ACKNOWLEDGEMENTS, converter=frozenset)
+    # What one is made of, in small letters.
+
+    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:  # noqa: ARG002  it counts no tokens
+        """Return the groups that say something."""
+        return [group for group in groups if group.is_fixed or not self._is_bare(group)]
+
+    def _is_bare(self, group: Group) -> bool:
+        said = group.messages[0]
+        if not isinstance(said, AssistantMessage) or said.calls or len(said.text.strip()) >= self.chars:
+            return False
+        phrases = [each for phrase in _PHRASES.split(said.text.lower()) if (each := " ".join(phrase.split()))]
+        return all(each in self.phrases for each in phrases)

@@ -1,0 +1,74 @@
+"""Tool results in short: the cheapest way to room, since one result may hold as much as a hundred messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.compaction import Group, Room, tokens_of
+from agentfsm.core.errors import MisuseError
+from agentfsm.ports import ContextPolicy
+
+TRIM_CHARS: Final = 500
+# Of a result that the model has read (Source: document A, 8.3, and document G, 7).
+TRIM_ITEMS: Final = 5
+# Of a list (Source: document F, 7.4).
+KEEP_NEWEST: Final = 2
+# Groups: a model that compares two results has read them in two turns.
+_UNREAD_CHARS: Final = (16_000, 8_000, 4_000, 2_000, 1_000)
+# To how much results are shortened, step by step, that the model has not read and that do not fit.
+
+
+def at_least(least: int) -> Callable[[object, attrs.Attribute[Any], int], None]:
+    """Return a validator: a whole number, so large at least."""
+
+    def check(policy: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if type(value) is not int or value < least:
+            name = f"{type(policy).__name__}({attribute.name}={value!r})"
+            raise MisuseError(f"{name}: give a whole number, {least} or more")
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class TrimResults(ContextPolicy):
+    """Shortens tool results that the model has read, the oldest first; it can read on in one with `read_result`.
+
+    A text keeps its head and its tail, a JSON list its first items and how many there are. Results that the model has
+    not read are shortened only where nothing else would make them fit, and as little as possible.
+    """
+
+    chars: int = attrs.field(default=TRIM_CHARS, validator=at_least(1))
+    # Of a result; a list may have four times as many.
+    items: int = attrs.field(default=TRIM_ITEMS, validator=at_least(0))
+    # Of a list; 0 cuts lists as any other text.
+    keep: int = attrs.field(default=KEEP_NEWEST, validator=at_least(0))
+    # So many of the newest groups are left as they are.
+
+    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+        """Return the groups with shorter results."""
+        left = list(groups)
+        excess = tokens_of(left) - room.tokens
+        for index, group in enumerate(left[: max(len(left) - self.keep, 0)]):
+            if excess <= 0:
+                break
+            if not group.is_fixed:
+                left[index] = room.shortened(group, self.chars, self.items)
+                excess -= group.tokens - left[index].tokens
+        return self._unread(_if_shorter(left, groups), room)
+
+    def _unread(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+        """Return the groups, with what the model has not read made to fit beside the task."""
+        for chars in (*[step for step in _UNREAD_CHARS if step > self.chars], self.chars):
+            if tokens_of(group for group in groups if group.is_fixed) <= room.limit_tokens:
+                break
+            left = [room.shortened(group, chars, self.items) if group.is_unread else group for group in groups]
+            groups = _if_shorter(left, groups)
+        return groups
+
+
+def _if_shorter(left: Sequence[Group], before: Sequence[Group]) -> Sequence[Group]:
+    """Return what was made of the groups; the groups themselves where nothing in them was long."""
+    return left if tokens_of(left) < tokens_of(before) else before

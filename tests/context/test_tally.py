@@ -1,0 +1,100 @@
+"""Counting: each message once, along a history that grows and of what a compaction makes of it."""
+
+from types import MappingProxyType
+
+import pytest
+from histories import GROUPS, Words, group_of, history_of, run_of, tally_of, turn, user
+from hypothesis import given
+
+from agentfsm.core import events as e
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.view import Removed, Span
+from agentfsm.ports import ToolDefinition
+from agentfsm.tally import (
+    BYTES,
+    BYTES_PER_TOKEN,
+    CALL_TOKENS,
+    IMAGE_TOKENS,
+    LOW_IMAGE_TOKENS,
+    MESSAGE_TOKENS,
+    Tally,
+    count_message,
+    count_tools,
+)
+from agentfsm.tokens.estimate import EstimatedCounter
+
+
+@given(groups=GROUPS)
+def test_a_history_that_grows_counts_each_message_once(groups):
+    """However often it is followed; and a head whose messages are shown whole costs only its note."""
+    words, messages = Words(), ()
+    tally = Tally(words)
+    for number, drawn in enumerate([("user", 3), *groups], 1):
+        messages = (*messages, *group_of(number, drawn))
+        tally.follow(run_of(messages))
+        tally.follow(run_of(messages))
+    pieces = [1 + 2 * len(m.calls) if isinstance(m, AssistantMessage) else 1 for m in messages]
+    assert words.asked.total() == sum(pieces)
+    assert tally.shown == sum(count_message(message, Words()) for message in messages)
+    if len(messages) < 3:
+        return
+    head = (Span(start=0, end=1), Removed(count=len(messages) - 2))
+    cut = run_of(messages, e.Compacted(start=len(messages) - 1, head=head, tokens_before=9, tokens_after=8, why=""))
+    tally.follow(cut)
+    assert words.asked.total() == sum(pieces) + 1
+    assert tally.shown == sum(count_message(message, Words()) for message in cut.shown)
+
+
+def test_bytes_are_a_bound_until_there_is_a_vocabulary():
+    """They say a third of their number is tokens; a vocabulary counts all again, and shortened results as shown."""
+    history = (user("task"), *turn(0, [50]), user("more"))
+    run = run_of(
+        history, e.Compacted(start=3, head=(Span(start=0, end=3, chars=60),), tokens_before=9, tokens_after=8, why="")
+    )
+    tally = Tally()
+    tally.follow(run)
+    assert tally.shown == sum(count_message(message, BYTES) for message in run.shown)
+    assert tally.estimate == tally.shown // BYTES_PER_TOKEN
+    tally.recount(run, Words())
+    assert tally.estimate == tally.shown == sum(count_message(message, Words()) for message in run.shown)
+
+
+@given(groups=GROUPS)
+def test_no_counter_exceeds_the_bound(groups):
+    """That a byte holds at most one token is what makes skipping the vocabulary safe."""
+    for message in history_of(groups):
+        assert count_message(message, EstimatedCounter()) <= count_message(message, BYTES)
+
+
+def test_a_lone_surrogate_has_three_bytes():
+    """It is sent as U+FFFD."""
+    assert BYTES.count("a\ud800中") == 7
+
+
+def test_all_that_a_message_carries_is_counted():
+    """Calls count with their ids, names and arguments; results as the model reads them; images at a flat rate."""
+    call = ToolCall(id="t1.0", name="look", arguments='{"at": 1}', key="k")
+    said = AssistantMessage(text="two words", calls=(call, call))
+    assert count_message(said, Words()) == MESSAGE_TOKENS + 2 + 2 * (CALL_TOKENS + 3)
+    result = ToolResult(call_id="t1.0", tool="look", outcome=Outcome.DONE, content="x" * 900, shown_chars=100)
+    assert count_message(result, BYTES) == MESSAGE_TOKENS + CALL_TOKENS + len(result.text) < 300
+    url = "data:image/png;base64," + "A" * 10_000
+    seen = UserMessage(parts=(TextPart(text="see"), ImagePart(url=url), ImagePart(url=url, detail="low")))
+    assert count_message(seen, Words()) == MESSAGE_TOKENS + 1 + IMAGE_TOKENS + LOW_IMAGE_TOKENS
+
+
+def test_tools_count_as_the_json_they_are_sent_as():
+    """Schemas may be read-only mappings; no tools cost nothing."""
+    schema = MappingProxyType({"type": "object", "properties": MappingProxyType({})})
+    tool = ToolDefinition(name="look", description="看", parameters=schema)
+    text = '[{"name": "look", "description": "看", "parameters": {"type": "object", "properties": {}}}]'
+    assert count_tools([tool], BYTES) == len(text.encode())
+    assert count_tools([], BYTES) == 0
+
+
+def test_a_tally_refuses_a_history_that_has_shrunk():
+    """A fork has other messages, so its own tally."""
+    tally = tally_of(run_of((user("a"), user("b"))), BYTES)
+    with pytest.raises(MisuseError, match=r"1 messages, but 2 were counted: a fork needs a Tally of its own"):
+        tally.follow(run_of((user("a"),)))
