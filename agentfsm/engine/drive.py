@@ -37,10 +37,6 @@ class Drive:
     # Whether calls have run early and those who watch were not told yet that no other may run.
     tried: dict[str, tuple[Pending, ...]] = attrs.field(factory=dict)
     # What paused calls waited for when they were last woken.
-    compacted: int = -1
-    # The version that the newest compaction has made: right behind it there is nothing more to cut.
-    squeezed: int = -1
-    # The turn of the newest compaction that the provider brought about.
 
     _queue: ToolQueue | None = None
 
