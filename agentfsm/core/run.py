@@ -171,6 +171,10 @@ class Run(Generic[A_co]):
     # What it is shown of those before.
     head: tuple[Message, ...] = attrs.field(default=(), repr=False)
     # The same as messages, made once: they stay the same objects until the next compaction.
+    compacted: int = 0
+    # The version that the newest compaction has made...
+    compactions: int = 0
+    # ...and how many there were in a row with it.
     reply: AssistantMessage | None = None
     # The assistant message whose calls are open.
     open: tuple[OpenCall, ...] = ()
@@ -316,6 +320,11 @@ class Run(Generic[A_co]):
     def shown(self) -> tuple[Message, ...]:
         """The messages that the model is shown: all, or what a compaction has left of them and those since."""
         return self.head + self.messages[self.window :]
+
+    @property
+    def cuts(self) -> int:
+        """How many compactions there were since anything else happened."""
+        return self.compactions if self.compacted == self.version else 0
 
     @property
     def first(self) -> int:
@@ -515,6 +524,8 @@ def _compacted(run: Run[Any], event: e.Compacted) -> Changes:
         "window": event.start,
         "layout": layout,
         "head": view(layout, run.messages),
+        "compacted": run.version + 1,
+        "compactions": run.cuts + 1,
         "has_cut": run.has_cut or is_cut,
         "usage": run.usage + event.usage,
     }

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from agentfsm.engine.engine import Engine
     from agentfsm.ports import Model, ToolDefinition
 
+MOST_CUTS: Final = 2
+# Compactions in a row: one by our count and one by the provider's, or two by the provider's, which leave a quarter.
 REASON_CHARS: Final = 200
 # Of an error's text, in `Compacted.why`, which every journal keeps.
 
@@ -36,7 +38,7 @@ async def compacted(
     """Return the event that makes room in the context window; None where there is enough, or no more can be made."""
     run, tally = drive.journal.run, drive.tally
     tally.follow(run)
-    if tally.shown <= engine.allowance_tokens(tally, settings) or drive.compacted == run.version:
+    if tally.shown <= engine.allowance_tokens(tally, settings) or run.cuts:  # right behind one there is no more to cut
         return None
     await _count_tokens(engine, drive, tools)
     allowance, room = engine.allowance_tokens(tally, settings), engine.room_tokens(tally, settings)
@@ -49,12 +51,11 @@ async def compacted(
 async def squeezed(engine: Engine, drive: Drive, error: ModelError) -> e.Compacted | None:
     """Return the event that halves what is shown, where the provider found too long what had been counted as fitting.
 
-    None where that was done before in this turn, or no more can be made.
+    None where there were so many already that another would not help, or no more can be made.
     """
     run, tally = drive.journal.run, drive.tally
-    if drive.squeezed == run.turn:
+    if run.cuts >= MOST_CUTS:
         return None
-    drive.squeezed = run.turn
     await _count_tokens(engine, drive, offered(engine, drive))
     half = AFTER_CUT * tally.shown
     return await _compacted(engine, drive, half, half, str(error)[:REASON_CHARS])
@@ -92,7 +93,6 @@ async def _compacted(engine: Engine, drive: Drive, target: float, limit: float, 
         return None
     if after >= before:  # what was asked for in vain is paid for all the same
         start, head, after, names = run.window, run.layout, before, []
-    drive.compacted = run.version + 1
     drive.journal.log.info("compacted", before=before, after=after, policies=", ".join(names))
     return e.Compacted(
         start=start,

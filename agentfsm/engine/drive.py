@@ -39,10 +39,6 @@ class Drive:
     # What paused calls waited for when they were last woken.
     warned: set[str] = attrs.field(factory=set)
     # Limits of which it was told that the run nears them.
-    compacted: int = -1
-    # The version that the newest compaction has made: right behind it there is nothing more to cut.
-    squeezed: int = -1
-    # The turn of the newest compaction that the provider brought about.
 
     _queue: ToolQueue | None = None
 

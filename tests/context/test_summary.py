@@ -68,7 +68,8 @@ async def test_the_next_summary_goes_on_from_the_last():
     _, _, left = await summarised(Summarise(), later, 500, again)
     assert [g.shown.count for g in left if g.is_summary] == [72]
     first, second = writer.asked[0][2], again.asked[0][2]
-    assert 'The record so far: "turns one to sixteen"' in second
+    assert second.startswith('The record so far: "turns one to sixteen"\n')
+    assert second.count("turns one to sixteen") == 1
     assert "The record so far: none yet" in first
     for number in range(1, 41):
         assert (first + second).count(f"t{number}.0 word") == (1 if number <= 36 else 0)

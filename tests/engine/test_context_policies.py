@@ -294,7 +294,7 @@ async def test_what_was_paid_in_vain_is_in_the_journal_once_a_turn(store):
     scribe = Scribe(text=" ")
     model = Surveyor(14)
     agent = agent_of(model, store, context=Summarise(model=scribe.model))
-    run = await agent.run(TASK)
+    *_, run = [run async for run in agent.steps(agent.start(TASK))]
     cut = await compactions(agent, run.id)
     assert len(cut) == len(scribe.requests) > 1
     assert all((event.policies, event.start, event.tokens_after) == ((), 0, event.tokens_before) for event in cut)
@@ -328,7 +328,7 @@ def longer_than(words: int) -> Callable[[Request], bool]:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_request_that_the_provider_finds_too_long_is_tried_once_shorter(store, streamed):
+async def test_a_request_that_the_provider_finds_too_long_is_tried_again_shorter(store, streamed):
     """Our count said that it fits; half of it does."""
     model = Surveyor(12, window=100_000, refuses=longer_than(500))
     agent = agent_of(model, store).with_(settings=Settings(max_tokens=50, stream=streamed))
@@ -343,14 +343,14 @@ async def test_a_request_that_the_provider_finds_too_long_is_tried_once_shorter(
 
 
 async def test_a_request_that_stays_too_long_ends_the_run(store):
-    """Once a turn it is made shorter, and no more than once."""
+    """It is made shorter twice, and no more than that."""
     model = Surveyor(12, window=100_000)
     model.refuses_request = lambda request: len(model.requests) > 5
     agent = agent_of(model, store)
     run = await agent.run(TASK)
     assert (run.stop_reason, run.stop_message) == (StopReason.MODEL_ERROR, "the request has too many tokens")
-    assert names(await agent.history(run.id))[-2:] == ["Compacted", "Failed"]
-    assert len(model.requests) == 7
+    assert names(await agent.history(run.id))[-3:] == ["Compacted", "Compacted", "Failed"]
+    assert len(model.requests) == 8
     await no_leases(store)
 
 
