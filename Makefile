@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SRC := agentfsm tests benchmarks examples
-HALF := tests/engine tests/core tests/models tests/context tests/tokens tests/testing
+HALF := tests/engine tests/core
 
 .PHONY: help demo test check bench soak docs diagram format clean
 

@@ -178,7 +178,7 @@ def priced(engine: Engine, journal: Journal, model: Model, usage: Usage) -> Usag
     if usage.cost_usd is None and usage.tokens and not usage.unpriced:
         usage = usage.priced(model.cost_usd(usage))
     if usage.unpriced and engine.is_first_unpriced(model):
-        journal.log.warning("price_unknown", model=model.name)
+        journal.log.info("price_unknown", model=model.name)
     return usage
 
 

@@ -54,7 +54,7 @@ async def squeezed(engine: Engine, drive: Drive, error: ModelError) -> e.Compact
     None where there were so many already that another would not help, or no more can be made.
     """
     run, tally = drive.journal.run, drive.tally
-    if run.cuts >= MOST_CUTS:
+    if run.cuts >= MOST_CUTS or len(run.messages) == 1:  # the task alone
         return None
     await _count_tokens(engine, drive, offered(engine, drive))
     half = AFTER_CUT * tally.shown

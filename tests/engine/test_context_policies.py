@@ -25,8 +25,8 @@ from agentfsm.tally import count_message, count_tools
 from agentfsm.testing.models import FunctionModel
 
 TASK = "survey the coast"
-WIDE = Limits(turns=1_000, tokens=10**9)
-COST = Usage(input_tokens=100, output_tokens=20)
+WIDE = Limits(turns=1_000, tokens=10**9, tool_calls=1_000)
+COST = Usage(input_tokens=100, output_tokens=20, unpriced=True)
 
 
 class Counted(Words):
@@ -285,7 +285,10 @@ async def test_a_summary_keeps_to_the_budget(store):
     assert run.output == "surveyed"
     assert scribe.requests == []
     for event in await compactions(agent, run.id):
-        assert "; Summarise: the budget has no room for it: the price of the model is unknown" in event.why
+        assert (
+            "; Summarise: the budget has no room for a question beside the run: the price of the model is unknown"
+            in event.why
+        )
         assert (event.policies, event.usage) == (("SlidingWindow",), Usage())
 
 

@@ -81,10 +81,13 @@ async def test_the_same_provider_id_twice_makes_two_calls(store):
     await sound(agent, run)
 
 
+PLENTY = Limits(seconds=10_000, tokens=10_000_000, tool_calls=3_000)
+
+
 async def test_thousands_of_calls_in_one_reply(store):
     """They are run, a few at a time, and each has its result."""
     calls = [ProposedCall(id="x", name="look", arguments=f'{{"at": "{n}"}}') for n in range(2_000)]
-    agent = Agent(proposing(*calls), tools=[look], store=store, limits=Limits(seconds=10_000, tokens=10_000_000))
+    agent = Agent(proposing(*calls), tools=[look], store=store, limits=PLENTY)
     with anyio.fail_after(6 * HANG_S):
         run = await agent.run("go")
     assert run.output == "done"

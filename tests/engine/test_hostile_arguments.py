@@ -275,7 +275,8 @@ async def test_ten_thousand_calls_in_one_reply(name):
     """Each has an id and a result of its own, and the run comes to its end."""
     world = World(read_only=True)
     calls = [ProposedCall(id="", name=name, arguments="{}") for _ in range(10_000)]
-    agent = Agent(answering(*calls), tools=[world.tool], store=MemoryStore(), limits=Limits(tokens=10**9))
+    limits = Limits(tokens=10**9, tool_calls=20_000)
+    agent = Agent(answering(*calls), tools=[world.tool], store=MemoryStore(), limits=limits)
     run = await agent.run("go")
     assert run.output == "done"
     assert len({result.call_id for result in results_of(run.messages)}) == 10_000

@@ -76,15 +76,15 @@ async def test_the_choice_of_tools_is_billed(store):
 
 async def test_an_unknown_price_is_said(store, caplog):
     """By the cost, by the run's text and, once for each agent, by the log; and never as zero."""
-    caplog.set_level(logging.WARNING, logger="agentfsm")
+    caplog.set_level(logging.INFO, logger="agentfsm")
     agent = Agent(Priced("odd-model", None, say("", call("look")), "done", "again"), tools=[look], store=store)
     run = await agent.run("look")
     await agent.run("again")
     assert (run.usage.cost_usd, run.usage.unpriced) == (None, True)
     assert (agent.cost(run).usd, agent.cost(run).unpriced) == (None, ("odd-model",))
     assert "30 tokens (20 in, 10 out), price of odd-model unknown;" in run_text(run)
-    assert [line for line in caplog.messages if "price_unknown" in line and "odd-model" in line] == caplog.messages[:1]
-    assert sum("price_unknown" in line for line in caplog.messages) == 1
+    (told,) = [line for line in caplog.messages if "price_unknown" in line]
+    assert "odd-model" in told
 
 
 async def test_a_sum_with_an_unknown_part_is_unknown(store):

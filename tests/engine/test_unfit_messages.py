@@ -8,7 +8,7 @@ import pytest
 from test_valid_history import IMAGE, RUN, taken
 from wire_rules import check_wires, openai_of
 
-from agentfsm import Agent, MisuseError, Outcome, State, tool
+from agentfsm import Agent, Limits, MisuseError, Outcome, State, tool
 from agentfsm.core.inbox import Approve, Posted
 from agentfsm.core.messages import (
     AssistantMessage,
@@ -44,7 +44,7 @@ async def test_an_answer_cut_off_before_its_first_word_is_no_message(reason):
 async def test_a_reply_of_more_calls_than_openai_takes_back_is_sent_in_portions():
     """128 to a message; no call and no result is lost, and a text is said once."""
     script = ScriptedModel(say("all of them", *[call("read")] * 300), "done")
-    run = await Agent(script, tools=[read]).run("go")
+    run = await Agent(script, tools=[read], limits=Limits(tool_calls=301)).run("go")
     wire = openai_of(script.requests[-1].messages)
     check_wires(script.requests[-1].messages)
     assert [len(message["tool_calls"]) for message in wire if "tool_calls" in message] == [128, 128, 44]
