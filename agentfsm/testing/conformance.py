@@ -53,6 +53,7 @@ from agentfsm.core.events import (
     Continued,
     Event,
     Failed,
+    Judged,
     ModelFaltered,
     Observed,
     Paused,
@@ -94,6 +95,8 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.verdict import Action, Score, Verdict
+from agentfsm.core.view import Removed, Span, Summarised
 from agentfsm.ports import Filter
 from agentfsm.threads import waker
 
@@ -247,7 +250,15 @@ def every_event() -> tuple[Event, ...]:
         AnswerGiven(at=2.0, message=said, usage=usage, request="q"),
         AnswerDrafted(at=2.0, message=said, usage=usage, request="q"),
         ModelFaltered(at=2.0, error=HOSTILE, usage=usage, request="q"),
-        Compacted(at=2.0, start=3, tokens_before=9, tokens_after=4, why="window"),
+        Compacted(
+            at=2.0,
+            start=3,
+            head=(Span(start=0, end=1), Summarised(count=2, text=HOSTILE), Removed(count=1)),
+            tokens_before=9,
+            tokens_after=4,
+            why="window",
+            policies=("Summarise",),
+        ),
         ToolsOffered(at=2.0, tools=("n",), how="similarity", usage=usage),
         ToolStarted(at=2.0, call_id="t1.0", repeatable=True),
         ToolFinished(at=2.0, result=result, by="ann"),
@@ -256,7 +267,8 @@ def every_event() -> tuple[Event, ...]:
         ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE, digest="d"),
         ApprovalGiven(at=2.0, call_id="t1.0", by="ann", arguments='{"a":1}'),
         ToolsReturned(at=2.0),
-        Continued(at=2.0, note=HOSTILE, loop=True, disabled=("n",)),
+        Judged(at=2.0, verdict=Verdict(action=Action.REPLAN, scores=(Score(criterion="x", score=2),), note=HOSTILE)),
+        Continued(at=2.0, note=HOSTILE, loop=True, disabled=("n",), refused=True, is_last=True, asks=HOSTILE),
         Accepted(at=2.0),
         Paused(at=2.0, by="ann", message=HOSTILE),
         Resumed(at=2.0, fingerprint=Fingerprint(instructions="i", model="m", tools={"n": "h"}), changes=(HOSTILE,)),

@@ -107,7 +107,12 @@ def test_the_dice_throw_everything():
             things["forks"] += record.run.header.forked_from is not None
             things["children"] += record.run.header.parent is not None
         things.update(each.tool for each in world.attempts)
-    rare = {"Compacted", "ToolsOffered", "Accepted"}  # two are not about crashes, the third comes once in many worlds
+    rare = {
+        "Compacted",
+        "ToolsOffered",
+        "Judged",
+        "Accepted",
+    }  # the last is rare, the others
     assert not {kind.__name__ for kind in e.EVENTS} - rare - events.keys()
     for word in ("dies", "stalls", "cut", "LeaseLostError:", "after", "before", "forks", "children", "book", "stamp"):
         assert things[word] >= 3, word
