@@ -9,6 +9,7 @@ import pytest
 
 from agentfsm import Agent, State
 from agentfsm.core.errors import TooNewError
+from agentfsm.core.run import FORMAT
 from agentfsm.ports import Filter
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.sqlite import SCHEMA
@@ -77,7 +78,7 @@ async def test_an_older_file_is_read_and_written(old):
         bodies = [body for (body,) in db.execute("SELECT body FROM events WHERE run = 1 ORDER BY version")]
         assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA.version,)
     db.close()
-    assert [body.startswith('{"v":2,') for body in bodies[:3]] == [False, False, True]
+    assert [body.startswith(f'{{"v":{FORMAT},') for body in bodies[:3]] == [False, False, True]
     again = SQLiteStore(old)
     assert (await again.read("order-17")).events == tuple(await agent.with_(store=again).history("order-17"))
     await again.aclose()
