@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SRC := agentfsm tests benchmarks examples
-HALF := tests/engine tests/core
+TRACED := tests/engine tests/core
 
 .PHONY: help demo test check bench soak docs diagram format clean
 
@@ -22,10 +22,9 @@ demo: $(VENV)/ready  ## run the main job: an agent surveys a folder and writes a
 
 test: check  ## pass the whole suite, on asyncio and trio; in two halves at once, since most machines have two cores
 	$(BIN)/coverage erase
-	@COVERAGE_FILE=.coverage.engine $(BIN)/coverage run -m pytest -m "not soak" $(HALF) > .test-engine.log 2>&1 & engine=$$!; \
-	COVERAGE_FILE=.coverage.rest $(BIN)/coverage run -m pytest -m "not soak" $(HALF:%=--ignore=%); rest=$$?; \
+	@$(BIN)/coverage run -m pytest -m "not soak" $(TRACED) > .test-engine.log 2>&1 & engine=$$!; \
+	$(BIN)/python -m pytest -m "not soak" $(TRACED:%=--ignore=%); rest=$$?; \
 	wait $$engine; engine=$$?; cat .test-engine.log; exit $$((rest + engine))
-	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='agentfsm/core/*' --fail-under=100 --skip-covered
 	$(BIN)/coverage report --include='agentfsm/engine/*' --fail-under=95
 
