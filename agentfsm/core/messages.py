@@ -228,8 +228,11 @@ class Usage:
         """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
 
-    def priced(self, cost_usd: float | None) -> Usage:
-        """Return the usage of a reply with its price; None where nobody knows it."""
+    def priced(self, price: Callable[[Usage], float | None]) -> Usage:
+        """Return the usage of a reply with its price; as it is where that is known, or known by nobody, or nothing."""
+        if self.cost_usd is not None or self.unpriced or not self.tokens:
+            return self
+        cost_usd = price(self)
         return Usage(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,

@@ -15,7 +15,7 @@ import jiter
 
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.messages import JSON
-from agentfsm.engine.arguments import check_object, object_text, repair
+from agentfsm.engine.arguments import check_object, object_in, object_text
 from agentfsm.engine.context import RunContext
 from agentfsm.engine.functions import context_of, parameters_of
 from agentfsm.engine.schema import Form, form_of
@@ -52,8 +52,6 @@ class Answers:
 
     form: Form | None
     # None for plain text.
-    mode: OutputMode | None
-    # How the model is held to the form; None without one.
     checks: tuple[_Check, ...]
     output: OutputForm | None = None
     # For the request, in the modes SCHEMA and JSON.
@@ -97,16 +95,13 @@ class Answers:
 
     def _object(self, text: str) -> str:
         """Return the text as one strict JSON object."""
-        text = object_text(text)
-        flaw = check_object(text)
-        if flaw is not None:
-            mended = repair(text)
-            if mended is None:
-                raise ArgumentsError(f"the answer is not a JSON object ({flaw}); send one, with nothing around it.")
-            text = mended
-        if self.form is None or "null" not in text:
-            return text
-        return json.dumps(without_nulls(jiter.from_json(text.encode()), self.form.schema), ensure_ascii=False)
+        found = object_in(text)
+        if found is None:
+            flaw = check_object(object_text(text))
+            raise ArgumentsError(f"the answer is not a JSON object ({flaw}); send one, with nothing around it.")
+        if self.form is None or "null" not in found:
+            return found
+        return json.dumps(without_nulls(jiter.from_json(found.encode()), self.form.schema), ensure_ascii=False)
 
     def partial(self, deltas: Iterable[TextDelta | CallDelta]) -> Any:
         """Return as much of an answer as the beginning of a reply tells, as JSON values; None for nothing."""
@@ -167,12 +162,12 @@ def answers_of(
     if output_type is None or output_type is str:
         if mode is not None:
             raise MisuseError("output_mode says how a model is held to an output_type: give that, too")
-        return Answers(form=None, mode=None, checks=checks) if checks else None
+        return Answers(form=None, checks=checks) if checks else None
     form = form_of(output_type)
     if FINAL_ANSWER in names:
         raise MisuseError(f"with an output_type, {FINAL_ANSWER!r} names the tool that gives the answer: rename yours")
     chosen, schema = _chosen(form, mode, model)
-    return Answers(form=form, mode=chosen, checks=checks, **_MEANS[chosen](form.schema if schema is None else schema))
+    return Answers(form=form, checks=checks, **_MEANS[chosen](form.schema if schema is None else schema))
 
 
 def _check_of(function: Validator) -> _Check:

@@ -120,6 +120,12 @@ def check_object(text: str) -> str | None:
     return None
 
 
+def object_in(text: str) -> str | None:
+    """Return the one strict JSON object that a text is, mended if need be; None where it is none."""
+    text = object_text(text)
+    return text if check_object(text) is None else repair(text)
+
+
 def repair(text: str) -> str | None:
     """Try to mend arguments that are no JSON: trailing commas, single quotes, bare keys, `True`, comments, fences.
 

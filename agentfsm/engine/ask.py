@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.budget import Budget
     from agentfsm.engine.early import EarlyCalls
     from agentfsm.engine.journal import Journal
-    from agentfsm.ports import Model, ToolDefinition
+    from agentfsm.ports import ToolDefinition
     from agentfsm.tally import Tally
 
 FLAWS: Final = {
@@ -175,8 +175,7 @@ def _usage(question: Question, reply: Reply) -> Usage:
 
 def priced(engine: Engine, journal: Journal, model: Model, usage: Usage) -> Usage:
     """Return the usage of one reply with its price; where that is not known, the log says so, once for each model."""
-    if usage.cost_usd is None and usage.tokens and not usage.unpriced:
-        usage = usage.priced(model.cost_usd(usage))
+    usage = usage.priced(model.cost_usd)
     if usage.unpriced and engine.is_first_unpriced(model):
         journal.log.info("price_unknown", model=model.name)
     return usage

@@ -74,15 +74,7 @@ async def answer(model: Model, request: Request, emit: Emit | None) -> Reply:
         reply = await model.reply(request, emit)
     except ModelError as error:
         if error.usage is not None:
-            error.usage = _billed(model, error.usage)
+            error.usage = error.usage.priced(model.cost_usd)  # which nobody above it can know
         raise
-    usage = None if reply.usage is None else _billed(model, reply.usage)
+    usage = None if reply.usage is None else reply.usage.priced(model.cost_usd)
     return attrs.evolve(reply, usage=usage, model=reply.model or model.name)
-
-
-def _billed(model: Model, usage: Usage) -> Usage:
-    """Return a usage with what it cost by this model's price, which nobody above it can know."""
-    if usage.cost_usd is not None or usage.unpriced or not usage.tokens:
-        return usage
-    cost_usd = model.cost_usd(usage)
-    return attrs.evolve(usage, cost_usd=cost_usd, unpriced=cost_usd is None)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from agentfsm.models import responses_wire
 from agentfsm.models.openai_api import OpenAIModel
+from agentfsm.models.windows import family_of
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Part
@@ -37,8 +38,7 @@ class OpenAIResponses(OpenAIModel):
         return responses_wire.memory()
 
     def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
-        family = self.name.rpartition("/")[2].removeprefix("ft:")  # "openai/gpt-4o" of a router; a fine-tuned model
-        thinks = not family.startswith(_THINKS_NOT)
+        thinks = not family_of(self.name).startswith(_THINKS_NOT)
         return responses_wire.encode(request, model=self.name, streamed=streamed, thinks=thinks, written=written)
 
     def _decoded(self, data: bytes) -> Reply:

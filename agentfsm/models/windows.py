@@ -37,8 +37,13 @@ _WINDOWS: Final = {
 # Source: OpenAI's and Anthropic's model pages and the list of genai-prices 0.2.3; where they differ, the smaller.
 
 
+def family_of(name: str) -> str:
+    """Return a model's name without what a router ("openai/gpt-4o") or a fine-tuned model ("ft:...") puts before it."""
+    return name.rpartition("/")[2].removeprefix("ft:")
+
+
 def window_tokens_of(name: str) -> int:
     """Return the context window of a model, tokens: input and output together."""
-    family = name.rpartition("/")[2].removeprefix("ft:")  # "openai/gpt-4o" of a router; a fine-tuned model
+    family = family_of(name)
     beginnings = [beginning for beginning in _WINDOWS if family.startswith(beginning)]
     return _WINDOWS[max(beginnings, key=len)] if beginnings else USUAL_TOKENS

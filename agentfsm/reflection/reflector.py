@@ -17,7 +17,7 @@ import jiter
 from agentfsm.core.errors import MisuseError, ModelReplyError
 from agentfsm.core.messages import JSON, AssistantMessage, ToolResult, UserMessage
 from agentfsm.core.verdict import Action, Score, Verdict
-from agentfsm.engine.arguments import check_object, object_text, repair
+from agentfsm.engine.arguments import object_in
 from agentfsm.ports import Judge
 
 if TYPE_CHECKING:
@@ -158,9 +158,9 @@ async def _asked(
     """Ask for a judgement that can be read, once more if need be."""
     question, flaw = json.dumps(work, ensure_ascii=False), ""
     for _ in range(ATTEMPTS):
-        text = object_text(await ask(told, question, schema))
+        found = object_in(await ask(told, question, schema)) or ""
         try:
-            return read(jiter.from_json((text if check_object(text) is None else repair(text) or "").encode()))
+            return read(jiter.from_json(found.encode()))
         except (KeyError, TypeError, ValueError) as error:
             flaw = f"{type(error).__name__}: {error}"
     raise ModelReplyError(f"the judge gave no judgement that can be read, {ATTEMPTS} times ({flaw})")
