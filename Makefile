@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SRC := agentfsm tests benchmarks examples
 TRACED := tests/engine tests/core
+SWEEPS := tests/engine/sweeps
+REST := $(SWEEPS) $(filter-out $(TRACED) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 
 .PHONY: help demo test check bench soak docs diagram format clean
 
@@ -22,8 +24,8 @@ demo: $(VENV)/ready  ## run the main job: an agent surveys a folder and writes a
 
 test: check  ## pass the whole suite, on asyncio and trio; in two halves at once, since most machines have two cores
 	$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest -m "not soak" $(TRACED) > .test-engine.log 2>&1 & engine=$$!; \
-	$(BIN)/python -m pytest -m "not soak" $(TRACED:%=--ignore=%); rest=$$?; \
+	@$(BIN)/coverage run -m pytest -m "not soak" $(TRACED) --ignore=$(SWEEPS) > .test-engine.log 2>&1 & engine=$$!; \
+	$(BIN)/python -m pytest -m "not soak" $(REST); rest=$$?; \
 	wait $$engine; engine=$$?; cat .test-engine.log; exit $$((rest + engine))
 	$(BIN)/coverage report --include='agentfsm/core/*' --fail-under=100 --skip-covered
 	$(BIN)/coverage report --include='agentfsm/engine/*' --fail-under=95

@@ -55,7 +55,7 @@ from agentfsm.engine.fork import forked
 from agentfsm.engine.journal import Journal
 from agentfsm.engine.perform import drive_of, obey, run_steps
 from agentfsm.engine.permission import Permissions
-from agentfsm.engine.registry import ToolRegistry
+from agentfsm.engine.registry import ToolRegistry, ToolSource
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.stream import Stream, TypedStream
 from agentfsm.engine.tools import Arguments, Tool
@@ -97,7 +97,7 @@ def _model_of(model: Model | str) -> Model:
     return resolve(model) if isinstance(model, str) else model
 
 
-def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> ToolRegistry:
+def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
     return ToolRegistry.of(tools)
 
 
@@ -175,7 +175,7 @@ class Agent(Generic[A_co]):
     model: Model = attrs.field(kw_only=False, converter=_model_of)
     # A Model, or a string such as "openai:gpt-4o".
     tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_registry_of)
-    # Tools and plain functions, or a registry, which is then shared.
+    # Tools, plain functions and sources of tools such as MCP servers; or a registry, which is then shared.
     instructions: str = ""
     # The system prompt.
     permissions: Permissions | None = None
@@ -759,9 +759,10 @@ class Agent(Generic[A_co]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections of the model, and of those that policies for the context ask; and the store."""
+        """Close the connections of the model, of tool servers, and of those that policies ask; and the store."""
         async with AsyncExitStack() as rest:
             rest.push_async_callback(self.store.aclose)
+            rest.push_async_callback(self.tools.aclose)
             for policy in self.context.policies:
                 rest.push_async_callback(policy.aclose)
             rest.push_async_callback(self.model.aclose)
@@ -795,6 +796,9 @@ class Agent(Generic[A_co]):
         is_stored = isinstance(run, str)
         if not is_stored:
             self.check_price()
+        if self.tools.sources and not obeys:
+            await self.tools.refresh()
+            run = self._as_begun(run)
         journal = await Journal.open(
             self.store,
             run,
@@ -818,6 +822,12 @@ class Agent(Generic[A_co]):
             return cast("Run[A_co]", journal.run)
         finally:
             await journal.close()
+
+    def _as_begun(self, run: Run[Any] | str) -> Run[Any] | str:
+        """Return a run that has not begun with the tools in its header that came after it was made."""
+        if isinstance(run, str) or run.version or run.header.fingerprint == self.fingerprint:
+            return run
+        return attrs.evolve(run, header=attrs.evolve(run.header, fingerprint=self.fingerprint))
 
     def check_price(self) -> None:
         """Refuse a limit of money that cannot be kept, since the price is unknown."""

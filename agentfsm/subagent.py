@@ -64,9 +64,14 @@ def agent_tool(
     agent.check_price()
     child = _Child(agent, drive, prompt, turns, timeout_s)
     tools = list(agent.tools)
-    read_only = all(tool.read_only for tool in tools)
-    options.setdefault("permission", max([tool.permission for tool in tools], default=Level.READ))
-    options.setdefault("concurrency_safe", all(tool.concurrency_safe is True for tool in tools))
+    if agent.tools.sources:  # what else there will be is not known yet
+        read_only, level, is_safe = False, Level.WRITE, False
+    else:
+        read_only = all(tool.read_only for tool in tools)
+        level = max([tool.permission for tool in tools], default=Level.READ)
+        is_safe = all(tool.concurrency_safe is True for tool in tools)
+    options.setdefault("permission", level)
+    options.setdefault("concurrency_safe", is_safe)
     made = make_tool(
         child.ask if parameters is None else child.call,
         name=name or agent.name,

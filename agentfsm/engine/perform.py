@@ -15,6 +15,7 @@ import anyio
 from agentfsm.core import events as e
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import (
+    AgentError,
     ContextTooLongError,
     LimitError,
     ModelError,
@@ -223,6 +224,8 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
 async def _question(engine: Engine, drive: Drive, effect: AskModel) -> Question | e.ToolsOffered | e.Compacted:
     """Return what the model is asked, or what has to be settled before: the tools it is told of, what it is shown."""
     journal, tally = drive.journal, drive.tally
+    if engine.registry.sources:
+        await _refresh(engine, drive)
     if (choice := await choose(engine, drive)) is not None:
         return choice
     tools, settings = offered(engine, drive), engine.settings_of(journal.run)
@@ -231,6 +234,14 @@ async def _question(engine: Engine, drive: Drive, effect: AskModel) -> Question 
         return cut
     request = engine.request_digest(tally, tools, settings)
     return Question(engine, journal, effect, tally, drive.budget, tools, request, settings)
+
+
+async def _refresh(engine: Engine, drive: Drive) -> None:
+    """Take in what has changed among tools that come from elsewhere; one that cannot be asked leaves what was known."""
+    try:
+        await engine.registry.refresh()
+    except AgentError as error:
+        drive.journal.log.warning("tools_not_refreshed", error=str(error))
 
 
 def _faltered(error: LimitError | ModelError) -> tuple[e.ModelFaltered, ...]:

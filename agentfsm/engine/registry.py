@@ -6,11 +6,12 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeGuard, cast
 
+import anyio
 import attrs
 
-from agentfsm.core.errors import DuplicateToolError, MisuseError
+from agentfsm.core.errors import AgentError, DuplicateToolError, MisuseError
 from agentfsm.engine.bulkhead import Bulkhead
 from agentfsm.engine.check import Finding
 from agentfsm.engine.check import check as check_tools
@@ -26,6 +27,45 @@ _SENTENCE_CHARS: Final = 200
 
 def _shared(limits: Mapping[str, int | Bulkhead]) -> dict[str, Bulkhead]:
     return {tag: each if isinstance(each, Bulkhead) else Bulkhead(each) for tag, each in limits.items()}
+
+
+class ToolSource(Protocol):
+    """Tools that come from elsewhere, and may change between two turns: those of an MCP server.
+
+    It stands among an agent's tools. The engine asks `is_stale` before each turn, which costs nothing, and only then
+    waits for `update`.
+    """
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether there may be news, or nothing was asked for yet."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Grows with each change of `tools`."""
+        ...
+
+    @property
+    def tools(self) -> Iterable[Tool[..., Any]]:
+        """The tools as they were last told of."""
+        ...
+
+    async def update(self) -> None:
+        """Ask what there is now.
+
+        Raises:
+            AgentError: when nothing is known at all, and the source cannot be asked.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close what asking has opened. It may be asked again."""
+        ...
+
+
+def _is_source(candidate: object) -> TypeGuard[ToolSource]:
+    return all(hasattr(candidate, name) for name in ("is_stale", "update", "tools"))
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -50,20 +90,64 @@ class ToolRegistry:
     # Names of the tools that are not always there.
     awaited: frozenset[str] = attrs.field(default=frozenset(), init=False)
     # Names of the tools whose calls others wait for by `after`.
+    sources: tuple[ToolSource, ...] = attrs.field(default=(), init=False)
+    # Where further tools come from, which `refresh` asks for.
     version: int = attrs.field(default=0, init=False)
     # Grows with each change, for whoever keeps something that was made of the tools.
     _tools: dict[str, Tool[..., Any]] = attrs.field(factory=dict, init=False)
+    _taken: dict[ToolSource, tuple[int, tuple[str, ...]]] = attrs.field(factory=dict, init=False)
+    # By source: its version, and the names of its tools that are here.
     _bulkheads: dict[Tool[..., Any], tuple[Bulkhead, ...]] = attrs.field(factory=dict, init=False)
 
     @classmethod
-    def of(cls, tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> ToolRegistry:
+    def of(cls, tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
         """Return a registry of these tools, or the one that is given; plain functions become tools."""
         if isinstance(tools, ToolRegistry):
             return tools
         registry = cls()
         for each in tools:
-            registry.register(each)
+            if isinstance(each, Tool) or not _is_source(each):
+                registry.register(cast("Callable[..., Any]", each))
+            else:
+                registry.attach(each)
         return registry
+
+    def attach(self, source: ToolSource) -> None:
+        """Add a source of tools; they come with the next `refresh`."""
+        self.sources += (source,)
+
+    async def refresh(self) -> None:
+        """Ask the sources that may have news, all at once, and take in what has changed.
+
+        Raises:
+            AgentError: when a source that has never answered cannot be asked.
+            DuplicateToolError: when a source has a tool of a name that is taken.
+        """
+        stale = [source for source in self.sources if source.is_stale]
+        if len(stale) == 1:
+            await stale[0].update()
+        elif stale:
+            await _updated(stale)
+        for source in self.sources:
+            if self._taken.get(source, (0, ()))[0] != source.version:
+                self._take(source)
+
+    def _take(self, source: ToolSource) -> None:
+        for name in self._taken.get(source, (0, ()))[1]:
+            if name in self._tools:
+                self.unregister(name)
+        names: list[str] = []
+        self._taken[source] = 0, ()
+        try:
+            for tool in source.tools:
+                names.append(self.register(tool).name)  # noqa: PERF401  one that is refused leaves those before it
+        finally:
+            self._taken[source] = source.version, tuple(names)
+
+    async def aclose(self) -> None:
+        """Close the sources."""
+        for source in self.sources:
+            await source.aclose()
 
     def register(self, candidate: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:
         """Add a tool, or a function as one.
@@ -199,6 +283,24 @@ class ToolRegistry:
 
     def __len__(self) -> int:
         return len(self._tools)
+
+
+async def _updated(sources: Iterable[ToolSource]) -> None:
+    """Ask several sources at once; raise what the first of them raises, in their order."""
+    errors: dict[ToolSource, AgentError] = {}
+
+    async def update(source: ToolSource) -> None:
+        try:
+            await source.update()
+        except AgentError as error:
+            errors[source] = error
+
+    async with anyio.create_task_group() as group:
+        for source in sources:
+            group.start_soon(update, source)
+    for source in sources:
+        if source in errors:
+            raise errors[source]
 
 
 def _several(what: str, given: Iterable[str] | None) -> tuple[str, ...] | None:

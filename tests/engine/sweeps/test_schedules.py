@@ -1,8 +1,8 @@
 """Ten thousand random schedules in virtual time, and the serial outcome of any batch that locks its keys.
 
 Each schedule is made of its seed alone: tools of random kinds, calls of random tools, random times, failures and
-time-outs. When one fails its seed is told; `SEED=4711 pytest tests/engine/test_schedules.py -k schedules` plays that
-one again.
+time-outs. When one fails its seed is told; `SEED=4711 pytest tests/engine/sweeps/test_schedules.py -k schedules`
+plays that one again.
 """
 
 from __future__ import annotations
