@@ -32,7 +32,6 @@ VENDORS = {
     "anthropic": "models/anthropic.py",
     "cattrs": "core/codec.py",
     "genai_prices": "models/prices.py",
-    "httpx2": "mcp/",
     "jsonschema_rs": "engine/schema_validator.py",
     "mcp": "mcp/",
     "openai": "models/openai_api.py",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
 import anyio
 import attrs
@@ -121,7 +121,7 @@ class Link:
 async def _noticing(transport: Any, ended: Callable[[], object]) -> AsyncIterator[TransportStreams]:
     """Open a transport, and tell when the other side has ended it."""
     async with transport as (read, write):
-        yield _Noticed(read, ended), write
+        yield cast("Any", _Noticed(read, ended)), write
 
 
 @attrs.define(eq=False, repr=False)
