@@ -1,0 +1,357 @@
+"""Our client as the official suite drives it: one scenario, against the server that the suite has started.
+
+Usage: `conformance_client.py URL` plays the scenario that the environment names, as the suite has it;
+`conformance_client.py SOCKET` waits for `conformance_door.py`, and plays each scenario in a process forked for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socketserver
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import redirect_stderr
+from typing import Any, Final
+from urllib.parse import parse_qs, urljoin, urlsplit
+
+import anyio
+import attrs
+import httpx2
+from mcp import Client
+from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
+from mcp.client.auth.extensions.client_credentials import (
+    ClientCredentialsOAuthProvider,
+    PrivateKeyJWTOAuthProvider,
+    SignedJWTParameters,
+)
+from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
+from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
+from mcp.types import ElicitResult
+from pydantic import AnyUrl
+
+from agentfsm import Agent
+from agentfsm.engine.tools import make_tool
+from agentfsm.mcp import MCPServer
+from agentfsm.testing import ScriptedModel, call, say
+
+CALLBACK: Final = "http://localhost:3000/callback"
+# Nobody listens there: who asks reads the address out of the redirect.
+METADATA_URL: Final = "https://conformance-test.local/client-metadata.json"
+# Which the suite wants the client to be known by, where the server lets it.
+PARENT: Final = os.getppid()
+OAUTH: Final = "urn:ietf:params:oauth"
+ALIKE: Final = {"string": "x", "number": 1, "integer": 1, "boolean": True, "array": [], "object": {}}
+# A value of each type.
+
+
+@attrs.frozen(kw_only=True)
+class Scenario:
+    """What is played."""
+
+    name: str
+    url: str
+    context: Mapping[str, Any]
+    # What the suite tells of it: credentials, calls to make.
+
+
+Play = Callable[[Scenario], Awaitable[None]]
+
+
+async def play(scenario: Scenario) -> None:
+    """Play a scenario to its end, as its name says."""
+    fallback = authorized if scenario.name.startswith("auth/") else listing
+    await PLAYS.get(scenario.name, fallback)(scenario)
+
+
+async def converse(server: MCPServer, *calls: tuple[str, Mapping[str, Any]]) -> None:
+    """Let an agent with the server's tools call these of them, one in each turn, and end."""
+    lines = [say("", call(f"{server.name}__{name}", **arguments)) for name, arguments in calls]
+    async with Agent(ScriptedModel(*lines, say("done")), tools=[server]) as agent:
+        run = await agent.run("go on")
+    sys.stderr.write("".join(f"{message.text}\n" for message in run.messages))
+
+
+async def listing(scenario: Scenario) -> None:
+    """Only look at the tools."""
+    await converse(MCPServer.http(scenario.url, name="s"))
+
+
+def calling(*calls: tuple[str, Mapping[str, Any]]) -> Play:
+    """Call these tools."""
+
+    async def calls_them(scenario: Scenario) -> None:
+        await converse(MCPServer.http(scenario.url, name="s"), *calls)
+
+    return calls_them
+
+
+async def every_tool(scenario: Scenario) -> None:
+    """Call each tool that the agent is given, with arguments that fit its schema."""
+    server = MCPServer.http(scenario.url, name="s")
+    await server.update()
+    names = [tool.name.removeprefix("s__") for tool in server.tools]
+    fitting = [_fitting(tool.parameters) for tool in server.tools]
+    await converse(server, *zip(names, fitting, strict=True))
+
+
+def _fitting(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: ALIKE[inner["type"]] for name, inner in schema.get("properties", {}).items()}
+
+
+async def named_calls(scenario: Scenario) -> None:
+    """Make the calls that the suite dictates.
+
+    They are put to the server without an agent: one has null where the schema wants a boolean, which no agent's call
+    may have.
+    """
+    server = MCPServer.http(scenario.url, name="s")
+    await server.update()
+    for each in scenario.context["toolCalls"]:
+        await _ask(server, lambda client, each=each: client.call_tool(each["name"], each["arguments"]))
+    await server.aclose()
+
+
+async def every_method(scenario: Scenario) -> None:
+    """Ask for tools, resources and prompts, and for one of each."""
+    server = MCPServer.http(scenario.url, name="s")
+    await every_tool(scenario)
+    resources = await _ask(server, lambda client: client.list_resources())
+    await _ask(server, lambda client: client.read_resource(resources.resources[0].uri))
+    prompts = await _ask(server, lambda client: client.list_prompts())
+    await _ask(server, lambda client: client.get_prompt(prompts.prompts[0].name, {}))
+    await server.aclose()
+
+
+async def _ask(server: MCPServer, question: Callable[[Client], Awaitable[Any]]) -> Any:
+    return await server.link.ask(question)
+
+
+async def schema_echoed(scenario: Scenario) -> None:
+    """Give the server back the schema of its tool as the agent has it."""
+    server = MCPServer.http(scenario.url, name="s")
+    await server.update()
+    tools = {tool.name: tool for tool in server.tools}
+    await converse(server, ("json_schema_echo", {"schema": tools["s__json_schema_2020_12_tool"].parameters}))
+
+
+def answering(*tools: str) -> Play:
+    """Call these tools, and answer what they ask with the defaults of the form."""
+
+    async def answers(scenario: Scenario) -> None:
+        server = MCPServer.http(scenario.url, name="s")
+        server.link.elicit = _accept
+        await converse(server, *((tool, {}) for tool in tools))
+
+    return answers
+
+
+async def _accept(_context: Any, asked: Any) -> ElicitResult:
+    fields = asked.requested_schema["properties"]
+    defaults = {name: form["default"] for name, form in fields.items() if "default" in form}
+    return ElicitResult(action="accept", content=defaults)
+
+
+# Servers that want a token.
+
+
+@attrs.define
+class Kept:
+    """Where a client's registration and tokens are kept: here, for the one scenario."""
+
+    tokens: OAuthToken | None = None
+    client: OAuthClientInformationFull | None = None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return self.tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self.tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self.client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self.client = client_info
+
+
+@attrs.define
+class Person:
+    """Who is sent to the authorization server, says yes, and comes back with a code."""
+
+    came_back: AuthorizationCodeResult | None = None
+
+    async def go(self, url: str) -> None:
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            response = await client.get(url, follow_redirects=False)
+        query = {name: values[0] for name, values in parse_qs(urlsplit(response.headers["location"]).query).items()}
+        self.came_back = AuthorizationCodeResult(**{key: query.get(key) for key in ("code", "state", "iss")})
+
+    async def returned(self) -> AuthorizationCodeResult:
+        assert self.came_back is not None
+        return self.came_back
+
+
+async def authorized(scenario: Scenario) -> None:
+    """Use a server after a person has let us."""
+    await _called_with(scenario, _by_person(scenario))
+
+
+def _by_person(scenario: Scenario) -> httpx2.Auth:
+    person, kept = Person(), Kept()
+    if "client_id" in scenario.context:
+        kept.client = OAuthClientInformationFull(
+            client_id=scenario.context["client_id"],
+            client_secret=scenario.context["client_secret"],
+            redirect_uris=[AnyUrl(CALLBACK)],
+            token_endpoint_auth_method="client_secret_basic",  # noqa: S106  a method's name
+        )
+    wanted = OAuthClientMetadata(
+        client_name="agentfsm",
+        redirect_uris=[AnyUrl(CALLBACK)],
+        grant_types=["authorization_code", "refresh_token"],
+        response_types=["code"],
+    )
+    return OAuthClientProvider(
+        server_url=scenario.url,
+        client_metadata=wanted,
+        storage=kept,
+        redirect_handler=person.go,
+        callback_handler=person.returned,
+        client_metadata_url=METADATA_URL,
+    )
+
+
+async def with_secret(scenario: Scenario) -> None:
+    """Use a server with a secret of our own."""
+    auth = ClientCredentialsOAuthProvider(
+        scenario.url, Kept(), scenario.context["client_id"], scenario.context["client_secret"]
+    )
+    await _called_with(scenario, auth)
+
+
+async def with_key(scenario: Scenario) -> None:
+    """Use a server with a key of our own."""
+    client = scenario.context["client_id"]
+    signed = SignedJWTParameters(
+        issuer=client,
+        subject=client,
+        signing_key=scenario.context["private_key_pem"],
+        signing_algorithm=scenario.context["signing_algorithm"],
+    )
+    auth = PrivateKeyJWTOAuthProvider(scenario.url, Kept(), client, signed.create_assertion_provider())
+    await _called_with(scenario, auth)
+
+
+async def with_assertion(scenario: Scenario) -> None:
+    """Use a server of a company whose identity provider vouches for a person who has signed in there."""
+    told = scenario.context
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        described = await client.get(urljoin(scenario.url, "/.well-known/oauth-protected-resource/mcp"))
+
+        async def assertion(audience: str, resource: str) -> str:
+            wanted = {
+                "grant_type": f"{OAUTH}:grant-type:token-exchange",
+                "requested_token_type": f"{OAUTH}:token-type:id-jag",
+                "subject_token": told["idp_id_token"],
+                "subject_token_type": f"{OAUTH}:token-type:id_token",
+                "audience": audience,
+                "resource": resource,
+                "client_id": told["idp_client_id"],
+            }
+            token: str = (await client.post(told["idp_token_endpoint"], data=wanted)).json()["access_token"]
+            return token
+
+        auth = IdentityAssertionOAuthProvider(
+            scenario.url,
+            Kept(),
+            told["client_id"],
+            told["client_secret"],
+            described.json()["authorization_servers"][0],
+            assertion,
+            token_endpoint_auth_method="client_secret_basic",  # noqa: S106  a method's name
+        )
+        await _called_with(scenario, auth)
+
+
+async def _called_with(scenario: Scenario, auth: httpx2.Auth) -> None:
+    server = MCPServer.http(scenario.url, auth=auth, name="s")
+    await server.update()
+    first = server.tools[0].name.removeprefix("s__")
+    await converse(server, (first, {}))
+
+
+PLAYS: Final[Mapping[str, Play]] = {
+    "tools_call": calling(("add_numbers", {"a": 5, "b": 3})),
+    "sse-retry": calling(("test_reconnection", {})),
+    "elicitation-sep1034-client-defaults": answering("test_client_elicitation_defaults"),
+    "sep-2322-client-request-state": answering(
+        "test_mrtr_echo_state", "test_mrtr_no_state", "test_mrtr_unrelated", "test_mrtr_no_result_type"
+    ),
+    "http-standard-headers": every_method,
+    "http-custom-headers": named_calls,
+    "http-invalid-tool-headers": every_tool,
+    "json-schema-2020-12-preservation": schema_echoed,
+    "auth/client-credentials-basic": with_secret,
+    "auth/client-credentials-jwt": with_key,
+    "auth/enterprise-managed-authorization": with_assertion,
+}
+
+
+# How the suite comes in.
+
+
+class Door(socketserver.StreamRequestHandler):
+    """Plays a scenario in this process, which was forked for it."""
+
+    def handle(self) -> None:
+        """Read what is to be played, play it, and tell how it went."""
+        asked = json.loads(self.rfile.read())
+        with open(self.wfile.fileno(), "w", closefd=False) as told, redirect_stderr(told):
+            try:
+                anyio.run(play, _scenario(asked["url"], asked["env"]))
+                told.write("done\n")
+            except Exception:  # noqa: BLE001  the suite shows it
+                traceback.print_exc()
+
+
+class House(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """Forks for each scenario, for as long as who started it lives."""
+
+    max_children = 200
+    request_queue_size = 200
+
+    def service_actions(self) -> None:
+        """Look after the forked, and end with the parent, however that ends."""
+        super().service_actions()
+        if os.getppid() != PARENT:
+            sys.exit()
+
+
+def _scenario(url: str, env: Mapping[str, str]) -> Scenario:
+    context = json.loads(env.get("MCP_CONFORMANCE_CONTEXT", "{}"))
+    return Scenario(name=env["MCP_CONFORMANCE_SCENARIO"], url=url, context=context)
+
+
+async def _warm() -> None:
+    """Let an agent call a tool, so that what is imported late is there before the first fork."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    tool = make_tool(lambda a: a, name="s__warm", description="It returns what it is given.", parameters=schema)
+    script = ScriptedModel(say("", call(tool.name, a="x")), say("done"))
+    async with httpx2.AsyncClient(), Agent(script, tools=[tool]) as agent:
+        await agent.run("go on")
+
+
+def main(where: str) -> None:
+    """Play one scenario, or all that come in at a socket."""
+    if where.startswith("http"):
+        anyio.run(play, _scenario(where, os.environ))
+    else:
+        anyio.run(_warm)
+        with House(where, Door) as house:
+            house.serve_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
