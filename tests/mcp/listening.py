@@ -1,0 +1,59 @@
+"""Servers of tests that listen at a port: started, waited for, and ended."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import keeper
+
+PORTS: Final = range(15_000, 32_768)
+# Below what Linux gives to clients: a client could get the port of a server that is about to start.
+LAST_S: Final = 10.0
+# Seconds until a server that was told to end is killed.
+
+
+@contextmanager
+def listening(command: Sequence[str], env: Mapping[str, str], *, port_as: str = "PORT") -> Iterator[str]:
+    """Start a server that takes its port from the environment; yields its URL, without a path, once it listens.
+
+    Args:
+        command: With its arguments; "{port}" in them stands for the port.
+        env: All that it gets beside the port.
+        port_as: The variable that names the port.
+    """
+    port = free_port()
+    words = [word.replace("{port}", str(port)) for word in command]
+    with subprocess.Popen(words, env={**env, port_as: str(port)}, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            keeper.await_that(lambda: server.poll() is not None or is_open(port), f"{command[-1]} listens")
+            assert server.poll() is None, server.stderr.read() if server.stderr else ""
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            _end(server)
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    server.terminate()
+    try:
+        server.communicate(timeout=LAST_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.communicate()
+
+
+def free_port() -> int:
+    """Return a port where nobody listens."""
+    while is_open(port := secrets.choice(PORTS)):
+        pass
+    return port
+
+
+def is_open(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
