@@ -5,8 +5,9 @@ Both revisions of the protocol are served, 2026-07-28 and the handshake of 2025-
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, redirect_stdout
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ from agentfsm.engine.permission import Permissions
 from agentfsm.engine.queue import LIMIT, TIMEOUT_S
 from agentfsm.engine.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools import Tool
-from agentfsm.mcp import serve_http as http
+from agentfsm.mcp import serve_http as web
 from agentfsm.mcp.serve_bus import Bus
 from agentfsm.mcp.serve_offers import Prompt, Resource
 from agentfsm.mcp.serve_runs import ServedRuns
@@ -143,7 +144,10 @@ class MCPService:
         Meanwhile nothing else gets to standard output: what is printed goes to standard error.
         """
         async with stdio_server() as (read, write):
-            await self.server.run(read, write, self.server.create_initialization_options())
+            # The SDK has turned the descriptor to standard error; what Python still holds back would come after that.
+            with redirect_stdout(sys.stderr):
+                await self.server.run(read, write, self.server.create_initialization_options())
+            sys.stdout.flush()
 
     async def http(
         self,
@@ -174,11 +178,11 @@ class MCPService:
                 "http() needs asyncio, which uvicorn runs on; on trio, give `asgi()` to a server of trio's"
             )
         app = self.asgi(host, token=token, hosts=hosts)
-        bound = http.listening(host, port)
+        bound = web.listening(host, port)
         with bound:
-            await http.serve(app, bound, http.url_of(host, bound), task_status)
+            await web.serve(app, bound, web.url_of(host, bound), task_status)
 
-    def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> http.App:
+    def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> web.App:
         """Return the server as an ASGI app, for a web server of your own; its endpoint is /mcp.
 
         That server has to run the app's lifespan, in which runs are driven. An app serves for one lifespan.
@@ -191,19 +195,19 @@ class MCPService:
         Raises:
             MisuseError: when anybody could reach it.
         """
-        token = http.token_of(token)
-        if token is None and not http.is_loopback(host):
+        token = web.token_of(token)
+        if token is None and not web.is_loopback(host):
             raise MisuseError(
-                f"{host!r} is reached from other machines, so clients need a bearer token: set ${http.TOKEN_VARIABLE}, "
+                f"{host!r} is reached from other machines, so clients need a bearer token: set ${web.TOKEN_VARIABLE}, "
                 "give token=..., or listen on 127.0.0.1"
             )
         app = self.server.streamable_http_app(
-            streamable_http_path=http.PATH,
-            max_request_body_size=http.BODY_BYTES,
-            max_sessions=http.MOST_SESSIONS,
-            transport_security=http.security_of(host, hosts),
+            streamable_http_path=web.PATH,
+            max_request_body_size=web.BODY_BYTES,
+            max_sessions=web.MOST_SESSIONS,
+            transport_security=web.security_of(host, hosts),
         )
-        return http.Guarded(app, token)
+        return web.Guarded(app, token)
 
     async def rest(self) -> None:
         """Give back the runs that are driven, for the next server; clients are still answered."""
@@ -317,8 +321,8 @@ def _tools_of(runs: ServedRuns, registry: ToolRegistry) -> ServedTools:
     made, outputs = runs.tools()
     if taken := [name for name in made.names if name in registry]:
         raise MisuseError(
-            f"the agent has tools of its own called {', '.join(taken)}, as are those for its runs: name these otherwise "
-            "with prefix='agent_', or leave the agent's out with tools=False"
+            f"the agent has tools of its own called {', '.join(taken)}, as are those for its runs: name the latter "
+            "otherwise with prefix='agent_', or leave the agent's own out with tools=False"
         )
     return ServedTools(registry=made, outputs=outputs, limit=MOST)
 

@@ -84,8 +84,8 @@ class Asking:
             return f"{question.tool} needs a person's approval, and its arguments are too long to be read: shorten them"
         if not _can_ask(ctx):
             return (
-                f"{question.tool} was not run: it needs a person's approval, and this client cannot ask anybody (it has "
-                "not declared elicitation). Use a client that can, or run it in an agent, where approvals wait."
+                f"{question.tool} was not run: it needs a person's approval, and this client cannot ask anybody (it "
+                "has not declared elicitation). Use a client that can, or run it in an agent, where approvals wait."
             )
         if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
             return self._request(question)

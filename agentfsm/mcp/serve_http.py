@@ -16,6 +16,7 @@ from anyio.abc import TaskStatus
 from mcp.server.transport_security import TransportSecuritySettings
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.engine.queue import first_error
 from agentfsm.mcp.errors import MCPServerError
 
 TOKEN_VARIABLE: Final = "AGENTFSM_MCP_TOKEN"  # noqa: S105  the name of a variable
@@ -169,11 +170,14 @@ async def serve(app: App, bound: socket.socket, url: str, task_status: TaskStatu
         ws="none",
     )
     server = _Server(config, lambda: task_status.started(url))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_end_when_cancelled, server)
-        with anyio.CancelScope(shield=True):
-            await server.serve(sockets=[bound])
-        tasks.cancel_scope.cancel()
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_end_when_cancelled, server)
+            with anyio.CancelScope(shield=True):
+                await server.serve(sockets=[bound])
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:  # of one error
+        raise first_error(group) from None
 
 
 async def _end_when_cancelled(server: uvicorn.Server) -> None:

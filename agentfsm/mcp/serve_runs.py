@@ -277,6 +277,7 @@ class ServedRuns:
         run_id: _RunId,
         call_id: Annotated[str, Field(min_length=1, max_length=40)],
         decision: Literal["approve", "reject", "answer"],
+        *,
         by: Annotated[str, Field(min_length=1, max_length=200)],
         text: str = "",
         arguments: dict[str, Any] | None = None,
@@ -320,7 +321,7 @@ class ServedRuns:
         return run
 
     async def _settled(self, ctx: RunContext[Any], run_id: str, wait_s: float) -> Run:
-        """Wait until nothing more happens by itself, but no longer than so many seconds; tell what happens meanwhile."""
+        """Wait until nothing more happens by itself, or the time is up; tell what happens meanwhile."""
         told = ""
         with anyio.move_on_after(wait_s):
             while True:
@@ -362,7 +363,7 @@ class ServedRuns:
         return Resource(
             uri=f"{URI}{{run_id}}",
             name="run",
-            description=f"A run of the agent {self.agent.name!r}: its state, messages, what it waits for, what it cost.",
+            description=f"A run of the agent {self.agent.name!r}: its state, messages, what it waits for, its cost.",
             mime_type="application/json",
             read=self._read,
         )

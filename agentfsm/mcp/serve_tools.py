@@ -21,7 +21,7 @@ from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResul
 from agentfsm.engine import render
 from agentfsm.engine.context import RunContext, ToolKind
 from agentfsm.engine.decide import described, needs_approval
-from agentfsm.engine.dispatch import End, Host, Job, failed
+from agentfsm.engine.dispatch import End, Host, failed
 from agentfsm.engine.permission import Permissions
 from agentfsm.engine.queue import LIMIT, TIMEOUT_S, ToolQueue
 from agentfsm.engine.registry import ToolRegistry
