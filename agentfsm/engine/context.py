@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from agentfsm.core.effects import Pending
-from agentfsm.core.messages import AgentCost, ErrorType, Outcome
+from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome
 
 D = TypeVar("D")
 
@@ -99,6 +99,8 @@ class Ended:
     error_type: ErrorType | None = None
     retryable: bool = False
     child: AgentCost | None = None
+    parts: tuple[Media, ...] = ()
+    # What goes with the content, which names them: both come from `render.with_parts`.
 
 
 class Paused(Exception):  # noqa: N818  it is no error: the call goes on later
