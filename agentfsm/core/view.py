@@ -113,9 +113,9 @@ def shortened(result: ToolResult, chars: int, items: int) -> ToolResult:
     if len(result.parts) <= kept:
         return short
     gone = ", ".join([name_of(part, number) for number, part in enumerate(result.parts, 1) if number > kept])
-    text = f"{short.content}\n[not shown any more: {gone}]"
     # The note is at the end, where a cut leaves it.
-    return attrs.evolve(short, content=text, parts=result.parts[:kept])
+    note = f"[not shown any more: {gone}; to see it again, read result {result.call_id} to its end]"
+    return attrs.evolve(short, content=f"{short.content}\n{note}", parts=result.parts[:kept])
 
 
 def _shorter(result: ToolResult, chars: int, items: int) -> ToolResult:

@@ -62,6 +62,8 @@ class RunContext(Generic[D]):
     ending: Ending = attrs.field(factory=Ending, repr=False)
     kept: Callable[[str], str | None] = attrs.field(default=lambda _call_id: None, repr=False)
     # The whole content of an earlier result of the run, by its call's id.
+    kept_parts: Callable[[str], tuple[Media, ...]] = attrs.field(default=lambda _call_id: (), repr=False)
+    # All parts of an earlier result.
     tell: Callable[[Any], None] | None = attrs.field(default=None, repr=False)
     # Where the events of an agent that is a tool go; None when nobody watches.
     parent: Any = attrs.field(default=None, repr=False)
