@@ -198,7 +198,7 @@ class Model(Protocol):
         ...
 
     def refuses(self, part: Part) -> str | None:  # noqa: ARG002  a default for those that take everything
-        """Say why the model cannot take this part of a user's message; None where it can."""
+        """Say why the model cannot take this part of a user's message, or of a tool's result; None where it can."""
         return None
 
     def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  a default for those that know no prices

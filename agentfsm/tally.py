@@ -55,6 +55,9 @@ UNSEEN_TOKENS: Final = 1_500
 # A page of a PDF, which providers read as text and picture (1,500 to 3,000: Anthropic's page on PDF support), and two
 # minutes of speech: the least that a file or a recording is taken for, and what one by address is.
 
+PART_TOKENS: Final = 100
+# What a wire writes around a part of a result: whose it is, or why the model cannot be shown it.
+
 FILE_CHARS: Final = 30
 # Base64 characters of a file that come to a token: a page of text takes 50 to 100 KB with its fonts.
 
@@ -96,7 +99,8 @@ def _of_assistant(message: AssistantMessage, count: Count) -> int:
 
 
 def _of_result(message: ToolResult, count: Count) -> int:
-    return count(message.text) + CALL_TOKENS
+    tokens = count(message.text) + CALL_TOKENS
+    return tokens + sum(_of_media(part) + PART_TOKENS for part in message.parts) if message.parts else tokens
 
 
 def _of_user(message: UserMessage, count: Count) -> int:
@@ -127,13 +131,19 @@ def _part(part: Part) -> str:
     return f"{part.detail}\0{part.url}" if isinstance(part, ImagePart) else part.url
 
 
+def _parts(parts: Sequence[Part]) -> str:
+    return "".join([f"\0{_part(part)}" for part in parts])
+
+
 _SPOKEN: Mapping[type[Message], Callable[[Any], str]] = {
     SystemMessage: lambda message: f"\0s{message.text}",
     UserMessage: lambda message: "\0u" + "\0".join([_part(part) for part in message.parts]),
     AssistantMessage: lambda message: (
         f"\0a{message.text}" + "".join([f"\0{call.id}\0{call.name}\0{call.arguments}" for call in message.calls])
     ),
-    ToolResult: lambda message: f"\0t{message.call_id}\0{message.text}",
+    ToolResult: lambda message: (
+        f"\0t{message.call_id}\0{message.text}" + (_parts(message.parts) if message.parts else "")
+    ),
 }
 # Each message as it enters a hash: what a model reads of it.
 

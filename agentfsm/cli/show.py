@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -14,7 +15,8 @@ from agentfsm.core import codec
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolFinished, ToolPaused, ToolsChosen, ToolsOffered
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolResult
+from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult
+from agentfsm.core.parts import in_words
 from agentfsm.core.run import arguments_of
 from agentfsm.engine.cost import cost_of
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import JSON, AgentCost, ToolCall, Usage
     from agentfsm.core.run import OpenCall, Run
     from agentfsm.ports import Summary
+
+_DATA: Final = re.compile(r'("data:[^",]{1,200}),[^"]*')
+# In JSON, an address that carries its data, which says nothing to a reader.
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +52,8 @@ class CallView:
     # What it waits for from outside, by itself or in the run of a sub-agent.
     run_id: str = ""
     # Of an open call: its run.
+    parts: tuple[str, ...] = ()
+    # What the result holds beside its text, in words.
     child: AgentCost | None = None
     # The sub-agent's run, where the tool is one.
     approved_by: str | None = None
@@ -77,13 +84,15 @@ class CallView:
 
     @property
     def below(self) -> Iterator[str]:
-        """What there is to say below it, a line each: who decided on it, its sub-agent's run, what it waits for."""
+        """What there is to say below it, a line each: who decided on it, its parts, its sub-agent's run, its waits."""
         if self.approved_by is not None:
             yield one_line(f"approved by {self.approved_by or 'somebody'}", NOTE_CHARS)
         if self.proposed is not None:
             yield one_line(f"the model's own arguments, which were changed: {listed(self.proposed)}", NOTE_CHARS)
         if self.decision:
             yield one_line(f"{self.decision} by {self.decided_by or 'somebody'}", NOTE_CHARS)
+        if self.parts:
+            yield one_line(f"with {', '.join(self.parts)}", NOTE_CHARS)
         if self.child is not None:
             yield from cost_lines(self.child)
         for item in self.waits:
@@ -173,6 +182,7 @@ def _closed_view(call: ToolCall, result: ToolResult) -> CallView:
         status=str(result.outcome),
         duration_s=result.duration_s,
         content=result.content,
+        parts=tuple([in_words(part) for part in result.parts]),
         child=result.child,
     )
 
@@ -228,8 +238,8 @@ def cost_lines(cost: AgentCost) -> Iterator[str]:
 
 
 def prompt_of(run: Run) -> str:
-    """Return the text of the prompt."""
-    return "\n".join(part.text if isinstance(part, TextPart) else part.url for part in run.header.prompt)
+    """Return the text of the prompt, and what else it holds in words."""
+    return "\n".join(map(in_words, run.header.prompt))
 
 
 def run_text(run: Run, events: Sequence[Event] = ()) -> str:
@@ -298,7 +308,8 @@ def event_lines(events: Sequence[Event]) -> Iterator[str]:
     """Return the journal, a line an entry; event number n made version n."""
     for number, event in enumerate(events, 1):
         facts = _facts(event)
-        told = one_line(json.dumps(facts, ensure_ascii=False), CALL_CHARS) if facts else ""
+        text = json.dumps(facts, ensure_ascii=False) if facts else ""
+        told = one_line(_DATA.sub(r"\1,...", text), CALL_CHARS)
         yield f"{number:>5}  {moment(event.at)}  {type(event).__name__:<14} {told}".rstrip()
 
 

@@ -25,7 +25,7 @@ from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import InboxItem, InputKind, Priority
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import ErrorType, Message, Outcome, Part, clean
+from agentfsm.core.messages import ErrorType, Media, Message, Outcome, Part, clean
 from agentfsm.core.run import FORMAT, Header
 from agentfsm.core.verdict import Action
 from agentfsm.core.view import Shown
@@ -36,7 +36,7 @@ LIMIT_CHARS = 64 * 1024 * 1024
 # The longest record written or read: no model takes more, and a larger one would hurt every later reader.
 
 _AnyEvent: Any = Union[events.EVENTS]  # noqa: UP007  built from the list, so that there is one list
-_UNIONS: Final[tuple[Any, ...]] = (Part, Message, InboxItem, Shown, _AnyEvent)
+_UNIONS: Final[tuple[Any, ...]] = (Part, Media, Message, InboxItem, Shown, _AnyEvent)
 _TAGGED: Final = frozenset(kind for union in _UNIONS for kind in get_args(union))
 
 # Values to text. It is done for each event of each run, so the function for a class names its fields one after the

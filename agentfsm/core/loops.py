@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentfsm.core.messages import AssistantMessage, Message, ToolResult, UserMessage
+from agentfsm.core.messages import AssistantMessage, Media, Message, ToolResult, UserMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +24,8 @@ LONGEST = 4
 
 
 Signature = tuple[tuple[str, str], ...]
+_Content = tuple[str, tuple[Media, ...]]
+# Of a result: two pictures of one size are told in the same words.
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +44,7 @@ class Loop:
 class _Turn:
     said: AssistantMessage
     signature: Signature
-    results: tuple[str, ...]
+    results: tuple[_Content, ...]
 
 
 def find(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset()) -> Loop | None:
@@ -62,7 +64,7 @@ def _suspicious(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
     """Whether the newest turn is like any of those that a loop would need: a quick look that usually settles it."""
     newest: AssistantMessage | None = None
     wanted: Signature = ()
-    results: set[str] = set()
+    results: set[_Content] = set()
     turns = 0
     for message in reversed(messages):
         if isinstance(message, AssistantMessage):
@@ -75,8 +77,8 @@ def _suspicious(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
                 return True
         elif isinstance(message, ToolResult):
             if turns == 0:
-                results.add(message.content)
-            elif turns == 1 and message.content in results:
+                results.add((message.content, message.parts))
+            elif turns == 1 and (message.content, message.parts) in results:
                 return True
         elif isinstance(message, UserMessage):
             return False
@@ -92,10 +94,10 @@ def _signature(message: AssistantMessage, exempt: AbstractSet[str]) -> Signature
 def _newest(messages: Sequence[Message], count: int, exempt: AbstractSet[str]) -> list[_Turn]:
     """Return up to `count` turns, newest first, up to what the user said last or a turn of exempt calls only."""
     turns: list[_Turn] = []
-    results: list[str] = []
+    results: list[_Content] = []
     for message in reversed(messages):
         if isinstance(message, ToolResult):
-            results.append(message.content)
+            results.append((message.content, message.parts))
         elif isinstance(message, AssistantMessage):
             signature = _signature(message, exempt)
             if (message.calls and not signature) or len(turns) == count:

@@ -75,6 +75,12 @@ def data_url(data: bytes, media_type: str) -> str:
     return f"data:{media_type};base64,{b2a_base64(data, newline=False).decode('ascii')}"
 
 
+def _briefly(url: str) -> str:
+    """Return an address for `repr`, which goes into logs and error texts: without the data that it may carry."""
+    head, comma, data = url.partition(",") if url.startswith("data:") else (url, "", "")
+    return f"{head!r}, and {len(data):,} characters of data" if comma else repr(url)
+
+
 def _check_detail(_part: object, _attribute: object, detail: str) -> None:
     if detail not in {"auto", "low", "high"}:
         raise MisuseError(f"ImagePart(detail={detail!r}): give 'auto', 'low' or 'high'")
@@ -84,7 +90,7 @@ def _check_detail(_part: object, _attribute: object, detail: str) -> None:
 class ImagePart:
     """An image, by reference or whole."""
 
-    url: str = attrs.field(validator=_by_url("image/"))
+    url: str = attrs.field(validator=_by_url("image/"), repr=_briefly)
     # An address that the provider can fetch, or a data: URL that carries the image.
     detail: str = attrs.field(default="auto", validator=_check_detail)
     # How closely the model looks: "auto", "low" or "high".
@@ -99,7 +105,7 @@ class ImagePart:
 class AudioPart:
     """A recording, by reference or whole."""
 
-    url: str = attrs.field(validator=_by_url("audio/"))
+    url: str = attrs.field(validator=_by_url("audio/"), repr=_briefly)
     # A data: URL that carries it, or, where the provider fetches audio, an address.
 
     @classmethod
@@ -112,7 +118,7 @@ class AudioPart:
 class FilePart:
     """A document, such as a PDF, by reference or whole."""
 
-    url: str = attrs.field(validator=_by_url(""))
+    url: str = attrs.field(validator=_by_url(""), repr=_briefly)
     # An address that the provider can fetch, or a data: URL that carries the file.
     name: str = ""
     # As the user calls it, for example "report.pdf".
@@ -323,6 +329,8 @@ class ToolResult:
     # How many characters of the content the model is shown; None for all of it.
     child: AgentCost | None = None
     # What it cost, where the tool is an agent.
+    parts: tuple[Media, ...] = ()
+    # What the model is shown beside the content, which names them: "image 1" is the first.
 
     @property
     def completed_at(self) -> float:

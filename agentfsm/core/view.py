@@ -17,9 +17,12 @@ from typing import Final, TypeAlias
 import attrs
 
 from agentfsm.core.messages import Message, SystemMessage, ToolResult, clean
+from agentfsm.core.parts import name_of
 
 LIST_FACTOR: Final = 4
 # The first items of a list may take so many times the characters of a text: a whole item says more than half of two.
+PART_CHARS: Final = 6_000
+# What an image counts for among the characters of a result: it has some 1,500 tokens, of four characters each.
 
 
 @attrs.frozen(kw_only=True)
@@ -98,12 +101,25 @@ def shortened(result: ToolResult, chars: int, items: int) -> ToolResult:
     """Return a result of which the model is shown less; the same one where that would not make it shorter.
 
     A JSON list keeps its first items and says how many there are. What is any other text keeps its head and its tail.
+    Of its parts the first are kept, one for each 6,000 of `chars`; the text says which are not.
 
     Args:
         result: The result, whole.
         chars: Of the text, 1 or more; a list may have four times as many.
         items: Of the list, at most; 0 cuts a list as any other text.
     """
+    kept = chars // PART_CHARS
+    short = _shorter(result, chars, items)
+    if len(result.parts) <= kept:
+        return short
+    gone = ", ".join([name_of(part, number) for number, part in enumerate(result.parts, 1) if number > kept])
+    # The note is at the end, where a cut leaves it.
+    note = f"[not shown any more: {gone}; to see it again, read result {result.call_id} to its end]"
+    return attrs.evolve(short, content=f"{short.content}\n{note}", parts=result.parts[:kept])
+
+
+def _shorter(result: ToolResult, chars: int, items: int) -> ToolResult:
+    """Return a result with less text."""
     size = len(result.content)
     if min(size, result.shown_chars or size) <= chars:
         return result

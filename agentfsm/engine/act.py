@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -12,7 +12,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending, RunTools, Wait
 from agentfsm.core.inbox import Approve, Posted, Rerun
-from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult, clean
+from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, clean
 from agentfsm.core.run import UNDECIDED, OpenCall, Phase, place_in
 from agentfsm.engine.access import absence, barred, context_of, turn_of
 from agentfsm.engine.arguments import check_object, object_text, repair
@@ -134,12 +134,19 @@ class RunHost(Host):
             attempt=max([1, *attempts]),
             deadline=deadline,
             kept=self._kept,
+            kept_parts=self._kept_parts,
             parent=self._parent() if tool.kind is ToolKind.AGENT else None,
         )
 
     def _kept(self, call_id: str) -> str | None:
-        results = (m for m in self.drive.journal.run.messages if isinstance(m, ToolResult))
-        return next((result.content for result in results if result.call_id == call_id), None)
+        return next((result.content for result in self._results(call_id)), None)
+
+    def _kept_parts(self, call_id: str) -> tuple[Media, ...]:
+        return next((result.parts for result in self._results(call_id)), ())
+
+    def _results(self, call_id: str) -> Iterator[ToolResult]:
+        messages = self.drive.journal.run.messages
+        return (m for m in messages if isinstance(m, ToolResult) and m.call_id == call_id)
 
     def _parent(self) -> Parent:
         journal, drive = self.drive.journal, self.drive

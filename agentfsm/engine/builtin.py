@@ -12,6 +12,7 @@ from agentfsm.engine.permission import Level
 from agentfsm.engine.tools import Tool, make_tool
 
 if TYPE_CHECKING:
+    from agentfsm.core.messages import Media
     from agentfsm.core.run import Run
 
 READ_RESULT: Final = "read_result"
@@ -41,8 +42,8 @@ ID_CHARS: Final = 40
 _ABOUT: Final = "Read on in an earlier result of which only the beginning and the end were shown."
 
 
-async def _read_result(ctx: RunContext[Any], result: str, start: int = 0) -> str:
-    """Return a page of a result.
+async def _read_result(ctx: RunContext[Any], result: str, start: int = 0) -> str | list[str | Media]:
+    """Return a page of a result; the last one with the pictures and files of the result.
 
     Args:
         ctx: Knows the results of the run.
@@ -57,7 +58,9 @@ async def _read_result(ctx: RunContext[Any], result: str, start: int = 0) -> str
         raise ModelRetry(f"result {result} has the characters 0 to {len(whole) - 1}: start among them")
     end = min(start + PAGE_CHARS, len(whole))
     more = f"\n[... {len(whole) - end} more characters: go on from character {end} ...]" if end < len(whole) else ""
-    return whole[start:end] + more
+    page = whole[start:end] + more
+    parts = () if more else ctx.kept_parts(result)
+    return [page, *parts] if parts else page
 
 
 @cache

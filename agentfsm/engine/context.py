@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from agentfsm.core.effects import Pending
-from agentfsm.core.messages import AgentCost, ErrorType, Outcome
+from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome
 
 D = TypeVar("D")
 
@@ -62,6 +62,8 @@ class RunContext(Generic[D]):
     ending: Ending = attrs.field(factory=Ending, repr=False)
     kept: Callable[[str], str | None] = attrs.field(default=lambda _call_id: None, repr=False)
     # The whole content of an earlier result of the run, by its call's id.
+    kept_parts: Callable[[str], tuple[Media, ...]] = attrs.field(default=lambda _call_id: (), repr=False)
+    # All parts of an earlier result.
     tell: Callable[[Any], None] | None = attrs.field(default=None, repr=False)
     # Where the events of an agent that is a tool go; None when nobody watches.
     parent: Any = attrs.field(default=None, repr=False)
@@ -99,6 +101,8 @@ class Ended:
     error_type: ErrorType | None = None
     retryable: bool = False
     child: AgentCost | None = None
+    parts: tuple[Media, ...] = ()
+    # What goes with the content, which names them: both come from `render.with_parts`.
 
 
 class Paused(Exception):  # noqa: N818  it is no error: the call goes on later

@@ -265,8 +265,9 @@ async def _recovered(engine: Engine, drive: Drive, call: ToolCall) -> e.Event | 
     tool = None if call.invented else engine.registry.get(call.name)
     policy = "ask" if tool is None else await _found_out(engine, drive, tool, call)
     if isinstance(policy, Found):
-        content = render.result_text(policy.result)
-        return e.ToolFinished(result=_settled(engine, drive, call, Outcome.DONE, content), by="on_unknown")
+        content, parts = render.rendered(policy.result)
+        result = attrs.evolve(_settled(engine, drive, call, Outcome.DONE, content), parts=parts)
+        return e.ToolFinished(result=result, by="on_unknown")
     drive.journal.log.warning("call_unknown", call=call.id, policy=policy)
     if policy == "fail":
         content = (

@@ -17,7 +17,7 @@ import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
-from agentfsm.core.messages import AgentCost, ErrorType, Outcome, ToolCall, clean
+from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome, ToolCall, clean
 from agentfsm.engine import render
 from agentfsm.engine.breaker import Ticket
 from agentfsm.engine.context import Ended, Paused, RunContext, ToolKind
@@ -51,6 +51,7 @@ class End(NamedTuple):
     retryable: bool = False
     child: AgentCost | None = None
     attempts: int = 1
+    parts: tuple[Media, ...] = ()
 
 
 def failed(text: str, error_type: ErrorType, *, retryable: bool = False, attempts: int = 1) -> End:
@@ -279,8 +280,11 @@ class _Tries:
                 raise
             return await self._failed(error)
         if isinstance(value, Ended):
-            return End(value.outcome, value.content, value.error_type, value.retryable, value.child, self.attempt)
-        return End(Outcome.DONE, render.result_text(value), attempts=self.attempt)
+            return End(
+                value.outcome, value.content, value.error_type, value.retryable, value.child, self.attempt, value.parts
+            )
+        text, parts = render.rendered(value)
+        return End(Outcome.DONE, text, attempts=self.attempt, parts=parts)
 
     def _is_ours(self, error: BaseException) -> bool:
         """Whether an error is not the tool's: a pause, somebody at the keyboard, or an agent's journal."""

@@ -239,6 +239,7 @@ class ToolQueue:
             retryable=end.retryable,
             shown_chars=None if tool is None else render.shown_chars(content, tool, self.host.count),
             child=end.child,
+            parts=end.parts,
         )
 
     def refuse(self, job: Job, end: End) -> ToolResult:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from agentfsm.core.errors import RefusedError
-from agentfsm.core.messages import Outcome, ToolCall, ToolResult, clean
+from agentfsm.core.messages import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Media,
+    Outcome,
+    Part,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    clean,
+)
 from agentfsm.core.run import place_in
+from agentfsm.engine.parts import PARTS_CHARS, told
 from agentfsm.tally import BYTES
 
 if TYPE_CHECKING:
@@ -32,6 +44,27 @@ SLACK = 0.98
 # What is kept may be denser than the whole: a little less each time makes two rounds enough.
 HEAD, WHOLE = 3, 4
 # Of what is shown of a long result, three quarters are its beginning.
+_PARTS: Final[frozenset[type]] = frozenset({TextPart, ImagePart, AudioPart, FilePart})
+_MAY_HOLD_PARTS: Final[frozenset[type]] = _PARTS | {list, tuple}
+
+
+def rendered(value: object) -> tuple[str, tuple[Media, ...]]:
+    """Return what a tool returned as text, and its parts: it may be a part, or a list with parts among its items."""
+    if type(value) in _MAY_HOLD_PARTS:
+        items = value if isinstance(value, list | tuple) else [value]
+        if not _PARTS.isdisjoint(map(type, items)):
+            return with_parts([item if isinstance(item, Part) else result_text(item) for item in items])
+    return result_text(value), ()
+
+
+def with_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
+    """Return a text in which each part is named at its place, and the parts, as far as a record can hold both.
+
+    Args:
+        pieces: What was returned, in reading order.
+    """
+    text, parts = told(pieces)
+    return kept(clean(text), RECORD_CHARS - PARTS_CHARS), parts
 
 
 def result_text(value: object) -> str:
@@ -50,11 +83,16 @@ def decided(call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
     return ToolResult(call_id=call.id, tool=call.name, outcome=outcome, content=content, index=place_in(call.id))
 
 
-def kept(text: str) -> str:
-    """Return a result as far as a record of the journal can hold it: whole, or its two ends."""
-    if len(text) * ESCAPED_CHARS <= RECORD_CHARS or len(json.dumps(text, ensure_ascii=False)) <= RECORD_CHARS:
+def kept(text: str, room_chars: int = RECORD_CHARS) -> str:
+    """Return a result as far as a record of the journal can hold it: whole, or its two ends.
+
+    Args:
+        text: The result.
+        room_chars: What it may take as JSON, characters.
+    """
+    if len(text) * ESCAPED_CHARS <= room_chars or len(json.dumps(text, ensure_ascii=False)) <= room_chars:
         return text
-    end = RECORD_CHARS // ESCAPED_CHARS // 2
+    end = room_chars // ESCAPED_CHARS // 2
     return f"{text[:end]}\n[... {len(text) - 2 * end} characters were dropped: too many to be kept ...]\n{text[-end:]}"
 
 

@@ -1,20 +1,166 @@
-"""What a server returns, as text for the model."""
+"""What a server returns, for the model: a text, and parts beside it. Whatever comes, it is told and never raised."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from binascii import a2b_base64
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-from mcp.types import CallToolResult, ContentBlock, TextContent
+import mcp.types as m
+
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part
+from agentfsm.core.parts import size_of
+from agentfsm.engine.parts import left_out
+from agentfsm.engine.render import rendered, with_parts
+
+WORD_CHARS: Final = 300
+# Of a name, an address or a description that a server gives.
+NOTHING: Final = "(done, no output)"
+REASONLESS: Final = "(failed, and the server did not say why)"
+
+_MEDIA_TYPE: Final = re.compile(r"[a-z0-9!#$&^_.+-]{1,80}/[a-z0-9!#$&^_.+-]{1,80}")
+# Source: RFC 6838, 4.2.
+_TEXTS: Final = re.compile(r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|toml|javascript|sql)|image/svg\+xml")
+# Kinds of data that are text.
 
 
-def text_of(result: CallToolResult) -> str:
-    """Return the text of a result: its text blocks, or its structured content where there is no text."""
-    texts = [block.text for block in result.content if isinstance(block, TextContent)]
-    if not texts and result.structured_content is not None:
-        return json.dumps(result.structured_content, ensure_ascii=False)
-    return "\n".join([*texts, *_others(result.content)])
+def content_of(result: m.CallToolResult) -> tuple[str, tuple[Media, ...]]:
+    """Return the content of a result and the parts that it names.
+
+    What is meant for the user alone is not shown, but noted. Structured content is shown as JSON, unless a text says
+    the same.
+    """
+    pieces = [piece for block in result.content for piece in _pieces(block)]
+    if result.structured_content is not None and not _is_said(result.structured_content, result.content):
+        pieces.append(rendered(result.structured_content)[0])
+    text, parts = with_parts(pieces)
+    return text if text.strip() else REASONLESS if result.is_error else NOTHING, parts
 
 
-def _others(blocks: Iterable[ContentBlock]) -> list[str]:
-    return [f"[{block.type}]" for block in blocks if not isinstance(block, TextContent)]
+def _pieces(block: m.ContentBlock) -> Iterator[str | Part]:
+    """Yield what a block says, and what it holds."""
+    audience = None if block.annotations is None else block.annotations.audience
+    if audience and "assistant" not in audience:
+        yield f"[{block.type} for the user alone: not shown]"
+        return
+    match block:
+        case m.TextContent():
+            yield block.text
+        case m.ImageContent():
+            yield _part(block.data, _media_type(block.mime_type, "image"))
+        case m.AudioContent():
+            yield _part(block.data, _media_type(block.mime_type, "audio"))
+        case m.EmbeddedResource():
+            yield from _embedded(block.resource)
+        case m.ResourceLink():
+            yield _link(block)
+        case _:  # what a later revision adds
+            yield f"[a block of the kind {_line(str(block.type))!r}: not shown, since nothing is known of it]"
+
+
+# Data
+
+
+def _media_type(said: str | None, family: str = "") -> str:
+    """Return a media type without its parameters; of no family but the one that a block has to be of.
+
+    What is said to be of another, or of none, is of the type "unknown": images are known by their data then.
+    """
+    kind = (said or "").partition(";")[0].strip().lower()
+    if not _MEDIA_TYPE.fullmatch(kind):
+        kind = "application/octet-stream"
+    return kind if kind.startswith(family) else f"{family}/unknown"
+
+
+def _part(data: str, kind: str, name: str = "") -> str | Part:
+    """Return data of a media type as what a model can be shown of it."""
+    data = "".join(data.split())  # some encoders break lines
+    url = f"data:{kind};base64,{data}"
+    if _TEXTS.fullmatch(kind):
+        return _text(data, kind)
+    if kind.startswith("image/"):
+        return ImagePart(url=url)
+    if kind.startswith("audio/"):
+        return AudioPart(url=url)
+    if kind == "application/pdf":
+        return FilePart(url=url, name=name)
+    return left_out("file", _facts(data, kind), "a model is shown text, images, recordings and PDF only")
+
+
+def _text(data: str, kind: str) -> str:
+    try:
+        return a2b_base64(data, strict_mode=True).decode()
+    except ValueError:
+        return left_out("file", _facts(data, kind), "its data is not UTF-8 in base64")
+
+
+def _facts(data: str, kind: str) -> str:
+    return f"{kind}, {size_of(data):,} bytes"
+
+
+# Resources
+
+
+def _embedded(resource: m.TextResourceContents | m.BlobResourceContents) -> Iterator[str | Part]:
+    yield f"[resource {_line(resource.uri)}{f', {_line(resource.mime_type)}' if resource.mime_type else ''}]"
+    if isinstance(resource, m.TextResourceContents):
+        yield resource.text
+    else:
+        yield _part(resource.blob, _media_type(resource.mime_type), _line(resource.uri.rpartition("/")[2]))
+
+
+def _link(link: m.ResourceLink) -> str:
+    """Return the line that tells of a resource; what is in it, the server says when it is asked."""
+    told = [link.uri, link.name, link.title, link.description, link.mime_type]
+    words = [_line(word) for word in told if word and word.strip()]
+    if link.size is not None and 0 <= link.size < _MOST_BYTES:
+        words.append(f"{link.size:,} bytes")
+    return f"[link to a resource: {', '.join(words)}]"
+
+
+_MOST_BYTES: Final = 2**63
+# Of a size that can be believed.
+
+
+def _line(text: str) -> str:
+    line = " ".join(text[:WORD_CHARS].split())
+    return line if len(text) <= WORD_CHARS else f"{line}..."
+
+
+# Structured content
+
+
+def _is_said(value: Any, blocks: Sequence[m.ContentBlock]) -> bool:
+    """Whether the texts of a result are the JSON of its structured content, as they should be.
+
+    A tool that returns something else than an object has it wrapped: `{"result": ...}`; of a list, each item may be a
+    text of its own.
+    """
+    texts = [block.text for block in blocks if isinstance(block, m.TextContent)]
+    if not texts:
+        return False
+    values = [value]
+    if isinstance(value, dict) and value.keys() == {"result"}:
+        values.append(value["result"])
+    return any(_is_one(each, texts) or _is_list(each, texts) for each in values)
+
+
+def _is_one(value: Any, texts: Sequence[str]) -> bool:
+    return any(_is_text_of(value, text) for text in texts)
+
+
+def _is_list(value: Any, texts: Sequence[str]) -> bool:
+    if not isinstance(value, list) or len(value) != len(texts):
+        return False
+    return all(_is_text_of(item, text) for item, text in zip(value, texts, strict=True))
+
+
+def _is_text_of(value: Any, text: str) -> bool:
+    if isinstance(value, str) and value == text:
+        return True
+    try:
+        return bool(json.loads(text) == value)
+    except (ValueError, RecursionError):
+        return False

@@ -12,7 +12,7 @@ from agentfsm.core.errors import TransientError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.context import Ended, RunContext
 from agentfsm.engine.tools import NAME_CHARS, Tool, make_tool
-from agentfsm.mcp.content import text_of
+from agentfsm.mcp.content import content_of
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server import MCPServer
@@ -49,10 +49,12 @@ def _function(server: MCPServer, listed: m.Tool) -> Callable[..., Any]:
         except MCPError as error:
             raise TransientError(str(error)) from error
         failed = bool(result.is_error)
+        content, parts = content_of(result)
         return Ended(
             outcome=Outcome.FAILED if failed else Outcome.DONE,
-            content=text_of(result),
+            content=content,
             error_type=ErrorType.TOOL if failed else None,
+            parts=parts,
         )
 
     return call

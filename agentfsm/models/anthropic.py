@@ -161,7 +161,7 @@ class Anthropic(VendorModel):
             self._options["auth_token"] = self._options.pop("api_key")
 
     def refuses(self, part: Part) -> str | None:
-        """Say why the model cannot take this part of a user's message; None where it can."""
+        """Say why the model cannot take this part of a message or of a result; None where it can."""
         return anthropic_wire.refuses(part)
 
     def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
@@ -170,7 +170,7 @@ class Anthropic(VendorModel):
         return anthropic.AsyncAnthropic(**self._options, http_client=ours)
 
     def _written(self) -> Written:
-        return anthropic_wire.memory()
+        return anthropic_wire.memory(self.refuses)
 
     def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
         return anthropic_wire.encode(request, model=self.name, streamed=streamed, written=written, cache=self.cache)

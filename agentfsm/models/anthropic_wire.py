@@ -20,6 +20,7 @@ import json
 import math
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -52,6 +53,7 @@ from agentfsm.models.wire import (
     joined,
     parsed,
     parsed_reply,
+    shown_of,
     written_json,
 )
 from agentfsm.ports import (
@@ -67,6 +69,7 @@ from agentfsm.ports import (
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part, ToolCall
+    from agentfsm.models.wire import Refuses
     from agentfsm.ports import Chunk, Request
 
 PROVIDER: Final = "anthropic"
@@ -82,14 +85,21 @@ _OPENING: Final = b'{"role":"user","content":[{"type":"text","text":"<system>The
 # Before a history that begins with a reply: the first message has to be the user's.
 
 _IMAGES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
+_IMAGE_CHARS: Final = 5 * 2**20
+# Of one, in base64: "image exceeds 5 MB maximum: 6275800 bytes > 5242880 bytes" (lobehub/lobehub#14711).
 
 
 # Our messages as the wire writes them
 
 
-def memory() -> Written:
-    """Return a memory for what is written of requests."""
-    return Written(messages=WrittenLists(_turns, apart=_are_apart), tools=WrittenLists(_tools))
+def memory(refused: Refuses | None = None) -> Written:
+    """Return a memory for what is written of requests.
+
+    Args:
+        refused: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
+    """
+    wires = partial(_turns, refused or refuses)
+    return Written(messages=WrittenLists(wires, apart=_are_apart), tools=WrittenLists(_tools))
 
 
 def encode(
@@ -209,7 +219,7 @@ def _joined(values: Iterable[object]) -> bytes:
 def _history(messages: Sequence[Message], written: Written, *, cache: bool) -> bytes:
     start = _newest(messages)
     old = written.messages.text(messages[:start]) if start else b""
-    new = _joined(_turns(messages[start:]))
+    new = _joined(written.messages.wires(messages[start:]))
     if cache and old:
         old = _marked(old, b"}]}")
     if cache and new and _is_users(messages[-1]):  # thinking, which a reply may end with, takes no mark
@@ -237,11 +247,11 @@ def _are_apart(before: Message, after: Message) -> bool:
     return _is_users(before) != _is_users(after)
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[object]:
+def _turns(refused: Refuses, messages: Sequence[Message]) -> Iterator[object]:
     # Neighbours of one role are one message: Anthropic itself would put them together, others that speak its wire
     # refuse them. Results of a reply stand right behind it, so they come first in their message, as they have to.
     for is_users, run in groupby(messages, key=_is_users):
-        if content := [block for message in run for block in _blocks(message)]:
+        if content := [block for message in run for block in _blocks(message, refused)]:
             yield {"role": "user" if is_users else "assistant", "content": content}
 
 
@@ -251,11 +261,10 @@ def _tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
         yield told | {"input_schema": supported_schema(tool.parameters)} if tool.strict else told
 
 
-def _blocks(message: Message) -> Sequence[dict[str, Any]]:
+def _blocks(message: Message, refused: Refuses) -> Sequence[dict[str, Any]]:
     match message:
         case ToolResult():
-            result = {"type": "tool_result", "tool_use_id": wire_id(message.call_id), "content": message.text}
-            return [result if message.outcome is Outcome.DONE else {**result, "is_error": True}]
+            return [_result(message, refused)]
         case AssistantMessage():
             return _native_blocks(message) or _plain_blocks(message)
         case UserMessage():
@@ -263,6 +272,15 @@ def _blocks(message: Message) -> Sequence[dict[str, Any]]:
         case SystemMessage():
             # Few models have the role "system" within a history. In tags, it is not taken for words of the user.
             return _texts(f"<system>{message.text}</system>" if message.text.strip() else "")
+
+
+def _result(message: ToolResult, refused: Refuses) -> dict[str, Any]:
+    text, parts = shown_of(message, refused) if message.parts else (message.text, {})
+    content = [*_texts(text), *map(_part, parts.values())] if parts else text
+    result = {"type": "tool_result", "tool_use_id": wire_id(message.call_id), "content": content}
+    # "all content must be type `text` if `is_error` is true" (vellum-ai/vellum-assistant#18387): beside pictures, the
+    # text alone says that the call has failed.
+    return result if message.outcome is Outcome.DONE or parts else {**result, "is_error": True}
 
 
 def _texts(text: str) -> list[dict[str, Any]]:
@@ -374,6 +392,8 @@ def refuses(part: Part) -> str | None:
             return f"Anthropic fetches from https:// addresses only; give one, or the data itself ({what}.of)"
     kind, data = data_of(part) or ("", "")
     match part:
+        case ImagePart() if len(data) > _IMAGE_CHARS:
+            return f"Anthropic takes images of {_IMAGE_CHARS * 3 // 4:,} bytes at most"
         case ImagePart() if kind and kind not in _IMAGES:
             return f"Anthropic's messages carry images as JPEG, PNG, GIF or WebP, and not as {kind}"
         case FilePart() if kind.startswith("text/") and _decoded(data) is None:

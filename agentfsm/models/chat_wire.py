@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +33,7 @@ from agentfsm.models.wire import (
     joined,
     parsed,
     parsed_reply,
+    shown_of,
     written_json,
 )
 from agentfsm.ports import (
@@ -47,8 +48,9 @@ from agentfsm.ports import (
 )
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Message, Part, ToolCall
+    from agentfsm.core.messages import Media, Message, Part, ToolCall
     from agentfsm.core.settings import Settings
+    from agentfsm.models.wire import Refuses
     from agentfsm.ports import Chunk, OutputForm, Request, ToolDefinition
 
 MOST_CALLS: Final = 128
@@ -58,13 +60,15 @@ MOST_CALLS: Final = 128
 # Our messages as the wire writes them
 
 
-def memory(provider: str = "") -> Written:
+def memory(provider: str = "", refused: Refuses | None = None) -> Written:
     """Return a memory for what is written of requests.
 
     Args:
         provider: Who reads it, as in `decode`: nobody else gets its thinking back.
+        refused: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
     """
-    return Written(messages=WrittenLists(partial(_messages, provider)), tools=WrittenLists(_tools))
+    wires = partial(_messages, provider, refused or refuses)
+    return Written(messages=WrittenLists(wires, apart=_are_apart), tools=WrittenLists(_tools))
 
 
 def encode(
@@ -130,9 +134,42 @@ def _history(request: Request, written: Written) -> bytes:
     return b",".join(messages)
 
 
-def _messages(provider: str, messages: Sequence[Message]) -> Iterator[object]:
+def _are_apart(_before: Message, after: Message) -> bool:
+    # What the results of a reply hold beside text comes behind the last of them.
+    return not isinstance(after, ToolResult)
+
+
+def _messages(provider: str, refused: Refuses, messages: Sequence[Message]) -> Iterator[object]:
+    held: list[dict[str, Any]] = []
     for message in _in_portions(messages):
+        if not isinstance(message, ToolResult):
+            yield from _returned(held)
+            held = []
+        elif message.parts:
+            text, parts = shown_of(message, refused)
+            yield _result(message.call_id, text)
+            held += _parts_of(message, parts)
+            continue
         yield _message(message) | _thinking_field(message, provider)
+    yield from _returned(held)
+
+
+def _result(call_id: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def _returned(parts: list[dict[str, Any]]) -> Iterator[object]:
+    """Yield the message with what results hold beside text: that of a tool holds text only."""
+    if parts:
+        yield {"role": "user", "content": parts}
+
+
+def _parts_of(result: ToolResult, parts: Mapping[str, Media]) -> Iterator[dict[str, Any]]:
+    """Yield parts of a result, each with whose it is: they stand where the user speaks."""
+    for name, part in parts.items():
+        text = f"[{name} of result {result.call_id}, by the tool {result.tool}; not from the user]"
+        yield {"type": "text", "text": text}
+        yield _part(part)
 
 
 def _thinking_field(message: Message, provider: str) -> dict[str, Any]:
@@ -165,7 +202,7 @@ def _in_portions(messages: Sequence[Message]) -> Iterator[Message]:
 def _message(message: Message) -> dict[str, Any]:
     match message:
         case ToolResult():
-            return {"role": "tool", "tool_call_id": message.call_id, "content": message.text}
+            return _result(message.call_id, message.text)
         case AssistantMessage(calls=()):
             return {"role": "assistant", "content": message.text}
         case AssistantMessage():

@@ -29,11 +29,11 @@ class OpenAIChat(OpenAIModel):
         return f"chat completions of {self.host}"
 
     def refuses(self, part: Part) -> str | None:
-        """Say why the model cannot take this part of a user's message; None where it can."""
+        """Say why the model cannot take this part of a message or of a result; None where it can."""
         return chat_wire.refuses(part)
 
     def _written(self) -> Written:
-        return chat_wire.memory(self._provider)
+        return chat_wire.memory(self._provider, self.refuses)
 
     def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
         # OpenAI's reasoning models refuse the older max_tokens; everybody else knows it, and some (Mistral) refuse the

@@ -31,11 +31,11 @@ class OpenAIResponses(OpenAIModel):
     wire = "a finished response"
 
     def refuses(self, part: Part) -> str | None:
-        """Say why the model cannot take this part of a user's message; None where it can."""
+        """Say why the model cannot take this part of a message or of a result; None where it can."""
         return responses_wire.refuses(part)
 
     def _written(self) -> Written:
-        return responses_wire.memory()
+        return responses_wire.memory(self.refuses)
 
     def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
         thinks = not family_of(self.name).startswith(_THINKS_NOT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -37,6 +38,7 @@ from agentfsm.models.wire import (
     joined,
     parsed,
     parsed_reply,
+    shown_of,
     written_json,
 )
 from agentfsm.ports import (
@@ -53,6 +55,7 @@ from agentfsm.ports import (
 if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part, ToolCall
     from agentfsm.core.settings import Settings
+    from agentfsm.models.wire import Refuses
     from agentfsm.ports import Chunk, Request, ToolDefinition
 
 Item = dict[str, Any]
@@ -67,9 +70,13 @@ THINKING: Final = "reasoning.encrypted_content"
 # Our messages as the wire writes them
 
 
-def memory() -> Written:
-    """Return a memory for what is written of requests."""
-    return Written(messages=WrittenLists(_items), tools=WrittenLists(_tools))
+def memory(refused: Refuses | None = None) -> Written:
+    """Return a memory for what is written of requests.
+
+    Args:
+        refused: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
+    """
+    return Written(messages=WrittenLists(partial(_items, refused or refuses)), tools=WrittenLists(_tools))
 
 
 def encode(
@@ -181,15 +188,15 @@ def _history(request: Request, written: Written) -> bytes:
     return b",".join(items)
 
 
-def _items(messages: Sequence[Message]) -> Iterator[Item]:
+def _items(refused: Refuses, messages: Sequence[Message]) -> Iterator[Item]:
     for message in messages:
-        yield from _items_of(message)
+        yield from _items_of(message, refused)
 
 
-def _items_of(message: Message) -> list[Item]:
+def _items_of(message: Message, refused: Refuses) -> list[Item]:
     match message:
         case ToolResult():
-            return [{"type": "function_call_output", "call_id": message.call_id, "output": message.text}]
+            return [{"type": "function_call_output", "call_id": message.call_id, "output": _output(message, refused)}]
         case AssistantMessage(native=Native() as native) if native.provider == PROVIDER:
             return _returned(native.content, message.calls)
         case AssistantMessage():
@@ -202,6 +209,13 @@ def _items_of(message: Message) -> list[Item]:
             return [_said("user", [_part(part) for part in message.parts])]
         case SystemMessage():
             return [_said("system", message.text)]
+
+
+def _output(result: ToolResult, refused: Refuses) -> str | list[Item]:
+    if not result.parts:
+        return result.text
+    text, parts = shown_of(result, refused)
+    return [_part(TextPart(text=text)), *map(_part, parts.values())] if parts else text
 
 
 def _said(role: str, content: object) -> Item:

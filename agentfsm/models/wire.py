@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
 import jiter
 
+from agentfsm.core.parts import name_of
+
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Message
+    from agentfsm.core.messages import Media, Message, Part, ToolResult
     from agentfsm.ports import Chunk, Reply, ToolDefinition
 
 _T = TypeVar("_T")
+Refuses: TypeAlias = "Callable[[Part], str | None]"
+# Says why a model cannot take a part, as `Model.refuses`.
 
 KEPT_BYTES: Final = 64 * 2**20
 # Of memory for what was written, see `_held`: 1,000 runs of 40 messages. Beyond it, those that rest longest are written
@@ -108,6 +112,23 @@ def joined(fields: Mapping[str, object], lists: Mapping[str, bytes]) -> bytes:
     text = written_json(fields).removesuffix(b"}")
     added = [b'"%b":[%b]' % (name.encode(), each) for name, each in lists.items() if name not in fields]
     return text + b"," * (bool(fields) and bool(added)) + b",".join(added) + b"}"
+
+
+def shown_of(result: ToolResult, refuses: Refuses) -> tuple[str, dict[str, Media]]:
+    """Return what a model is shown of a result.
+
+    Returns:
+        Its text, which says what else the model cannot be shown; and the parts that it can, by the names that the text
+        has for them, in order.
+    """
+    text, parts = result.text, {}
+    for number, part in enumerate(result.parts, 1):
+        name = name_of(part, number)
+        if (reason := refuses(part)) is None:
+            parts[name] = part
+        else:
+            text += f"\n[{name}: this model cannot be shown it ({reason})]"
+    return text, parts
 
 
 # Reading

@@ -307,6 +307,7 @@ def test_no_field_is_left_out():
 
 ADDED_LATER = frozenset(
     {
+        (ToolResult, "parts"),
         e.Paused,
         e.Resumed,
         Pause,

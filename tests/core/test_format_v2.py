@@ -157,6 +157,7 @@ IMPLIED = frozenset({(Header, "format")})
 # What no record holds, since it is what the first one says of all.
 ADDED_LATER = frozenset(
     {
+        (ToolResult, "parts"),
         e.Judged,
         (Header, "settings"),
         (AssistantMessage, "native"),

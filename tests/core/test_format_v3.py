@@ -24,6 +24,7 @@ from agentfsm.core.messages import (
     AudioPart,
     ErrorType,
     FilePart,
+    ImagePart,
     Native,
     Outcome,
     TextPart,
@@ -88,6 +89,19 @@ FURTHER = (
             content="so",
             error_type=ErrorType.BUDGET,
             child=BELOW,
+        ),
+    ),
+    e.ToolFinished(
+        result=ToolResult(
+            call_id="t5.1",
+            tool="scan",
+            outcome=Outcome.DONE,
+            content="[image 1: image/png, 8 bytes]\n[recording 2: audio/wav, 4 bytes]\n[file 3: https://example.com/a.pdf]",
+            parts=(
+                ImagePart(url="data:image/png;base64,iVBORw0KGgo=", detail="low"),
+                AudioPart(url="data:audio/wav;base64,UklGRg=="),
+                FilePart(url="https://example.com/a.pdf", name="a.pdf"),
+            ),
         ),
     ),
     e.Failed(reason=StopReason.TOOL_BUDGET, message="so it was"),

@@ -1,0 +1,132 @@
+"""What a tool returns beside text: each part is named in the text at its place, and those that nobody can use stay out.
+
+A part is sent with every later request of its run, and a provider refuses a request for one that is empty, too large,
+or not of the kind that it is said to be. So such a part would end the run; it is left out here, and the text says why.
+"""
+
+from __future__ import annotations
+
+from binascii import a2b_base64
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from agentfsm.core.messages import FilePart, ImagePart, Media, Part, TextPart, clean, data_of
+from agentfsm.core.parts import facts_of, kind_of, name_of
+
+PART_CHARS: Final = 20_000_000
+# Of a part, in base64: 15 MB. Anthropic takes 32 MB in a request (its error is "request_too_large"), OpenAI 50.
+PARTS_CHARS: Final = 30_000_000
+# Of all parts of a result: half of what a record of the journal may hold.
+MOST_PARTS: Final = 20
+# Of a result: 20 images have about 29,000 tokens.
+ADDRESS_CHARS: Final = 8_000
+# The longest address: what browsers and proxies bear. As JSON it may have six times as many.
+
+_ALIASES: Final = {"image/jpg": "image/jpeg", "audio/x-wav": "audio/wav", "audio/mp3": "audio/mpeg"}
+_IMAGES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
+# What providers look at.
+_HEAD: Final = 1_024
+# Bytes in which a PDF has to say that it is one (Source: ISO 32000-1, annex H.3.4.1).
+_MP3_SYNC: Final = 0xE0
+
+
+def _is_mp3(data: bytes) -> bool:
+    return data.startswith(b"ID3") or (data[:1] == b"\xff" and data[1:2] >= bytes([_MP3_SYNC]))
+
+
+_BEGINS: Final[Mapping[str, Callable[[bytes], bool]]] = {
+    "image/png": lambda data: data.startswith(b"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": lambda data: data.startswith(b"\xff\xd8\xff"),
+    "image/gif": lambda data: data.startswith((b"GIF87a", b"GIF89a")),
+    "image/webp": lambda data: data[:4] == b"RIFF" and data[8:12] == b"WEBP",
+    "audio/wav": lambda data: data[:4] == b"RIFF" and data[8:12] == b"WAVE",
+    "audio/mpeg": _is_mp3,
+    "application/pdf": lambda data: b"%PDF-" in data[:_HEAD],
+}
+# How data of a media type begins.
+
+
+def told(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
+    """Return a text in which each part is named at its place, and the parts.
+
+    Args:
+        pieces: Texts and parts, in reading order; each begins a line.
+
+    Returns:
+        The text, and at most 20 parts of 30,000,000 characters together, each of which a provider may be shown. The
+        text names them by their number, "[image 1: image/png, 12,345 bytes]", and says of all others why they are not
+        among them.
+    """
+    lines: list[str] = []
+    parts: list[Media] = []
+    room_chars = PARTS_CHARS
+    for piece in pieces:
+        if isinstance(piece, str | TextPart):
+            lines.append(piece if isinstance(piece, str) else piece.text)
+            continue
+        part = _sound(piece)
+        flaw = _flaw(part) if len(parts) < MOST_PARTS else f"a result holds {MOST_PARTS} parts at most"
+        if flaw is None and len(part.url) > room_chars:
+            flaw = "the parts of one result are too large together"
+        if flaw is not None:
+            lines.append(left_out(kind_of(part), facts_of(part), flaw))
+            continue
+        parts.append(part)
+        room_chars -= len(part.url)
+        lines.append(f"[{name_of(part, len(parts))}: {facts_of(part)}]")
+    return "\n".join(lines), tuple(parts)
+
+
+def left_out(kind: str, facts: str, why: str) -> str:
+    """Return the line that stands for a part that the model is not shown."""
+    return f"[{kind} left out, {facts}: {why}]"
+
+
+def _sound(part: Media) -> Media:
+    """Return a part as the journal can hold it: text that is text, and the media type that its data has."""
+    url = clean(part.url)
+    carried = data_of(part)
+    if carried is not None:
+        kind, data = carried
+        url = f"data:{_kind(part, kind.strip().lower(), data)};base64,{data}"
+    part = part if url == part.url else attrs.evolve(part, url=url)
+    return attrs.evolve(part, name=clean(str(part.name))) if isinstance(part, FilePart) else part
+
+
+def _kind(part: Media, said: str, data: str) -> str:
+    """Return the media type of data; an image that is of another than it is said to be is what it is."""
+    said = _ALIASES.get(said, said)
+    if not isinstance(part, ImagePart):
+        return said
+    head = _decoded(data[: _HEAD * 4])
+    return next((kind for kind in _IMAGES if head is not None and _BEGINS[kind](head)), said)
+
+
+def _decoded(data: str) -> bytes | None:
+    try:
+        return a2b_base64(data, strict_mode=True)
+    except ValueError:
+        return None
+
+
+def _flaw(part: Media) -> str | None:
+    """Say why no provider would take a part; None where nothing is known against it."""
+    carried = data_of(part)
+    if carried is None:
+        return f"its address has more than {ADDRESS_CHARS:,} characters" if len(part.url) > ADDRESS_CHARS else None
+    if len(part.url) > PART_CHARS:
+        return f"it is too large to be kept; {PART_CHARS * 3 // 4:,} bytes are the most"
+    kind, text = carried
+    data = _decoded(text)
+    if data is None:
+        return "its data is not base64"
+    if not data:
+        return "it is empty"
+    if isinstance(part, ImagePart) and kind not in _IMAGES:
+        return "a model is shown PNG, JPEG, GIF and WebP only"
+    begins = _BEGINS.get(kind)
+    if begins is not None and not begins(data):
+        return f"its data is not {kind}"
+    return None if kind else "its media type is not said"
