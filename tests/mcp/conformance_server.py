@@ -1,0 +1,175 @@
+"""The server that the official suite talks to: its fixtures, built on our server half.
+
+Usage: `conformance_server.py PORT`. Names, texts and contents are the suite's.
+"""
+
+from __future__ import annotations
+
+import sys
+from base64 import b64decode
+from typing import Any, Final
+
+import anyio
+
+from agentfsm import tool
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, TextPart, UserMessage
+from agentfsm.engine.context import RunContext
+from agentfsm.engine.tools import make_tool
+from agentfsm.mcp.serve import MCPService
+from agentfsm.mcp.serve_offers import Prompt, Resource
+
+PNG: Final = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
+)
+# One red pixel.
+WAV: Final = b64decode("UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAA=")
+IMAGE: Final = ImagePart.of(PNG)
+FILE: Final = FilePart.of(b'{"test": "data", "value": 123}', "application/json", name="mixed.json")
+SCHEMA_2020_12: Final[dict[str, Any]] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "$defs": {
+        "address": {
+            "$anchor": "addressDef",
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "city": {"type": "string"}},
+        }
+    },
+    "properties": {
+        "name": {"type": "string"},
+        "address": {"$ref": "#/$defs/address"},
+        "contactMethod": {"type": "string", "enum": ["phone", "email"]},
+        "phone": {"type": "string"},
+        "email": {"type": "string"},
+    },
+    "allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
+    "if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
+    "then": {"required": ["phone"]},
+    "else": {"required": ["email"]},
+    "additionalProperties": False,
+}
+HEADERS: Final = {
+    "type": "object",
+    "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
+    "required": ["region"],
+}
+
+
+@tool(read_only=True)
+def test_simple_text() -> str:
+    """Return a text."""
+    return "This is a simple text response for testing."
+
+
+@tool(read_only=True)
+def test_image_content() -> ImagePart:
+    """Return a picture."""
+    return IMAGE
+
+
+@tool(read_only=True)
+def test_audio_content() -> AudioPart:
+    """Return a recording."""
+    return AudioPart.of(WAV)
+
+
+@tool(read_only=True)
+def test_embedded_resource() -> FilePart:
+    """Return a file."""
+    return FILE
+
+
+@tool(read_only=True)
+def test_multiple_content_types() -> list[Any]:
+    """Return a text, a picture and a file."""
+    return ["Multiple content types test:", IMAGE, FILE]
+
+
+@tool(read_only=True)
+async def test_tool_with_progress(ctx: RunContext[None]) -> str:
+    """Tell how far it is."""
+    for share in (0, 50, 100):
+        ctx.progress(f"Completed step {share} of 100")
+        await anyio.sleep(0.05)
+    return "done"
+
+
+@tool(read_only=True)
+def test_error_handling() -> str:
+    """Fail."""
+    raise RuntimeError("This tool intentionally returns an error for testing")
+
+
+@tool(read_only=True)
+def test_logging_tool() -> str:
+    """Return a text, without a log message."""
+    return "done"
+
+
+def _any(**arguments: Any) -> str:
+    return str(arguments)
+
+
+def _pictured() -> list[UserMessage]:
+    return [UserMessage(parts=(IMAGE, TextPart(text="Please analyze the image above.")))]
+
+
+def _embedded(resourceUri: str) -> list[UserMessage]:  # noqa: N803  the suite's name
+    return [UserMessage(parts=(FILE, TextPart(text=f"Please process {resourceUri} above.")))]
+
+
+TOOLS: Final = (
+    test_simple_text,
+    test_image_content,
+    test_audio_content,
+    test_embedded_resource,
+    test_multiple_content_types,
+    test_tool_with_progress,
+    test_error_handling,
+    test_logging_tool,
+    make_tool(_any, name="json_schema_2020_12_tool", description="Any schema.", parameters=SCHEMA_2020_12),
+    make_tool(_any, name="test_headers", description="A mirrored argument.", parameters=HEADERS),
+    # Its question is whether it may run: that it is asked, and how, is what the suite looks at.
+    make_tool(
+        _any,
+        name="test_input_required_result_tampered_state",
+        description="It asks first.",
+        parameters={"type": "object"},
+        requires_approval=True,
+    ),
+)
+RESOURCES: Final = (
+    Resource(
+        uri="test://static-text",
+        name="text",
+        mime_type="text/plain",
+        read=lambda: "This is the content of the static text resource.",
+    ),
+    Resource(uri="test://static-binary", name="binary", mime_type="image/png", read=lambda: PNG),
+    Resource(uri="test://watched-resource", name="watched", read=lambda: "Watched resource content"),
+    Resource(
+        uri="test://template/{id}/data",
+        name="template",
+        read=lambda id: {"id": id, "templateTest": True, "data": f"Data for ID: {id}"},  # noqa: A006  the suite's name
+    ),
+)
+PROMPTS: Final = (
+    Prompt(name="test_simple_prompt", description="A text.", render=lambda: "This is a simple prompt for testing."),
+    Prompt(
+        name="test_prompt_with_arguments",
+        description="A text with two blanks.",
+        render=lambda arg1, arg2: f"Prompt with arguments: arg1='{arg1}', arg2='{arg2}'",
+    ),
+    Prompt(name="test_prompt_with_embedded_resource", description="A file.", render=_embedded),
+    Prompt(name="test_prompt_with_image", description="A picture.", render=_pictured),
+)
+
+
+def main(port: int) -> None:
+    """Serve until a signal comes."""
+    service = MCPService(TOOLS, name="conformance", resources=RESOURCES, prompts=PROMPTS)
+    anyio.run(service.http, "127.0.0.1", port)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
