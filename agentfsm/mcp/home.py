@@ -11,7 +11,7 @@ import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TypeVar, TypeVarTuple, Unpack
 
@@ -20,6 +20,8 @@ import attrs
 from anyio.abc import TaskGroup
 from anyio.from_thread import BlockingPortal
 
+from agentfsm.core.errors import ClosedError
+
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 
@@ -27,27 +29,40 @@ _lock = threading.Lock()
 
 
 @attrs.define(eq=False, repr=False)
-class _Home:
+class Home:
     """The thread, as others see it."""
 
     portal: BlockingPortal
     tasks: TaskGroup
+    # For what runs there for as long as the thread does, or until it ends itself.
     thread: threading.Thread
+    is_closed: bool = False
+    # Whether the interpreter is ending: nothing is begun any more.
 
 
-_home: _Home | None = None
+_home: Home | None = None
 
 
-def _started() -> _Home:
-    """Return the thread, started at the first call."""
+def current() -> Home:
+    """Return the thread, started at the first call; another one in a process that was forked off.
+
+    Raises:
+        ClosedError: when the interpreter is ending.
+    """
     global _home  # noqa: PLW0603  one for the process, as its children and sockets are the process's
     with _lock:
         if _home is None:
             opened: Future[tuple[BlockingPortal, TaskGroup]] = Future()
             thread = threading.Thread(target=_live, args=(opened,), name="agentfsm-mcp", daemon=True)
             thread.start()
-            _home = _Home(*opened.result(), thread)
+            _home = Home(*opened.result(), thread)
+        if _home.is_closed:
+            raise _closed()
         return _home
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the interpreter is ending, and the connections to MCP servers are closed: ask them before that")
 
 
 def _live(opened: Future[tuple[BlockingPortal, TaskGroup]]) -> None:
@@ -57,27 +72,39 @@ def _live(opened: Future[tuple[BlockingPortal, TaskGroup]]) -> None:
             await portal.sleep_until_stopped()
             tasks.cancel_scope.cancel()
 
-    anyio.run(main)
+    try:
+        anyio.run(main)
+    except BaseException as error:  # whoever waits for the thread must not wait for ever
+        if opened.done():
+            raise
+        opened.set_exception(error)
 
 
 async def visit(function: Callable[[Unpack[Given]], Awaitable[T]], *given: *Given) -> T:
-    """Run a coroutine function in the thread, and wait for it; cancelling the caller cancels it there."""
-    return await _started().portal.call_async(function, *given)
+    """Run a coroutine function in the thread, and wait for it; cancelling the caller cancels it there.
 
-
-def tasks() -> TaskGroup:
-    """Return the task group of the thread, for what runs there."""
-    return _started().tasks
+    Raises:
+        ClosedError: when the interpreter is ending.
+    """
+    home = current()
+    try:
+        return await home.portal.call_async(function, *given)
+    except (CancelledError, RuntimeError):
+        if home.is_closed:
+            raise _closed() from None
+        raise
 
 
 @atexit.register
 def _close() -> None:
     """End all connections in order: their processes are told to stop, and are waited for."""
-    if _home is None:
+    home = _home
+    if home is None:
         return
-    with suppress(RuntimeError):
-        _home.portal.call(_home.portal.stop)
-    _home.thread.join()
+    home.is_closed = True
+    with suppress(RuntimeError):  # it has ended by itself
+        home.portal.start_task_soon(home.portal.stop, True)
+    home.thread.join()
 
 
 def _forget() -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Final, Protocol, TextIO
+from typing import Any, Protocol, cast
 
 import attrs
 import httpx2
 from mcp import StdioServerParameters
 from mcp.client._transport import TransportStreams
-from mcp.client.stdio import stdio_client
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared._httpx_utils import create_mcp_http_client
 
-LAST_WORDS_CHARS: Final = 2_000
-# Of what a server that died wrote to its standard error.
+from agentfsm.mcp import stdio
+from agentfsm.mcp.bounded import MESSAGE_BYTES, client_of
+from agentfsm.mcp.stdio import Epitaph
 
 
 class Launch(Protocol):
@@ -31,11 +30,20 @@ class Launch(Protocol):
 
     @property
     def last_words(self) -> str:
-        """What the server said before its newest connection ended, if anything."""
+        """How the newest connection has ended, as far as it is known: exit code, log, rubbish; or nothing."""
         ...
 
-    def open(self) -> AbstractAsyncContextManager[TransportStreams]:
-        """Return what opens the two streams of a connection."""
+    @property
+    def advice(self) -> str:
+        """What to try when no connection can be made, as the end of a sentence."""
+        ...
+
+    def open(self, over: Callable[[], object]) -> AbstractAsyncContextManager[TransportStreams]:
+        """Return what opens the two streams of a connection.
+
+        Args:
+            over: Called when it is seen, elsewhere than in the streams, that the connection is of no use any more.
+        """
         ...
 
 
@@ -48,51 +56,91 @@ class Stdio:
     env: Mapping[str, str] = attrs.field(factory=dict)
     # What it is told beside HOME, LOGNAME, PATH, SHELL, TERM and USER; it gets nothing else of our environment.
     cwd: Path | str | None = None
-    last_words: str = attrs.field(default="", init=False)
+    _epitaph: Epitaph = attrs.field(factory=Epitaph, init=False)
 
     @property
     def shown(self) -> str:
         """The command line, as a shell would take it; the values of variables are left out."""
         return " ".join([*(f"{name}=..." for name in self.env), shlex.join([self.command, *self.args])])
 
+    @property
+    def last_words(self) -> str:
+        """How the newest process has ended."""
+        return str(self._epitaph)
+
+    @property
+    def advice(self) -> str:
+        """What to try when it does not start."""
+        return f"run it by hand to see what it says, or give its full path: {self.shown}"
+
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[TransportStreams]:
+    async def open(self, over: Callable[[], object]) -> AsyncIterator[TransportStreams]:  # noqa: ARG002  it ends the streams
         """Start the process; it is told to end, and made to, when this is left."""
+        self._epitaph = epitaph = Epitaph()
         parameters = StdioServerParameters(command=self.command, args=list(self.args), env=dict(self.env), cwd=self.cwd)
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-            try:
-                async with stdio_client(parameters, errlog=errors) as streams:
-                    yield streams
-            finally:
-                self.last_words = _end_of(errors)
-
-
-def _end_of(file: TextIO) -> str:
-    file.seek(0, 2)
-    file.seek(max(0, file.tell() - LAST_WORDS_CHARS))
-    return file.read().strip()
+        async with stdio.started(parameters, epitaph) as streams:
+            yield streams
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class Http:
-    """A URL that speaks streamable HTTP."""
+class _Remote:
+    """A URL."""
 
     url: str
     headers: Mapping[str, str] = attrs.field(factory=dict)
     auth: httpx2.Auth | None = None
-    last_words: str = attrs.field(default="", init=False)
-    # A server far away leaves none.
 
     @property
     def shown(self) -> str:
         """The URL, without the name and the password that it may hold."""
         return str(httpx2.URL(self.url).copy_with(userinfo=b""))
 
+    @property
+    def last_words(self) -> str:
+        """Nothing: a server far away leaves none."""
+        return ""
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Http(_Remote):
+    """A URL that speaks streamable HTTP."""
+
+    @property
+    def advice(self) -> str:
+        """What to try when it does not answer."""
+        return (
+            f"see whether {self.shown} is the server's address, whether it runs, and whether it needs a token in "
+            'headers=; a server of the older kind, HTTP+SSE, is given by MCPServer.sse, or by "type": "sse"'
+        )
+
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[TransportStreams]:
+    async def open(self, over: Callable[[], object]) -> AsyncIterator[TransportStreams]:  # noqa: ARG002  each request fails alone
         """Make a client; the first request goes out with the handshake."""
         async with (
-            create_mcp_http_client(dict(self.headers), auth=self.auth) as client,
-            streamable_http_client(self.url, http_client=client) as streams,
+            client_of(self.headers, self.auth) as client,
+            streamable_http_client(self.url, http_client=client, max_sse_event_size=MESSAGE_BYTES) as streams,
         ):
+            yield streams
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Sse(_Remote):
+    """A URL that speaks HTTP+SSE, as servers did before streamable HTTP: one stream of events, requests beside it."""
+
+    @property
+    def advice(self) -> str:
+        """What to try when it does not answer."""
+        return (
+            f"see whether {self.shown} is where the server's stream of events is; a server of today's kind, streamable "
+            'HTTP, is given by MCPServer.http, or by "type": "http"'
+        )
+
+    @asynccontextmanager
+    async def open(self, over: Callable[[], object]) -> AsyncIterator[TransportStreams]:
+        """Open the stream of events. A request that fails ends the connection: its answer would never come."""
+
+        def client(**_options: Any) -> httpx2.AsyncClient:
+            return client_of(self.headers, self.auth, over)
+
+        async with sse_client(self.url, httpx_client_factory=cast("Any", client)) as streams:
             yield streams

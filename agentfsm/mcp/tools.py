@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import mcp.types as m
-from mcp import Client, MCPError
+from mcp import Client
 
-from agentfsm.core.errors import TransientError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.context import Ended, RunContext
 from agentfsm.engine.tools import NAME_CHARS, Tool, make_tool
+from agentfsm.mcp import trouble
 from agentfsm.mcp.content import content_of
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def _function(server: MCPServer, listed: m.Tool) -> Callable[..., Any]:
             return await client.call_tool(listed.name, arguments, progress_callback=report)
 
         try:
-            result = await server.link.ask(ask)
-        except MCPError as error:
-            raise TransientError(str(error)) from error
+            result = await server.link.ask(ask, patience_s=server.timeout_s)
+        except Exception as error:  # noqa: BLE001  what is no trouble of a request is raised again
+            return trouble.ended(error, server.name, listed.name)
         failed = bool(result.is_error)
         content, parts = content_of(result)
         return Ended(

@@ -1,0 +1,378 @@
+"""What a server offers beside calls: the lists of its tools, resources and prompts, and what stands in them.
+
+The application asks for resources and prompts; the model gets at resources only by the two tools of `resource_tools`,
+and at prompts never. Only what a server has declared is asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+
+import anyio
+import attrs
+import mcp.types as m
+from mcp import Client, MCPError
+from pydantic import ValidationError
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import (
+    AssistantMessage,
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    TextPart,
+    UserMessage,
+    clean,
+)
+from agentfsm.engine.context import Ended
+from agentfsm.engine.tools import Tool, make_tool
+from agentfsm.mcp import trouble
+from agentfsm.mcp.errors import MCPServerError, NoAnswerError
+from agentfsm.mcp.link import Link
+
+if TYPE_CHECKING:
+    from agentfsm.mcp.server import MCPServer
+
+T = TypeVar("T")
+
+MOST_PAGES: Final = 200
+# Of a list: a server that goes on for ever is not followed.
+MOST_ENTRIES: Final = 10_000
+# Of a list.
+_MEDIA_TYPE: Final = re.compile(r"[a-zA-Z0-9!#$&^_.+-]{1,80}/[a-zA-Z0-9!#$&^_.+-]{1,80}")
+# Source: RFC 6838, 4.2.
+Capability = Literal["tools", "resources", "prompts", "completions"]
+
+
+@attrs.frozen(kw_only=True)
+class Resource:
+    """Something that a server can be asked to read out."""
+
+    uri: str
+    name: str = ""
+    title: str = ""
+    description: str = ""
+    media_type: str = ""
+    size: int | None = None
+    # Bytes, where the server says so.
+
+
+@attrs.frozen(kw_only=True)
+class ResourceTemplate:
+    """Resources of one kind, by the form of their URIs."""
+
+    uri_template: str
+    # As RFC 6570 has it: "file:///{path}".
+    name: str = ""
+    title: str = ""
+    description: str = ""
+    media_type: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class PromptArgument:
+    """What a prompt is filled in with."""
+
+    name: str
+    description: str = ""
+    required: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """Messages that a server has ready, for a person to choose."""
+
+    name: str
+    title: str = ""
+    description: str = ""
+    arguments: tuple[PromptArgument, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Listed:
+    """The tools of a server, and whether there are resources."""
+
+    tools: tuple[m.Tool, ...]
+    has_resources: bool
+
+
+class _Page(Protocol):
+    """A page of a list."""
+
+    next_cursor: str | None
+
+
+P = TypeVar("P", bound=_Page)
+
+
+async def asked(
+    link: Link, what: str, timeout_s: float, question: Callable[[Client], Awaitable[T]], *, proves: bool = True
+) -> T:
+    """Ask for something that is no call, within a time.
+
+    Args:
+        link: The connection.
+        what: What is asked for, as it stands in an error.
+        timeout_s: Seconds from the moment at which there is a connection.
+        question: Asks.
+        proves: As `Link.ask` has it.
+
+    Raises:
+        MCPServerError: when there is no answer, or one that cannot be used.
+        MisuseError: when the server has not declared that it has such things.
+    """
+
+    async def within(client: Client) -> T:
+        with anyio.fail_after(timeout_s):
+            return await question(client)
+
+    try:
+        return await link.ask(within, proves=proves)
+    except (MCPError, ValidationError, TimeoutError) as error:
+        said = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else trouble.said_of(error)
+        raise NoAnswerError(f"the MCP server {link.name!r} was asked for {what}: {said}") from error
+
+
+def check_declared(client: Client, server: str, capability: Capability) -> None:
+    """Check that the server has declared what it is to be asked for.
+
+    Raises:
+        MisuseError: when it has not.
+    """
+    declared = client.server_capabilities
+    if getattr(declared, capability) is None:
+        names = [
+            name for name in ("tools", "resources", "prompts", "completions") if getattr(declared, name) is not None
+        ]
+        raise MisuseError(
+            f"the MCP server {server!r} has declared no {capability}, so it is not asked for them: it has "
+            f"{' and '.join(names) or 'nothing to ask for'}"
+        )
+
+
+async def tools(link: Link, timeout_s: float) -> Listed:
+    """List the tools of a server; none where it has declared none.
+
+    Raises:
+        MCPServerError: when they cannot be listed.
+    """
+
+    async def question(client: Client) -> Listed:
+        declared = client.server_capabilities
+        found: list[m.Tool] = []
+        if declared.tools is not None:
+            found = await _every(lambda cursor: client.list_tools(cursor=cursor), lambda page: page.tools)
+        return Listed(tools=tuple(found), has_resources=declared.resources is not None)
+
+    return await asked(link, "its tools", timeout_s, question, proves=False)
+
+
+async def _every(page: Callable[[str | None], Awaitable[P]], entries: Callable[[P], Sequence[T]]) -> list[T]:
+    """Return the entries of all pages. A cursor that came before ends the list: what it leads to is known."""
+    found: list[T] = []
+    cursor: str | None = None
+    cursors: set[str] = set()
+    for _ in range(MOST_PAGES):
+        got = await page(cursor)
+        found += entries(got)
+        cursor = got.next_cursor
+        if cursor is None or cursor in cursors:
+            return found
+        if len(found) > MOST_ENTRIES:
+            break
+        cursors.add(cursor)
+    raise MCPError(m.INTERNAL_ERROR, f"its list has more than {MOST_PAGES} pages or {MOST_ENTRIES} entries")
+
+
+async def resources(link: Link, timeout_s: float) -> tuple[Resource, ...]:
+    """List the resources of a server."""
+
+    async def question(client: Client) -> list[m.Resource]:
+        check_declared(client, link.name, "resources")
+        return await _every(lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources)
+
+    return tuple(
+        Resource(
+            uri=each.uri,
+            name=each.name,
+            title=each.title or "",
+            description=each.description or "",
+            media_type=each.mime_type or "",
+            size=each.size,
+        )
+        for each in await asked(link, "its resources", timeout_s, question)
+    )
+
+
+async def templates(link: Link, timeout_s: float) -> tuple[ResourceTemplate, ...]:
+    """List the templates of a server's resources."""
+
+    async def question(client: Client) -> list[m.ResourceTemplate]:
+        check_declared(client, link.name, "resources")
+        return await _every(
+            lambda cursor: client.list_resource_templates(cursor=cursor), lambda page: page.resource_templates
+        )
+
+    return tuple(
+        ResourceTemplate(
+            uri_template=each.uri_template,
+            name=each.name,
+            title=each.title or "",
+            description=each.description or "",
+            media_type=each.mime_type or "",
+        )
+        for each in await asked(link, "the templates of its resources", timeout_s, question)
+    )
+
+
+async def read(link: Link, timeout_s: float, uri: str) -> tuple[Part, ...]:
+    """Read a resource: its contents, in their order."""
+
+    async def question(client: Client) -> m.ReadResourceResult:
+        check_declared(client, link.name, "resources")
+        return await client.read_resource(uri)
+
+    result = await asked(link, f"the resource {uri[:200]!r}", timeout_s, question)
+    return tuple(_part_of_resource(each) for each in result.contents)
+
+
+async def prompts(link: Link, timeout_s: float) -> tuple[Prompt, ...]:
+    """List the prompts of a server."""
+
+    async def question(client: Client) -> list[m.Prompt]:
+        check_declared(client, link.name, "prompts")
+        return await _every(lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts)
+
+    return tuple(
+        Prompt(
+            name=each.name,
+            title=each.title or "",
+            description=each.description or "",
+            arguments=tuple(
+                PromptArgument(name=one.name, description=one.description or "", required=bool(one.required))
+                for one in each.arguments or ()
+            ),
+        )
+        for each in await asked(link, "its prompts", timeout_s, question)
+    )
+
+
+async def prompt(link: Link, timeout_s: float, name: str, arguments: dict[str, str]) -> tuple[Message, ...]:
+    """Get a prompt, filled in, as messages."""
+    for key, value in arguments.items():
+        if not isinstance(value, str):
+            raise MisuseError(f"prompt({name!r}, {key}=...) takes text, not {type(value).__name__}: write str(...)")
+
+    async def question(client: Client) -> m.GetPromptResult:
+        check_declared(client, link.name, "prompts")
+        return await client.get_prompt(name, arguments)
+
+    result = await asked(link, f"the prompt {name[:200]!r}", timeout_s, question)
+    return tuple(filter(None, map(_message_of, result.messages)))
+
+
+async def complete(
+    link: Link,
+    timeout_s: float,
+    of: Prompt | ResourceTemplate,
+    argument: tuple[str, str],
+    known: dict[str, str],
+) -> tuple[str, ...]:
+    """Ask how an argument may go on."""
+    ref: m.PromptReference | m.ResourceTemplateReference = (
+        m.PromptReference(name=of.name) if isinstance(of, Prompt) else m.ResourceTemplateReference(uri=of.uri_template)
+    )
+    name, value = argument
+
+    async def question(client: Client) -> m.CompleteResult:
+        check_declared(client, link.name, "completions")
+        return await client.complete(ref, {"name": name, "value": value}, known or None)
+
+    result = await asked(link, f"what {name!r} may be", timeout_s, question)
+    return tuple(result.completion.values)
+
+
+def _message_of(message: m.PromptMessage) -> Message | None:
+    part = _part_of(message.content)
+    if message.role == "user":
+        blank = isinstance(part, TextPart) and not part.text.strip()
+        return None if blank else UserMessage(parts=(part,))  # no provider takes a blank one
+    text = part.text if isinstance(part, TextPart) else f"[{message.content.type}]"
+    return AssistantMessage(text=text) if text.strip() else None
+
+
+def _part_of(block: m.ContentBlock) -> Part:
+    match block:
+        case m.TextContent():
+            return TextPart(text=clean(block.text))
+        case m.ImageContent() | m.AudioContent():
+            return _part_of_data(block.data, block.mime_type, "")
+        case m.EmbeddedResource():
+            return _part_of_resource(block.resource)
+        case m.ResourceLink():
+            return TextPart(text=clean(f"{block.title or block.name}: {block.uri}"))
+
+
+def _part_of_resource(contents: m.TextResourceContents | m.BlobResourceContents) -> Part:
+    if isinstance(contents, m.TextResourceContents):
+        return TextPart(text=clean(contents.text))
+    return _part_of_data(contents.blob, contents.mime_type or "application/octet-stream", contents.uri)
+
+
+def _part_of_data(data: str, media_type: str, uri: str) -> Part:
+    media_type = media_type if _MEDIA_TYPE.fullmatch(media_type) else "application/octet-stream"
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (ValueError, binascii.Error):
+        return TextPart(text=f"[{media_type} that is not base64, {len(data)} characters]")
+    kind = media_type.partition("/")[0]
+    if kind == "image":
+        return ImagePart.of(raw, media_type)
+    if kind == "audio":
+        return AudioPart.of(raw, media_type)
+    return FilePart.of(raw, media_type, uri.rstrip("/").rpartition("/")[2])
+
+
+def resource_tools(server: MCPServer, prefix: str) -> tuple[Tool[..., Any], ...]:
+    """Make the two tools by which a model gets at the resources of a server."""
+
+    async def list_resources() -> list[dict[str, Any]] | Ended:
+        try:
+            found = await resources(server.link, server.timeout_s)
+        except MCPServerError as error:
+            return trouble.ended(error, server.name, "list_resources")
+        return [attrs.asdict(each, filter=lambda _, value: bool(value)) for each in found]
+
+    async def read_resource(uri: str) -> str | Ended:
+        try:
+            parts = await read(server.link, server.timeout_s, uri)
+        except MCPServerError as error:
+            return trouble.ended(error, server.name, "read_resource")
+        return "\n".join(each.text if isinstance(each, TextPart) else _named(each) for each in parts)
+
+    about: dict[Callable[..., Any], str] = {
+        list_resources: f"List the resources of the server {server.name}: what can be read there, by URI.",
+        read_resource: f"Read a resource of the server {server.name}.",
+    }
+    return tuple(
+        make_tool(
+            function,
+            name=f"{prefix}{function.__name__}",
+            description=description,
+            read_only=True,
+            timeout_s=server.timeout_s,
+        )
+        for function, description in about.items()
+    )
+
+
+def _named(part: Part) -> str:
+    """Return what stands for a part that is no text."""
+    return json.dumps({"type": type(part).__name__, "url": getattr(part, "url", "")[:60]})

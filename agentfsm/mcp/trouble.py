@@ -1,0 +1,315 @@
+"""What goes wrong with a request to a server, in words for the model: what it is, and what to do about it.
+
+The SDK knows an error by its JSON-RPC code, and makes one up for what has none: an HTTP status, a connection that is
+gone. What was seen on the wire is noted beside it (`Seen`), and both together tell which `Fault` it is. One table then
+says for each fault which way it goes: tried again, back to the model, or the end of the call.
+
+Source: document D, 7.4.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from enum import StrEnum
+from typing import Final
+
+import attrs
+import httpx2
+from mcp import MCPError
+from mcp.types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    REQUEST_TIMEOUT,
+)
+from pydantic import ValidationError
+
+from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
+from agentfsm.core.messages import ErrorType, Outcome, clean
+from agentfsm.engine.context import Ended
+from agentfsm.engine.transient import PASSING_STATUSES
+from agentfsm.mcp.errors import MCPServerError, NoAnswerError, RestingError
+
+SAID_CHARS: Final = 500
+# Of what a server, or a library, says of an error: the cause stands at its beginning.
+
+
+class TooLongError(Exception):
+    """A message is longer than any that is taken in."""
+
+
+@attrs.define(eq=False, repr=False)
+class Seen:
+    """What a request has met on the wire, which the SDK does not tell of."""
+
+    status: int | None = None
+    # Of the newest response, of HTTP.
+    retry_after_s: float | None = None
+    # Seconds that it asked to wait, or None.
+    error: Exception | None = None
+    # What came instead of a response, or cut it off.
+
+
+SEEN: Final[ContextVar[Seen]] = ContextVar("SEEN")
+# Of the request at hand. Whatever the SDK sends for a request, it sends in a copy of the context of who asked.
+
+
+class Fault(StrEnum):
+    """What is wrong."""
+
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+    LATE = "late"
+    BUSY = "busy"
+    DOWN = "down"
+    SESSION = "session"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    ADDRESS = "address"
+    UNKNOWN = "unknown"
+    ARGUMENTS = "arguments"
+    INTERNAL = "internal"
+    MALFORMED = "malformed"
+    TOO_LONG = "too_long"
+    OTHER = "other"
+
+
+class Way(StrEnum):
+    """What comes of it."""
+
+    REFUSED = "refused"
+    # It was not done, and may be tried again.
+    PASSING = "passing"
+    # It may have been done; what may be repeated may be tried again.
+    HINT = "hint"
+    # The model is told how to call instead.
+    FAILED = "failed"
+    # Trying the same again does not help.
+
+
+@attrs.frozen
+class Row:
+    """A fault's way, and its words."""
+
+    way: Way
+    words: str
+    # With the names of the server and of what was asked of it, and what was said of the error.
+    error_type: ErrorType = ErrorType.TOOL
+
+
+FAULTS: Final[dict[Fault, Row]] = {
+    Fault.UNREACHABLE: Row(Way.REFUSED, "the MCP server {server!r} cannot be reached: {said}"),
+    Fault.LOST: Row(Way.PASSING, "the connection to the MCP server {server!r} was lost in mid-call: {said}"),
+    Fault.LATE: Row(Way.PASSING, "the MCP server {server!r} did not answer in time: {said}"),
+    Fault.BUSY: Row(Way.REFUSED, "the MCP server {server!r} has too many requests: {said}"),
+    Fault.DOWN: Row(Way.PASSING, "the MCP server {server!r} is having trouble: {said}"),
+    Fault.SESSION: Row(Way.REFUSED, "the MCP server {server!r} has forgotten the session, and gets a new one: {said}"),
+    Fault.UNAUTHORIZED: Row(
+        Way.FAILED,
+        "The MCP server {server!r} does not accept our credentials: {said}. Nothing was run, and trying again will not "
+        "help: tell the user that the access to {server!r} has to be renewed.",
+        ErrorType.NOT_PERMITTED,
+    ),
+    Fault.FORBIDDEN: Row(
+        Way.FAILED,
+        "The MCP server {server!r} does not allow this call: {said}. Nothing was run, and trying again will not help: "
+        "do something else, or tell the user.",
+        ErrorType.NOT_PERMITTED,
+    ),
+    Fault.ADDRESS: Row(
+        Way.FAILED,
+        "The address of the MCP server {server!r} does not take calls: {said}. Nothing was run, and trying again will "
+        "not help: go on without it, and tell the user that the server has to be set up anew.",
+        ErrorType.UNAVAILABLE,
+    ),
+    Fault.UNKNOWN: Row(
+        Way.FAILED,
+        "The MCP server {server!r} does not know {asked!r}: {said}. Nothing was run, and trying again will not help: "
+        "use another tool, or tell the user.",
+    ),
+    Fault.ARGUMENTS: Row(
+        Way.HINT,
+        "The MCP server {server!r} refused the arguments of {asked!r}: {said}. Nothing was run: call again with "
+        "arguments that fit its description, or use another tool.",
+    ),
+    Fault.INTERNAL: Row(
+        Way.FAILED,
+        "{asked!r} failed inside of the MCP server {server!r}: {said}. Its effect may have happened, in whole or in "
+        "part. Other arguments or another tool may do better; else tell the user.",
+    ),
+    Fault.MALFORMED: Row(
+        Way.FAILED,
+        "The answer of the MCP server {server!r} cannot be read, since it does not fit the protocol: {said}. The "
+        "effect of {asked!r} may have happened. Trying again will not help: use another tool, or tell the user.",
+    ),
+    Fault.TOO_LONG: Row(
+        Way.FAILED,
+        "The answer of the MCP server {server!r} is too long to be taken in: {said}. The effect of {asked!r} may have "
+        "happened. Ask for less, for example for a narrower range or a smaller page.",
+    ),
+    Fault.OTHER: Row(
+        Way.FAILED,
+        "The MCP server {server!r} refused {asked!r}: {said}. Trying the same again will not help: try other "
+        "arguments or another tool, or tell the user.",
+    ),
+}
+
+STATUSES: Final[dict[int, Fault]] = dict.fromkeys(PASSING_STATUSES, Fault.DOWN) | {
+    401: Fault.UNAUTHORIZED,
+    403: Fault.FORBIDDEN,
+    405: Fault.ADDRESS,
+    429: Fault.BUSY,
+}
+# Those that say more than the JSON-RPC error that may come with them. With 400 and 404 that one says more.
+NOT_FOUND: Final = 404
+
+CODES: Final[dict[int, Fault]] = {
+    CONNECTION_CLOSED: Fault.LOST,
+    REQUEST_TIMEOUT: Fault.LATE,
+    PARSE_ERROR: Fault.MALFORMED,
+    METHOD_NOT_FOUND: Fault.UNKNOWN,
+    INVALID_PARAMS: Fault.ARGUMENTS,
+    INTERNAL_ERROR: Fault.INTERNAL,
+}
+# Every other code is the server's own, or speaks of something that calls do not do.
+
+_UNSENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+
+
+class RequestError(MCPError):
+    """What the SDK says of a request that failed, with the fault that it is.
+
+    Attributes:
+        fault: What is wrong.
+        said: What was said of it, at most `SAID_CHARS` characters.
+        retry_after_s: Seconds that the server asked to wait, or None.
+    """
+
+    def __init__(self, error: MCPError, fault: Fault, said: str, retry_after_s: float | None = None) -> None:
+        super().__init__(error.code, error.message, error.data)
+        self.fault = fault
+        self.said = said
+        self.retry_after_s = retry_after_s
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether it speaks of the server's health, and not of what was asked."""
+        return FAULTS[self.fault].way in {Way.REFUSED, Way.PASSING}
+
+
+class _BusyError(RefusedError):
+    """Too many requests: more attempts would not make them fewer."""
+
+    status_code = 429
+    # Read by name, as those of HTTP libraries are.
+
+
+def explained(error: MCPError, seen: Seen, end: str | None = None) -> RequestError:
+    """Say what is wrong with a request.
+
+    Args:
+        error: Of the SDK.
+        seen: What was seen on the wire.
+        end: How the connection ended, where it did.
+    """
+    if isinstance(error, RequestError):
+        return error
+    if seen.error is not None:
+        return RequestError(error, _fault_of_transport(seen.error), words(seen.error))
+    said = brief(error.message)
+    if seen.status == NOT_FOUND and error.code != METHOD_NOT_FOUND:
+        return RequestError(error, Fault.SESSION, said)
+    if seen.status in STATUSES:
+        return RequestError(error, STATUSES[seen.status], f"HTTP {seen.status}, {said}", seen.retry_after_s)
+    if end is not None:
+        return RequestError(error, Fault.LOST, end)
+    return RequestError(error, CODES.get(error.code, Fault.OTHER), said)
+
+
+def _fault_of_transport(error: Exception) -> Fault:
+    if isinstance(error, TooLongError):
+        return Fault.TOO_LONG
+    if isinstance(error, AgentError):
+        return Fault.FORBIDDEN
+    if isinstance(error, _UNSENT):
+        return Fault.UNREACHABLE
+    return Fault.LOST if isinstance(error, httpx2.HTTPError) else Fault.UNAUTHORIZED  # what an `auth` of a user raises
+
+
+def ended(error: Exception, server: str, asked: str) -> Ended:
+    """Return the end of a call that failed.
+
+    Args:
+        error: What `Link.ask` has raised.
+        server: The server's name.
+        asked: What was asked of it: the tool's name there.
+
+    Raises:
+        RefusedError: when nothing was done, and it may be tried again.
+        TransientError: when it may have been done, and what may be repeated may be tried again.
+        ModelRetry: when other arguments would do.
+        Exception: the error itself, when it is not one of a request.
+    """
+    if isinstance(error, RestingError):
+        return _failed(str(error), ErrorType.CIRCUIT_OPEN, retryable=True)
+    if isinstance(error, NoAnswerError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    if isinstance(error, MCPServerError):
+        if error.is_passing:
+            raise RefusedError(error.why) from error
+        return _failed(error.why, ErrorType.UNAVAILABLE)
+    fault, said = _known(error)
+    row = FAULTS[fault]
+    text = row.words.format(server=server, asked=asked, said=said)
+    match row.way:
+        case Way.REFUSED:
+            refused = _BusyError if fault is Fault.BUSY else RefusedError
+            raise refused(text, getattr(error, "retry_after_s", None)) from error
+        case Way.PASSING:
+            raise TransientError(text, getattr(error, "retry_after_s", None)) from error
+        case Way.HINT:
+            raise ModelRetry(text) from error
+        case Way.FAILED:
+            return _failed(text, row.error_type)
+
+
+def said_of(error: Exception) -> str:
+    """Return what is said of a request that failed: what `Link.ask` has raised, and no `MCPServerError`."""
+    return _known(error)[1]
+
+
+def _known(error: Exception) -> tuple[Fault, str]:
+    match error:
+        case RequestError():
+            return error.fault, error.said
+        case MCPError():
+            return CODES.get(error.code, Fault.OTHER), brief(error.message)
+        case ValidationError():
+            first = error.errors(include_url=False, include_input=False)[0]
+            return Fault.MALFORMED, brief(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        case TimeoutError():
+            return Fault.LATE, words(error)
+        case RuntimeError():  # of the SDK: structured content that does not fit the schema that the server gave
+            return Fault.MALFORMED, brief(str(error))
+        case _:
+            raise error
+
+
+def _failed(text: str, error_type: ErrorType, *, retryable: bool = False) -> Ended:
+    return Ended(outcome=Outcome.FAILED, content=clean(text), error_type=error_type, retryable=retryable)
+
+
+def words(error: BaseException) -> str:
+    """Return what an error says; of a group, what its members say."""
+    if isinstance(error, BaseExceptionGroup):
+        return brief("; ".join(dict.fromkeys(words(each) for each in error.exceptions)))
+    text = str(error)
+    return brief(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def brief(text: str) -> str:
+    """Return the beginning of a text, on one line, and without a full stop behind it."""
+    line = " ".join(text[: 4 * SAID_CHARS].split())
+    return line.rstrip(".") if len(line) <= SAID_CHARS else f"{line[:SAID_CHARS]}..."
