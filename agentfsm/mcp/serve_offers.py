@@ -165,10 +165,11 @@ def _messages(message: UserMessage | AssistantMessage) -> list[m.PromptMessage]:
     """Return a message as the protocol has it: one of each part."""
     if isinstance(message, AssistantMessage):
         return [m.PromptMessage(role="assistant", content=m.TextContent(text=message.text))]
-    return [m.PromptMessage(role="user", content=_block(part)) for part in message.parts]
+    return [m.PromptMessage(role="user", content=block_of(part)) for part in message.parts]
 
 
-def _block(part: Any) -> m.ContentBlock:
+def block_of(part: Any) -> m.ContentBlock:
+    """Return a part as the protocol has it: whole, or a link to it."""
     if isinstance(part, TextPart):
         return m.TextContent(text=part.text)
     carried = data_of(part)

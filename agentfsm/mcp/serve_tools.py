@@ -28,6 +28,7 @@ from agentfsm.engine.registry import ToolRegistry
 from agentfsm.engine.stream import ToolEvent, ToolEventType
 from agentfsm.engine.tools import Bound, Tool
 from agentfsm.mcp.serve_approval import Asking, Question
+from agentfsm.mcp.serve_offers import block_of
 from agentfsm.mcp.serve_turns import Turns
 from agentfsm.ports import Clock, SystemClock
 
@@ -188,9 +189,8 @@ class ServedTools:
     def _told(self, tool: Tool[..., Any], result: ToolResult) -> m.CallToolResult:
         done = result.outcome is Outcome.DONE
         structured = json.loads(result.content) if done and tool.name in self.outputs else None
-        return m.CallToolResult(
-            content=[m.TextContent(text=result.content)], structured_content=structured, is_error=not done
-        )
+        blocks = [m.TextContent(text=result.content), *map(block_of, result.parts)]
+        return m.CallToolResult(content=blocks, structured_content=structured, is_error=not done)
 
     def bars(self, tool: Tool[..., Any], bound: Bound) -> End | None:
         """Say that no client may make a call with these arguments."""
