@@ -217,7 +217,7 @@ def explained(error: MCPError, seen: Seen, end: str | None = None) -> RequestErr
     if isinstance(error, RequestError):
         return error
     if seen.error is not None:
-        return RequestError(error, _fault_of_transport(seen.error), words(seen.error))
+        return RequestError(error, _fault_of_transport(seen.error), words(seen.error), seen.retry_after_s)
     said = brief(error.message)
     if seen.status == NOT_FOUND and error.code != METHOD_NOT_FOUND:
         return RequestError(error, Fault.SESSION, said)
@@ -306,6 +306,8 @@ def words(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         return brief("; ".join(dict.fromkeys(words(each) for each in error.exceptions)))
     text = str(error)
+    if isinstance(error, TooLongError | AgentError):
+        return brief(text)
     return brief(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
