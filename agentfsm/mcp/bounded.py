@@ -15,7 +15,7 @@ import httpx2
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 
-from agentfsm.mcp.trouble import SEEN, Seen, TooLongError, words
+from agentfsm.mcp.trouble import ERROR, SEEN, Seen, TooLongError, words
 from agentfsm.retry_after import seconds_of
 
 MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -31,8 +31,6 @@ HEARD: Final = frozenset(
     }
 )
 # Notifications that are of use here. The SDK starts a task for each that comes, and a server may send any number.
-BAD_STATUS: Final = 400
-# The first HTTP status that is an error.
 _MADE_UP: Final = 502
 # The status of a response that stands for an error.
 
@@ -65,7 +63,7 @@ class BoundedClient(httpx2.AsyncClient):
             self._failed()
             return _made_up(request, error)
         seen.error, seen.status, seen.retry_after_s = None, response.status_code, None
-        if response.status_code >= BAD_STATUS:
+        if response.status_code >= ERROR:
             asked = response.headers.get("retry-after")
             seen.retry_after_s = None if asked is None else seconds_of(asked, time.time())
             self._failed()

@@ -22,7 +22,7 @@ from mcp.client.session import ElicitationFnT, IncomingMessage
 from agentfsm.engine.breaker import Breaker, BreakerState, Ticket
 from agentfsm.engine.transient import PASSING_STATUSES
 from agentfsm.mcp import changes, home, trouble
-from agentfsm.mcp.bounded import BAD_STATUS, is_of_use
+from agentfsm.mcp.bounded import is_of_use
 from agentfsm.mcp.errors import MCPServerError, RestingError
 from agentfsm.mcp.launch import Launch
 from agentfsm.mcp.trouble import Fault, RequestError, Seen
@@ -285,7 +285,7 @@ class Link:
             case MCPError():
                 fault = trouble.explained(error, seen)
                 return f"it did not take the handshake: {fault.said}", fault.is_passing
-            case _ if seen.status is not None and seen.status >= BAD_STATUS:
+            case _ if seen.status is not None and seen.status >= trouble.ERROR:
                 return f"it answered with HTTP {seen.status}", seen.status in PASSING_STATUSES
             case _:
                 return trouble.words(seen.error or error), not isinstance(error, OSError | ValueError)

@@ -153,8 +153,8 @@ class _Talk:
             return None
         try:
             return jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except ValueError as error:
-            message = _mended(line) or _failed_answer(line, error)
+        except ValueError:
+            message = _mended(line) or _failed_answer(line)
         if message is None and not self.epitaph.rubbish:
             self.epitaph.rubbish = clean(line[: 4 * RUBBISH_CHARS].decode("utf-8", "replace"))[:RUBBISH_CHARS].strip()
         return message
@@ -223,7 +223,7 @@ def _mended(line: bytes) -> Any:
         return None
 
 
-def _failed_answer(line: bytes, error: ValueError) -> JSONRPCError | None:
+def _failed_answer(line: bytes) -> JSONRPCError | None:
     """Return an error in place of an answer that is none, so that whoever waits for it need not wait any longer."""
     try:
         answer = json.loads(line)
@@ -231,6 +231,5 @@ def _failed_answer(line: bytes, error: ValueError) -> JSONRPCError | None:
         return None
     if not isinstance(answer, dict) or "method" in answer or type(answer.get("id")) not in {int, str}:
         return None
-    first = str(error).partition("\n")[0]
-    said = ErrorData(code=PARSE_ERROR, message=f"the answer is no message of the protocol ({first})")
+    said = ErrorData(code=PARSE_ERROR, message="the answer is no message of the protocol")
     return JSONRPCError(jsonrpc="2.0", id=answer["id"], error=said)

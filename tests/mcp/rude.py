@@ -60,12 +60,14 @@ def act(id_, message):  # noqa: C901, PLR0912, PLR0915  a table of habits reads 
                 put(b"x" * MB)
         case "floods":
             for number in range(int(os.environ.get("FLOOD", "100000"))):
-                OUT.write(b'{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":%d}}\n' % number)
+                OUT.write(
+                    b'{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":%d}}\n' % number
+                )
         case "changes":
             for _ in range(1_000):
                 notify("notifications/tools/list_changed")
         case "rubbish":
-            put(bytes(range(256)) * 400 + b"\n{\"jsonrpc\": \"2.0\"}\nnull\n[]\n{\n" + b"[" * 100_000 + b"\n")
+            put(bytes(range(256)) * 400 + b'\n{"jsonrpc": "2.0"}\nnull\n[]\n{\n' + b"[" * 100_000 + b"\n")
         case "big":
             answer["result"] = text("x" * 10 * MB + "end")
         case "huge":
@@ -97,7 +99,11 @@ def serve():
             case "initialize":
                 tools = {} if HABIT == "silent-changes" else {"listChanged": True}
                 has = {"tools": tools} if HABIT != "toolless" else {}
-                result = {"protocolVersion": "2025-11-25", "capabilities": has, "serverInfo": {"name": "r", "version": "1"}}
+                result = {
+                    "protocolVersion": "2025-11-25",
+                    "capabilities": has,
+                    "serverInfo": {"name": "r", "version": "1"},
+                }
                 say({"id": id_, "result": result})
                 if HABIT == "hangs-after-handshake":
                     time.sleep(3600)
