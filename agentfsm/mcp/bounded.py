@@ -1,4 +1,4 @@
-"""The HTTP client of connections to servers: what comes is bounded, and a request that fails ends nothing else.
+"""What comes from servers is bounded; and the HTTP client, in which a request that fails ends nothing else.
 
 The SDK lets an error of HTTP through to the connection as a whole, and all other requests of that end with it. Here it
 becomes a response that only the request itself is given, and is noted for the words that the model reads.
@@ -13,18 +13,31 @@ from typing import Any, Final
 
 import httpx2
 from mcp.shared._httpx_utils import create_mcp_http_client
-from mcp.types import CONNECTION_CLOSED
+from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 
-from agentfsm.mcp.trouble import SEEN, Seen, TooLongError, words
+from agentfsm.mcp.trouble import ERROR, SEEN, Seen, TooLongError, words
 from agentfsm.retry_after import seconds_of
 
 MESSAGE_BYTES: Final = 64 * 1024 * 1024
 # Of one message, any larger than which is not taken in: a result of 10 MB must come through, and what the journal
 # keeps of one is less than this.
-BAD_STATUS: Final = 400
-# The first HTTP status that is an error.
+HEARD: Final = frozenset(
+    {
+        "notifications/cancelled",
+        "notifications/elicitation/complete",
+        "notifications/progress",
+        "notifications/subscriptions/acknowledged",
+        "notifications/tools/list_changed",
+    }
+)
+# Notifications that are of use here. The SDK starts a task for each that comes, and a server may send any number.
 _MADE_UP: Final = 502
 # The status of a response that stands for an error.
+
+
+def is_of_use(message: object) -> bool:
+    """Whether a message is none of the notifications that nobody listens to."""
+    return not isinstance(message, JSONRPCNotification) or message.method in HEARD
 
 
 class BoundedClient(httpx2.AsyncClient):
@@ -50,7 +63,7 @@ class BoundedClient(httpx2.AsyncClient):
             self._failed()
             return _made_up(request, error)
         seen.error, seen.status, seen.retry_after_s = None, response.status_code, None
-        if response.status_code >= BAD_STATUS:
+        if response.status_code >= ERROR:
             asked = response.headers.get("retry-after")
             seen.retry_after_s = None if asked is None else seconds_of(asked, time.time())
             self._failed()

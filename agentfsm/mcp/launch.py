@@ -18,6 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from agentfsm.mcp import stdio
 from agentfsm.mcp.bounded import MESSAGE_BYTES, client_of
 from agentfsm.mcp.stdio import Epitaph
+from agentfsm.mcp.trouble import TooLongError
 
 
 class Launch(Protocol):
@@ -31,6 +32,11 @@ class Launch(Protocol):
     @property
     def last_words(self) -> str:
         """How the newest connection has ended, as far as it is known: exit code, log, rubbish; or nothing."""
+        ...
+
+    @property
+    def error(self) -> Exception | None:
+        """What has ended the newest connection, where that is known to be more than a server that is gone."""
         ...
 
     @property
@@ -69,6 +75,11 @@ class Stdio:
         return str(self._epitaph)
 
     @property
+    def error(self) -> Exception | None:
+        """What has ended the newest process, where it was ended for a message that is too long."""
+        return TooLongError(self.last_words) if self._epitaph.is_too_long else None
+
+    @property
     def advice(self) -> str:
         """What to try when it does not start."""
         return f"run it by hand to see what it says, or give its full path: {self.shown}"
@@ -99,6 +110,11 @@ class _Remote:
     def last_words(self) -> str:
         """Nothing: a server far away leaves none."""
         return ""
+
+    @property
+    def error(self) -> Exception | None:
+        """Nothing: each request knows its own."""
+        return None
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

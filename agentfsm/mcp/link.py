@@ -22,7 +22,7 @@ from mcp.client.session import ElicitationFnT, IncomingMessage
 from agentfsm.engine.breaker import Breaker, BreakerState, Ticket
 from agentfsm.engine.transient import PASSING_STATUSES
 from agentfsm.mcp import changes, home, trouble
-from agentfsm.mcp.bounded import BAD_STATUS
+from agentfsm.mcp.bounded import is_of_use
 from agentfsm.mcp.errors import MCPServerError, RestingError
 from agentfsm.mcp.launch import Launch
 from agentfsm.mcp.trouble import Fault, RequestError, Seen
@@ -50,11 +50,18 @@ class _Connection:
     # None until the handshake is done.
     is_over: bool = False
     # Whether it is of no use any more.
+    is_lost: bool = False
+    # Whether that is so because the server has ended it.
 
     def over(self) -> None:
         """End it."""
         self.is_over = True
         self.scope.cancel()
+
+    def lost(self) -> None:
+        """End it, since the other side has done so, or is of no use any more."""
+        self.is_lost = self.is_lost or not self.is_over
+        self.over()
 
 
 @attrs.define(eq=False, repr=False)
@@ -177,6 +184,8 @@ class Link:
             return await question(cast("Client", connection.client))
         except MCPError as error:
             end = await self._end_of(connection)
+            if end is not None and seen.error is None:
+                seen.error = self.launch.error
             failed = trouble.explained(error, seen, end)
             if failed.fault is Fault.SESSION:
                 connection.over()
@@ -232,7 +241,7 @@ class Link:
             here.connection = None
             connection.ended.set()
         if not has_started:
-            raise self._unstarted(error, seen) from error
+            raise self._unstarted(error, seen, is_lost=connection.is_lost) from error
 
     @asynccontextmanager
     async def _connected(self, connection: _Connection) -> AsyncIterator[Client]:
@@ -241,7 +250,7 @@ class Link:
             if is_told or not isinstance(message, m.ToolListChangedNotification):
                 self.heard(message)
 
-        noticing = _noticing(self.launch.open(connection.over), connection.over)
+        noticing = _noticing(self.launch.open(connection.lost), connection.lost)
         client = Client(noticing, message_handler=hear, elicitation_callback=self.elicit, cache=None)
         async with client:
             yield client
@@ -257,9 +266,11 @@ class Link:
     def _missed(self) -> None:
         self.heard(m.ToolListChangedNotification())
 
-    def _unstarted(self, error: Exception | None, seen: Seen) -> MCPServerError:
+    def _unstarted(self, error: Exception | None, seen: Seen, *, is_lost: bool) -> MCPServerError:
         """Say why there is no connection, what the server has left, and what to try."""
         what, is_passing = self._why(error, seen)
+        if is_lost:
+            what = "it ended the connection before it had answered"
         why = f"the MCP server {self.name!r} cannot be used: {what}"
         left = f"; {words}" if (words := self.launch.last_words) else ""
         return MCPServerError(f"{why}{left}. Next, {self.launch.advice}", why=why, is_passing=is_passing)
@@ -274,7 +285,7 @@ class Link:
             case MCPError():
                 fault = trouble.explained(error, seen)
                 return f"it did not take the handshake: {fault.said}", fault.is_passing
-            case _ if seen.status is not None and seen.status >= BAD_STATUS:
+            case _ if seen.status is not None and seen.status >= trouble.ERROR:
                 return f"it answered with HTTP {seen.status}", seen.status in PASSING_STATUSES
             case _:
                 return trouble.words(seen.error or error), not isinstance(error, OSError | ValueError)
@@ -296,7 +307,7 @@ async def _noticing(transport: Any, ended: Callable[[], object]) -> AsyncIterato
 
 @attrs.define(eq=False, repr=False)
 class _Noticed:
-    """What is read from a server, whose end is noticed."""
+    """What is read from a server: its end is noticed, and what nobody listens to is passed over."""
 
     _stream: Any
     _ended: Callable[[], object]
@@ -308,11 +319,14 @@ class _Noticed:
         return self
 
     async def __anext__(self) -> Any:
-        try:
-            return await self._stream.__anext__()
-        except StopAsyncIteration:
-            self._ended()
-            raise
+        while True:
+            try:
+                heard = await self._stream.__anext__()
+            except StopAsyncIteration:
+                self._ended()
+                raise
+            if is_of_use(getattr(heard, "message", None)):
+                return heard
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()

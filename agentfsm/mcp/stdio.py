@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, cast
 
 import anyio
-import anyio.lowlevel
 import attrs
 from anyio.abc import ByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -33,7 +32,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
 from agentfsm.core.messages import clean
-from agentfsm.mcp.bounded import MESSAGE_BYTES
+from agentfsm.mcp.bounded import MESSAGE_BYTES, is_of_use
 
 LAST_WORDS_BYTES: Final = 2_000
 # Of what a server that died wrote to its standard error.
@@ -93,15 +92,13 @@ async def started(parameters: StdioServerParameters, epitaph: Epitaph) -> AsyncI
     write_end, to_say = anyio.create_memory_object_stream[SessionMessage](0)
     talk = _Talk(process, epitaph, heard, read_end, write_end, to_say)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(talk.read)
-        tasks.start_soon(talk.write)
-        tasks.start_soon(talk.listen)
+        for work in (talk.read, talk.write, talk.listen):
+            tasks.start_soon(talk.keep, work)
         try:
             yield cast("TransportStreams", (read_end, write_end))
         finally:
             with anyio.CancelScope(shield=True):  # each wait in it is bounded
                 await talk.stop()
-            tasks.cancel_scope.cancel()
 
 
 @attrs.define(eq=False, repr=False)
@@ -116,6 +113,13 @@ class _Talk:
     to_say: MemoryObjectReceiveStream[SessionMessage]
     has_written: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     has_listened: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    scopes: list[anyio.CancelScope] = attrs.field(factory=list, init=False)
+
+    async def keep(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Work to the end of the talk: a server whose output nobody reads would not come to its own end."""
+        with anyio.CancelScope(shield=True) as scope:
+            self.scopes.append(scope)
+            await work()
 
     async def read(self) -> None:
         """Hand over each message; throw away what comes when nobody listens any more, so that the server can end."""
@@ -141,7 +145,7 @@ class _Talk:
         await self._tell(b"".join(parts))
 
     async def _tell(self, line: bytes) -> None:
-        if (message := self._message(line)) is not None:
+        if (message := self._message(line)) is not None and is_of_use(message):
             await self.heard.send(SessionMessage(message))
 
     def _message(self, line: bytes) -> Any:
@@ -149,8 +153,8 @@ class _Talk:
             return None
         try:
             return jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except ValueError as error:
-            message = _mended(line) or _failed_answer(line, error)
+        except ValueError:
+            message = _mended(line) or _failed_answer(line)
         if message is None and not self.epitaph.rubbish:
             self.epitaph.rubbish = clean(line[: 4 * RUBBISH_CHARS].decode("utf-8", "replace"))[:RUBBISH_CHARS].strip()
         return message
@@ -191,7 +195,8 @@ class _Talk:
             await self.has_listened.wait()
         self.heard.close()
         self.to_say.close()
-        await anyio.lowlevel.checkpoint()  # the tasks that wait for what was closed end before they are cancelled
+        for scope in self.scopes:
+            scope.cancel()
 
 
 async def _stop_others(process: ServerProcess) -> None:
@@ -218,7 +223,7 @@ def _mended(line: bytes) -> Any:
         return None
 
 
-def _failed_answer(line: bytes, error: ValueError) -> JSONRPCError | None:
+def _failed_answer(line: bytes) -> JSONRPCError | None:
     """Return an error in place of an answer that is none, so that whoever waits for it need not wait any longer."""
     try:
         answer = json.loads(line)
@@ -226,6 +231,5 @@ def _failed_answer(line: bytes, error: ValueError) -> JSONRPCError | None:
         return None
     if not isinstance(answer, dict) or "method" in answer or type(answer.get("id")) not in {int, str}:
         return None
-    first = str(error).partition("\n")[0]
-    said = ErrorData(code=PARSE_ERROR, message=f"the answer is no message of the protocol ({first})")
+    said = ErrorData(code=PARSE_ERROR, message="the answer is no message of the protocol")
     return JSONRPCError(jsonrpc="2.0", id=answer["id"], error=said)

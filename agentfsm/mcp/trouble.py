@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from enum import StrEnum
+from http import HTTPStatus
 from typing import Final
 
 import attrs
@@ -164,6 +165,11 @@ STATUSES: Final[dict[int, Fault]] = dict.fromkeys(PASSING_STATUSES, Fault.DOWN) 
 }
 # Those that say more than the JSON-RPC error that may come with them. With 400 and 404 that one says more.
 NOT_FOUND: Final = 404
+REDIRECT: Final = 300
+ERROR: Final = 400
+# The first status of a kind.
+_STAND_IN: Final = "Server returned an error response"
+# What the SDK says where the server has said nothing.
 
 CODES: Final[dict[int, Fault]] = {
     CONNECTION_CLOSED: Fault.LOST,
@@ -174,6 +180,12 @@ CODES: Final[dict[int, Fault]] = {
     INTERNAL_ERROR: Fault.INTERNAL,
 }
 # Every other code is the server's own, or speaks of something that calls do not do.
+
+SAYINGS: Final[dict[str, Fault]] = {
+    "SSE stream failed: Server-sent event exceeded": Fault.TOO_LONG,
+    "Unexpected content type": Fault.MALFORMED,
+}
+# How the SDK's words begin where it has no code of its own for what it says.
 
 _UNSENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
@@ -199,7 +211,7 @@ class RequestError(MCPError):
         return FAULTS[self.fault].way in {Way.REFUSED, Way.PASSING}
 
 
-class _BusyError(RefusedError):
+class BusyError(RefusedError):
     """Too many requests: more attempts would not make them fewer."""
 
     status_code = 429
@@ -217,15 +229,28 @@ def explained(error: MCPError, seen: Seen, end: str | None = None) -> RequestErr
     if isinstance(error, RequestError):
         return error
     if seen.error is not None:
-        return RequestError(error, _fault_of_transport(seen.error), words(seen.error))
-    said = brief(error.message)
+        return RequestError(error, _fault_of_transport(seen.error), words(seen.error), seen.retry_after_s)
+    said = brief(_first_of(error.message) if error.code == PARSE_ERROR else error.message)
     if seen.status == NOT_FOUND and error.code != METHOD_NOT_FOUND:
         return RequestError(error, Fault.SESSION, said)
-    if seen.status in STATUSES:
-        return RequestError(error, STATUSES[seen.status], f"HTTP {seen.status}, {said}", seen.retry_after_s)
+    if seen.status is not None and seen.status in STATUSES:
+        return RequestError(error, STATUSES[seen.status], _status_text(seen.status, said), seen.retry_after_s)
+    if seen.status is not None and REDIRECT <= seen.status < ERROR:
+        return RequestError(error, Fault.ADDRESS, said)
     if end is not None:
         return RequestError(error, Fault.LOST, end)
-    return RequestError(error, CODES.get(error.code, Fault.OTHER), said)
+    fault = next((fault for beginning, fault in SAYINGS.items() if said.startswith(beginning)), None)
+    return RequestError(error, fault or CODES.get(error.code, Fault.OTHER), said)
+
+
+def _first_of(message: str) -> str:
+    """Return what cannot be read, without what pydantic says of it."""
+    return message.partition(":")[0]
+
+
+def _status_text(status: int, said: str) -> str:
+    phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
+    return f"HTTP {status} {phrase}".strip() + ("" if said == _STAND_IN else f": {said}")
 
 
 def _fault_of_transport(error: Exception) -> Fault:
@@ -265,7 +290,7 @@ def ended(error: Exception, server: str, asked: str) -> Ended:
     text = row.words.format(server=server, asked=asked, said=said)
     match row.way:
         case Way.REFUSED:
-            refused = _BusyError if fault is Fault.BUSY else RefusedError
+            refused = BusyError if fault is Fault.BUSY else RefusedError
             raise refused(text, getattr(error, "retry_after_s", None)) from error
         case Way.PASSING:
             raise TransientError(text, getattr(error, "retry_after_s", None)) from error
@@ -284,7 +309,7 @@ def _known(error: Exception) -> tuple[Fault, str]:
     match error:
         case RequestError():
             return error.fault, error.said
-        case MCPError():
+        case MCPError():  # of the question itself
             return CODES.get(error.code, Fault.OTHER), brief(error.message)
         case ValidationError():
             first = error.errors(include_url=False, include_input=False)[0]
@@ -306,6 +331,8 @@ def words(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         return brief("; ".join(dict.fromkeys(words(each) for each in error.exceptions)))
     text = str(error)
+    if isinstance(error, TooLongError | AgentError):
+        return brief(text)
     return brief(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 

@@ -1,0 +1,150 @@
+"""A server of few manners, written by hand on the wire: `python rude.py HABIT [RECORD]`.
+
+It speaks the handshake era unless its habit says otherwise, and has a tool `act` whose calls go as the habit says. Each
+message that it gets is appended to the file RECORD, with its process's id in the first line of each life.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+HABIT = sys.argv[1]
+RECORD = sys.argv[2] if len(sys.argv) > 2 else os.devnull
+OUT = sys.stdout.buffer
+MB = 1_000_000
+TOOL = {"name": "act", "inputSchema": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+
+
+def record(what):
+    with open(RECORD, "a", encoding="utf-8") as file:
+        file.write(json.dumps(what) + "\n")
+
+
+def put(raw):
+    OUT.write(raw)
+    OUT.flush()
+
+
+def say(message):
+    put(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+
+def text(content):
+    return {"content": [{"type": "text", "text": content}]}
+
+
+def notify(method, **params):
+    say({"method": method, "params": params})
+
+
+def act(id_, message):  # noqa: C901, PLR0912, PLR0915  a table of habits reads best in one place
+    answer = {"id": id_, "result": text("acted")}
+    match HABIT:
+        case "dies":
+            os._exit(3)
+        case "dies-once":
+            with open(RECORD, encoding="utf-8") as file:
+                lives = sum("life" in line for line in file)
+            if lives == 1:
+                os._exit(3)
+        case "half":
+            put(json.dumps({"jsonrpc": "2.0", **answer}).encode()[:20])
+            os._exit(0)
+        case "hangs":
+            return
+        case "endless":
+            while True:
+                put(b"x" * MB)
+        case "floods":
+            for number in range(int(os.environ.get("FLOOD", "100000"))):
+                OUT.write(
+                    b'{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":%d}}\n' % number
+                )
+        case "changes":
+            for _ in range(1_000):
+                notify("notifications/tools/list_changed")
+        case "rubbish":
+            put(bytes(range(256)) * 400 + b'\n{"jsonrpc": "2.0"}\nnull\n[]\n{\n' + b"[" * 100_000 + b"\n")
+        case "big":
+            answer["result"] = text("x" * 10 * MB + "end")
+        case "huge":
+            answer["result"] = text("x" * 100 * MB)
+        case "strangers":
+            say({"id": 4711, "result": text("nobody asked")})
+            say({"id": "act", "result": text("nobody asked")})
+            say(answer)
+            answer["result"] = text("again")
+        case "wrong-type":
+            answer["result"] = "a string"
+        case "no-content":
+            answer["result"] = {"content": [{"type": "hologram"}]}
+        case "surrogates":
+            put(b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"a\\ud800b"}]}}\n' % id_)
+            return
+        case "refuses":
+            del answer["result"]
+            answer["error"] = {"code": int(os.environ["CODE"]), "message": "<html>no</html>"}
+    say(answer)
+
+
+def serve():
+    for line in sys.stdin:
+        message = json.loads(line)
+        record(message)
+        id_ = message.get("id")
+        match message.get("method"):
+            case "initialize":
+                tools = {} if HABIT == "silent-changes" else {"listChanged": True}
+                has = {"tools": tools} if HABIT != "toolless" else {}
+                result = {
+                    "protocolVersion": "2025-11-25",
+                    "capabilities": has,
+                    "serverInfo": {"name": "r", "version": "1"},
+                }
+                say({"id": id_, "result": result})
+                if HABIT == "hangs-after-handshake":
+                    time.sleep(3600)
+            case "tools/list" if HABIT == "liar":
+                say({"id": id_, "error": {"code": -32601, "message": "Method not found"}})
+            case "tools/list" if HABIT == "cursor-loops":
+                say({"id": id_, "result": {"tools": [] if "params" in message else [TOOL], "nextCursor": "again"}})
+            case "tools/list" if HABIT == "pages-for-ever":
+                cursor = int(message.get("params", {}).get("cursor", "0"))
+                say({"id": id_, "result": {"tools": [], "nextCursor": str(cursor + 1)}})
+            case "tools/list":
+                say({"id": id_, "result": {"tools": [TOOL]}})
+                if HABIT == "silent-changes":
+                    notify("notifications/tools/list_changed")
+            case "tools/call":
+                act(id_, message)
+            case None:
+                pass
+            case method if not method.startswith("notifications/"):
+                say({"id": id_, "error": {"code": -32601, "message": "Method not found"}})
+
+
+record({"life": os.getpid()})
+match HABIT:
+    case "exits":
+        sys.exit("no API key was given")
+    case "chatty":
+        put(b"Downloading the package ...\nDone.\n")
+    case "only-chat":
+        put(b"Welcome! Type help.\n")
+        time.sleep(3600)
+    case "mute":
+        time.sleep(3600)
+    case "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    case "parent":
+        record({"life": subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid})
+    case "noisy":
+        sys.stderr.write("x" * 10 * MB + "the end")
+        sys.stderr.flush()
+        sys.exit(1)
+serve()
+if HABIT == "stubborn":
+    time.sleep(3600)

@@ -1,0 +1,144 @@
+"""HTTP servers of few manners, in threads of the test: `with serving(habit) as url`.
+
+They speak the handshake era. `tools/call` goes as the habit says; what is no method of theirs gets -32601.
+"""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+MB = 1_000_000
+TOOL = {"name": "act", "inputSchema": {"type": "object"}}
+
+
+def _result(method):
+    match method:
+        case "initialize":
+            info = {"name": "rude", "version": "1"}
+            return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+        case "tools/list":
+            return {"tools": [TOOL]}
+        case "tools/call":
+            return {"content": [{"type": "text", "text": "acted"}]}
+    return None
+
+
+class Rude(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        self.plain(405, b"")
+
+    def do_DELETE(self):
+        self.plain(200, b"")
+
+    def do_POST(self):
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.heard.append(message)
+        method = message["method"]
+        if "id" not in message:
+            self.plain(202, b"")
+        elif method == "tools/call" or self.server.habit in self.server.always:
+            self.act(message)
+        else:
+            self.answer(message)
+
+    def answer(self, message):
+        result = _result(message["method"])
+        error = {"code": -32601, "message": "Method not found"}
+        said = {"error": error} if result is None else {"result": result}
+        headers = {"mcp-session-id": "s1"} if message["method"] == "initialize" else {}
+        self.plain(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}).encode(), **headers)
+
+    def plain(self, status, body, kind="application/json", **headers):
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def act(self, message):
+        habit = self.server.habit
+        calls = sum(each["method"] == "tools/call" for each in self.server.heard)
+        match habit:
+            case int():
+                self.plain(habit, b"<html>no</html>", "text/html", retry_after="7")
+            case "forgets" if calls == 1:
+                self.plain(404, b"", "text/plain")
+            case "busy-once" if calls == 1:
+                self.plain(429, b"", "text/plain", retry_after="0")
+            case "html":
+                self.plain(200, b"<html>welcome</html>", "text/html")
+            case "rubbish":
+                self.plain(200, b"\xff\xfe{", "application/json")
+            case "elsewhere":
+                self.plain(307, b"", location="http://other.invalid/mcp")
+            case "packed":
+                self.plain(200, b"\x1f\x8b rubbish", content_encoding="gzip")
+            case "endless-json":
+                self.endless("application/json", b"")
+            case "endless-event":
+                self.endless("text/event-stream", b"data: ")
+            case "breaks-off":
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", "1000")
+                self.end_headers()
+                self.wfile.write(b'{"jsonrpc"')
+                self.close_connection = True
+            case "hangs-up":
+                self.close_connection = True
+            case "event-and-gone":
+                self.plain(200, b"event: message\ndata:\n\n", "text/event-stream")
+            case "big":
+                text = {"content": [{"type": "text", "text": "x" * 10 * MB}]}
+                body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": text}).encode()
+                self.plain(200, b"event: message\ndata: " + body + b"\n\n", "text/event-stream")
+            case "hangs":
+                self.server.hanging.set()
+                self.server.enough.wait()
+            case _:
+                self.answer(message)
+
+    def endless(self, kind, first):
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.end_headers()
+        self.close_connection = True
+        try:
+            self.wfile.write(first)
+            while not self.server.enough.is_set():
+                self.wfile.write(b"x" * MB)
+        except OSError:
+            self.server.cut_off.set()
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """Say nothing: clients hang up on these."""
+
+
+@contextmanager
+def serving(habit, always=()):
+    """Serve until left; `always` holds the habits that concern all requests, and not calls alone."""
+    server = Server(("127.0.0.1", 0), Rude)
+    server.habit, server.always, server.heard = habit, always, []
+    server.enough, server.hanging, server.cut_off = threading.Event(), threading.Event(), threading.Event()
+    server.url = f"http://127.0.0.1:{server.server_address[1]}/mcp"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.enough.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
