@@ -3,7 +3,25 @@
 It needs the extra: `pip install agentfsm[mcp]`.
 """
 
+from agentfsm.mcp.consent import Consent, Proposal, Wish
+from agentfsm.mcp.directory import Candidate, FoundServers, ServerDirectory
 from agentfsm.mcp.errors import MCPServerError
+from agentfsm.mcp.pins import MemoryPins, Pin, PinFile, Pins
+from agentfsm.mcp.sandbox import Sandbox
 from agentfsm.mcp.server import MCPServer
 
-__all__ = ["MCPServer", "MCPServerError"]
+__all__ = [
+    "Candidate",
+    "Consent",
+    "FoundServers",
+    "MCPServer",
+    "MCPServerError",
+    "MemoryPins",
+    "Pin",
+    "PinFile",
+    "Pins",
+    "Proposal",
+    "Sandbox",
+    "ServerDirectory",
+    "Wish",
+]
