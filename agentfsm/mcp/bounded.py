@@ -73,13 +73,15 @@ class BoundedClient(httpx2.AsyncClient):
 
 
 def client_of(
-    headers: Mapping[str, str], auth: httpx2.Auth | None, failed: Callable[[], object] = lambda: None
+    headers: Mapping[str, str],
+    auth: httpx2.Auth | None,
+    failed: Callable[[], object] = lambda: None,
+    transport: httpx2.AsyncBaseTransport | None = None,
 ) -> BoundedClient:
     """Make a client with the SDK's time-outs; compressed answers are not asked for, whose size cannot be known."""
+    told = {"accept-encoding": "identity"} | dict(headers)
     timeout = create_mcp_http_client().timeout
-    return BoundedClient(
-        failed=failed, headers={"accept-encoding": "identity"} | dict(headers), auth=auth, timeout=timeout
-    )
+    return BoundedClient(failed=failed, headers=told, auth=auth, timeout=timeout, transport=transport)
 
 
 def _made_up(request: httpx2.Request, error: Exception) -> httpx2.Response:

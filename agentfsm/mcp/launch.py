@@ -17,6 +17,8 @@ from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm.mcp import stdio
 from agentfsm.mcp.bounded import MESSAGE_BYTES, client_of
+from agentfsm.mcp.private import PublicTransport, check_url
+from agentfsm.mcp.sandbox import Sandbox
 from agentfsm.mcp.stdio import Epitaph
 from agentfsm.mcp.trouble import TooLongError
 
@@ -62,6 +64,8 @@ class Stdio:
     env: Mapping[str, str] = attrs.field(factory=dict)
     # What it is told beside HOME, LOGNAME, PATH, SHELL, TERM and USER; it gets nothing else of our environment.
     cwd: Path | str | None = None
+    sandbox: Sandbox | None = None
+    # What it is started in.
     _epitaph: Epitaph = attrs.field(factory=Epitaph, init=False)
 
     @property
@@ -88,18 +92,26 @@ class Stdio:
     async def open(self, over: Callable[[], object]) -> AsyncIterator[TransportStreams]:  # noqa: ARG002  it ends the streams
         """Start the process; it is told to end, and made to, when this is left."""
         self._epitaph = epitaph = Epitaph()
-        parameters = StdioServerParameters(command=self.command, args=list(self.args), env=dict(self.env), cwd=self.cwd)
+        command, args = self.command, list(self.args)
+        if self.sandbox is not None:
+            command, args = self.sandbox.wrapped(command, args, self.env, self.cwd)
+        parameters = StdioServerParameters(command=command, args=args, env=dict(self.env), cwd=self.cwd)
         async with stdio.started(parameters, epitaph) as streams:
             yield streams
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class _Remote:
+class Remote:
     """A URL."""
 
     url: str
     headers: Mapping[str, str] = attrs.field(factory=dict)
     auth: httpx2.Auth | None = None
+    allow_private: bool = False
+    # Whether it may be in a private network, by plain HTTP too, and through a proxy of the environment's.
+
+    def __attrs_post_init__(self) -> None:
+        check_url(self.url, allow_private=self.allow_private)
 
     @property
     def shown(self) -> str:
@@ -116,9 +128,14 @@ class _Remote:
         """Nothing: each request knows its own."""
         return None
 
+    def client(self, failed: Callable[[], object] = lambda: None) -> httpx2.AsyncClient:
+        """Make a client that sends headers and tokens to this server only: it follows no redirect by itself."""
+        transport = None if self.allow_private else PublicTransport(self.url)
+        return client_of(self.headers, self.auth, failed, transport)
+
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class Http(_Remote):
+class Http(Remote):
     """A URL that speaks streamable HTTP."""
 
     @property
@@ -133,14 +150,14 @@ class Http(_Remote):
     async def open(self, over: Callable[[], object]) -> AsyncIterator[TransportStreams]:  # noqa: ARG002  each request fails alone
         """Make a client; the first request goes out with the handshake."""
         async with (
-            client_of(self.headers, self.auth) as client,
+            self.client() as client,
             streamable_http_client(self.url, http_client=client, max_sse_event_size=MESSAGE_BYTES) as streams,
         ):
             yield streams
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class Sse(_Remote):
+class Sse(Remote):
     """A URL that speaks HTTP+SSE, as servers did before streamable HTTP: one stream of events, requests beside it."""
 
     @property
@@ -156,7 +173,7 @@ class Sse(_Remote):
         """Open the stream of events. A request that fails ends the connection: its answer would never come."""
 
         def client(**_options: Any) -> httpx2.AsyncClient:
-            return client_of(self.headers, self.auth, over)
+            return self.client(over)
 
         async with sse_client(self.url, httpx_client_factory=cast("Any", client)) as streams:
             yield streams

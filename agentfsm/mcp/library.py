@@ -36,6 +36,7 @@ from agentfsm.engine.tools import Tool, make_tool
 from agentfsm.mcp import trouble
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError
 from agentfsm.mcp.link import Link
+from agentfsm.mcp.names import tool_name
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server import MCPServer
@@ -96,11 +97,12 @@ class Prompt:
 
 
 @attrs.frozen(kw_only=True)
-class Listed:
-    """The tools of a server, and whether there are resources."""
+class Listing:
+    """What a server says of itself and its tools."""
 
-    tools: tuple[m.Tool, ...]
-    has_resources: bool
+    tools: Sequence[m.Tool]
+    instructions: str | None = None
+    has_resources: bool = False
 
 
 class _Page(Protocol):
@@ -157,19 +159,19 @@ def check_declared(client: Client, server: str, capability: Capability) -> None:
         )
 
 
-async def tools(link: Link, timeout_s: float) -> Listed:
+async def tools(link: Link, timeout_s: float) -> Listing:
     """List the tools of a server; none where it has declared none.
 
     Raises:
         MCPServerError: when they cannot be listed.
     """
 
-    async def question(client: Client) -> Listed:
+    async def question(client: Client) -> Listing:
         declared = client.server_capabilities
         found: list[m.Tool] = []
         if declared.tools is not None:
             found = await _every(lambda cursor: client.list_tools(cursor=cursor), lambda page: page.tools)
-        return Listed(tools=tuple(found), has_resources=declared.resources is not None)
+        return Listing(tools=found, instructions=client.instructions, has_resources=declared.resources is not None)
 
     return await asked(link, "its tools", timeout_s, question, proves=False)
 
@@ -340,7 +342,7 @@ def _part_of_data(data: str, media_type: str, uri: str) -> Part:
     return FilePart.of(raw, media_type, uri.rstrip("/").rpartition("/")[2])
 
 
-def resource_tools(server: MCPServer, prefix: str) -> tuple[Tool[..., Any], ...]:
+def resource_tools(server: MCPServer) -> tuple[Tool[..., Any], ...]:
     """Make the two tools by which a model gets at the resources of a server."""
 
     async def list_resources() -> list[dict[str, Any]] | Ended:
@@ -364,7 +366,7 @@ def resource_tools(server: MCPServer, prefix: str) -> tuple[Tool[..., Any], ...]
     return tuple(
         make_tool(
             function,
-            name=f"{prefix}{function.__name__}",
+            name=tool_name(server.name, function.__name__),
             description=description,
             read_only=True,
             timeout_s=server.timeout_s,

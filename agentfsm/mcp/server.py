@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 import attrs
 import httpx2
@@ -13,37 +14,99 @@ import mcp.types as m
 from agentfsm.core.messages import Message, Part
 from agentfsm.engine.tools import Tool
 from agentfsm.mcp import library
+from agentfsm.mcp.admission import Admitted, admitted
+from agentfsm.mcp.config import entries_in
+from agentfsm.mcp.consent import Consent, Gate, start_text
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.launch import Http, Launch, Sse, Stdio
 from agentfsm.mcp.library import Prompt, Resource, ResourceTemplate
 from agentfsm.mcp.link import START_S, Link
-from agentfsm.mcp.tools import SEPARATOR, tool_of
+from agentfsm.mcp.names import check_server, server_name_of
+from agentfsm.mcp.pins import MemoryPins, PinFile, Pins, Text
+from agentfsm.mcp.sandbox import Sandbox
+from agentfsm.mcp.terms import Confirm, Constraint, Terms
+
+_log = logging.getLogger("agentfsm.mcp")
 
 TIMEOUT_S: Final = 30.0
 # Seconds for a call: document D, 7.4.
 
 
+class Options(TypedDict, total=False):
+    """What a server is told beside how it is reached; what each means is said at `Terms` and `MCPServer`."""
+
+    trusted: bool
+    confirm: Confirm | None
+    allow: Iterable[str]
+    deny: Iterable[str]
+    constraints: Mapping[str, Constraint]
+    pins: Pins
+    consent: Consent | None
+    timeout_s: float
+    start_s: float
+    required: bool
+    resources_as_tools: bool
+
+
+_TERMS: Final = frozenset(field.name for field in attrs.fields(Terms))
+
+
+def _server_options(options: Options) -> dict[str, Any]:
+    given: dict[str, Any] = dict(options)
+    terms = Terms(**{name: given.pop(name) for name in _TERMS & given.keys()})
+    return {**given, "terms": terms}
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
 class MCPServer:
-    """A server whose tools an agent may use. It is connected to when it is first needed, and closed with the agent."""
+    """A server whose tools an agent may use. It is connected to when it is first needed, and closed with the agent.
+
+    Nothing that a server says of itself is believed unless it is `trusted`, and each call of another's tool needs a
+    person's yes, unless `confirm` says otherwise. A tool that has changed since it was approved is withheld.
+    """
 
     name: str
+    # 1 to 32 ASCII letters, digits, "-" and single "_": its tools are called `name__tool`.
     launch: Launch
-    timeout_s: float = TIMEOUT_S
-    start_s: float = START_S
-    tools: tuple[Tool[..., Any], ...] = attrs.field(default=(), init=False)
-    # As they were last listed.
-    version: int = attrs.field(default=0, init=False)
-    is_stale: bool = attrs.field(default=True, init=False)
-    # Whether the server was not asked yet, or has said that its tools have changed.
+    terms: Terms = attrs.field(factory=Terms)
+    pins: Pins = attrs.field(factory=MemoryPins)
+    # Where it is kept what was approved.
+    consent: Consent | None = None
+    # Asks a person, for what was not approved yet.
+    origin: str | None = None
+    # The file or the directory that it comes from; None for one that a program names in its code.
+    start: Text = attrs.field(default=attrs.Factory(lambda server: start_text(server.launch), takes_self=True))
+    # How it is started, as it is approved.
+    required: bool = True
+    # Whether an agent cannot begin without it. Else it has no tools where it is away, until it was closed.
     resources_as_tools: bool = False
     # Whether the model may list and read the server's resources, by two tools; else only the application does.
+    timeout_s: float = TIMEOUT_S
+    start_s: float = START_S
+    admitted: Admitted = attrs.field(factory=Admitted, init=False)
+    # What of it is used, as it was last listed.
     trouble: MCPServerError | None = attrs.field(default=None, init=False)
-    # Why the tools could not be listed anew, the newest time; None where they could.
+    # Why the tools could not be listed, the newest time; None where they could.
+    version: int = attrs.field(default=0, init=False)
     link: Link = attrs.field(init=False)
+    gate: Gate = attrs.field(init=False)
+    is_stale: bool = attrs.field(default=True, init=False)
+    # Whether the server was not asked yet, was started anew, or has said that its tools have changed.
 
     def __attrs_post_init__(self) -> None:
+        check_server(self.name)
         self.link = Link(name=self.name, launch=self.launch, start_s=self.start_s, heard=self._hear)
+        self.gate = Gate(server=self.name, pins=self.pins, consent=self.consent, origin=self.origin)
+
+    @property
+    def tools(self) -> tuple[Tool[..., Any], ...]:
+        """The tools as they were last listed; one that is withheld is among them, switched off."""
+        return self.admitted.tools
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why tools cannot be used, by the server's own names."""
+        return self.admitted.refused
 
     @classmethod
     def stdio(
@@ -53,12 +116,19 @@ class MCPServer:
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | str | None = None,
+        sandbox: Sandbox | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> MCPServer:
-        """Return a server that is a command: `MCPServer.stdio("npx", ["-y", "mcp-server-example"])`."""
-        launch = Stdio(command=command, args=args, env=env or {}, cwd=cwd)
-        return cls(name=name or Path(command).stem, launch=launch, **options)
+        """Return a server that is a command: `MCPServer.stdio("npx", ["-y", "mcp-server-example"])`.
+
+        It gets `env`, and HOME, LOGNAME, PATH, SHELL, TERM and USER of our environment, and nothing else of it.
+
+        Raises:
+            MisuseError: when an option makes no sense.
+        """
+        launch = Stdio(command=command, args=args, env=env or {}, cwd=cwd, sandbox=sandbox)
+        return cls(name=name or server_name_of(Path(command).stem), launch=launch, **_server_options(options))
 
     @classmethod
     def http(
@@ -67,12 +137,19 @@ class MCPServer:
         *,
         headers: Mapping[str, str] | None = None,
         auth: httpx2.Auth | None = None,
+        allow_private: bool = False,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> MCPServer:
-        """Return a server that is elsewhere: `MCPServer.http("https://example.org/mcp")`."""
-        launch = Http(url=url, headers=headers or {}, auth=auth)
-        return cls(name=name or httpx2.URL(url).host.replace(".", "-"), launch=launch, **options)
+        """Return a server that is elsewhere: `MCPServer.http("https://example.org/mcp")`.
+
+        Its host may not be at a private address, unless `allow_private` says so or the URL itself names this machine.
+
+        Raises:
+            MisuseError: when an option makes no sense, or plain HTTP goes to another machine.
+        """
+        launch = Http(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
+        return cls(name=name or server_name_of(httpx2.URL(url).host), launch=launch, **_server_options(options))
 
     @classmethod
     def sse(
@@ -81,33 +158,94 @@ class MCPServer:
         *,
         headers: Mapping[str, str] | None = None,
         auth: httpx2.Auth | None = None,
+        allow_private: bool = False,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> MCPServer:
-        """Return a server of the older kind, HTTP+SSE: `MCPServer.sse("https://example.org/sse")`."""
-        launch = Sse(url=url, headers=headers or {}, auth=auth)
-        return cls(name=name or httpx2.URL(url).host.replace(".", "-"), launch=launch, **options)
+        """Return a server of the older kind, HTTP+SSE: `MCPServer.sse("https://example.org/sse")`; else as `http`."""
+        launch = Sse(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
+        return cls(name=name or server_name_of(httpx2.URL(url).host), launch=launch, **_server_options(options))
 
-    async def update(self) -> None:
-        """List the tools. Where that fails and they are known from before, those stay, and `trouble` says why.
+    @classmethod
+    def load(
+        cls, path: Path | str, *, pins: Pins | None = None, consent: Consent | None = None
+    ) -> tuple[MCPServer, ...]:
+        """Return the servers of a file that has `mcpServers`; none of them is started yet.
+
+        Args:
+            path: The file.
+            pins: Where it is kept what was approved; by default `PinFile()`, where `agentfsm mcp approve` keeps it.
+            consent: Asks a person about what was not; without it a server that was not approved is not started.
 
         Raises:
-            MCPServerError: when they were never listed, and cannot be.
+            MCPServerError: when the file cannot be read, or something in it makes no sense.
+        """
+        place = Path(path).absolute()
+        kept = pins or PinFile()
+        return tuple(
+            cls(
+                name=entry.name,
+                launch=entry.launch,
+                pins=kept,
+                consent=consent,
+                origin=str(place),
+                start=start_text(entry.launch, entry.written),
+                **entry.options,
+            )
+            for entry in entries_in(place)
+        )
+
+    async def update(self) -> None:
+        """List the tools, once it is approved how the server is started.
+
+        Where that fails and they are known from before, those stay, and `trouble` says why; likewise where the server
+        is not `required`.
+
+        Raises:
+            MCPServerError: when it is not approved, or the server was never asked with success and cannot be.
+            MisuseError: when there is a constraint on a tool that there is not.
         """
         self.is_stale = False
         try:
-            listed = await library.tools(self.link, self.timeout_s)
-        except BaseException as error:
-            self.is_stale = True
-            if not self.version or not isinstance(error, MCPServerError):
+            await self._list()
+        except MCPServerError as error:
+            self.is_stale = self.required or self.version > 0
+            if self.required and not self.version:
                 raise
-            self.trouble = error
-            return
-        tools = [tool_of(self, each) for each in listed.tools]
-        if self.resources_as_tools and listed.has_resources:
-            tools += library.resource_tools(self, f"{self.name}{SEPARATOR}")
-        self.tools, self.trouble = tuple(tools), None
+            self._note(error)
+        except BaseException:
+            self.is_stale = True
+            raise
+
+    async def _list(self) -> None:
+        self.admitted = await admitted(self, await library.tools(await self._approved(), self.timeout_s))
+        self.trouble = None
         self.version += 1
+
+    async def _approved(self) -> Link:
+        """Return the connection, once it is approved how the server is started."""
+        await self.gate.start(self.launch, self.start)
+        return self.link
+
+    def _note(self, error: MCPServerError) -> None:
+        if self.trouble is None:
+            _log.warning("the tools of the MCP server %r could not be listed: %s", self.name, error)
+        self.trouble = error
+
+    async def approve(self) -> Admitted:
+        """Have a person asked about all of the server that was not approved, keep what he says, and close it.
+
+        Returns:
+            What of it is used, what is refused, and what he has not approved.
+
+        Raises:
+            MCPServerError: when he has not approved how it is started, or it cannot be asked.
+        """
+        try:
+            await self._list()
+        finally:
+            await self.aclose()
+        return self.admitted
 
     async def resources(self) -> tuple[Resource, ...]:
         """List what can be read from the server.
@@ -116,15 +254,15 @@ class MCPServer:
             MisuseError: when the server has not declared that it has resources.
             MCPServerError: when it cannot be asked, or does not answer as it should.
         """
-        return await library.resources(self.link, self.timeout_s)
+        return await library.resources(await self._approved(), self.timeout_s)
 
     async def resource_templates(self) -> tuple[ResourceTemplate, ...]:
         """List the forms of URIs by which more can be read; raises as `resources`."""
-        return await library.templates(self.link, self.timeout_s)
+        return await library.templates(await self._approved(), self.timeout_s)
 
     async def read(self, uri: str) -> tuple[Part, ...]:
         """Read a resource: its contents in their order, as parts of a prompt; raises as `resources`."""
-        return await library.read(self.link, self.timeout_s, uri)
+        return await library.read(await self._approved(), self.timeout_s, uri)
 
     async def prompts(self) -> tuple[Prompt, ...]:
         """List the server's prompts, for a person to choose from: no model is told of them.
@@ -133,11 +271,11 @@ class MCPServer:
             MisuseError: when the server has not declared that it has prompts.
             MCPServerError: when it cannot be asked, or does not answer as it should.
         """
-        return await library.prompts(self.link, self.timeout_s)
+        return await library.prompts(await self._approved(), self.timeout_s)
 
     async def prompt(self, name: str, /, **arguments: str) -> tuple[Message, ...]:
         """Get a prompt, filled in: messages such as `agent.start(messages=...)` goes on from; raises as `prompts`."""
-        return await library.prompt(self.link, self.timeout_s, name, arguments)
+        return await library.prompt(await self._approved(), self.timeout_s, name, arguments)
 
     async def complete(
         self, of: Prompt | ResourceTemplate, argument: str, begun: str, known: Mapping[str, str] | None = None
@@ -154,11 +292,12 @@ class MCPServer:
             MisuseError: when the server has not declared that it completes.
             MCPServerError: when it cannot be asked, or does not answer as it should.
         """
-        return await library.complete(self.link, self.timeout_s, of, (argument, begun), dict(known or {}))
+        return await library.complete(await self._approved(), self.timeout_s, of, (argument, begun), dict(known or {}))
 
     async def aclose(self) -> None:
-        """Close the connection; the next use opens another."""
+        """Close the connection; the next use opens another, and asks anew."""
         await self.link.aclose()
+        self.is_stale = True
 
     def _hear(self, message: object) -> None:
         if isinstance(message, m.ToolListChangedNotification):

@@ -75,21 +75,21 @@ async def converse(server: MCPServer, *calls: tuple[str, Mapping[str, Any]]) -> 
 
 async def listing(scenario: Scenario) -> None:
     """Only look at the tools."""
-    await converse(MCPServer.http(scenario.url, name="s"))
+    await converse(MCPServer.http(scenario.url, name="s", confirm=False))
 
 
 def calling(*calls: tuple[str, Mapping[str, Any]]) -> Play:
     """Call these tools."""
 
     async def calls_them(scenario: Scenario) -> None:
-        await converse(MCPServer.http(scenario.url, name="s"), *calls)
+        await converse(MCPServer.http(scenario.url, name="s", confirm=False), *calls)
 
     return calls_them
 
 
 async def every_tool(scenario: Scenario) -> None:
     """Call each tool that the agent is given, with arguments that fit its schema."""
-    server = MCPServer.http(scenario.url, name="s")
+    server = MCPServer.http(scenario.url, name="s", confirm=False)
     await server.update()
     names = [tool.name.removeprefix("s__") for tool in server.tools]
     fitting = [_fitting(tool.parameters) for tool in server.tools]
@@ -106,7 +106,7 @@ async def named_calls(scenario: Scenario) -> None:
     They are put to the server without an agent: one has null where the schema wants a boolean, which no agent's call
     may have.
     """
-    server = MCPServer.http(scenario.url, name="s")
+    server = MCPServer.http(scenario.url, name="s", confirm=False)
     await server.update()
     for each in scenario.context["toolCalls"]:
         await _ask(server, lambda client, each=each: client.call_tool(each["name"], each["arguments"]))
@@ -115,7 +115,7 @@ async def named_calls(scenario: Scenario) -> None:
 
 async def every_method(scenario: Scenario) -> None:
     """Ask for tools, resources and prompts, and for one of each."""
-    server = MCPServer.http(scenario.url, name="s")
+    server = MCPServer.http(scenario.url, name="s", confirm=False)
     await every_tool(scenario)
     resources = await _ask(server, lambda client: client.list_resources())
     await _ask(server, lambda client: client.read_resource(resources.resources[0].uri))
@@ -130,7 +130,7 @@ async def _ask(server: MCPServer, question: Callable[[Client], Awaitable[Any]]) 
 
 async def schema_echoed(scenario: Scenario) -> None:
     """Give the server back the schema of its tool as the agent has it."""
-    server = MCPServer.http(scenario.url, name="s")
+    server = MCPServer.http(scenario.url, name="s", confirm=False)
     await server.update()
     tools = {tool.name: tool for tool in server.tools}
     await converse(server, ("json_schema_echo", {"schema": tools["s__json_schema_2020_12_tool"].parameters}))
@@ -140,7 +140,7 @@ def answering(*tools: str) -> Play:
     """Call these tools, and answer what they ask with the defaults of the form."""
 
     async def answers(scenario: Scenario) -> None:
-        server = MCPServer.http(scenario.url, name="s")
+        server = MCPServer.http(scenario.url, name="s", confirm=False)
         server.link.elicit = _accept
         await converse(server, *((tool, {}) for tool in tools))
 
@@ -276,7 +276,7 @@ async def with_assertion(scenario: Scenario) -> None:
 
 
 async def _called_with(scenario: Scenario, auth: httpx2.Auth) -> None:
-    server = MCPServer.http(scenario.url, auth=auth, name="s")
+    server = MCPServer.http(scenario.url, auth=auth, name="s", confirm=False)
     await server.update()
     first = server.tools[0].name.removeprefix("s__")
     await converse(server, (first, {}))
