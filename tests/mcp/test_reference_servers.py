@@ -68,7 +68,7 @@ def check_everything(calls):
 
 async def test_everything_over_stdio():
     """Every kind of content, and a call that its own schema refuses."""
-    calls = await results_of(by_stdio(EVERYTHING, "stdio", name="all", confirm=False), *EVERYTHING_CALLS)
+    calls = await results_of(by_stdio(EVERYTHING, "stdio", name="all"), *EVERYTHING_CALLS)
     check_everything(calls)
 
 
@@ -101,7 +101,7 @@ async def test_a_long_call_tells_how_far_it_is(everything):
 async def test_the_environment_is_not_ours(monkeypatch):
     """A server that is asked for its environment does not have what we know."""
     monkeypatch.setenv("AGENTFSM_SECRET", "sesame")
-    (told,) = await results_of(by_stdio(EVERYTHING, "stdio", env={"GIVEN": "x"}, name="all", confirm=False), ("get-env", {}))
+    (told,) = await results_of(by_stdio(EVERYTHING, "stdio", env={"GIVEN": "x"}, name="all"), ("get-env", {}))
     assert json.loads(told.content).keys() <= {"GIVEN", "HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
     assert "sesame" not in told.content
 
@@ -149,7 +149,7 @@ async def test_the_graph_is_really_stored(tmp_path):
 async def test_several_servers_at_once(tmp_path):
     """One agent with three of them: each call goes to its own, those of one reply side by side."""
     servers = [
-        by_stdio(EVERYTHING, "stdio", name="all", confirm=False),
+        by_stdio(EVERYTHING, "stdio", name="all"),
         by_stdio(FILESYSTEM, str(tmp_path), name="files"),
         by_stdio(MEMORY, env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")}, name="memory"),
     ]
