@@ -441,7 +441,7 @@ class Agent(Generic[A_co]):
 
         Args:
             where: Which runs, whoever's they are.
-            since: Seconds since 1970: runs to which nothing has happened since are left out.
+            since: Seconds since 1970: runs that were over before are left out.
         """
         return Audit(self.store, where, since)
 

@@ -1,7 +1,7 @@
 """The command line.
 
     agentfsm demo | run | submit | worker | resume                          drive
-             runs | show | export | graph | doctor                          look
+             runs | show | export | audit | graph | doctor                  look
              approve | reject | settle | answer | send | pause | cancel     decide
              fork | replay | diff                                           travel in time
              delete | prune                                                 remove

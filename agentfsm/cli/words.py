@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from agentfsm.agent import WORKER_POLL_S, WORKER_RUNS
-from agentfsm.cli import commands, deciding, keeping, looking, moments, travel, working
+from agentfsm.cli import auditing, commands, deciding, keeping, looking, moments, travel, working
 from agentfsm.cli.place import DEFAULT, VARIABLE, masked
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
+from agentfsm.core.messages import Outcome
+from agentfsm.core.run import Phase
 from agentfsm.engine.arguments import check_object
 
 if TYPE_CHECKING:
@@ -98,10 +100,30 @@ def _add_looking(add: AddParser) -> None:
     show.add_argument("--at", metavar="VERSION", type=int, help="as it was then")
     show.add_argument("--events", action="store_true", help="list its journal too")
     _take_id(_add(add, looking.export, text="write all that there is of a run as JSON"))
+    _add_audit(add)
     graph = _add(add, looking.graph, text="draw the machine from its table")
     graph.add_argument("--format", choices=["mermaid", "dot", "text"], default="mermaid", help="default: %(default)s")
     doctor = _add(add, looking.doctor, text="look at the installation and the store, and at an agent's tools")
     doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools to look over")
+
+
+def _add_audit(add: AddParser) -> None:
+    audit = _add(add, auditing.audit, text="tell of each call of a run, or of all runs: who, what, when, how it ended")
+    audit.add_argument("id", metavar="RUN", nargs="?", help="the run's id (default: all runs, newest first)")
+    audit.add_argument("--tool", metavar="GLOB", default="*", help="only of tools of this name, for example 'files__*'")
+    audit.add_argument(
+        "--status", choices=_STATUSES, metavar="STATUS", help=f"only in this one: {', '.join(_STATUSES)}"
+    )
+    audit.add_argument("--agent", metavar="NAME", help="only of the agent of this name")
+    audit.add_argument("--user", metavar="NAME", help="only for this user")
+    audit.add_argument("--session", help="only of this conversation")
+    audit.add_argument("--since", metavar="TIME", type=moments.date, help="only those that were open then or later")
+    audit.add_argument("--until", metavar="TIME", type=moments.date, help="only those asked for before")
+    audit.add_argument("--limit", type=_count, default=1_000, help="how many at most (default: %(default)s)")
+    audit.add_argument("--results", action="store_true", help="with --json: the whole results, beside their hashes")
+
+
+_STATUSES: Final = [str(each) for each in (*Outcome, *Phase) if each is not Phase.FINISHED]
 
 
 def _add_deciding(add: AddParser) -> None:

@@ -50,7 +50,7 @@ class Audit(AsyncIterator[AuditRecord]):
     _store: Store
     _where: Filter
     _since: float = -inf
-    # Seconds since 1970: runs to which nothing has happened since are not read.
+    # Seconds since 1970: runs that were over before are not read.
     _records: deque[AuditRecord] = attrs.field(factory=deque, init=False)
     _lines: deque[Summary] = attrs.field(factory=deque, init=False)
     _told: set[str] = attrs.field(factory=set, init=False)
@@ -69,7 +69,7 @@ class Audit(AsyncIterator[AuditRecord]):
         return self._records.popleft()
 
     async def _own(self, line: Summary) -> Sequence[AuditRecord]:
-        if line.updated_at < self._since:
+        if line.stop_reason is not None and line.updated_at < self._since:
             return ()
         try:
             stored = await self._store.read(line.id)
