@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from agentfsm.core.inbox import Decision, Posted
     from agentfsm.engine.answers import Answers
     from agentfsm.engine.stream import Listener
+    from agentfsm.mcp.serve import MCPService
 
 LEASE_POLL_S: Final = 0.2
 # Seconds between two looks at a lease that somebody else holds: short beside the 10 s that one lasts.
@@ -765,6 +766,37 @@ class Agent(Generic[A_co]):
             timeout_s=timeout_s,
             **options,
         )
+
+    def as_mcp_server(
+        self,
+        *,
+        prefix: str = "",
+        tools: bool = True,
+        about: str = "",
+        deps: Any = None,
+        **options: Any,
+    ) -> MCPService:
+        """Make an MCP server of this agent: `await agent.as_mcp_server().stdio()`. It needs agentfsm[mcp].
+
+        Clients start runs, look at them, say something to them and pass on what people decide; all of them see all
+        runs of the agent. Runs are driven by the server, in the agent's store, whether or not a client waits.
+
+        Args:
+            prefix: Of the names of the tools for that: `start`, `send`, `status`, `result`, `approve`.
+            tools: Whether clients may call the agent's own tools, too.
+            about: What the agent is good at, in a sentence, for the model that chooses.
+            deps: For every run, or a function of the run that makes them, plain or async; the agent's own tools are
+                handed them when a client calls them, unless they are a function.
+            **options: Further fields of `MCPService`: `name`, `instructions`, `resources`, `prompts`, ...
+
+        Raises:
+            MisuseError: when the agent has a tool of one of these names.
+        """
+        serve = import_module("agentfsm.mcp.serve")
+        service: MCPService = serve.service_of(
+            self, Agent._drive, prefix=prefix, tools=tools, about=about, deps=deps, **options
+        )
+        return service
 
     def cost(self, run: Run[Any]) -> AgentCost:
         """Return what a run cost up to now: tokens, US dollars, turns, tool calls, time; sub-agents included.

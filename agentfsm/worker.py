@@ -47,6 +47,10 @@ class Worker:
     _freed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     # Set when a drive has ended.
 
+    def look(self) -> None:
+        """Look at once for what is due: something was put into the store."""
+        self._freed.set()
+
     async def work(self, *, until_idle: bool) -> None:
         """Drive what is due, until cancelled; or until nothing is."""
         async with anyio.create_task_group() as drives:

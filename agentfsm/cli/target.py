@@ -27,11 +27,21 @@ def load_agent(target: str) -> Agent:
     Raises:
         MisuseError: saying what is wrong with the target, and what to do.
     """
+    agent: Agent = load(target, Agent)
+    return agent
+
+
+def load(target: str, *kinds: type) -> Any:
+    """Return what a target names: something of one of these kinds, or what a function without parameters returns.
+
+    Raises:
+        MisuseError: as `load_agent`.
+    """
     name, _, path = target.partition(":")
     if not all(part.isidentifier() for part in (*name.split("."), *path.split("."))):
         raise MisuseError(f"{target!r} names no agent: {FORM}")
     with aside():
-        return _agent_of(_attribute(_imported(name), path), target)
+        return _of_kind(kinds, _attribute(_imported(name), path), target)
 
 
 def agents_of(agent: Agent) -> Iterator[Agent]:
@@ -81,16 +91,17 @@ def _attribute(module: ModuleType, path: str) -> Any:
     return found
 
 
-def _agent_of(found: Any, target: str) -> Agent:
+def _of_kind(kinds: tuple[type, ...], found: Any, target: str) -> Any:
     if callable(found) and not isinstance(found, type):
         found = _called(found, target)
-    if isinstance(found, Agent):
+    if isinstance(found, kinds):
         return found
     what = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
     if inspect.iscoroutine(found):
         found.close()
         what = "a coroutine: the function has to be a plain one"
-    raise MisuseError(f"{target!r} is no Agent, but {what}: name an Agent, or a function that returns one")
+    kind = " or ".join(each.__name__ for each in kinds)
+    raise MisuseError(f"{target!r} is no {kind}, but {what}: name an {kind}, or a function that returns one")
 
 
 def _called(factory: Any, target: str) -> Any:

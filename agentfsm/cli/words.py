@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from agentfsm.agent import WORKER_POLL_S, WORKER_RUNS
-from agentfsm.cli import auditing, commands, deciding, keeping, looking, moments, travel, working
+from agentfsm.cli import auditing, commands, deciding, keeping, looking, mcp_serve, moments, travel, working
 from agentfsm.cli.place import DEFAULT, VARIABLE, masked
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     _add_deciding(add)
     _add_travelling(add)
     _add_keeping(add)
+    _add_mcp(add)
     return made
 
 
@@ -193,6 +194,26 @@ def _add_keeping(add: AddParser) -> None:
         "--before", metavar="TIME", type=moments.date, help="for example 2026-01-31, or seconds since 1970"
     )
     long.add_argument("--older-than", metavar="DAYS", type=moments.days, help="by the store's clock")
+
+
+def _add_mcp(add: AddParser) -> None:
+    text = "speak the Model Context Protocol"
+    group = add("mcp", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    serve = _add(sub, mcp_serve.serve, text="serve an agent, or a registry of tools, to MCP clients")
+    serve.add_argument("target", metavar="module:name", help="an Agent, a ToolRegistry or an MCPService, or a function")
+    serve.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        type=mcp_serve.address,
+        nargs="?",
+        const=mcp_serve.ADDRESS,
+        help="over HTTP (default: %(const)s), not over standard input and output",
+    )
+    serve.add_argument("--token-env", metavar="NAME", help="the variable that holds the bearer token of HTTP clients")
+    serve.add_argument("--allow-host", metavar="NAME", action="append", default=[], help="a name it is called by")
+    serve.add_argument("--prefix", default="", help="of the names of the tools for the agent's runs")
+    serve.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
 
 
 # What several of them take.

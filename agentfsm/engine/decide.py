@@ -156,7 +156,7 @@ def _asked(engine: Engine, drive: Drive, call: ToolCall, now: float) -> e.Event 
             call_id=call.id,
             tool=call.name,
             arguments=vars(arguments),
-            description=_described(tool, arguments),
+            description=described(tool, arguments),
             expires_at=now + _patience_s(tool, arguments),
         )
         return e.ToolPaused(call_id=call.id, pending=(waits,))
@@ -167,7 +167,7 @@ def _question(tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: f
     return e.ApprovalAsked(
         call_id=call.id,
         expires_at=now + tool.approval_expires_s,
-        description=_described(tool, arguments),
+        description=described(tool, arguments),
         digest=tool.digest_of(call),
     )
 
@@ -209,7 +209,8 @@ def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:
         return True
 
 
-def _described(tool: Tool[..., Any], arguments: Arguments) -> str:
+def described(tool: Tool[..., Any], arguments: Arguments) -> str:
+    """Return what a call will do, where its tool says so, for the person who decides on it."""
     if tool.describe is None:
         return ""
     try:

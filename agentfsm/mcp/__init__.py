@@ -4,6 +4,8 @@ It needs the extra: `pip install agentfsm[mcp]`.
 """
 
 from agentfsm.mcp.errors import MCPServerError
+from agentfsm.mcp.serve import MCPService
+from agentfsm.mcp.serve_offers import Argument, Prompt, Resource
 from agentfsm.mcp.server import MCPServer
 
-__all__ = ["MCPServer", "MCPServerError"]
+__all__ = ["Argument", "MCPServer", "MCPServerError", "MCPService", "Prompt", "Resource"]

@@ -1,0 +1,132 @@
+"""`agentfsm mcp serve`: an agent, or a registry of tools, for MCP clients."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import attrs
+from anyio.abc import TaskStatus
+
+from agentfsm.agent import Agent
+from agentfsm.cli.codes import Exit
+from agentfsm.cli.drive import terminable
+from agentfsm.cli.place import store_place
+from agentfsm.cli.reach import equipped
+from agentfsm.cli.target import load
+from agentfsm.cli.terminal import aside
+from agentfsm.core.errors import MisuseError
+from agentfsm.engine.registry import ToolRegistry
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.mcp.serve import MCPService
+
+ADDRESS: Final = "127.0.0.1:8000"
+# Of --http without a word: only programs of this machine reach it.
+CLOSING_S: Final = 5.0
+# Seconds that a signal leaves for closing the store; runs are given back before.
+MOST_PORTS: Final = 65_535
+
+
+def address(text: str) -> str:
+    """Check that a text is an address: HOST:PORT, or a port of this machine."""
+    host, port = _parts(text)
+    if not host or not port.isascii() or not port.isdigit() or int(port) > MOST_PORTS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no HOST:PORT: write for example {ADDRESS} or [::1]:8000")
+    return text
+
+
+def _parts(text: str) -> tuple[str, str]:
+    host, colon, port = text.rpartition(":")
+    return (host, port) if colon else ("127.0.0.1", text)
+
+
+def serve(args: argparse.Namespace, terminal: Terminal) -> Exit:
+    """Serve until the client goes, or a signal comes."""
+    if args.http is None and (args.token_env is not None or args.allow_host):
+        raise MisuseError("--token-env and --allow-host are about HTTP: add --http")
+    service, close = _service(args)
+    try:
+        if args.http is None:
+            terminal.err(f"serving {service.name!r} on standard input and output; the client ends it by closing them")
+            anyio.run(_over_stdio, service, close)
+        else:
+            with terminable(), aside():  # what tools print is no result
+                anyio.run(_over_http, service, terminal, args)
+    except KeyboardInterrupt:
+        terminal.err("ended: runs under way are kept, and the next server goes on with them")
+    finally:
+        anyio.run(close)
+    return Exit.DONE
+
+
+def _service(args: argparse.Namespace) -> tuple[MCPService, Callable[[], Awaitable[None]]]:
+    """Return the server of what the words name, and what closes that.
+
+    Raises:
+        MisuseError: when it can be no server, or the library for that is not there.
+    """
+    try:
+        kind: type[MCPService] = import_module("agentfsm.mcp").MCPService
+    except ImportError as error:
+        raise MisuseError(f"this needs the library mcp ({error}): pip install 'agentfsm[mcp]'") from None
+    found: Any = load(args.target, Agent, ToolRegistry, kind)
+    if isinstance(found, Agent):
+        agent, _ = equipped(found, args.target, store_place(args.store))
+        return agent.as_mcp_server(prefix=args.prefix, tools=not args.no_tools), agent.aclose
+    if args.prefix or args.no_tools:
+        raise MisuseError(f"{args.target!r} is no Agent, and --prefix and --no-tools are about one: leave them out")
+    if isinstance(found, ToolRegistry):
+        return kind(found, name=args.target.rpartition(":")[0]), found.aclose
+    return found, found.registry.aclose if found.runs is None else found.runs.agent.aclose
+
+
+async def _over_http(service: MCPService, terminal: Terminal, args: argparse.Namespace) -> None:
+    host, port = _parts(args.http)
+    told = _Told(terminal, service.name)
+    await service.http(host.strip("[]"), int(port), token=_token(args), hosts=args.allow_host, task_status=told)
+
+
+@attrs.frozen
+class _Told(TaskStatus[str]):
+    """Says where the server is, once it is there."""
+
+    terminal: Terminal
+    name: str
+
+    def started(self, value: str | None = None) -> None:
+        """Say it."""
+        self.terminal.err(f"serving {self.name!r} at {value}; Ctrl-C ends it in order")
+
+
+def _token(args: argparse.Namespace) -> str | None:
+    if args.token_env is None:
+        return None
+    token = os.environ.get(args.token_env)
+    if not token:
+        raise MisuseError(f"the variable {args.token_env} holds no token: set it, or leave out --token-env")
+    return token
+
+
+async def _over_stdio(service: MCPService, close: Callable[[], Awaitable[None]]) -> None:
+    async with anyio.create_task_group() as tasks:
+        if os.name == "posix":
+            tasks.start_soon(_end_by_signal, service, close)
+        await service.stdio()
+        tasks.cancel_scope.cancel()
+
+
+async def _end_by_signal(service: MCPService, close: Callable[[], Awaitable[None]]) -> None:
+    """End the process in order when it is told to: a thread that reads standard input can be ended in no other way."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _number in signals:
+            with anyio.move_on_after(CLOSING_S):
+                await service.rest()
+                await close()
+            os._exit(Exit.DONE)

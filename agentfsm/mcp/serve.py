@@ -1,0 +1,345 @@
+"""Our tools and agents as an MCP server: over stdio, over HTTP, or in a web server of your own.
+
+Both revisions of the protocol are served, 2026-07-28 and the handshake of 2025-11-25; the SDK tells them apart.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, redirect_stdout
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import attrs
+import mcp.types as m
+from anyio.abc import TaskStatus
+from anyio.lowlevel import current_token
+from mcp import MCPError
+from mcp.server import Server, ServerRequestContext
+from mcp.server.stdio import stdio_server
+from mcp.server.subscriptions import ListenHandler
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.engine import render
+from agentfsm.engine.permission import Permissions
+from agentfsm.engine.queue import LIMIT, TIMEOUT_S
+from agentfsm.engine.registry import ToolRegistry, ToolSource
+from agentfsm.engine.tools import Tool
+from agentfsm.mcp import serve_http as web
+from agentfsm.mcp.serve_bus import Bus
+from agentfsm.mcp.serve_offers import Prompt, Resource
+from agentfsm.mcp.serve_runs import ServedRuns
+from agentfsm.mcp.serve_tools import ServedTools
+from agentfsm.mcp.serve_turns import MOST
+
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
+
+PORT: Final = 8000
+# Of HTTP, unless another is given: what MCP servers usually have.
+RUNS: Final = "runs:"
+# The beginning of a cursor into the runs; they come behind the resources.
+
+Context = ServerRequestContext[Any, Any]
+
+
+def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
+    return ToolRegistry.of(tools)
+
+
+def _unique(what: str, names: Iterable[str]) -> None:
+    known: set[str] = set()
+    for name in names:
+        if name in known:
+            raise MisuseError(f"two {what} are called {name!r}: rename one")
+        known.add(name)
+
+
+def _check_resources(_service: object, _attribute: object, given: Sequence[Resource]) -> None:
+    _unique("resources", (each.uri for each in given))
+
+
+def _check_prompts(_service: object, _attribute: object, given: Sequence[Prompt]) -> None:
+    _unique("prompts", (each.name for each in given))
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class MCPService:
+    """A registry of tools as an MCP server, with resources and prompts; `Agent.as_mcp_server` makes one of an agent.
+
+    Example: `await MCPService(registry, name="project-manager").stdio()`
+
+    Raises:
+        MisuseError: when two things share a name.
+    """
+
+    registry: ToolRegistry = attrs.field(kw_only=False, converter=_registry_of)
+    # Whose tools clients may call: a registry, or several tools.
+    name: str
+    version: str = ""
+    # Of yours.
+    instructions: str = ""
+    # What the server is for, for the model that uses it.
+    resources: tuple[Resource, ...] = attrs.field(default=(), converter=tuple, validator=_check_resources)
+    prompts: tuple[Prompt, ...] = attrs.field(default=(), converter=tuple, validator=_check_prompts)
+    permissions: Permissions | None = None
+    # What clients may do with the tools; None: everything.
+    deps: Any = None
+    # Handed to tools as `ctx.deps`.
+    timeout_s: float = TIMEOUT_S
+    # Seconds for a call whose tool sets none.
+    limit: int = LIMIT
+    # Calls of the tools in flight at once, 1 or more.
+    runs: ServedRuns | None = None
+    # Of an agent.
+    server: Server[None] = attrs.field(init=False)
+    # The SDK's, for whoever connects to it in this process.
+    _tools: tuple[ServedTools, ...] = attrs.field(init=False)
+    # Those of the runs first.
+    _bus: Bus = attrs.field(init=False)
+    _listen: ListenHandler = attrs.field(init=False)
+    _told_version: int = attrs.field(default=0, init=False)
+    # Of the registry, as clients were last told.
+
+    def __attrs_post_init__(self) -> None:
+        own = ServedTools(
+            registry=self.registry,
+            permissions=self.permissions,
+            deps=self.deps,
+            timeout_s=self.timeout_s,
+            limit=self.limit,
+        )
+        self._bus = Bus() if self.runs is None else self.runs.bus
+        self._tools = (own,) if self.runs is None else (_tools_of(self.runs, self.registry), own)
+        self._listen = ListenHandler(self._bus)
+        self._told_version = self.registry.version
+        self.server = self._made()
+
+    def _made(self) -> Server[None]:
+        has_resources = bool(self.resources) or self.runs is not None
+        has_tools = any(len(each.registry) or each.registry.sources for each in self._tools)
+        return Server(
+            self.name,
+            version=self.version or version("agentfsm"),
+            instructions=self.instructions or None,
+            lifespan=self._life,
+            get_tool_input_schema=self._input_schema,
+            on_list_tools=self._list_tools if has_tools else None,
+            on_call_tool=self._call_tool if has_tools else None,
+            on_list_resources=self._list_resources if has_resources else None,
+            on_list_resource_templates=self._list_templates if has_resources else None,
+            on_read_resource=self._read_resource if has_resources else None,
+            on_list_prompts=self._list_prompts if self.prompts else None,
+            on_get_prompt=self._get_prompt if self.prompts else None,
+            on_subscriptions_listen=self._listen,
+        )
+
+    # How it is reached.
+
+    async def stdio(self) -> None:
+        """Serve the one client at the other end of standard input and output, until it closes them.
+
+        Meanwhile nothing else gets to standard output: what is printed goes to standard error.
+        """
+        async with stdio_server() as (read, write):
+            # The SDK has turned the descriptor to standard error; what Python still holds back would come after that.
+            with redirect_stdout(sys.stderr):
+                await self.server.run(read, write, self.server.create_initialization_options())
+            sys.stdout.flush()
+
+    async def http(
+        self,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        *,
+        token: str | None = None,
+        hosts: Iterable[str] = (),
+        task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve over streamable HTTP until SIGTERM or Ctrl-C comes, or this is cancelled. It needs asyncio.
+
+        Runs under way at the end are given back to the store, and go on with the next server.
+
+        Args:
+            host: The address to listen on. Any other than loopback needs a token.
+            port: The port; 0 for any that is free.
+            token: What clients have to bring as `Authorization: Bearer ...`; by default $AGENTFSM_MCP_TOKEN.
+            hosts: Further names by which it is called, such as that of a proxy.
+            task_status: Told the URL when it is there: `url = await tasks.start(service.http)`.
+
+        Raises:
+            MisuseError: when anybody could reach it, or the event loop is another.
+            MCPServerError: when the address is taken.
+        """
+        if not hasattr(current_token().native_token, "call_soon_threadsafe"):
+            raise MisuseError(
+                "http() needs asyncio, which uvicorn runs on; on trio, give `asgi()` to a server of trio's"
+            )
+        app = self.asgi(host, token=token, hosts=hosts)
+        bound = web.listening(host, port)
+        with bound:
+            await web.serve(app, bound, web.url_of(host, bound), task_status)
+
+    def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> web.App:
+        """Return the server as an ASGI app, for a web server of your own; its endpoint is /mcp.
+
+        That server has to run the app's lifespan, in which runs are driven. An app serves for one lifespan.
+
+        Args:
+            host: The address that your server listens on.
+            token: As for `http`.
+            hosts: As for `http`.
+
+        Raises:
+            MisuseError: when anybody could reach it.
+        """
+        token = web.token_of(token)
+        if token is None and not web.is_loopback(host):
+            raise MisuseError(
+                f"{host!r} is reached from other machines, so clients need a bearer token: set ${web.TOKEN_VARIABLE}, "
+                "give token=..., or listen on 127.0.0.1"
+            )
+        app = self.server.streamable_http_app(
+            streamable_http_path=web.PATH,
+            max_request_body_size=web.BODY_BYTES,
+            max_sessions=web.MOST_SESSIONS,
+            transport_security=web.security_of(host, hosts),
+        )
+        return web.Guarded(app, token)
+
+    async def rest(self) -> None:
+        """Give back the runs that are driven, for the next server; clients are still answered."""
+        if self.runs is not None:
+            await self.runs.rest()
+
+    @asynccontextmanager
+    async def _life(self, _server: Server[None]) -> AsyncIterator[None]:
+        async with AsyncExitStack() as rest:
+            if self.runs is not None:
+                await rest.enter_async_context(self.runs.working())
+            rest.callback(self._listen.close)
+            yield
+
+    # Tools.
+
+    def _find(self, name: str) -> tuple[ServedTools, Tool[..., Any]] | None:
+        for each in self._tools:
+            if (tool := each.get(name)) is not None:
+                return each, tool
+        return None
+
+    def _input_schema(self, name: str) -> dict[str, Any] | None:
+        found = self._find(name)
+        return None if found is None else dict(found[1].parameters)
+
+    async def _refresh(self) -> None:
+        for each in self._tools:
+            await each.refresh()
+        if self.registry.version != self._told_version:
+            self._told_version = self.registry.version
+            self._bus.tools_changed()
+
+    async def _list_tools(self, _ctx: Context, params: m.PaginatedRequestParams | None) -> m.ListToolsResult:
+        _check_no_cursor(params)
+        await self._refresh()
+        return m.ListToolsResult(tools=[tool for each in self._tools for tool in each.listed()])
+
+    async def _call_tool(
+        self, ctx: Context, params: m.CallToolRequestParams
+    ) -> m.CallToolResult | m.InputRequiredResult:
+        await self._refresh()
+        found = self._find(params.name)
+        if found is None:
+            names = [name for each in self._tools for name in each.names()]
+            raise MCPError(m.INVALID_PARAMS, render.unknown_text(params.name, names))
+        tools, tool = found
+        return await tools.call(ctx, params, tool)
+
+    # Resources.
+
+    async def _list_resources(self, _ctx: Context, params: m.PaginatedRequestParams | None) -> m.ListResourcesResult:
+        cursor = None if params is None else params.cursor
+        if cursor is not None and (self.runs is None or not cursor.startswith(RUNS)):
+            raise _no_page(cursor)
+        first = [each.listed() for each in self.resources if not each.is_template] if cursor is None else []
+        if self.runs is None:
+            return m.ListResourcesResult(resources=first)
+        page, more = await self.runs.page(None if cursor is None else cursor.removeprefix(RUNS))
+        return m.ListResourcesResult(resources=first + page, next_cursor=None if more is None else f"{RUNS}{more}")
+
+    @property
+    def _readable(self) -> tuple[Resource, ...]:
+        return self.resources if self.runs is None else (*self.resources, self.runs.resource)
+
+    async def _list_templates(
+        self, _ctx: Context, params: m.PaginatedRequestParams | None
+    ) -> m.ListResourceTemplatesResult:
+        _check_no_cursor(params)
+        listed = [each.listed_template() for each in self._readable if each.is_template]
+        return m.ListResourceTemplatesResult(resource_templates=listed)
+
+    async def _read_resource(self, _ctx: Context, params: m.ReadResourceRequestParams) -> m.ReadResourceResult:
+        uri = str(params.uri)
+        for each in sorted(self._readable, key=lambda resource: resource.is_template):
+            if (variables := each.match(uri)) is not None:
+                return await each.contents(uri, variables)
+        raise MCPError(
+            m.INVALID_PARAMS, f"there is no resource {uri[:200]!r}: resources/list tells which there are", {"uri": uri}
+        )
+
+    # Prompts.
+
+    async def _list_prompts(self, _ctx: Context, params: m.PaginatedRequestParams | None) -> m.ListPromptsResult:
+        _check_no_cursor(params)
+        return m.ListPromptsResult(prompts=[each.listed() for each in self.prompts])
+
+    async def _get_prompt(self, _ctx: Context, params: m.GetPromptRequestParams) -> m.GetPromptResult:
+        for each in self.prompts:
+            if each.name == params.name:
+                return await each.messages(params.arguments or {})
+        names = ", ".join(each.name for each in self.prompts)
+        raise MCPError(m.INVALID_PARAMS, f"there is no prompt {params.name[:100]!r}; there are: {names}")
+
+
+def _check_no_cursor(params: m.PaginatedRequestParams | None) -> None:
+    if params is not None and params.cursor is not None:
+        raise _no_page(params.cursor)
+
+
+def _no_page(cursor: str) -> MCPError:
+    return MCPError(m.INVALID_PARAMS, f"there is no page {cursor[:40]!r}: begin anew without a cursor")
+
+
+def _tools_of(runs: ServedRuns, registry: ToolRegistry) -> ServedTools:
+    """Return the tools for an agent's runs.
+
+    Raises:
+        MisuseError: when the agent has tools of these names itself.
+    """
+    made, outputs = runs.tools()
+    if taken := [name for name in made.names if name in registry]:
+        raise MisuseError(
+            f"the agent has tools of its own called {', '.join(taken)}, as are those for its runs: name the latter "
+            "otherwise with prefix='agent_', or leave the agent's own out with tools=False"
+        )
+    return ServedTools(registry=made, outputs=outputs, limit=MOST)
+
+
+def service_of(
+    agent: Agent[Any],
+    drive: Callable[..., Any],
+    *,
+    prefix: str = "",
+    tools: bool = True,
+    about: str = "",
+    deps: Any = None,
+    **options: Any,
+) -> MCPService:
+    """Make a server of an agent; `Agent.as_mcp_server` is this."""
+    runs = ServedRuns(agent=agent, drive=drive, deps=deps, about=about, prefix=prefix)
+    told = {"name": agent.name, "version": agent.version, "permissions": agent.permissions} | options
+    timeout_s = agent.limits.tool_timeout_s
+    registry = agent.tools if tools else ToolRegistry()
+    return MCPService(registry, runs=runs, deps=None if callable(deps) else deps, timeout_s=timeout_s, **told)

@@ -1,0 +1,205 @@
+"""What a server offers beside tools: resources, which a host's program reads, and prompts, which its user picks."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, Final, TypeAlias, TypeVar
+
+import anyio
+import attrs
+import mcp.types as m
+from mcp import MCPError
+from mcp.shared.path_security import contains_path_traversal, is_absolute_path
+from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import AssistantMessage, ImagePart, TextPart, UserMessage, data_of
+from agentfsm.engine.render import describe, result_text
+from agentfsm.threads import in_thread
+
+T = TypeVar("T")
+
+TIMEOUT_S: Final = 30.0
+# Seconds for reading a resource or making a prompt, as for a call of a tool.
+
+Read: TypeAlias = Callable[..., Any]
+Rendered: TypeAlias = "str | Sequence[UserMessage | AssistantMessage]"
+
+
+def _template(resource: Resource) -> UriTemplate:
+    return UriTemplate.parse(resource.uri)
+
+
+def _check_uri(_resource: object, _attribute: object, uri: str) -> None:
+    try:
+        UriTemplate.parse(uri)
+    except InvalidUriTemplate as error:
+        raise MisuseError(f"a resource cannot have the URI {uri!r}: {error}") from None
+    if "://" not in uri:
+        raise MisuseError(f"a resource cannot have the URI {uri!r}: begin with a scheme, such as project://{uri}")
+
+
+@attrs.frozen(kw_only=True)
+class Resource:
+    """Something to read: `Resource(uri="project://tasks/summary", name="summary", read=summary)`.
+
+    Raises:
+        MisuseError: when the URI is none.
+    """
+
+    uri: str = attrs.field(validator=_check_uri)
+    # Or a template (RFC 6570), such as "project://tasks/{task_id}": its variables are the arguments of `read`, as
+    # texts. One that would leave its place in a path ("..", an absolute path, a zero byte) is refused.
+    name: str
+    read: Read = attrs.field(repr=False)
+    # Plain (then in a thread) or async; returns text, bytes, or what JSON carries.
+    description: str = ""
+    mime_type: str | None = None
+    # None: text/plain, application/octet-stream for bytes, application/json for what is neither.
+    _template: UriTemplate = attrs.field(
+        init=False, repr=False, eq=False, default=attrs.Factory(_template, takes_self=True)
+    )
+
+    @property
+    def is_template(self) -> bool:
+        """Whether it stands for many."""
+        return bool(self._template.variables)
+
+    def match(self, uri: str) -> Mapping[str, Any] | None:
+        """Return the variables that a URI gives it; None where it is another's.
+
+        Raises:
+            MCPError: when one of them would leave its place.
+        """
+        if (found := self._template.match(uri)) is None:
+            return None
+        for name, value in found.items():
+            each = value if isinstance(value, list) else [value]
+            if any("\0" in text or contains_path_traversal(text) or is_absolute_path(text) for text in each):
+                raise MCPError(m.INVALID_PARAMS, f"the resource was not read: {name!r} has a path that is not allowed")
+        return found
+
+    def listed(self) -> m.Resource:
+        """Return it as a client is told of it."""
+        return m.Resource(uri=self.uri, name=self.name, description=self.description or None, mime_type=self.mime_type)
+
+    def listed_template(self) -> m.ResourceTemplate:
+        """Return it as a client is told of it, where it is a template."""
+        return m.ResourceTemplate(
+            uri_template=self.uri, name=self.name, description=self.description or None, mime_type=self.mime_type
+        )
+
+    async def contents(self, uri: str, variables: Mapping[str, Any]) -> m.ReadResourceResult:
+        """Read it.
+
+        Raises:
+            MCPError: when it cannot be read.
+        """
+        value = await called(partial(self.read, **variables), f"the resource {uri} could not be read")
+        if isinstance(value, bytes | bytearray):
+            blob, kind = base64.b64encode(value).decode(), self.mime_type or "application/octet-stream"
+            return m.ReadResourceResult(contents=[m.BlobResourceContents(uri=uri, blob=blob, mime_type=kind)])
+        kind = self.mime_type or ("text/plain" if isinstance(value, str) else "application/json")
+        return m.ReadResourceResult(contents=[m.TextResourceContents(uri=uri, text=result_text(value), mime_type=kind)])
+
+
+@attrs.frozen
+class Argument:
+    """A blank in a prompt, which the user fills in."""
+
+    name: str
+    description: str = ""
+    required: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """A text that a user picks, with blanks: `Prompt(name="standup", render=standup)`."""
+
+    name: str
+    render: Callable[..., Rendered | Awaitable[Rendered]] = attrs.field(repr=False)
+    # Plain (then in a thread) or async; takes the arguments by name, as texts. Returns the user's text, or messages.
+    description: str = ""
+    arguments: tuple[Argument, ...] = attrs.field(
+        default=attrs.Factory(lambda prompt: _arguments_of(prompt.render), takes_self=True), converter=tuple
+    )
+    # By default the parameters of `render`; those without a default are required.
+
+    def listed(self) -> m.Prompt:
+        """Return it as a client is told of it."""
+        told = [
+            m.PromptArgument(name=each.name, description=each.description or None, required=each.required)
+            for each in self.arguments
+        ]
+        return m.Prompt(name=self.name, description=self.description or None, arguments=told or None)
+
+    async def messages(self, given: Mapping[str, str]) -> m.GetPromptResult:
+        """Fill it in.
+
+        Raises:
+            MCPError: when an argument is missing, or is none of its own; or when it cannot be made.
+        """
+        names = {each.name for each in self.arguments}
+        missing = [each.name for each in self.arguments if each.required and each.name not in given]
+        if missing or not given.keys() <= names:
+            wrong = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(sorted(given.keys() - names))}"
+            takes = ", ".join(each.name for each in self.arguments) or "nothing"
+            raise MCPError(m.INVALID_PARAMS, f"the prompt {self.name!r} {wrong}; it takes: {takes}")
+        made = await called(partial(self.render, **given), f"the prompt {self.name!r} could not be made")
+        told = [UserMessage(parts=(TextPart(text=made),))] if isinstance(made, str) else made
+        return m.GetPromptResult(
+            description=self.description or None, messages=[piece for each in told for piece in _messages(each)]
+        )
+
+
+def _arguments_of(render: Callable[..., Any]) -> tuple[Argument, ...]:
+    taken = inspect.signature(render).parameters.values()
+    return tuple(Argument(each.name, required=each.default is each.empty) for each in taken)
+
+
+def _messages(message: UserMessage | AssistantMessage) -> list[m.PromptMessage]:
+    """Return a message as the protocol has it: one of each part."""
+    if isinstance(message, AssistantMessage):
+        return [m.PromptMessage(role="assistant", content=m.TextContent(text=message.text))]
+    return [m.PromptMessage(role="user", content=_block(part)) for part in message.parts]
+
+
+def _block(part: Any) -> m.ContentBlock:
+    if isinstance(part, TextPart):
+        return m.TextContent(text=part.text)
+    carried = data_of(part)
+    if carried is None:
+        return m.ResourceLink(uri=part.url, name=getattr(part, "name", "") or part.url)
+    kind, data = carried
+    if isinstance(part, ImagePart):
+        return m.ImageContent(data=data, mime_type=kind)
+    if kind.startswith("audio/"):
+        return m.AudioContent(data=data, mime_type=kind)
+    blob = m.BlobResourceContents(uri=f"attachment:{getattr(part, 'name', '') or 'file'}", blob=data, mime_type=kind)
+    return m.EmbeddedResource(resource=blob)
+
+
+async def called(function: Callable[[], Any], what: str) -> Any:
+    """Call a function of the user's, plain or async.
+
+    Args:
+        function: Takes nothing any more.
+        what: Says what could not be done, where it fails.
+
+    Raises:
+        MCPError: when it fails, or takes too long.
+    """
+    inner = getattr(function, "func", function)
+    with anyio.move_on_after(TIMEOUT_S):
+        try:
+            value = function() if iscoroutinefunction(inner) else await in_thread(function).wait()
+            return await value if isawaitable(value) else value
+        except MCPError:
+            raise
+        except Exception as error:  # the client learns why: what goes wrong here is the user's own code
+            raise MCPError(m.INTERNAL_ERROR, f"{what}: {describe(error)}") from error
+    raise MCPError(m.INTERNAL_ERROR, f"{what} within {TIMEOUT_S:g} s")

@@ -1,0 +1,462 @@
+"""An agent as tools of a server: start a run, look at it, say something to it; and its runs as resources.
+
+A run belongs to the store and not to a client. It is driven by a worker that the server brings along, so a client that
+goes away ends nothing, and what a server that died has left is driven on by the next one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, ParamSpec, TypeAlias
+
+import anyio
+import attrs
+import mcp.types as m
+from mcp import MCPError
+from pydantic import Field
+
+from agentfsm.cli.documents import message_json
+from agentfsm.core.errors import AgentError, ArgumentsError, MisuseError, RunNotFoundError
+from agentfsm.core.machine import State
+from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.engine import render
+from agentfsm.engine.context import Ended, RunContext
+from agentfsm.engine.registry import ToolRegistry
+from agentfsm.engine.tools import Tool, make_tool
+from agentfsm.mcp.serve_bus import Bus
+from agentfsm.mcp.serve_offers import Resource
+from agentfsm.ports import Filter, Summary
+from agentfsm.worker import Worker
+
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
+    from agentfsm.core.run import Run
+
+P = ParamSpec("P")
+
+START_WAIT_S: Final = 10.0
+# Seconds that `start` waits for the end unless it is told otherwise: short runs need no second call.
+RESULT_WAIT_S: Final = 30.0
+# The same of `result`: hosts cut calls off after 60 s.
+LONGEST_WAIT_S: Final = 300.0
+POLL_S: Final = 1.0
+# Seconds between two looks at a run that another process may drive.
+PARALLEL: Final = 100
+# Runs driven at once, as by `Agent.worker`.
+NEWEST: Final = 2**31
+# As a version to read after: where only the header is wanted.
+DUE: Final = 1_000
+# Runs that are looked through for one that waits and has news.
+PAGE: Final = 50
+# Runs in a page of the list.
+MOST_KNOWN: Final = 10_000
+# Runs of one moment that a cursor may speak of.
+MESSAGES: Final = 500
+# Of a run as a resource: the newest.
+MESSAGE_CHARS: Final = 20_000
+# Of a text in one.
+URI: Final = "agentfsm://runs/"
+
+_RunId: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
+_Wait: TypeAlias = Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)]
+Drive: TypeAlias = Callable[..., Awaitable[Any]]
+
+_TEXT: Final[JSON] = {"type": "string"}
+RUN_SCHEMA: Final[Mapping[str, JSON]] = {
+    "type": "object",
+    "properties": {
+        "run_id": _TEXT,
+        "status": {"type": "string", "enum": ["running", "waiting", "done", "stopped"]},
+        "turn": {"type": "integer"},
+        "answer": {"description": "The answer, once the status is done: text, or JSON where the agent has a type."},
+        "stop_reason": _TEXT,
+        "stop_message": _TEXT,
+        "pending": {"type": "array", "items": {"type": "object"}},
+        "tokens": {"type": "integer"},
+    },
+    "required": ["run_id", "status", "turn", "tokens"],
+}
+NOTED_SCHEMA: Final[Mapping[str, JSON]] = {
+    "type": "object",
+    "properties": {"run_id": _TEXT, "noted": _TEXT},
+    "required": ["run_id", "noted"],
+}
+
+
+def _told(function: Callable[P, Awaitable[Any]]) -> Callable[P, Awaitable[Any]]:
+    """Let our own errors be results in their own words."""
+
+    @functools.wraps(function)
+    async def told(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            return await function(*args, **kwargs)
+        except AgentError as error:
+            return Ended(outcome=Outcome.FAILED, content=str(error), error_type=ErrorType.TOOL)
+
+    return told
+
+
+@attrs.define(eq=False, repr=False)
+class _Shift:
+    """A worker's time of work."""
+
+    scope: anyio.CancelScope
+    ended: anyio.Event = attrs.field(factory=anyio.Event)
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class ServedRuns:
+    """The runs of one agent, for the clients of one server. All clients see all of them."""
+
+    agent: Agent[Any]
+    drive: Drive
+    # Drives a run by its id: `Agent._drive`.
+    deps: Any = None
+    # For every run, or a function of the run that makes them, plain or async.
+    about: str = ""
+    # What the agent is for, in a sentence, for the model that chooses.
+    prefix: str = ""
+    # Of the names of its tools.
+    bus: Bus = attrs.field(factory=Bus)
+    # Tells clients who listen.
+    _seen: dict[str, Run] = attrs.field(factory=dict, init=False)
+    # As they stand, those that are driven here.
+    _bells: dict[str, set[anyio.Event]] = attrs.field(factory=dict, init=False)
+    # By run: what those wait for who wait for its news.
+    _shifts: dict[Worker, _Shift] = attrs.field(factory=dict, init=False)
+    # Those who drive them: one for each lifespan of the server.
+
+    # Its life.
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Drive runs while the block lasts; those under way at its end are given back, for the next server."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._work)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def _work(self) -> None:
+        worker = Worker(agent=self.agent, drive=self._drive, deps=self.deps, parallel=PARALLEL, poll_s=POLL_S)
+        with anyio.CancelScope() as scope:
+            shift = self._shifts[worker] = _Shift(scope)
+            try:
+                await worker.work(until_idle=False)
+            finally:
+                del self._shifts[worker]
+                shift.ended.set()
+
+    async def rest(self) -> None:
+        """Give back the runs that are driven, and drive no more."""
+        shifts = tuple(self._shifts.values())
+        for shift in shifts:
+            shift.scope.cancel()
+        for shift in shifts:
+            await shift.ended.wait()
+
+    async def _drive(self, agent: Agent[Any], run_id: str, deps: Any) -> Run:
+        try:
+            run: Run = await self.drive(agent, run_id, deps, see=self._see)
+            return run
+        finally:
+            self._seen.pop(run_id, None)
+            self._ring(run_id)
+
+    def _see(self, run: Run) -> None:
+        self._seen[run.id] = run
+        self._ring(run.id)
+
+    def _ring(self, run_id: str) -> None:
+        for bell in self._bells.get(run_id, ()):
+            bell.set()
+        self.bus.updated(f"{URI}{run_id}")
+
+    @contextmanager
+    def _bell(self, run_id: str) -> Iterator[anyio.Event]:
+        """Hang up what the next news of a run sets off."""
+        bell, bells = anyio.Event(), self._bells.setdefault(run_id, set())
+        bells.add(bell)
+        try:
+            yield bell
+        finally:
+            bells.discard(bell)
+            if not bells:
+                self._bells.pop(run_id, None)
+
+    def _look(self) -> None:
+        for worker in self._shifts:
+            worker.look()
+
+    # Its tools.
+
+    def tools(self) -> tuple[ToolRegistry, dict[str, Mapping[str, JSON]]]:
+        """Return the tools that clients have for the runs, and by name what each returns."""
+        about = f" {self.about}" if self.about else ""
+        long_s = LONGEST_WAIT_S + 30.0
+        made = [
+            self._tool(self.start, about=about, timeout_s=long_s),
+            self._tool(self.send),
+            self._tool(self.status, read_only=True),
+            self._tool(self.result, read_only=True, timeout_s=long_s),
+            self._tool(self.approve),
+        ]
+        noted = {f"{self.prefix}{name}" for name in ("send", "approve")}
+        return ToolRegistry.of(made), {each.name: NOTED_SCHEMA if each.name in noted else RUN_SCHEMA for each in made}
+
+    def _tool(self, function: Callable[..., Awaitable[Any]], about: str = "", **declared: Any) -> Tool[..., Any]:
+        made = make_tool(_told(function), name=f"{self.prefix}{function.__name__}", concurrency_safe=True, **declared)
+        made.description = made.description.replace("the agent", f"the agent {self.agent.name!r}", 1) + about
+        return made
+
+    async def start(
+        self,
+        ctx: RunContext[Any],
+        prompt: Annotated[str, Field(min_length=1)],
+        wait_s: _Wait = START_WAIT_S,
+        session: _RunId | None = None,
+        run_id: _RunId | None = None,
+    ) -> dict[str, Any]:
+        """Give the agent a task, and wait a short while for its end.
+
+        The run goes on by itself, also when nobody waits: ask for it later with `result`, by its run_id.
+
+        Args:
+            ctx: Takes the progress.
+            prompt: The task, with all that the agent has to know of it.
+            wait_s: Seconds to wait for the end.
+            session: The name of a conversation: the run knows what was said in it.
+            run_id: An id of your own; the same id and prompt again means the same run, and starts nothing.
+        """
+        self.agent.check_price()
+        if self.agent.tools.sources:
+            await self.agent.tools.refresh()
+        run = await self.agent.submit(prompt, id=run_id, session=session)
+        self.bus.resources_changed()
+        self._look()
+        return self._view(await self._settled(ctx, run.id, wait_s))
+
+    async def send(self, run_id: _RunId, text: Annotated[str, Field(min_length=1)]) -> dict[str, str]:
+        """Tell the agent more while a run of it is not over; it reads it at its next turn.
+
+        Args:
+            run_id: The run.
+            text: What to tell it.
+        """
+        await self._own(run_id)
+        await self.agent.send(run_id, text)
+        self._look()
+        return {"run_id": run_id, "noted": "the agent reads it at its next turn"}
+
+    async def status(self, run_id: _RunId) -> dict[str, Any]:
+        """Tell how a run of the agent stands, at once: running, waiting (for what), done or stopped.
+
+        Args:
+            run_id: The run.
+        """
+        return self._view(await self._own(run_id))
+
+    async def result(self, ctx: RunContext[Any], run_id: _RunId, wait_s: _Wait = RESULT_WAIT_S) -> dict[str, Any]:
+        """Wait until a run of the agent is over, or waits for a person, and return its answer.
+
+        With the status `running` it is still at work: ask again. With `waiting` a person has to decide what is pending.
+
+        Args:
+            ctx: Takes the progress.
+            run_id: The run.
+            wait_s: Seconds to wait.
+        """
+        await self._own(run_id)
+        return self._view(await self._settled(ctx, run_id, wait_s))
+
+    async def approve(
+        self,
+        run_id: _RunId,
+        call_id: Annotated[str, Field(min_length=1, max_length=40)],
+        decision: Literal["approve", "reject", "answer"],
+        *,
+        by: Annotated[str, Field(min_length=1, max_length=200)],
+        text: str = "",
+        arguments: dict[str, Any] | None = None,
+        digest: str | None = None,
+    ) -> dict[str, str]:
+        """Pass on a person's decision on a call of the agent that waits: never decide yourself, ask the person.
+
+        Args:
+            run_id: The run, as `pending` names it.
+            call_id: The call, as `pending` names it.
+            decision: What the person said: approve or reject a call, or answer a question.
+            by: Who the person is, for the record.
+            text: The answer; or why it was rejected.
+            arguments: Run the call with these in place of its own, if the person changed them.
+            digest: The one in `pending`: the yes counts for what the person was shown, and for nothing else.
+        """
+        await self._own(run_id)
+        if decision == "approve":
+            await self.agent.approve(run_id, call_id, by=by, arguments=arguments, digest=digest)
+        elif decision == "reject":
+            await self.agent.reject(run_id, call_id, message=text, by=by)
+        elif text:
+            await self.agent.answer(run_id, call_id, text, by=by)
+        else:
+            raise MisuseError("an answer needs its text: give it as text=")
+        self._look()
+        return {"run_id": run_id, "noted": f"{decision} by {by}"}
+
+    async def _own(self, run_id: str) -> Run:
+        """Return a run of this agent, or of one below it.
+
+        Raises:
+            RunNotFoundError: when the store holds none of that id, or it is another agent's.
+        """
+        run = await self.agent.load(run_id)
+        header = run.header
+        while header.agent != self.agent.name and header.parent is not None:
+            header = (await self.agent.store.read(header.parent, after=NEWEST)).header
+        if header.agent != self.agent.name:
+            raise RunNotFoundError(f"there is no run {run_id!r} of {self.agent.name!r} in the store")
+        return run
+
+    async def _settled(self, ctx: RunContext[Any], run_id: str, wait_s: float) -> Run:
+        """Wait until nothing more happens by itself, or the time is up; tell what happens meanwhile."""
+        told = ""
+        with anyio.move_on_after(wait_s):
+            while True:
+                with self._bell(run_id) as bell:
+                    seen = self._seen.get(run_id)
+                    if seen is None and await self._rests(run_id):
+                        break
+                    if seen is not None and (news := _news(seen)) != told:
+                        told = news
+                        ctx.progress(news)
+                    with anyio.move_on_after(POLL_S):
+                        await bell.wait()
+        return await self.agent.load(run_id)
+
+    async def _rests(self, run_id: str) -> bool:
+        run = await self.agent.load(run_id)
+        return run.is_over or (run.is_waiting and run_id not in await self.agent.store.due(self.agent.name, limit=DUE))
+
+    def _view(self, run: Run) -> dict[str, Any]:
+        view: dict[str, Any] = {
+            "run_id": run.id,
+            "status": status_of(run),
+            "turn": run.turn,
+            "tokens": run.usage.tokens,
+        }
+        if run.state is State.DONE:
+            view["answer"] = _answer(run)
+        elif run.stop_reason is not None:
+            view |= {"stop_reason": str(run.stop_reason), "stop_message": run.stop_message}
+        if run.pending:
+            view["pending"] = [attrs.asdict(item) for item in run.pending]
+        return view
+
+    # Its runs as resources.
+
+    @property
+    def resource(self) -> Resource:
+        """The runs, by their ids."""
+        return Resource(
+            uri=f"{URI}{{run_id}}",
+            name="run",
+            description=f"A run of the agent {self.agent.name!r}: its state, messages, what it waits for, its cost.",
+            mime_type="application/json",
+            read=self._read,
+        )
+
+    async def _read(self, run_id: str) -> dict[str, Any]:
+        try:
+            run = await self._own(run_id)
+        except RunNotFoundError as error:
+            raise MCPError(m.INVALID_PARAMS, str(error), {"uri": f"{URI}{run_id}"}) from None
+        before = max(0, len(run.messages) - MESSAGES)
+        return self._view(run) | {
+            "state": str(run.state),
+            "prompt": [attrs.asdict(part) for part in run.header.prompt],
+            "created_at": run.created_at,
+            "updated_at": run.updated_at,
+            "messages_before": before,
+            "messages": [_shown(message_json(message)) for message in run.messages[before:]],
+            "cost": attrs.asdict(self.agent.cost(run)),
+        }
+
+    async def page(self, cursor: str | None) -> tuple[list[m.Resource], str | None]:
+        """Return the newest runs, or those that are older than what a cursor names; and the cursor of the rest.
+
+        Raises:
+            MCPError: when the cursor is none.
+        """
+        before, known = (None, 0) if cursor is None else _place(cursor)
+        where = Filter(agent=self.agent.name, before=before)
+        lines = (await self.agent.store.runs(where, limit=known + PAGE))[known:]
+        if len(lines) < PAGE:
+            return [_line(line) for line in lines], None
+        last = lines[-1].created_at
+        same = sum(line.created_at == last for line in lines)
+        if before is not None and last == math.nextafter(before, -math.inf):
+            same += known
+        return [_line(line) for line in lines], f"{last!r}:{same}"
+
+
+def status_of(run: Run) -> str:
+    """Return how a run stands, in a word."""
+    if run.is_over:
+        return "done" if run.state is State.DONE else "stopped"
+    return "waiting" if run.is_waiting else "running"
+
+
+def _answer(run: Run) -> Any:
+    """Return the answer as JSON values; as it was written, where the agent's type has changed since."""
+    try:
+        value = run.output
+    except ArgumentsError:
+        return run.answer
+    return value if isinstance(value, str) else json.loads(render.result_text(value))
+
+
+def _news(run: Run) -> str:
+    names = ", ".join(entry.call.name for entry in run.open)
+    return f"turn {run.turn}: {names or run.state}"
+
+
+def _shown(value: Any) -> Any:
+    """Return JSON values without what only a provider understands, long texts cut."""
+    if isinstance(value, dict):
+        return {name: _shown(each) for name, each in value.items() if name != "native"}
+    if isinstance(value, list | tuple):
+        return [_shown(each) for each in value]
+    if isinstance(value, str) and len(value) > MESSAGE_CHARS:
+        return f"{value[:MESSAGE_CHARS]}\n[... {len(value) - MESSAGE_CHARS} more characters ...]"
+    return value
+
+
+def _place(cursor: str) -> tuple[float, int]:
+    """Return where a page begins: before which moment, and how many of its newest lines were on earlier pages.
+
+    Runs that were created at one moment may stand on both sides of a page's end.
+
+    Raises:
+        MCPError: when the cursor is none.
+    """
+    moment, _, known = cursor.partition(":")
+    try:
+        place = math.nextafter(float(moment), math.inf), int(known)
+    except (ValueError, OverflowError):
+        place = math.nan, 0
+    if not math.isfinite(place[0]) or not 0 <= place[1] <= MOST_KNOWN:
+        raise MCPError(m.INVALID_PARAMS, f"there is no page {cursor[:40]!r}: begin anew without a cursor")
+    return place
+
+
+def _line(line: Summary) -> m.Resource:
+    status = "waiting" if line.waiting else str(line.state)
+    return m.Resource(
+        uri=f"{URI}{line.id}",
+        name=line.id,
+        description=f"{status}, turn {line.turn}: {line.prompt}",
+        mime_type="application/json",
+    )
