@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from agentfsm.agent import WORKER_POLL_S, WORKER_RUNS
 from agentfsm.cli import auditing, commands, deciding, keeping, looking, mcp_serve, moments, travel, working
 from agentfsm.cli.place import DEFAULT, VARIABLE, masked
+from agentfsm.cli.target import MCP
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
@@ -225,10 +226,16 @@ def _take_id(takes: argparse.ArgumentParser) -> None:
 
 def _take_agent(takes: argparse.ArgumentParser) -> None:
     takes.add_argument("agent", metavar="module:agent", help="an Agent, or a function that returns one")
+    _take_servers(takes, "the MCP servers of this file join its tools; may be given several times")
 
 
 def _take_other_agent(takes: argparse.ArgumentParser) -> None:
     takes.add_argument("--agent", metavar="module:agent", help="with this one, not the one that it was begun with")
+    _take_servers(takes, "with the MCP servers of this file, not those that it was begun with")
+
+
+def _take_servers(takes: argparse.ArgumentParser, text: str) -> None:
+    takes.add_argument(MCP, metavar="FILE", action="append", default=[], help=text)
 
 
 # Values.
