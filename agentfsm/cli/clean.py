@@ -11,26 +11,18 @@ import json
 import re
 from typing import Final
 
+from agentfsm.core.hidden import HIDDEN, spelt_out
+
 CUT: Final = "..."
 # Stands for what was cut off; plain ASCII, since it is shown on any terminal.
 
 _SEQUENCES: Final = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
 # Control sequences (ECMA-48, 5.4), removed whole: without its ESC one would leave "[31m" behind.
-_HIDDEN: Final = (
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and line break
-    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"  # soft hyphen, joiners, fillers
-    "\u200b-\u200f\u2028-\u202e\u2060-\u206f"  # zero width, bidirectional, separators of lines
-    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"  # fillers, variation selectors, byte order mark
-    "\ud800-\udfff"  # halves of pairs, which no terminal takes
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # shorthand and musical controls, tags
-)
-# Unicode's Default_Ignorable_Code_Point, with the controls, the surrogates and the marks of annotations.
-_HIDDEN_ONE: Final = re.compile(f"[{_HIDDEN}]")
 
 
 def clean(text: str) -> str:
     """Return the text without what a terminal would act on or a reader would not see; line breaks and tabs stay."""
-    return _HIDDEN_ONE.sub("", _SEQUENCES.sub("", text))
+    return HIDDEN.sub("", _SEQUENCES.sub("", text))
 
 
 def one_line(text: str, width: int) -> str:
@@ -46,5 +38,4 @@ def one_line(text: str, width: int) -> str:
 
 def exact_json(value: object) -> str:
     """Return the value as indented JSON in which every hidden character is spelt out, so that nothing is left out."""
-    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
-    return _HIDDEN_ONE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return spelt_out(json.dumps(value, ensure_ascii=False, indent=2, default=str))

@@ -29,17 +29,8 @@ from agentfsm.engine.strict import strict_schema, without_nulls
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-_DRAFTS: Final = (
-    "https://json-schema.org/draft/2020-12/schema",
-    "https://json-schema.org/draft/2019-09/schema",
-    "http://json-schema.org/draft-07/schema",
-    "http://json-schema.org/draft-06/schema",
-)
-# Draft 4 is left out: it has addresses, bounds and references of its own kind.
 _PERHAPS_HUGE: Final = re.compile(r"\d[eE]|\d{300}")
 # A number needs one or the other to be infinite.
-_LONGEST: Final = 100
-# Characters of the schema's own words in an error.
 
 Bound: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -128,9 +119,6 @@ def signature_of_schema(
             function does not take what it names; or when strict mode has no words for it.
     """
     schema = admitted(parameters, name)
-    draft = str(schema.setdefault("$schema", _DRAFTS[0]))
-    if draft.rstrip("#") not in _DRAFTS:
-        raise MisuseError(f"Tool {name!r}: its JSON Schema is of {draft[:_LONGEST]!r}; known are {', '.join(_DRAFTS)}.")
     is_valid = compiled(schema, name)
     told = {key: value for key, value in schema.items() if key != "$schema"}
     taken = parameters_of(function, name)

@@ -36,8 +36,15 @@ _ODD_VALUE: Final = 100
 # Looks that one value of an enumeration with numbers like 0.5, arrays or objects counts for: each is compared in turn.
 _DEEPEST_VALUE: Final = 200
 # The levels that strict JSON text may have here.
-_LONGEST_REFERENCE: Final = 100
-# Characters; enough to find it.
+_LONGEST: Final = 100
+# Characters of the schema's own words in an error; enough to find them.
+_DRAFTS: Final = (
+    "https://json-schema.org/draft/2020-12/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+    "http://json-schema.org/draft-06/schema",
+)
+# Draft 4 is left out: it has addresses, bounds and references of its own kind.
 
 _SAME_VALUE: Final = ("allOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
 _UNIONS: Final = ("anyOf", "oneOf")
@@ -66,8 +73,25 @@ def admitted(parameters: Mapping[str, Any], tool: str) -> dict[str, Any]:
     Raises:
         MisuseError: when it is no JSON, larger than 100,000 characters, deeper than 64, or not of type "object".
     """
+    schema = bounded(parameters, tool)
+    if schema.setdefault("type", "object") != "object":
+        raise MisuseError(f'Tool {tool!r}: the type at the top of its JSON Schema has to be "object".')
+    schema.setdefault("properties", {})
+    return schema
+
+
+def bounded(given: Mapping[str, Any], tool: str) -> dict[str, Any]:
+    """Return a copy of a schema of any type as plain JSON, with its `$schema`.
+
+    Args:
+        given: A JSON Schema from anywhere.
+        tool: The tool's name, for error texts.
+
+    Raises:
+        MisuseError: when it is no JSON, larger than 100,000 characters, deeper than 64, or of an unknown draft.
+    """
     try:
-        text = json.dumps(dict(parameters), allow_nan=False)
+        text = json.dumps(dict(given), allow_nan=False)
         schema: dict[str, Any] = jiter.from_json(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"Tool {tool!r}: its parameters are no JSON Schema ({error or 'too deep'}).") from error
@@ -83,9 +107,9 @@ def admitted(parameters: Mapping[str, Any], tool: str) -> dict[str, Any]:
             f"Tool {tool!r}: its JSON Schema has parts with an address of their own ({', '.join(_ELSEWHERE)}). "
             "Refer to them as '#/$defs/name'.",
         )
-    if schema.setdefault("type", "object") != "object":
-        raise MisuseError(f'Tool {tool!r}: the type at the top of its JSON Schema has to be "object".')
-    schema.setdefault("properties", {})
+    draft = str(schema.setdefault("$schema", _DRAFTS[0]))
+    if draft.rstrip("#") not in _DRAFTS:
+        raise MisuseError(f"Tool {tool!r}: its JSON Schema is of {draft[:_LONGEST]!r}; known are {', '.join(_DRAFTS)}.")
     return schema
 
 
@@ -267,7 +291,7 @@ class _Walk:
         try:
             found = target(self.root, schema["$ref"])
         except LookupError:
-            self._refuse(f"refers to {schema['$ref'][:_LONGEST_REFERENCE]!r}. Write '#/$defs/name'")
+            self._refuse(f"refers to {schema['$ref'][:_LONGEST]!r}. Write '#/$defs/name'")
         return [found] if isinstance(found, Mapping) else []
 
     def _refuse(self, what: str) -> NoReturn:

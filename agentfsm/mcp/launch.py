@@ -15,7 +15,10 @@ from mcp import StdioServerParameters
 from mcp.client._transport import TransportStreams
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp.shared._httpx_utils import MCP_DEFAULT_SSE_READ_TIMEOUT, MCP_DEFAULT_TIMEOUT
+
+from agentfsm.mcp.private import PublicTransport, check_url
+from agentfsm.mcp.sandbox import Sandbox
 
 LAST_WORDS_CHARS: Final = 2_000
 # Of what a server that died wrote to its standard error.
@@ -48,6 +51,8 @@ class Stdio:
     env: Mapping[str, str] = attrs.field(factory=dict)
     # What it is told beside HOME, LOGNAME, PATH, SHELL, TERM and USER; it gets nothing else of our environment.
     cwd: Path | str | None = None
+    sandbox: Sandbox | None = None
+    # What it is started in.
     last_words: str = attrs.field(default="", init=False)
 
     @property
@@ -58,7 +63,10 @@ class Stdio:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[TransportStreams]:
         """Start the process; it is told to end, and made to, when this is left."""
-        parameters = StdioServerParameters(command=self.command, args=list(self.args), env=dict(self.env), cwd=self.cwd)
+        command, args = self.command, list(self.args)
+        if self.sandbox is not None:
+            command, args = self.sandbox.wrapped(command, args, self.env, self.cwd)
+        parameters = StdioServerParameters(command=command, args=args, env=dict(self.env), cwd=self.cwd)
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             try:
                 async with stdio_client(parameters, errlog=errors) as streams:
@@ -80,8 +88,13 @@ class Http:
     url: str
     headers: Mapping[str, str] = attrs.field(factory=dict)
     auth: httpx2.Auth | None = None
+    allow_private: bool = False
+    # Whether it may be in a private network, by plain HTTP too, and through a proxy of the environment's.
     last_words: str = attrs.field(default="", init=False)
     # A server far away leaves none.
+
+    def __attrs_post_init__(self) -> None:
+        check_url(self.url, allow_private=self.allow_private)
 
     @property
     def shown(self) -> str:
@@ -91,8 +104,14 @@ class Http:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[TransportStreams]:
         """Make a client; the first request goes out with the handshake."""
-        async with (
-            create_mcp_http_client(dict(self.headers), auth=self.auth) as client,
-            streamable_http_client(self.url, http_client=client) as streams,
-        ):
+        async with self._client() as client, streamable_http_client(self.url, http_client=client) as streams:
             yield streams
+
+    def _client(self) -> httpx2.AsyncClient:
+        """Make a client that sends headers and tokens to this server only: it follows no redirect by itself."""
+        return httpx2.AsyncClient(
+            headers=dict(self.headers),
+            auth=self.auth,
+            timeout=httpx2.Timeout(MCP_DEFAULT_TIMEOUT, read=MCP_DEFAULT_SSE_READ_TIMEOUT),
+            transport=None if self.allow_private else PublicTransport(self.url),
+        )

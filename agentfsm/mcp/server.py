@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 import attrs
 import httpx2
 import mcp.types as m
 from mcp import Client
 
+from agentfsm.core.messages import JSON
 from agentfsm.engine.tools import Tool
+from agentfsm.mcp.admission import Admitted, Listing, admitted
+from agentfsm.mcp.consent import Consent, Gate, start_text
 from agentfsm.mcp.launch import Http, Launch, Stdio
 from agentfsm.mcp.link import START_S, Link
-from agentfsm.mcp.tools import tool_of
+from agentfsm.mcp.names import check_server, server_name_of
+from agentfsm.mcp.pins import MemoryPins, Pins
+from agentfsm.mcp.sandbox import Sandbox
+from agentfsm.mcp.terms import Confirm, Constraint, Terms
 
 TIMEOUT_S: Final = 30.0
 # Seconds for a call: document D, 7.4.
@@ -22,23 +28,73 @@ MOST_PAGES: Final = 100
 # Of a listing: a server that goes on for ever is not followed.
 
 
+class Options(TypedDict, total=False):
+    """What a server is told beside how it is reached; what each means is said at `Terms` and `MCPServer`."""
+
+    trusted: bool
+    confirm: Confirm | None
+    allow: Iterable[str]
+    deny: Iterable[str]
+    constraints: Mapping[str, Constraint]
+    pins: Pins
+    consent: Consent | None
+    timeout_s: float
+    start_s: float
+
+
+_TERMS: Final = frozenset(field.name for field in attrs.fields(Terms))
+
+
+def _server_options(options: Options) -> dict[str, Any]:
+    given: dict[str, Any] = dict(options)
+    terms = Terms(**{name: given.pop(name) for name in _TERMS & given.keys()})
+    return {**given, "terms": terms}
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
 class MCPServer:
-    """A server whose tools an agent may use. It is connected to when it is first needed, and closed with the agent."""
+    """A server whose tools an agent may use. It is connected to when it is first needed, and closed with the agent.
+
+    Nothing that a server says of itself is believed unless it is `trusted`, and each call of another's tool needs a
+    person's yes, unless `confirm` says otherwise. A tool that has changed since it was approved is withheld.
+    """
 
     name: str
+    # 1 to 32 ASCII letters, digits, "-" and single "_": its tools are called `name__tool`.
     launch: Launch
+    terms: Terms = attrs.field(factory=Terms)
+    pins: Pins = attrs.field(factory=MemoryPins)
+    # Where it is kept what was approved.
+    consent: Consent | None = None
+    # Asks a person, for what was not approved yet.
+    origin: str | None = None
+    # The file or the directory that it comes from; None for one that a program names in its code.
+    written: Mapping[str, JSON] | None = None
+    # How it is written there.
     timeout_s: float = TIMEOUT_S
     start_s: float = START_S
-    tools: tuple[Tool[..., Any], ...] = attrs.field(default=(), init=False)
-    # As they were last listed.
+    admitted: Admitted = attrs.field(factory=Admitted, init=False)
+    # What of it is used, as it was last listed.
     version: int = attrs.field(default=0, init=False)
     is_stale: bool = attrs.field(default=True, init=False)
     # Whether the server was not asked yet, or has said that its tools have changed.
     link: Link = attrs.field(init=False)
+    gate: Gate = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        check_server(self.name)
         self.link = Link(name=self.name, launch=self.launch, start_s=self.start_s, heard=self._hear)
+        self.gate = Gate(server=self.name, pins=self.pins, consent=self.consent, origin=self.origin)
+
+    @property
+    def tools(self) -> tuple[Tool[..., Any], ...]:
+        """The tools as they were last listed; one that is withheld is among them, switched off."""
+        return self.admitted.tools
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why tools cannot be used, by the server's own names."""
+        return self.admitted.refused
 
     @classmethod
     def stdio(
@@ -48,12 +104,19 @@ class MCPServer:
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | str | None = None,
+        sandbox: Sandbox | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> MCPServer:
-        """Return a server that is a command: `MCPServer.stdio("npx", ["-y", "mcp-server-example"])`."""
-        launch = Stdio(command=command, args=args, env=env or {}, cwd=cwd)
-        return cls(name=name or Path(command).stem, launch=launch, **options)
+        """Return a server that is a command: `MCPServer.stdio("npx", ["-y", "mcp-server-example"])`.
+
+        It gets `env`, and HOME, LOGNAME, PATH, SHELL, TERM and USER of our environment, and nothing else of it.
+
+        Raises:
+            MisuseError: when an option makes no sense.
+        """
+        launch = Stdio(command=command, args=args, env=env or {}, cwd=cwd, sandbox=sandbox)
+        return cls(name=name or server_name_of(Path(command).stem), launch=launch, **_server_options(options))
 
     @classmethod
     def http(
@@ -62,22 +125,34 @@ class MCPServer:
         *,
         headers: Mapping[str, str] | None = None,
         auth: httpx2.Auth | None = None,
+        allow_private: bool = False,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> MCPServer:
-        """Return a server that is elsewhere: `MCPServer.http("https://example.org/mcp")`."""
-        launch = Http(url=url, headers=headers or {}, auth=auth)
-        return cls(name=name or httpx2.URL(url).host.replace(".", "-"), launch=launch, **options)
+        """Return a server that is elsewhere: `MCPServer.http("https://example.org/mcp")`.
+
+        Its host may not be at a private address, unless `allow_private` says so or the URL itself names this machine.
+
+        Raises:
+            MisuseError: when an option makes no sense, or plain HTTP goes to another machine.
+        """
+        launch = Http(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
+        return cls(name=name or server_name_of(httpx2.URL(url).host), launch=launch, **_server_options(options))
 
     async def update(self) -> None:
-        """List the tools."""
+        """List the tools, once it is approved how the server is started.
+
+        Raises:
+            MCPServerError: when it is not, or the server cannot be asked.
+            MisuseError: when there is a constraint on a tool that there is not.
+        """
         self.is_stale = False
         try:
-            listed = await self.link.ask(_listed)
+            await self.gate.start(self.launch, start_text(self.launch, self.written))
+            self.admitted = await admitted(self, await self.link.ask(_listed))
         except BaseException:
             self.is_stale = True
             raise
-        self.tools = tuple(tool_of(self, each) for each in listed)
         self.version += 1
 
     async def aclose(self) -> None:
@@ -89,7 +164,7 @@ class MCPServer:
             self.is_stale = True
 
 
-async def _listed(client: Client) -> list[m.Tool]:
+async def _listed(client: Client) -> Listing:
     tools: list[m.Tool] = []
     cursor: str | None = None
     for _ in range(MOST_PAGES):
@@ -98,4 +173,4 @@ async def _listed(client: Client) -> list[m.Tool]:
         cursor = page.next_cursor
         if cursor is None:
             break
-    return tools
+    return Listing(tools=tools, instructions=client.instructions)

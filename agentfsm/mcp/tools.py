@@ -11,32 +11,46 @@ from mcp import Client, MCPError
 from agentfsm.core.errors import TransientError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.context import Ended, RunContext
-from agentfsm.engine.tools import NAME_CHARS, Tool, make_tool
+from agentfsm.engine.tools import Tool, make_tool
 from agentfsm.mcp.content import text_of
+from agentfsm.mcp.names import tool_name
+from agentfsm.mcp.outputs import OutputCheck
+from agentfsm.mcp.terms import title_of
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server import MCPServer
 
-SEPARATOR: Final = "__"
-# Between the names of a server and of its tool: neither may hold it, so that no two tools share a name.
+WITHHELD: Final = "Withheld: a person has to approve it as it is now."
 
 
 def tool_of(server: MCPServer, listed: m.Tool) -> Tool[..., Any]:
     """Make a tool of what a server lists.
 
     Raises:
-        MisuseError: when its name or its schema cannot be used.
+        MisuseError: when one of its schemas cannot be used.
     """
+    name = tool_name(server.name, listed.name)
+    check = None if listed.output_schema is None else OutputCheck.of(listed.output_schema, name)
     return make_tool(
-        _function(server, listed),
-        name=f"{server.name}{SEPARATOR}{listed.name}"[:NAME_CHARS],
-        description=listed.description or "",
+        _function(server, listed, check),
+        name=name,
+        description=listed.description or title_of(listed) or "",
         parameters=listed.input_schema,
         timeout_s=server.timeout_s,
+        **server.terms.declarations(server.name, listed),
     )
 
 
-def _function(server: MCPServer, listed: m.Tool) -> Callable[..., Any]:
+def withheld_tool(name: str) -> Tool[..., Any]:
+    """Return what stands for a tool that is withheld: no model is told of it, and whoever calls it learns so."""
+    return make_tool(_withheld, name=name, description=WITHHELD, parameters={}, enabled=False)
+
+
+async def _withheld(**_arguments: Any) -> None:
+    """Do nothing: the engine lets no call through."""
+
+
+def _function(server: MCPServer, listed: m.Tool, check: OutputCheck | None) -> Callable[..., Any]:
     async def call(ctx: RunContext[Any], /, **arguments: Any) -> Ended:
         async def ask(client: Client) -> m.CallToolResult:
             async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -48,6 +62,8 @@ def _function(server: MCPServer, listed: m.Tool) -> Callable[..., Any]:
             result = await server.link.ask(ask)
         except MCPError as error:
             raise TransientError(str(error)) from error
+        if check is not None and (flaw := check.flaw(result)) is not None:
+            return Ended(outcome=Outcome.FAILED, content=flaw, error_type=ErrorType.TOOL)
         failed = bool(result.is_error)
         return Ended(
             outcome=Outcome.FAILED if failed else Outcome.DONE,

@@ -28,7 +28,7 @@ def script(tmp_path):
 
 async def test_an_agent_calls_the_tool_of_a_server(script):
     """The thin path: a process, its listing, a call, its result, its end."""
-    server = MCPServer.stdio(sys.executable, [str(script)], name="demo")
+    server = MCPServer.stdio(sys.executable, [str(script)], name="demo", confirm=False)
     async with Agent(ScriptedModel(say("", call("demo__add", a=1, b=2)), say("three")), tools=[server]) as agent:
         run = await agent.run("add")
     assert run.output == "three"

@@ -1,0 +1,114 @@
+"""What a server lists, sorted: the tools that can be used, those that are refused, and those that wait for a yes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import mcp.types as m
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.hidden import hidden_in, spelt_out
+from agentfsm.engine.tools import Tool
+from agentfsm.mcp.hidden import flaw_in
+from agentfsm.mcp.names import tool_name
+from agentfsm.mcp.pins import Text, tool_text
+from agentfsm.mcp.tools import tool_of, withheld_tool
+
+if TYPE_CHECKING:
+    from agentfsm.mcp.server import MCPServer
+
+_log = logging.getLogger("agentfsm.mcp")
+
+_LONGEST: Final = 300_000
+# Characters of all that a tool says of itself: two schemas of the greatest size, and a description as long as one.
+_INSTRUCTIONS: Final = "instructions"
+_TWICE: Final = "the server lists two tools of that name, and nobody can say which is meant"
+
+
+@attrs.frozen(kw_only=True)
+class Listing:
+    """What a server says of itself and its tools."""
+
+    tools: Sequence[m.Tool]
+    instructions: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Admitted:
+    """What of that is used."""
+
+    tools: tuple[Tool[..., Any], ...] = ()
+    # Those that are withheld among them, switched off.
+    instructions: str | None = None
+    refused: Mapping[str, str] = attrs.field(factory=dict)
+    # By the server's own name: why a tool cannot be used.
+    withheld: Mapping[str, str] = attrs.field(factory=dict)
+    # By the server's own name: why a tool is not used until somebody says yes.
+    idle: tuple[str, ...] = ()
+    # Globs of the access lists that match no tool.
+
+
+async def admitted(server: MCPServer, listing: Listing) -> Admitted:
+    """Sort what a server lists.
+
+    Raises:
+        MisuseError: when there is a constraint on a tool that there is not.
+        MCPServerError: when it cannot be known or kept what was approved.
+    """
+    names = [listed.name for listed in listing.tools]
+    server.terms.check(server.name, names)
+    usable, refused = _sorted(server, listing.tools)
+    items = {f"tool {listed.name}": tool_text(listed) for listed, _ in usable}
+    said = listing.instructions
+    if said and (flaw := hidden_in(said)) is not None:
+        refused["(instructions)"], said = f"they hold the hidden character {flaw}", None
+    reasons = await server.gate.review(items | ({_INSTRUCTIONS: Text.of(said)} if said else {}))
+    withheld = {name.removeprefix("tool "): why for name, why in reasons.items()}
+    found = Admitted(
+        tools=tuple(withheld_tool(tool.name) if listed.name in withheld else tool for listed, tool in usable),
+        instructions=None if _INSTRUCTIONS in reasons else said,
+        refused=refused,
+        withheld=withheld,
+        idle=server.terms.idle(names),
+    )
+    _tell(server.name, found)
+    return found
+
+
+def _sorted(server: MCPServer, listed: Sequence[m.Tool]) -> tuple[list[tuple[m.Tool, Tool[..., Any]]], dict[str, str]]:
+    """Make tools of those that are admitted, and say why others cannot be used."""
+    wanted = [each for each in listed if server.terms.admits(each.name)]
+    times = Counter(tool_name(server.name, each.name) for each in wanted)
+    usable: list[tuple[m.Tool, Tool[..., Any]]] = []
+    refused: dict[str, str] = {}
+    for each in wanted:
+        try:
+            flaw = _TWICE if times[tool_name(server.name, each.name)] > 1 else _flaw(each)
+            usable += [(each, tool_of(server, each))] if flaw is None else []
+        except MisuseError as error:
+            flaw = str(error)
+        if flaw is not None:
+            refused[spelt_out(each.name)] = flaw
+    return usable, refused
+
+
+def _flaw(listed: m.Tool) -> str | None:
+    if not listed.name:
+        return "it has no name"
+    if (flaw := flaw_in(listed)) is not None:
+        return flaw
+    size = len(tool_text(listed).text)
+    return f"it says {size:,} characters of itself, where {_LONGEST:,} are read" if size > _LONGEST else None
+
+
+def _tell(server: str, found: Admitted) -> None:
+    for name, why in found.refused.items():
+        _log.warning("the tool %s of the MCP server %r is left out: %s", name, server, why)
+    for name, why in found.withheld.items():
+        _log.warning("%s of the MCP server %r is withheld: %s", spelt_out(name), server, why)
+    for glob in found.idle:
+        _log.warning("the MCP server %r has no tool that %r in its access lists matches", server, glob)

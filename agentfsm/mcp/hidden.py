@@ -1,0 +1,41 @@
+"""Hidden characters in what a server says of its tools: whoever approves them would not read what a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import mcp.types as m
+
+from agentfsm.core.hidden import hidden_in
+
+
+def flaw_in(listed: m.Tool) -> str | None:
+    """Say where a tool's name, title, description or schemas hold a hidden character, or None."""
+    titles = [listed.title, listed.annotations.title if listed.annotations else None]
+    places: list[tuple[str, Any]] = [
+        ("name", listed.name),
+        *(("title", title) for title in titles),
+        ("description", listed.description),
+        ("input schema", listed.input_schema),
+        ("output schema", listed.output_schema),
+    ]
+    for place, value in places:
+        for text in texts_in(value):
+            if (found := hidden_in(text)) is not None:
+                return f"its {place} holds the hidden character {found}"
+    return None
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, the keys of objects among them, however deep it is nested."""
+    waiting = [value]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, str):
+            yield inner
+        elif isinstance(inner, Mapping):
+            yield from (str(key) for key in inner)
+            waiting += inner.values()
+        elif isinstance(inner, list):
+            waiting += inner

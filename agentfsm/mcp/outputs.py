@@ -1,0 +1,54 @@
+"""What a server returns, held to what it declared: offline, within bounds, and by the validator of our own arguments.
+
+The SDK would do it with a validator in Python that takes any time a schema asks for, and raise what is no error of the
+connection's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import mcp.types as m
+
+from agentfsm.engine.arguments import explain
+from agentfsm.engine.schema_guard import Work, bounded, work
+from agentfsm.engine.schema_validator import compiled, reasons
+
+
+@attrs.frozen(kw_only=True)
+class OutputCheck:
+    """A tool's output schema, compiled."""
+
+    tool: str
+    schema: dict[str, Any] = attrs.field(repr=False)
+    is_valid: Callable[[Any], bool] = attrs.field(repr=False)
+    work: Work = attrs.field(repr=False)
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any], tool: str) -> OutputCheck:
+        """Compile the schema of a tool's results.
+
+        Raises:
+            MisuseError: when it is invalid, too large, refers to what is not in it, or could ask for endless work.
+        """
+        plain = bounded(schema, tool)
+        return cls(tool=tool, schema=plain, is_valid=compiled(plain, tool), work=work(plain, tool))
+
+    def flaw(self, result: m.CallToolResult) -> str | None:
+        """Say how a result breaks its server's word, or None; one that tells of an error promises nothing."""
+        if result.is_error:
+            return None
+        value = result.structured_content
+        if value is None and "structured_content" not in result.model_fields_set:
+            return f"the server declared what {self.tool} returns, and returned no structured content"
+        if reason := self.work.refuses(json.dumps(value), value):
+            return f"the result of {self.tool} cannot be checked: {reason}"
+        return None if self.is_valid(value) else self._why(value)
+
+    def _why(self, value: Any) -> str:
+        known = {"properties": self.schema.get("properties", {})}
+        told = explain(f"the result of {self.tool} does", reasons(self.schema, value), value, known)
+        return told.rpartition("\n")[0]  # its last line is about arguments

@@ -1,0 +1,222 @@
+"""What was approved of each server: how it is started, and its tools, each by its hash, with the text that was read.
+
+What a server lists is compared with this before any of it is used. The text is kept beside the hash, so that a change
+can be shown as a difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import attrs
+import jiter
+import mcp.types as m
+
+from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.hidden import spelt_out
+from agentfsm.core.messages import JSON
+from agentfsm.mcp.errors import MCPServerError
+
+try:
+    import fcntl
+except ImportError:  # Windows, where the file is replaced as a whole all the same
+    fcntl = None  # type: ignore[assignment]
+
+HASH_CHARS: Final = 64
+# The whole of SHA-256: who changes a tool has all the time to look for another with the same.
+_VERSION: Final = 1
+# Of the file's format.
+
+
+@attrs.frozen
+class Text:
+    """Something that was approved, as it was read."""
+
+    text: str
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of it, as 64 hexadecimal digits."""
+        return hash_of(self.text, HASH_CHARS)
+
+    @classmethod
+    def of(cls, value: JSON) -> Text:
+        """Return a JSON value as a person reads it: indented, keys in order, hidden characters spelt out."""
+        return cls(spelt_out(json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True)))
+
+    def difference(self, newer: Text, title: str) -> str:
+        """Return what is not the same in a newer one, as a unified diff."""
+        sides = (self.text.splitlines(), newer.text.splitlines())
+        return "\n".join(difflib.unified_diff(*sides, f"{title} as approved", f"{title} now", lineterm="", n=2))
+
+
+def tool_text(listed: m.Tool) -> Text:
+    """Return all of a tool that counts: what a model is told of it, its schemas, its hints."""
+    said = listed.annotations.model_dump(exclude_none=True, by_alias=True) if listed.annotations else None
+    parts = {
+        "name": listed.name,
+        "title": listed.title,
+        "description": listed.description,
+        "input_schema": listed.input_schema,
+        "output_schema": listed.output_schema,
+        "annotations": said,
+    }
+    return Text.of({name: part for name, part in parts.items() if part is not None})
+
+
+@attrs.frozen(kw_only=True)
+class Pin:
+    """What was approved of one server."""
+
+    start: Text | None = None
+    # How it is started, or where it is.
+    items: Mapping[str, Text] = attrs.field(factory=dict)
+    # What it says, by what it is: "tool search", "instructions". What is no longer there stays, in case that it comes
+    # back as something else.
+
+
+class Pins(Protocol):
+    """Where it is kept what was approved."""
+
+    def read(self) -> Mapping[str, Pin]:
+        """Return all pins, by server.
+
+        Raises:
+            MCPServerError: when they cannot be read.
+        """
+        ...
+
+    def write(self, server: str, pin: Pin) -> None:
+        """Keep what was approved of a server, in place of what was before.
+
+        Raises:
+            MCPServerError: when it cannot be kept.
+        """
+        ...
+
+
+@attrs.define(eq=False, repr=False)
+class MemoryPins:
+    """Pins for as long as the process lives."""
+
+    _pins: dict[str, Pin] = attrs.field(factory=dict, init=False)
+
+    def read(self) -> Mapping[str, Pin]:
+        """Return all pins, by server."""
+        return dict(self._pins)
+
+    def write(self, server: str, pin: Pin) -> None:
+        """Keep what was approved of a server."""
+        self._pins[server] = pin
+
+
+def default_place() -> Path:
+    """Return the file in which a person's approvals are kept, for all his programs."""
+    return Path.home() / ".agentfsm" / "mcp-pins.json"
+
+
+@attrs.define(eq=False, repr=False)
+class PinFile:
+    """Pins in a file of JSON, for all processes that are given its path. Only its owner may read it.
+
+    It is written anew beside the old one and then takes its place, under a lock that other processes heed.
+    """
+
+    path: Path = attrs.field(factory=default_place, converter=Path)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    def read(self) -> Mapping[str, Pin]:
+        """Return all pins, by server.
+
+        Raises:
+            MCPServerError: when the file cannot be read, or is not what this class has written.
+        """
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise MCPServerError(f"the approvals of MCP servers cannot be read: {error}") from error
+        try:
+            return _parsed(content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MCPServerError(
+                f"{self.path} holds approvals of MCP servers and cannot be understood ({error or 'a part is missing'})."
+                " Nothing was overwritten. Put back a copy, or remove the file and approve the servers anew."
+            ) from error
+
+    def write(self, server: str, pin: Pin) -> None:
+        """Keep what was approved of a server.
+
+        Raises:
+            MCPServerError: when the file cannot be read or written; it stays as it was.
+        """
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._lock, _locked(self.path.with_name(f"{self.path.name}.lock")):
+                _replace(self.path, {**self.read(), server: pin})
+        except (OSError, UnicodeError) as error:
+            raise MCPServerError(f"the approval of the MCP server {server!r} cannot be kept: {error}") from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as held:
+        if fcntl is not None:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _replace(path: Path, pins: Mapping[str, Pin]) -> None:
+    servers = {server: _plain(pin) for server, pin in sorted(pins.items())}
+    text = json.dumps({"version": _VERSION, "servers": servers}, ensure_ascii=False, indent=2)
+    number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # which only its owner may read
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _plain(pin: Pin) -> dict[str, Any]:
+    return {
+        "start": None if pin.start is None else _entry(pin.start),
+        "items": {name: _entry(text) for name, text in sorted(pin.items.items())},
+    }
+
+
+def _entry(text: Text) -> dict[str, str]:
+    return {"sha256": text.hash, "text": text.text}
+
+
+def _parsed(content: bytes) -> dict[str, Pin]:
+    document = jiter.from_json(content, catch_duplicate_keys=True)
+    if document["version"] != _VERSION:
+        raise ValueError(f"it is of version {document['version']!r}, and this is version {_VERSION}")
+    return {server: _pin(server, each) for server, each in document["servers"].items()}
+
+
+def _pin(server: str, plain: Mapping[str, Any]) -> Pin:
+    return Pin(
+        start=None if plain["start"] is None else _known(server, plain["start"]),
+        items={name: _known(server, entry) for name, entry in plain["items"].items()},
+    )
+
+
+def _known(server: str, entry: Mapping[str, str]) -> Text:
+    text = Text(entry["text"])
+    if text.hash != entry["sha256"]:
+        raise ValueError(f"a text of {server!r} does not have its hash")
+    return text

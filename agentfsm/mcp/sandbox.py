@@ -1,0 +1,100 @@
+"""A sandbox around a server that is a command: bubblewrap, which takes nothing to set up and no privileges.
+
+The server sees the system's programs and libraries, and of all other files those that it is given. It has its own
+processes, its own /tmp, no network unless it may, and none of our environment.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.mcp.errors import MCPServerError
+
+_PROGRAM: Final = "bwrap"
+_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Programs and libraries, which everybody may read.
+_SETTINGS: Final = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime", "/etc/passwd")
+_NETWORK: Final = (
+    "/etc/ca-certificates",
+    "/etc/hosts",
+    "/etc/nsswitch.conf",
+    "/etc/pki",
+    "/etc/resolv.conf",
+    "/etc/ssl",
+)
+# What finding hosts and checking their certificates takes.
+_HOME: Final = "/tmp"  # noqa: S108  one of its own, in memory, which nobody else sees
+_FIXED: Final = (
+    *("--unshare-all", "--die-with-parent", "--new-session"),
+    *("--proc", "/proc", "--dev", "/dev", "--tmpfs", _HOME),
+)
+# Its own processes, users, host name and network; ended when we are; no way to our terminal.
+
+
+def _paths(given: Iterable[Path | str]) -> tuple[Path, ...]:
+    if isinstance(given, str | Path) or not isinstance(given, Iterable):
+        raise MisuseError(f"a sandbox is given several paths, not {given!r}: write ({given!r},)")
+    return tuple(Path(path).expanduser().absolute() for path in given)
+
+
+@attrs.frozen(kw_only=True)
+class Sandbox:
+    """What a server may do: `Sandbox(read=["/srv/docs"], write=["/srv/notes"], network=True)`.
+
+    An interpreter outside of /usr, such as one in a home folder, has to be among what it may read.
+    """
+
+    read: tuple[Path, ...] = attrs.field(default=(), converter=_paths)
+    # Files and folders that it may read, beside the system's own programs and libraries.
+    write: tuple[Path, ...] = attrs.field(default=(), converter=_paths)
+    # Those that it may change as well.
+    network: bool = False
+
+    @property
+    def shown(self) -> str:
+        """What it may do, for a person."""
+        reads = f"reads {', '.join(map(str, self.read)) or 'nothing but the system'}"
+        writes = f"writes {', '.join(map(str, self.write)) or 'nothing'}"
+        return f"{reads}; {writes}; {'with' if self.network else 'without'} network"
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return {"read": [str(path) for path in self.read], "write": [str(path) for path in self.write]} | {
+            "network": self.network
+        }
+
+    def wrapped(
+        self, command: str, args: Sequence[str], env: Mapping[str, str], cwd: Path | str | None
+    ) -> tuple[str, list[str]]:
+        """Return the command and the arguments that start another command inside.
+
+        Raises:
+            MCPServerError: when there is no bubblewrap here, or what the server is given is not there.
+        """
+        program = shutil.which(_PROGRAM)
+        if program is None:
+            raise MCPServerError(
+                "a sandbox takes bubblewrap, which is not here: install it (`apt-get install bubblewrap`, `dnf install "
+                "bubblewrap`; it needs Linux), or take sandbox= away if the server may do whatever you may do"
+            )
+        if missing := [path for path in (*self.read, *self.write) if not path.exists()]:
+            raise MCPServerError(f"the sandbox is to show {missing[0]}, which does not exist: make it, or leave it out")
+        folder = ["--chdir", str(Path(cwd).absolute())] if cwd else ["--chdir", _HOME]
+        home = [] if "HOME" in env else ["--setenv", "HOME", _HOME]
+        return program, [*_FIXED, *self._view(), *folder, *home, "--", command, *args]
+
+    def _view(self) -> list[str]:
+        shared = (*_SYSTEM, *_SETTINGS, *(_NETWORK if self.network else ()))
+        return [
+            *(["--share-net"] if self.network else []),
+            *(part for path in shared for part in ("--ro-bind-try", path, path)),
+            *(part for path in self.read for part in ("--ro-bind", str(path), str(path))),
+            *(part for path in self.write for part in ("--bind", str(path), str(path))),
+        ]
