@@ -201,7 +201,7 @@ def _examined(target: str, report: Report) -> Report:
         agent = load_agent(target)
     except AgentError as error:
         return attrs.evolve(report, checks=(*report.checks, Check(name="agent", ok=False, detail=str(error))))
-    tools = tuple(ToolReport(name=each.name, declared=_declared(each)) for each in agent.tools)
+    tools = tuple(ToolReport(name=each.name, declared=declared(each)) for each in agent.tools)
     detail = f"{target}: {agent.name}, model {agent.model.name}, {len(tools)} tools"
     check = _closed(agent, detail)
     return attrs.evolve(report, checks=(*report.checks, check), tools=tools, findings=agent.tools.check())
@@ -218,5 +218,6 @@ def _closed(agent: Agent, detail: str) -> Check:
 _DECLARATIONS: Final = ("read_only", "idempotent", "concurrency_safe", "requires_approval", "poll")
 
 
-def _declared(tool: Tool[..., Any]) -> tuple[str, ...]:
+def declared(tool: Tool[..., Any]) -> tuple[str, ...]:
+    """Return what a tool declares of itself, by name."""
     return tuple(name for name in _DECLARATIONS if getattr(tool, name))

@@ -49,11 +49,12 @@ class Asking:
     terminal: Terminal
     approves_all: bool = False
     # Whether all that is shown is approved unasked: whoever called has said so.
+    tells_all: bool = False
+    # Whether it is shown even where nobody can be asked.
     is_open: bool = attrs.field(default=True, init=False)
     # Whether anybody is asked: not while a run is driven.
-    approved: int = attrs.field(default=0, init=False)
-    # How many times the answer was yes.
-    declined: int = attrs.field(default=0, init=False)
+    count: int = attrs.field(default=0, init=False)
+    # How many times somebody should have been asked.
     unasked: list[str] = attrs.field(factory=list, init=False)
     # Servers about which somebody should have been asked, and nobody was there.
 
@@ -61,14 +62,14 @@ class Asking:
         """Ask about one thing; no answer is a no."""
         if not self.is_open:
             return False
-        if not self.approves_all and not self.terminal.can_ask:
+        self.count += 1
+        is_there = self.approves_all or self.terminal.can_ask
+        if is_there or self.tells_all:
+            self.terminal.err(f"\n{proposal.shown}\n")
+        if not is_there:
             self.unasked.append(proposal.server)
             return False
-        self.terminal.err(f"\n{proposal.shown}\n")
-        is_yes = self.approves_all or choice(self.terminal, QUESTION, _ANSWERS) == "y"
-        self.approved += is_yes
-        self.declined += not is_yes
-        return is_yes
+        return self.approves_all or choice(self.terminal, QUESTION, _ANSWERS) == "y"
 
 
 def load(file: str, asking: Asking | None) -> tuple[MCPServer, ...]:
@@ -82,7 +83,10 @@ def load(file: str, asking: Asking | None) -> tuple[MCPServer, ...]:
         MisuseError: when the file is not there, or does not say what servers there are.
     """
     mcp: Any = library()
-    return tuple(mcp.MCPServer.load(file, pins=mcp.PinFile(), consent=asking))
+    try:
+        return tuple(mcp.MCPServer.load(file, pins=mcp.PinFile(), consent=asking))
+    except AgentError as error:
+        raise MisuseError(str(error)) from None
 
 
 def joined(agent: Agent, files: Sequence[str], terminal: Terminal) -> Agent:

@@ -8,7 +8,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from agentfsm.agent import WORKER_POLL_S, WORKER_RUNS
-from agentfsm.cli import auditing, commands, deciding, keeping, looking, mcp_serve, moments, travel, working
+from agentfsm.cli import (
+    auditing,
+    commands,
+    deciding,
+    keeping,
+    looking,
+    mcp_serve,
+    mcp_servers,
+    moments,
+    travel,
+    working,
+)
 from agentfsm.cli.place import DEFAULT, VARIABLE, masked
 from agentfsm.cli.target import MCP
 from agentfsm.core.inbox import InputKind, Priority
@@ -201,6 +212,7 @@ def _add_mcp(add: AddParser) -> None:
     text = "speak the Model Context Protocol"
     group = add("mcp", help=text, description=f"{text[0].upper()}{text[1:]}.")
     sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    _add_servers(sub)
     serve = _add(sub, mcp_serve.serve, text="serve an agent, or a registry of tools, to MCP clients")
     serve.add_argument("target", metavar="module:name", help="an Agent, a ToolRegistry or an MCPService, or a function")
     serve.add_argument(
@@ -215,6 +227,26 @@ def _add_mcp(add: AddParser) -> None:
     serve.add_argument("--allow-host", metavar="NAME", action="append", default=[], help="a name it is called by")
     serve.add_argument("--prefix", default="", help="of the names of the tools for the agent's runs")
     serve.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
+
+
+def _add_servers(sub: AddParser) -> None:
+    tools = _add(sub, mcp_servers.tools, text="list the servers of a file and their tools, and what is refused and why")
+    approve = _add(
+        sub, mcp_servers.approve, text="show how servers start and what they offer, or have changed, and ask"
+    )
+    prompts = _add(sub, mcp_servers.prompts, text="list the prompts of the servers of a file")
+    prompt = _add(sub, mcp_servers.prompt, text="show a prompt of a server, filled in")
+    resources = _add(sub, mcp_servers.resources, text="list the resources of the servers of a file")
+    read = _add(sub, mcp_servers.read, text="read out a resource of a server")
+    for takes in (tools, approve, prompts, prompt, resources, read):
+        takes.add_argument("file", metavar="FILE", help='a JSON file with "mcpServers", as every host has it')
+    approve.add_argument("server", metavar="SERVER", nargs="?", help="only this one")
+    approve.add_argument("--yes", action="store_true", help="approve all that is shown")
+    for takes in (prompt, read):
+        takes.add_argument("server", metavar="SERVER", help="its name in the file")
+    prompt.add_argument("name", metavar="NAME", help="of the prompt")
+    prompt.add_argument("arguments", metavar="KEY=VALUE", type=_pair, nargs="*", help="what it is filled in with")
+    read.add_argument("uri", metavar="URI", help="of the resource")
 
 
 # What several of them take.
