@@ -1,0 +1,224 @@
+"""Servers that an agent finds by itself: it may look for some, and a person says yes before one is connected to.
+
+    agent = Agent(model, tools=[FoundServers(directory=MyDirectory(), pins=PinFile())])
+
+What comes out of a directory is somebody else's word. An entry may say how a server is started, and grant it nothing;
+none of our variables are put into it; and the approval is bound to the exact entry by its hash.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import attrs
+
+from agentfsm.core.errors import ModelRetry
+from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.hidden import hidden_in
+from agentfsm.core.messages import JSON
+from agentfsm.engine.permission import Level
+from agentfsm.engine.tools import DIGEST_CHARS, Arguments, Tool, make_tool
+from agentfsm.mcp.config import Entry, entry_of
+from agentfsm.mcp.consent import Consent, Proposal, Wish, start_shown
+from agentfsm.mcp.errors import MCPServerError
+from agentfsm.mcp.hidden import texts_in
+from agentfsm.mcp.launch import Stdio
+from agentfsm.mcp.names import SERVER_CHARS, server_name_of
+from agentfsm.mcp.pins import Pin, PinFile, Pins, Text
+from agentfsm.mcp.sandbox import Sandbox
+from agentfsm.mcp.server import MCPServer
+
+_log = logging.getLogger("agentfsm.mcp")
+
+MOST_FOUND: Final = 20
+# Servers that one search shows: as many as anybody compares.
+_MARK_CHARS: Final = 6
+# Of the hash in a server's name, so that it takes nobody else's.
+_DESCRIPTION_CHARS: Final = 500
+_KEPT_FOUND: Final = 1_000
+# Candidates that are remembered; the oldest are looked up again.
+
+
+@attrs.frozen(kw_only=True)
+class Candidate:
+    """A server that a directory knows."""
+
+    name: str
+    description: str
+    entry: Mapping[str, JSON]
+    # How it would be started or reached, as in `mcpServers`: command, args, env, cwd; or url, headers; and type.
+
+    @property
+    def id(self) -> str:
+        """What it is asked for by: its name, and a hash of the entry, so that no other comes in its place."""
+        return f"{self.name}@{hash_of(json.dumps(self.entry, sort_keys=True), DIGEST_CHARS)}"
+
+
+class ServerDirectory(Protocol):
+    """Knows servers, such as a registry of a company's."""
+
+    async def find(self, query: str) -> Sequence[Candidate]:
+        """Return servers that may serve, the best first; a name finds the server of that name."""
+        ...
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class FoundServers:
+    """The tools `find_servers` and `connect_server`, and the tools of the servers that were connected to by them.
+
+    A server that was approved is pinned, so that a run that goes on in another process has it there. Its tools are
+    taken as they are first listed, and each of their calls needs a person's yes.
+    """
+
+    directory: ServerDirectory
+    pins: Pins = attrs.field(factory=PinFile)
+    # Where approved servers are kept. Give each agent its own, or they have them all.
+    consent: Consent | None = None
+    # Asks a person, where a server that was approved has changed.
+    sandbox: Sandbox | None = None
+    # What all that are commands are started in. None: they may do what you may do, and the approval says so.
+    name: str = "directory"
+    version: int = attrs.field(default=0, init=False)
+    _servers: dict[str, MCPServer] = attrs.field(factory=dict, init=False)
+    # By what their pins are kept under.
+    _found: dict[str, Candidate] = attrs.field(factory=dict, init=False)
+    _restored: bool = attrs.field(default=False, init=False)
+    _own: tuple[Tool[..., Any], ...] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._own = (
+            make_tool(self._find_servers, name="find_servers", read_only=True),
+            make_tool(
+                self._connect_server,
+                name="connect_server",
+                requires_approval=True,
+                permission=Level.ADMIN,
+                describe=self._described,
+            ),
+        )
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a server may have news, or the approved ones were not looked up yet."""
+        return not self._restored or any(server.is_stale for server in self._servers.values())
+
+    @property
+    def tools(self) -> tuple[Tool[..., Any], ...]:
+        """The two of its own, and those of the connected servers."""
+        return *self._own, *(tool for server in self._servers.values() for tool in server.tools)
+
+    async def update(self) -> None:
+        """Connect to the servers that were approved, and ask those that have news. One that is away has no tools.
+
+        Raises:
+            MCPServerError: when it cannot be known which were approved.
+        """
+        if not self._restored:
+            for key, pin in self.pins.read().items():
+                self._restore(key, pin)
+            self._restored = True
+        for server in self._servers.values():
+            if server.is_stale:
+                await server.update()
+        self.version += 1
+
+    async def aclose(self) -> None:
+        """Close the connections; the servers stay approved."""
+        for server in self._servers.values():
+            await server.aclose()
+
+    def _restore(self, key: str, pin: Pin) -> None:
+        if not key.startswith(f"{self.name}#") or pin.start is None or key in self._servers:
+            return
+        try:
+            self._add(self._entry(json.loads(pin.start.text), key.removeprefix(f"{self.name}#")))
+        except (MCPServerError, ValueError) as error:
+            _log.warning("an MCP server that was approved cannot be used: %s", error)
+
+    async def _find_servers(self, query: str) -> list[dict[str, str]]:
+        """Look for MCP servers, which bring further tools. Connect to one by its id, with connect_server.
+
+        Args:
+            query: What the tools are needed for, in a few words.
+        """
+        shown = []
+        for candidate in (await self.directory.find(query))[:MOST_FOUND]:
+            try:
+                entry = self._candidate_entry(candidate)
+            except MCPServerError as error:
+                _log.warning("a server out of the directory cannot be used: %s", error)
+                continue
+            self._remember(candidate)
+            about = candidate.description[:_DESCRIPTION_CHARS]
+            shown.append({"id": candidate.id, "description": about, "start": start_shown(entry.launch).strip()})
+        return shown
+
+    async def _connect_server(self, id: str) -> str:  # noqa: A002  what the model calls it
+        """Connect to an MCP server; its tools are there from your next turn on.
+
+        Args:
+            id: Of a server that find_servers has found.
+        """
+        candidate = self._found.get(id) or await self._looked_up(id)
+        if candidate is None:
+            raise ModelRetry("there is no server of that id now: take one from find_servers")
+        entry = self._candidate_entry(candidate)
+        server = self._add(entry)
+        self.pins.write(server.gate.key, server.gate.pin() or Pin(start=server.start))
+        await server.update()
+        self.version += 1
+        names = ", ".join(tool.name for tool in server.tools) or "none"
+        return f"Connected to {entry.name}. Its tools, from your next turn on: {names}"
+
+    def _described(self, arguments: Arguments) -> str:
+        candidate = self._found.get(arguments.id)
+        if candidate is None:
+            return f"Connect to the MCP server {arguments.id!r}, of which nothing is known here: look it up, or say no."
+        entry = self._candidate_entry(candidate)
+        return f"Connect to the MCP server {candidate.name!r}, found in a directory:\n{start_shown(entry.launch)}"
+
+    async def _looked_up(self, wanted: str) -> Candidate | None:
+        """Find a candidate again, in a process that did not see it found."""
+        found = await self.directory.find(wanted.rpartition("@")[0])
+        return next((each for each in found[:MOST_FOUND] if each.id == wanted), None)
+
+    def _remember(self, candidate: Candidate) -> None:
+        self._found.pop(candidate.id, None)
+        self._found[candidate.id] = candidate
+        if len(self._found) > _KEPT_FOUND:
+            del self._found[next(iter(self._found))]
+
+    def _candidate_entry(self, candidate: Candidate) -> Entry:
+        for text in texts_in([candidate.name, candidate.description, candidate.entry]):
+            if (found := hidden_in(text)) is not None:
+                raise MCPServerError(f"the server {candidate.name!r} holds the hidden character {found}")
+        mark = hash_of(candidate.id, _MARK_CHARS)
+        readable = server_name_of(candidate.name)[: SERVER_CHARS - _MARK_CHARS - 1].rstrip("-")
+        return self._entry(candidate.entry, f"{readable}-{mark}")
+
+    def _entry(self, plain: Mapping[str, JSON], name: str) -> Entry:
+        entry = entry_of(name, plain, where=self.name, environment=None, ours=False)
+        if isinstance(entry.launch, Stdio):
+            entry.launch.sandbox = self.sandbox
+        return entry
+
+    def _add(self, entry: Entry) -> MCPServer:
+        server = MCPServer(
+            name=entry.name,
+            launch=entry.launch,
+            pins=self.pins,
+            consent=self._asked,
+            origin=self.name,
+            start=Text.of(dict(entry.written)),
+            required=False,
+        )
+        return self._servers.setdefault(server.gate.key, server)
+
+    async def _asked(self, proposal: Proposal) -> bool:
+        """Take the tools of a server whose start was approved as they are first listed; ask about all else."""
+        if proposal.wish is Wish.TOOLS:
+            return True
+        return self.consent is not None and await self.consent(proposal)
