@@ -5,8 +5,7 @@
              approve | reject | settle | answer | send | pause | cancel     decide
              fork | replay | diff                                           travel in time
              delete | prune                                                 remove
-    agentfsm mcp tools | approve | prompts | prompt | resources | read      use MCP servers
-             mcp serve                                                      be one
+    agentfsm mcp tools | approve | prompts | prompt | resources | read | serve
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for
 input, 4 a limit was reached, 130 interrupted.

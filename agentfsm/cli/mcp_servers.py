@@ -14,9 +14,8 @@ import attrs
 
 from agentfsm.cli.clean import one_line
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.doctor import declared
 from agentfsm.cli.documents import message_json
-from agentfsm.cli.plain import NOTE_CHARS
+from agentfsm.cli.plain import NOTE_CHARS, declared
 from agentfsm.cli.servers import Asking, approving, load
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage, data_of
@@ -266,7 +265,8 @@ async def _reviewed(server: MCPServer, asking: Asking) -> dict[str, Any]:
 
 def _standing(report: dict[str, Any]) -> str:
     if "error" in report:
-        return str(report["error"])
+        what = report["error"]
+        return str(what.partition("\n")[0] if report["asked"] else what)  # the rest was shown with the question
     count = len(report["tools"])
     usable = f"{count} tool{'' if count == 1 else 's'} can be used"
     refused = f", refused: {', '.join(report['refused'])}" if report["refused"] else ""

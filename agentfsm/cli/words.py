@@ -118,6 +118,7 @@ def _add_looking(add: AddParser) -> None:
     graph.add_argument("--format", choices=["mermaid", "dot", "text"], default="mermaid", help="default: %(default)s")
     doctor = _add(add, looking.doctor, text="look at the installation and the store, and at an agent's tools")
     doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools to look over")
+    _take_servers(doctor, "with the MCP servers of this file among them")
 
 
 def _add_audit(add: AddParser) -> None:
