@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.agent import Agent
+from agentfsm.core.audit import AuditRecord
 from agentfsm.core.difference import Difference, difference
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import (
@@ -58,6 +59,7 @@ __all__ = [
     "AgentCost",
     "AgentError",
     "AudioPart",
+    "AuditRecord",
     "ConflictError",
     "Difference",
     "Divergence",

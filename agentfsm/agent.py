@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib import import_module
+from math import inf
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
 
@@ -47,6 +48,7 @@ from agentfsm.core.settings import Settings
 from agentfsm.decisions import awaited, decide, wake_callers
 from agentfsm.engine import journal as journals
 from agentfsm.engine import log
+from agentfsm.engine.audit import Audit, audit_of
 from agentfsm.engine.budget import Budget
 from agentfsm.engine.builtin import builtin
 from agentfsm.engine.cost import cost_of, session_cost_of
@@ -60,7 +62,19 @@ from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.stream import Stream, TypedStream
 from agentfsm.engine.tools import Arguments, Tool
 from agentfsm.models import resolve
-from agentfsm.ports import Clock, ContextPolicy, Durability, Judge, Model, OutputMode, Store, SystemClock, ToolSelector
+from agentfsm.ports import (
+    ALL,
+    Clock,
+    ContextPolicy,
+    Durability,
+    Filter,
+    Judge,
+    Model,
+    OutputMode,
+    Store,
+    SystemClock,
+    ToolSelector,
+)
 from agentfsm.stores import MemoryStore
 from agentfsm.tally import Tally
 from agentfsm.tokens import load_counter
@@ -69,6 +83,7 @@ from agentfsm.worker import Worker
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from agentfsm.core.audit import AuditRecord
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import Decision, Posted
     from agentfsm.engine.answers import Answers
@@ -408,6 +423,28 @@ class Agent(Generic[A_co]):
             RunNotFoundError: when the store holds no such run.
         """
         return (await self.store.read(run_id)).events
+
+    async def audit(self, run_id: str) -> tuple[AuditRecord, ...]:
+        """Return a record of each call of a run, oldest first: who asked for what, who let it run, how it ended.
+
+        It is read off the journal. The calls of an agent that is a tool stand right behind the call that it served.
+
+        Raises:
+            RunNotFoundError: when the store holds no such run.
+        """
+        return await audit_of(self.store, run_id)
+
+    def audits(self, where: Filter = ALL, *, since: float = -inf) -> AsyncIterator[AuditRecord]:
+        """Return the calls of all runs that a filter takes, each once: `async for record in agent.audits(): ...`.
+
+        The newest run comes first, and each run's calls in their order; the store is read page by page. A run of an
+        agent that is a tool is one among the others here.
+
+        Args:
+            where: Which runs, whoever's they are.
+            since: Seconds since 1970: runs that were over before are left out.
+        """
+        return Audit(self.store, where, since)
 
     async def fork(
         self,

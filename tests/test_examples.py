@@ -322,3 +322,20 @@ def test_no_weather_is_made_up(toolbox):
         toolbox.get_weather("Atlantis")
     assert toolbox.get_weather("Shanghai") == "cloudy, 32 C"
     assert toolbox.get_weather("Shanghai", unit="fahrenheit") == "cloudy, 89.6 F"
+
+
+# Two servers.
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_one_server_is_read_and_the_other_written_with_a_yes(backend, capsys):
+    """Nothing is ordered before a person says so, and then what that person has changed; all of it is on record."""
+    run = anyio.run(example("two_servers").main, backend=backend)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines.count("stock__count, done: 3") == 1
+    asked = lines.index('t2.0 waits for a yes: supplier__order({"item": "tea", "boxes": 20})')
+    assert lines[asked + 1] == "orders at the supplier: none"
+    assert 'orders at the supplier: {"item": "tea", "boxes": 12}' in lines
+    assert lines[-1] == 'supplier__order({"item": "tea", "boxes": 12}): done, approved by ann'
+    assert sum(line.endswith(": done") for line in lines) == 3
+    assert run.state is State.DONE

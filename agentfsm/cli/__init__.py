@@ -1,10 +1,11 @@
 """The command line.
 
     agentfsm demo | run | submit | worker | resume                          drive
-             runs | show | export | graph | doctor                          look
+             runs | show | export | audit | graph | doctor                  look
              approve | reject | settle | answer | send | pause | cancel     decide
              fork | replay | diff                                           travel in time
              delete | prune                                                 remove
+    agentfsm mcp tools | approve | prompts | prompt | resources | read | serve
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for
 input, 4 a limit was reached, 130 interrupted.

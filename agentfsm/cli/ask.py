@@ -53,7 +53,7 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Decision | 
     terminal.err("It would be given exactly this:")
     terminal.err(exact_json(item.arguments))
     _tell_end(terminal, item, "is a no")
-    match _choice(terminal, "May it run? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"}):
+    match choice(terminal, "May it run? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"}):
         case "y":
             return Approve(call_id=item.call_id, by=user_name(), digest=item.digest)
         case "n":
@@ -71,7 +71,7 @@ def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Decision | N
     terminal.err(exact_json(item.arguments))
     words = ("done", "failed", "rerun", "later")
     choices = {form: word for word in words for form in (word, word[0])}
-    match _choice(terminal, "What became of it? [done/failed/rerun/later]", choices):
+    match choice(terminal, "What became of it? [done/failed/rerun/later]", choices):
         case "done":
             content = terminal.ask("What did it return?")
             return None if content is None else _settled(item, Outcome.DONE, content)
@@ -120,7 +120,7 @@ _QUESTIONS: Final[Mapping[PendingKind, Callable[[Terminal, Pending, str], Decisi
 }
 
 
-def _choice(terminal: Terminal, question: str, choices: Mapping[str, str]) -> str | None:
+def choice(terminal: Terminal, question: str, choices: Mapping[str, str]) -> str | None:
     """Ask until the answer is one of the choices; None where there is no answer."""
     while (answer := terminal.ask(question)) is not None:
         if (chosen := choices.get(answer.lower())) is not None:

@@ -13,9 +13,9 @@ from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import run_json
 from agentfsm.cli.drive import Driver, report, way_to
 from agentfsm.cli.place import Way, known_store, store_place
-from agentfsm.cli.reach import equipped, found_by, in_store, with_top
+from agentfsm.cli.reach import equipped, found_by, in_store, named_by, with_top
 from agentfsm.cli.show import run_text
-from agentfsm.cli.target import load_agent
+from agentfsm.cli.target import load_agent, parts_of, target_with
 from agentfsm.core.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ DEMO: Final = "agentfsm.cli.demo:agent"
 
 def run(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Run an agent."""
-    agent, place = equipped(load_agent(args.agent), args.agent, store_place(args.store))
+    agent, place = named_by(args, terminal)
     begun = agent.start(args.prompt, id=args.id, session=args.session, metadata=dict(args.metadata))
     return Driver(terminal=terminal, agent=agent, run=begun, place=place).drive()
 
@@ -57,7 +57,7 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Go on with a run."""
     if args.agent is None and (code := _needless(args, terminal)) is not None:
         return code
-    found = found_by(args)
+    found = found_by(args, terminal)
     is_demo = found.run.header.target == DEMO
     absent = import_module("agentfsm.cli.demo").approving(terminal) if is_demo else leave
     driver = Driver(terminal=terminal, agent=found.agent, run=found.run, place=found.place, wakes=True, absent=absent)
@@ -83,7 +83,7 @@ def _needless(args: argparse.Namespace, terminal: Terminal) -> Exit | None:
 
 def submit(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Put a run into the store, for a worker."""
-    agent, place = equipped(load_agent(args.agent), args.agent, store_place(args.store))
+    agent, place = named_by(args, terminal)
 
     async def act() -> Run:
         async with agent:
@@ -91,7 +91,7 @@ def submit(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
     found = anyio.run(act)
     way = way_to(found, agent, place)
-    terminal.err(f"submitted to any worker of its agent: {way.line(f'worker {args.agent}')}")
+    terminal.err(f"submitted to any worker of its agent: {way.line(f'worker {target_with(*parts_of(agent.target))}')}")
     if terminal.json:
         terminal.document(run_json(found, way))
     else:

@@ -11,25 +11,26 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import attrs
 
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.place import is_url, known_store, masked, store_place
+from agentfsm.cli.plain import declared
+from agentfsm.cli.servers import joined
 from agentfsm.cli.target import load_agent
-from agentfsm.core.errors import AgentError
+from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.engine.check import Finding
 from agentfsm.stores.sqlite_file import connect_sqlite3
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.engine.tools import Tool
     from agentfsm.ports import Store
 
 VOCABULARY_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
@@ -73,10 +74,15 @@ def examine(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
     Returns:
         DONE, or FAILED when something needed is broken.
+
+    Raises:
+        MisuseError: when there are servers, and no agent for them to join.
     """
+    if args.mcp and args.agent is None:
+        raise MisuseError("--mcp adds servers to an agent, so name one; `agentfsm mcp tools FILE` looks at them alone")
     report = Report(checks=tuple(_checks(store_place(args.store))))
     if args.agent is not None:
-        report = _examined(args.agent, report)
+        report = _examined(args.agent, report, lambda agent: joined(agent, args.mcp, terminal))
     if terminal.json:
         terminal.document({"ok": report.ok, **attrs.asdict(report)})
     else:
@@ -195,13 +201,13 @@ def _vocabulary() -> Check:
 # The agent.
 
 
-def _examined(target: str, report: Report) -> Report:
-    """Add an agent to the report."""
+def _examined(target: str, report: Report, equip: Callable[[Agent], Agent]) -> Report:
+    """Add an agent to the report, with the servers that join it."""
     try:
-        agent = load_agent(target)
+        agent = equip(load_agent(target))
     except AgentError as error:
         return attrs.evolve(report, checks=(*report.checks, Check(name="agent", ok=False, detail=str(error))))
-    tools = tuple(ToolReport(name=each.name, declared=_declared(each)) for each in agent.tools)
+    tools = tuple(ToolReport(name=each.name, declared=declared(each)) for each in agent.tools)
     detail = f"{target}: {agent.name}, model {agent.model.name}, {len(tools)} tools"
     check = _closed(agent, detail)
     return attrs.evolve(report, checks=(*report.checks, check), tools=tools, findings=agent.tools.check())
@@ -213,10 +219,3 @@ def _closed(agent: Agent, detail: str) -> Check:
     except AgentError as error:
         return Check(name="agent", ok=False, detail=f"{detail}; it does not close: {error}")
     return Check(name="agent", ok=True, detail=detail)
-
-
-_DECLARATIONS: Final = ("read_only", "idempotent", "concurrency_safe", "requires_approval", "poll")
-
-
-def _declared(tool: Tool[..., Any]) -> tuple[str, ...]:
-    return tuple(name for name in _DECLARATIONS if getattr(tool, name))

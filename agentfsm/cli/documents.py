@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentfsm.cli.show import prompt_of, turns_of, with_decisions
+from agentfsm.cli.show import prompt_of, with_decisions
 from agentfsm.core import codec
 from agentfsm.core.machine import State
 
@@ -62,7 +62,7 @@ def whole_json(run: Run, way: Way, top: str, events: Sequence[Event] = ()) -> di
         "prompt": prompt_of(run),
         "created_at": run.created_at,
         "updated_at": run.updated_at,
-        "tree": [attrs.asdict(turn) for turn in with_decisions(turns_of(run), events)],
+        "tree": [attrs.asdict(turn) for turn in with_decisions(run, events)],
     }
 
 

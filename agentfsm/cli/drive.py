@@ -17,6 +17,7 @@ from agentfsm.cli.documents import run_json
 from agentfsm.cli.place import Way
 from agentfsm.cli.plain import seconds
 from agentfsm.cli.show import used_line
+from agentfsm.cli.target import parts_of, target_with
 from agentfsm.cli.terminal import aside
 from agentfsm.cli.waits import pending_line
 from agentfsm.cli.watch import PlainView, view_of
@@ -177,7 +178,7 @@ class Driver:
 def way_to(run: Run, agent: Agent, place: str | None) -> Way:
     """Return how to get back to a run: its agent is named where neither the store nor its header says which it is."""
     known = place is not None and agent.target == run.header.target
-    return Way(place=place, agent="" if known else agent.target)
+    return Way(place=place, agent="" if known else target_with(*parts_of(agent.target)))
 
 
 def report(terminal: Terminal, run: Run, way: Way) -> Exit:

@@ -6,7 +6,6 @@ import argparse
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -18,6 +17,7 @@ from agentfsm.cli.codes import Exit
 from agentfsm.cli.drive import terminable
 from agentfsm.cli.place import store_place
 from agentfsm.cli.reach import equipped
+from agentfsm.cli.servers import library
 from agentfsm.cli.target import load
 from agentfsm.cli.terminal import aside
 from agentfsm.core.errors import MisuseError
@@ -72,10 +72,7 @@ def _service(args: argparse.Namespace) -> tuple[MCPService, Callable[[], Awaitab
     Raises:
         MisuseError: when it can be no server, or the library for that is not there.
     """
-    try:
-        kind: type[MCPService] = import_module("agentfsm.mcp").MCPService
-    except ImportError as error:
-        raise MisuseError(f"this needs the library mcp ({error}): pip install 'agentfsm[mcp]'") from None
+    kind: type[MCPService] = library().MCPService
     found: Any = load(args.target, Agent, ToolRegistry, kind)
     if isinstance(found, Agent):
         agent, _ = equipped(found, args.target, store_place(args.store))

@@ -127,7 +127,7 @@ class Way:
     place: str | None
     # Path or URL of the store; None where only the agent knows how to open it.
     agent: str = ""
-    # "module:agent", where the store or the run does not say which agent it is of.
+    # The words that name the agent, as a shell takes them, where the store or the run does not say which it is of.
 
     def line(self, words: str) -> str:
         """Return a command line that finds the store. A password is never in it.
@@ -135,11 +135,11 @@ class Way:
         Args:
             words: The subcommand with its arguments, for example "resume 17".
         """
-        return f"{_program()} {words}{_option(self.place)}"
+        return f"{program()} {words}{_option(self.place)}"
 
     def driving(self, words: str) -> str:
         """Return a command line that finds the store and the agent."""
-        return self.line(words) + (f" --agent {shlex.quote(self.agent)}" if self.agent else "")
+        return self.line(words) + (f" --agent {self.agent}" if self.agent else "")
 
     def resume(self, run_id: str) -> str:
         """Return the command line that goes on with a run."""
@@ -160,7 +160,7 @@ def _option(place: str | None) -> str:
 
 
 @cache
-def _program() -> str:
+def program() -> str:
     """Return how this program can be called again: by its name only where the shell finds it."""
     script = Path(sys.argv[0])
     if shutil.which("agentfsm") is not None or script.name != "agentfsm":

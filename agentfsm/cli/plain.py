@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from agentfsm.engine.tools import Tool
 
 VALUE_CHARS: Final = 60
 # Of an argument in a list of calls: a path or a question fits, a document does not.
@@ -31,6 +34,15 @@ def listed(arguments: Mapping[str, object]) -> str:
 def seconds(value: float) -> str:
     """Return a duration: 0.004 s, 2.1 s, 75 s."""
     return f"{value:.3f} s" if value < 1 else f"{value:.1f} s" if value < 60 else f"{value:,.0f} s"  # noqa: PLR2004
+
+
+DECLARATIONS: Final = ("read_only", "idempotent", "concurrency_safe", "requires_approval", "poll")
+# Of a tool, for how its calls are treated.
+
+
+def declared(tool: Tool[..., Any]) -> tuple[str, ...]:
+    """Return what a tool declares of itself, by name."""
+    return tuple(name for name in DECLARATIONS if getattr(tool, name))
 
 
 def moment(at: float) -> str:

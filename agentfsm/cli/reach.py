@@ -13,7 +13,8 @@ from agentfsm.agent import Agent
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.drive import top_of
 from agentfsm.cli.place import known_store, make_store, store_place
-from agentfsm.cli.target import agents_of, load_agent
+from agentfsm.cli.servers import joined
+from agentfsm.cli.target import agents_of, load_agent, parts_of, target_with
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
 from agentfsm.engine import journal
@@ -63,6 +64,21 @@ def equipped(agent: Agent, target: str, place: str) -> tuple[Agent, str | None]:
     return agent.with_(target=target), own
 
 
+def named_by(args: argparse.Namespace, terminal: Terminal) -> tuple[Agent, str | None]:
+    """Return the agent that the words name, with the servers that they name, and the place of its store.
+
+    Raises:
+        MisuseError: when they name none, or a server is not approved.
+        MCPServerError: when a server cannot be used.
+    """
+    return _equipped(target_with(args.agent, args.mcp), store_place(args.store), terminal)
+
+
+def _equipped(target: str, place: str, terminal: Terminal) -> tuple[Agent, str | None]:
+    name, files = parts_of(target)
+    return equipped(joined(load_agent(name), files, terminal), target, place)
+
+
 @attrs.frozen(kw_only=True)
 class Found:
     """A run and its agent."""
@@ -73,16 +89,17 @@ class Found:
     # Of the store; None where only the agent knows how to open it.
 
 
-def found_by(args: argparse.Namespace) -> Found:
+def found_by(args: argparse.Namespace, terminal: Terminal) -> Found:
     """Return the run that the words name, with the agent that they name, else with the one that it was begun with.
 
     Raises:
-        MisuseError: when nobody knows which agent that was.
+        MisuseError: when nobody knows which agent that was, or a server of its is not approved.
+        MCPServerError: when a server cannot be used.
         RunNotFoundError: when the store holds no such run.
     """
     place = store_place(args.store)
     if args.agent is not None:
-        agent, own = equipped(load_agent(args.agent), args.agent, place)
+        agent, own = named_by(args, terminal)
         return Found(agent=agent, run=anyio.run(agent.load, args.id), place=own)
     store = known_store(place)
     run, top = anyio.run(with_top, store, args.id)
@@ -92,14 +109,20 @@ def found_by(args: argparse.Namespace) -> Found:
             f"run {run.id} was not started from the command line, so it does not say which agent it is of: "
             "name it with --agent module:attribute",
         )
-    return Found(agent=own_agent.with_(store=store, target=run.header.target), run=run, place=place)
+    target, files = parts_of(run.header.target)
+    files = tuple(args.mcp) or files
+    own_agent = joined(own_agent, files, terminal).with_(store=store, target=target_with(target, files))
+    return Found(agent=own_agent, run=run, place=place)
 
 
 def agent_of(run: Run, top: Header) -> Agent | None:
-    """Return the agent that a run was begun with, which may be one among the tools of another; None if unknown."""
+    """Return the agent that a run was begun with, which may be one among the tools of another; None if unknown.
+
+    Servers that had joined it are left out.
+    """
     if not top.target:
         return None
-    agent = load_agent(top.target)
+    agent = load_agent(parts_of(top.target)[0])
     if run.id == top.id:
         return agent
     return next((each for each in agents_of(agent) if each.name == run.header.agent), None)

@@ -12,8 +12,8 @@ from agentfsm.cli.clean import clean, one_line
 from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, VALUE_CHARS, listed, moment, seconds
 from agentfsm.cli.waits import pending_line, wish
 from agentfsm.core import codec
-from agentfsm.core.effects import PendingKind
-from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolFinished, ToolPaused, ToolsChosen, ToolsOffered
+from agentfsm.core.audit import audit
+from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult
 from agentfsm.core.parts import in_words
@@ -21,8 +21,9 @@ from agentfsm.core.run import arguments_of
 from agentfsm.engine.cost import cost_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from agentfsm.core.audit import AuditRecord
     from agentfsm.core.effects import Pending
     from agentfsm.core.events import Event
     from agentfsm.core.messages import JSON, AgentCost, ToolCall, Usage
@@ -128,36 +129,26 @@ def turns_of(run: Run) -> tuple[TurnView, ...]:
     return tuple(turns)
 
 
-def with_decisions(turns: Iterable[TurnView], events: Iterable[Event]) -> tuple[TurnView, ...]:
-    """Return the turns with what their journal knows of decisions: who approved, answered, rejected or settled what."""
-    proposed: dict[str, ToolCall] = {}
-    asked: set[str] = set()
-    known: dict[str, dict[str, Any]] = {}
-    for event in events:
-        match event:
-            case ToolsChosen():
-                proposed |= {call.id: call for call in event.message.calls}
-            case ToolPaused():
-                asked |= {item.call_id for item in event.pending if item.kind is PendingKind.QUESTION}
-            case ApprovalGiven():
-                own = None if event.arguments is None else arguments_of(proposed[event.call_id])
-                known.setdefault(event.call_id, {}).update(approved_by=event.by, proposed=own)
-            case ToolFinished() if decision := _decision(event, asked):
-                known.setdefault(event.result.call_id, {}).update(decision=decision, decided_by=event.by)
+def with_decisions(run: Run, events: Sequence[Event]) -> tuple[TurnView, ...]:
+    """Return the run's turns with what their journal knows of decisions: who approved, answered, rejected, settled."""
+    known = {record.call_id: record for record in audit(run.header, events)}
     return tuple(
-        attrs.evolve(turn, calls=tuple(attrs.evolve(call, **known.get(call.id, {})) for call in turn.calls))
-        for turn in turns
+        attrs.evolve(turn, calls=tuple(_decided(call, known.get(call.id)) for call in turn.calls))
+        for turn in turns_of(run)
     )
 
 
-def _decision(event: ToolFinished, asked: set[str]) -> str:
-    """Return whose word a result is: empty where it is the tool's own, or nobody's."""
-    outcome = event.result.outcome
-    if event.result.call_id in asked:
-        return "answered" if outcome in (Outcome.DONE, Outcome.FAILED) else ""
-    if not event.by:
-        return ""
-    return "rejected" if outcome is Outcome.REJECTED else "settled"
+def _decided(call: CallView, record: AuditRecord | None) -> CallView:
+    if record is None:
+        return call
+    proposed = None if record.proposed is None else dict(record.proposed)
+    return attrs.evolve(
+        call,
+        approved_by=record.approved_by,
+        proposed=proposed,
+        decision=record.decision,
+        decided_by=record.decided_by,
+    )
 
 
 def _faults_from(number: int, faults: dict[int, str]) -> Iterator[TurnView]:
@@ -249,7 +240,7 @@ def run_text(run: Run, events: Sequence[Event] = ()) -> str:
         run: As it stands.
         events: Its journal, for who decided what, and when it rested.
     """
-    return "\n".join([*_head(run), *tree_lines(with_decisions(turns_of(run), events)), *_rests(events), *_foot(run)])
+    return "\n".join([*_head(run), *tree_lines(with_decisions(run, events)), *_rests(events), *_foot(run)])
 
 
 def _head(run: Run) -> Iterator[str]:

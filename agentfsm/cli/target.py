@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,22 @@ from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.engine.render import describe
 from agentfsm.engine.tools import Tool
 
+MCP: Final = "--mcp"
+# Stands between the name of an agent and each file of its servers.
 FORM: Final = "an agent is named as module:attribute, for example app:agent"
+
+
+def target_with(target: str, files: Sequence[str]) -> str:
+    """Return the words that name an agent with the MCP servers of files: "app:agent --mcp servers.json"."""
+    return shlex.join([target, *[word for file in files for word in (MCP, file)]]) if files else target
+
+
+def parts_of(target: str) -> tuple[str, tuple[str, ...]]:
+    """Return what names the agent itself, and the files that name its servers."""
+    if MCP not in target:
+        return target, ()
+    name, *words = shlex.split(target)
+    return name, tuple(words[1::2])
 
 
 def load_agent(target: str) -> Agent:

@@ -48,26 +48,26 @@ class Terminal:
         return self.is_watched and _is_terminal(sys.stdin)
 
     def ask(self, question: str) -> str | None:
-        """Ask, and return the answer; None where there is none (Ctrl-D)."""
+        """Ask, and return the answer; None where there is none (Ctrl-D, or a signal that ends what goes on)."""
         self.err(question, end=" ")
-        if os.name == "posix":
-            _wait_for(sys.stdin)
-        answer = sys.stdin.readline()
+        answer = sys.stdin.readline() if os.name != "posix" or _wait_for(sys.stdin) else ""
         if not answer:
             self.err("")
         return answer.strip() if answer else None
 
 
-def _wait_for(stream: TextIO) -> None:
-    """Return when a terminal has a line to read, or a signal came, whose handler runs then.
+def _wait_for(stream: TextIO) -> bool:
+    """Return when a terminal has a line to read, or a signal came, whose handler runs then; tell whether it has.
 
     A read that begins right behind a signal does not notice it: Ctrl-C would do nothing until the next line is typed.
+    In an event loop its handler only cancels what runs, which has to come to an end first.
     """
     news, told = os.pipe()
     os.set_blocking(told, False)
     before = signal.set_wakeup_fd(told)
     try:
-        select.select([stream.fileno(), news], [], [])
+        readable, _, _ = select.select([stream.fileno(), news], [], [])
+        return stream.fileno() in readable
     finally:
         signal.set_wakeup_fd(before)
         os.close(news)

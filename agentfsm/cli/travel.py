@@ -30,7 +30,7 @@ def fork(args: argparse.Namespace, terminal: Terminal) -> Exit:
     Raises:
         MisuseError: when the run works for another one, or is over at that version.
     """
-    found = found_by(args)
+    found = found_by(args, terminal)
     if found.run.header.parent is not None and args.agent is None:
         raise MisuseError(
             f"run {found.run.id} works for run {found.run.header.parent}: fork that one, or say with --agent "
@@ -54,7 +54,7 @@ def fork(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 def replay(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Fold a run again, and check each request."""
-    found = found_by(args)
+    found = found_by(args, terminal)
 
     async def act() -> Replay:
         async with found.agent as agent:

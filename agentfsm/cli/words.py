@@ -5,13 +5,27 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from agentfsm.agent import WORKER_POLL_S, WORKER_RUNS
-from agentfsm.cli import commands, deciding, keeping, looking, mcp_serve, moments, travel, working
+from agentfsm.cli import (
+    auditing,
+    commands,
+    deciding,
+    keeping,
+    looking,
+    mcp_serve,
+    mcp_servers,
+    moments,
+    travel,
+    working,
+)
 from agentfsm.cli.place import DEFAULT, VARIABLE, masked
+from agentfsm.cli.target import MCP
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
+from agentfsm.core.messages import Outcome
+from agentfsm.core.run import Phase
 from agentfsm.engine.arguments import check_object
 
 if TYPE_CHECKING:
@@ -99,10 +113,31 @@ def _add_looking(add: AddParser) -> None:
     show.add_argument("--at", metavar="VERSION", type=int, help="as it was then")
     show.add_argument("--events", action="store_true", help="list its journal too")
     _take_id(_add(add, looking.export, text="write all that there is of a run as JSON"))
+    _add_audit(add)
     graph = _add(add, looking.graph, text="draw the machine from its table")
     graph.add_argument("--format", choices=["mermaid", "dot", "text"], default="mermaid", help="default: %(default)s")
     doctor = _add(add, looking.doctor, text="look at the installation and the store, and at an agent's tools")
     doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools to look over")
+    _take_servers(doctor, "with the MCP servers of this file among them")
+
+
+def _add_audit(add: AddParser) -> None:
+    audit = _add(add, auditing.audit, text="tell of each call of a run, or of all runs: who, what, when, how it ended")
+    audit.add_argument("id", metavar="RUN", nargs="?", help="the run's id (default: all runs, newest first)")
+    audit.add_argument("--tool", metavar="GLOB", default="*", help="only of tools of this name, for example 'files__*'")
+    audit.add_argument(
+        "--status", choices=_STATUSES, metavar="STATUS", help=f"only in this one: {', '.join(_STATUSES)}"
+    )
+    audit.add_argument("--agent", metavar="NAME", help="only of the agent of this name")
+    audit.add_argument("--user", metavar="NAME", help="only for this user")
+    audit.add_argument("--session", help="only of this conversation")
+    audit.add_argument("--since", metavar="TIME", type=moments.date, help="only those that were open then or later")
+    audit.add_argument("--until", metavar="TIME", type=moments.date, help="only those asked for before")
+    audit.add_argument("--limit", type=_count, default=1_000, help="how many at most (default: %(default)s)")
+    audit.add_argument("--results", action="store_true", help="with --json: the whole results, beside their hashes")
+
+
+_STATUSES: Final = [str(each) for each in (*Outcome, *Phase) if each is not Phase.FINISHED]
 
 
 def _add_deciding(add: AddParser) -> None:
@@ -178,6 +213,7 @@ def _add_mcp(add: AddParser) -> None:
     text = "speak the Model Context Protocol"
     group = add("mcp", help=text, description=f"{text[0].upper()}{text[1:]}.")
     sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    _add_servers(sub)
     serve = _add(sub, mcp_serve.serve, text="serve an agent, or a registry of tools, to MCP clients")
     serve.add_argument("target", metavar="module:name", help="an Agent, a ToolRegistry or an MCPService, or a function")
     serve.add_argument(
@@ -194,6 +230,26 @@ def _add_mcp(add: AddParser) -> None:
     serve.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
 
 
+def _add_servers(sub: AddParser) -> None:
+    tools = _add(sub, mcp_servers.tools, text="list the servers of a file and their tools, and what is refused and why")
+    approve = _add(
+        sub, mcp_servers.approve, text="show how servers start and what they offer, or have changed, and ask"
+    )
+    prompts = _add(sub, mcp_servers.prompts, text="list the prompts of the servers of a file")
+    prompt = _add(sub, mcp_servers.prompt, text="show a prompt of a server, filled in")
+    resources = _add(sub, mcp_servers.resources, text="list the resources of the servers of a file")
+    read = _add(sub, mcp_servers.read, text="read out a resource of a server")
+    for takes in (tools, approve, prompts, prompt, resources, read):
+        takes.add_argument("file", metavar="FILE", help='a JSON file with "mcpServers", as every host has it')
+    approve.add_argument("server", metavar="SERVER", nargs="?", help="only this one")
+    approve.add_argument("--yes", action="store_true", help="approve all that is shown")
+    for takes in (prompt, read):
+        takes.add_argument("server", metavar="SERVER", help="its name in the file")
+    prompt.add_argument("name", metavar="NAME", help="of the prompt")
+    prompt.add_argument("arguments", metavar="KEY=VALUE", type=_pair, nargs="*", help="what it is filled in with")
+    read.add_argument("uri", metavar="URI", help="of the resource")
+
+
 # What several of them take.
 
 
@@ -203,10 +259,16 @@ def _take_id(takes: argparse.ArgumentParser) -> None:
 
 def _take_agent(takes: argparse.ArgumentParser) -> None:
     takes.add_argument("agent", metavar="module:agent", help="an Agent, or a function that returns one")
+    _take_servers(takes, "the MCP servers of this file join its tools; may be given several times")
 
 
 def _take_other_agent(takes: argparse.ArgumentParser) -> None:
     takes.add_argument("--agent", metavar="module:agent", help="with this one, not the one that it was begun with")
+    _take_servers(takes, "with the MCP servers of this file, not those that it was begun with")
+
+
+def _take_servers(takes: argparse.ArgumentParser, text: str) -> None:
+    takes.add_argument(MCP, metavar="FILE", action="append", default=[], help=text)
 
 
 # Values.

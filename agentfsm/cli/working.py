@@ -12,9 +12,8 @@ import attrs
 from agentfsm.cli.clean import one_line
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.drive import how_it_ended, terminable
-from agentfsm.cli.place import masked, store_place
-from agentfsm.cli.reach import equipped
-from agentfsm.cli.target import load_agent
+from agentfsm.cli.place import masked
+from agentfsm.cli.reach import named_by
 from agentfsm.cli.terminal import aside
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.machine import State
@@ -32,7 +31,7 @@ _ENDS: Final = {State.DONE: "done", State.ERROR: "stopped"}
 
 def worker(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Drive the runs of an agent, until a signal comes."""
-    agent, place = equipped(load_agent(args.agent), args.agent, store_place(args.store))
+    agent, place = named_by(args, terminal)
     shift = _Shift(terminal=terminal)
     own = Worker(agent=agent, drive=shift.drive, deps=None, parallel=args.parallel, poll_s=args.poll)
     where = "the agent's own store" if place is None else masked(place)

@@ -372,9 +372,10 @@ def test_an_empty_prompt_is_refused(here):
 
 def test_help_names_every_command(here):
     """And the exit codes; each command takes `--json` and says what it does, as does the package itself."""
-    text = here("--help")
-    named = set(re.findall(r"^    (\w+) +\S", text, re.MULTILINE))
-    assert named == set(re.findall(r"\w+(?= [|])|(?<=[|] )\w+", cli.__doc__))
+    text, of_mcp = here("--help"), here("mcp", "--help")
+    named, below = (set(re.findall(r"^    (\w+) +\S", each, re.MULTILINE)) for each in (text, of_mcp))
+    told = [set(re.findall(r"\w+(?= [|])|(?<=[|] )\w+", part)) for part in cli.__doc__.split("agentfsm mcp ")]
+    assert [named - {"mcp"}, below] == told
     assert "3 waiting for a person or for input" in " ".join(text.split())
-    for name in named:
-        assert "  --json " in here(name, "--help")
+    for words in [[name] for name in told[0]] + [["mcp", name] for name in told[1]]:
+        assert "  --json " in here(*words, "--help")

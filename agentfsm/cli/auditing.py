@@ -1,0 +1,116 @@
+"""`agentfsm audit`: what was called, by whom and for whom, who let it run, and how it ended."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from fnmatch import fnmatchcase
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentfsm.cli.clean import one_line
+from agentfsm.cli.codes import Exit
+from agentfsm.cli.place import known_store, store_place
+from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, listed, moment, seconds
+from agentfsm.cli.reach import in_store
+from agentfsm.engine.audit import Audit, audit_of
+from agentfsm.ports import Filter
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.audit import AuditRecord
+    from agentfsm.ports import Store
+
+
+def audit(args: argparse.Namespace, terminal: Terminal) -> Exit:
+    """Tell of each call of a run, or of all runs in the store."""
+    store = known_store(store_place(args.store))
+    found: list[AuditRecord] = []
+
+    async def act() -> bool:
+        """Tell of calls as they are found; return whether there are more than were asked for."""
+        async with aclosing(_chosen(store, args)) as records:
+            async for record in records:
+                if len(found) == args.limit:
+                    return True
+                found.append(record)
+                for line in [] if terminal.json else _lines(record):
+                    terminal.out(line)
+        return False
+
+    has_more = in_store(store, act)
+    if terminal.json:
+        documents = [record_json(record, whole=args.results) for record in found]
+        terminal.document({"calls": documents, "more": has_more})
+    if not found:
+        terminal.err("no calls")
+    if has_more:
+        terminal.err(f"there are more than these {args.limit:,}: raise --limit, or ask for fewer, as with --since")
+    return Exit.DONE
+
+
+async def _chosen(store: Store, args: argparse.Namespace) -> AsyncGenerator[AuditRecord, None]:
+    if args.id is not None:
+        for record in await audit_of(store, args.id):
+            if _takes(args, record):
+                yield record
+        return
+    where = Filter(session=args.session, agent=args.agent, user=args.user, before=args.until)
+    async for record in Audit(store, where, _since(args)):
+        if _takes(args, record):
+            yield record
+
+
+def _since(args: argparse.Namespace) -> float:
+    return -inf if args.since is None else float(args.since)
+
+
+def _takes(args: argparse.Namespace, record: AuditRecord) -> bool:
+    """Whether the words ask for this call."""
+    named = ((args.agent, record.agent), (args.user, record.user), (args.session, record.session))
+    return (
+        all(wanted is None or wanted == own for wanted, own in named)
+        and fnmatchcase(record.tool, args.tool)
+        and args.status in (None, str(record.status))
+        and (record.ended_at is None or record.ended_at >= _since(args))
+        and (args.until is None or record.asked_at < args.until)
+    )
+
+
+def record_json(record: AuditRecord, *, whole: bool) -> dict[str, Any]:
+    """Return a call as JSON; its result by hash and length, and as it is only where the `whole` is wanted."""
+    digest = None if record.result is None else {"sha256": record.digest, "chars": len(record.result)}
+    document = attrs.asdict(record) | {"result": digest}
+    return document | {"content": record.result} if whole else document
+
+
+def _lines(record: AuditRecord) -> Iterator[str]:
+    """Return a call for people: a line for what was called, one for what came of it, and one for who had a say."""
+    own = f"{moment(record.asked_at)}  {record.run_id} {record.call_id}"
+    yield f"{own}  {one_line(f'{record.tool}({listed(record.arguments)})', CALL_CHARS)}"
+    yield f"    {one_line(_ending(record), NOTE_CHARS)}"
+    yield from (f"    {one_line(words, NOTE_CHARS)}" for words in _said(record))
+
+
+def _ending(record: AuditRecord) -> str:
+    why = f" ({record.error_type})" if record.error_type is not None else ""
+    tries = f", {record.attempts} attempts" if record.attempts > 1 else ""
+    whom = f", for {record.user}" if record.user is not None else ""
+    agent = f", by {record.agent}" if record.agent else ""
+    if record.result is None:
+        return f"{record.status}{tries}{agent}{whom}"
+    chars = len(record.result)
+    result = f", {chars:,} character{'' if chars == 1 else 's'}, SHA-256 {record.digest[:12]}..."
+    return f"{record.status}{why} in {seconds(record.duration_s)}{tries}{agent}{whom}{result}"
+
+
+def _said(record: AuditRecord) -> Iterator[str]:
+    if record.approved_by is not None:
+        yield f"approved by {record.approved_by or 'somebody'}"
+    if record.proposed is not None:
+        yield f"the model's own arguments, which were changed: {listed(record.proposed)}"
+    if record.decision:
+        yield f"{record.decision} by {record.decided_by or 'somebody'}"

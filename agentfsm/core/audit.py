@@ -1,0 +1,217 @@
+"""The audit of a run: each call of a tool as one record. It is read off the journal, and no second truth beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.effects import PendingKind
+from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.core.run import Header, OpenCall, Phase, Run, arguments_of, begin
+
+DIGEST_CHARS: Final = 64
+# Of a result's SHA-256: all of it, since it stands for the result.
+
+
+@attrs.frozen(kw_only=True)
+class AuditRecord:
+    """One call of a tool: who asked for what, who let it run, and how it ended."""
+
+    run_id: str
+    call_id: str
+    # Unique in the run.
+    key: str
+    # The idempotency key: the same on every attempt, and what a service outside knows the call by.
+    turn: int
+    # The number of the run's reply that asked for it, from 1.
+    agent: str
+    agent_version: str
+    user: str | None
+    # On whose behalf it ran.
+    session: str | None
+    parent: str | None
+    # The run whose tool this one is.
+    tool: str
+    arguments: Mapping[str, JSON]
+    # As it ran, or would run: a person's, where one has changed them.
+    proposed: Mapping[str, JSON] | None = None
+    # The model's own, where a person has changed them.
+    asked_at: float
+    # When the reply that asked for it was there, seconds since 1970, as the other two.
+    started_at: float | None = None
+    # When it was first taken up: before `asked_at`, where it started while the reply came. None where it never was.
+    ended_at: float | None = None
+    # None while it is open.
+    duration_s: float = 0.0
+    # Of its last dispatch, as its result says.
+    attempts: int = 0
+    # How many times the tool was tried, as far as the journal tells: a call that is read-only is counted at its end.
+    status: Outcome | Phase = Phase.INTENDED
+    # How it ended, or how far it is.
+    error_type: ErrorType | None = None
+    approved_by: str | None = None
+    # Who let it run, empty for somebody who gave no name; None where nobody did.
+    decision: str = ""
+    # Where its result came from outside: "answered", "rejected" or "settled".
+    decided_by: str = ""
+    # Whose word that was.
+    result: str | None = None
+    # Its whole text; None while it has none.
+    inherited: bool = False
+    # Whether it ended in the run that this one was forked from, whose audit has it, too.
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has no result yet."""
+        return self.result is None
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the result's text, in hexadecimal; empty while it has none."""
+        return "" if self.result is None else hash_of(self.result, DIGEST_CHARS)
+
+
+def audit(header: Header, events: Sequence[e.Event]) -> tuple[AuditRecord, ...]:
+    """Return a record of each call that the run has chosen, in order, however far it came.
+
+    Args:
+        header: Of the run.
+        events: Its journal, from the first event on.
+    """
+    notes = _Notes(header)
+    run = begin(header)
+    for event in events:
+        run = run.apply(event)
+        notes.take(event, run)
+    results = {m.call_id: m for m in run.messages[run.first :] if isinstance(m, ToolResult)}
+    opened = {entry.call.id: entry for entry in run.open}
+    return tuple([_ended(r, results.get(r.call_id), opened.get(r.call_id)) for r in notes.records.values()])
+
+
+@attrs.define(eq=False, repr=False)
+class _Notes:
+    """What the events say of calls, taken down one after the other."""
+
+    header: Header
+    records: dict[str, AuditRecord] = attrs.field(factory=dict, init=False)
+    # By call id, in order.
+    questions: set[str] = attrs.field(factory=set, init=False)
+    # Calls whose result is asked for outside.
+
+    def take(self, event: e.Event, run: Run) -> None:
+        """Take down an event; `run` is the run after it."""
+        match event:
+            case e.ToolsChosen():
+                self.records |= {call.id: self._chosen(call, event, run) for call in event.message.calls}
+            case e.ToolStarted():
+                record = self.records[event.call_id]
+                since = event.at if record.started_at is None else record.started_at
+                self._note(event.call_id, started_at=since, attempts=record.attempts + 1)
+            case e.ToolPaused():
+                asked = any(item.kind is PendingKind.QUESTION and item.run_id == run.id for item in event.pending)
+                self.questions |= {event.call_id} if asked else set()
+            case e.ApprovalGiven():
+                self._approved(event)
+            case e.ToolFinished():
+                self._finished(event, run)
+            case e.Failed():
+                self._closed(event)
+
+    def _note(self, call_id: str, **facts: Any) -> None:
+        self.records[call_id] = attrs.evolve(self.records[call_id], **facts)
+
+    def _chosen(self, call: ToolCall, event: e.ToolsChosen, run: Run) -> AuditRecord:
+        return AuditRecord(
+            run_id=self.header.id,
+            call_id=call.id,
+            key=call.key,
+            turn=run.turn,
+            agent=self.header.agent,
+            agent_version=self.header.agent_version,
+            user=self.header.user,
+            session=self.header.session,
+            parent=self.header.parent,
+            tool=call.name,
+            arguments=arguments_of(call),
+            asked_at=event.at,
+        )
+
+    def _approved(self, event: e.ApprovalGiven) -> None:
+        record = self.records[event.call_id]
+        self._note(event.call_id, approved_by=event.by)
+        if event.arguments is not None:
+            own = record.arguments if record.proposed is None else record.proposed
+            self._note(event.call_id, proposed=own, arguments=json.loads(event.arguments))
+
+    def _finished(self, event: e.ToolFinished, run: Run) -> None:
+        result, record = event.result, self.records[event.result.call_id]
+        decision = _decision(event, is_question=result.call_id in self.questions)
+        self._note(
+            result.call_id,
+            started_at=_earliest(record.started_at, result.started_at),
+            ended_at=event.at,
+            attempts=record.attempts or _tries(result),
+            decision=decision,
+            decided_by=event.by if decision else "",
+            inherited=run.version <= self.header.forked_at,
+        )
+
+    def _closed(self, event: e.Failed) -> None:
+        """Note the end of the calls that the end of the run has closed."""
+        for record in self.records.values():
+            if record.ended_at is None:
+                self._note(record.call_id, ended_at=event.at)
+
+
+def _ended(record: AuditRecord, result: ToolResult | None, entry: OpenCall | None) -> AuditRecord:
+    """Return the record with how its call ended, or how far it is."""
+    result = entry.result if entry is not None else result
+    if result is None:
+        return record if entry is None else attrs.evolve(record, status=entry.phase)
+    return attrs.evolve(
+        record,
+        status=result.outcome,
+        duration_s=result.duration_s,
+        error_type=result.error_type,
+        result=result.content,
+    )
+
+
+def _earliest(started_at: float | None, taken_up_at: float) -> float | None:
+    """Return when a call was first taken up; 0 says that its last dispatch was none."""
+    known = [at for at in (started_at, taken_up_at or None) if at is not None]
+    return min(known, default=None)
+
+
+_UNTRIED: Final = frozenset(
+    {
+        ErrorType.ARGUMENTS,
+        ErrorType.UNKNOWN_TOOL,
+        ErrorType.NOT_PERMITTED,
+        ErrorType.WITHDRAWN,
+        ErrorType.BLOCKED,
+        ErrorType.BUDGET,
+        ErrorType.CIRCUIT_OPEN,
+    },
+)
+# Why a call was answered before its tool was tried.
+
+
+def _tries(result: ToolResult) -> int:
+    """Return how many times a tool was tried whose starts are not in the journal."""
+    return 0 if not result.started_at or result.error_type in _UNTRIED else result.attempts
+
+
+def _decision(event: e.ToolFinished, *, is_question: bool) -> str:
+    """Return whose word a result is: empty where it is the tool's own, or nobody's."""
+    result = event.result
+    if is_question and not result.started_at:
+        return "answered" if result.outcome in (Outcome.DONE, Outcome.FAILED) else ""
+    if not event.by:
+        return ""
+    return "rejected" if result.outcome is Outcome.REJECTED else "settled"

@@ -1,0 +1,102 @@
+"""`agentfsm audit`: the calls of a run, or of all runs, for people and for programs."""
+
+import hashlib
+
+import pytest
+
+
+@pytest.fixture
+def audited(here):
+    """A store with a payment that was changed and approved, a price, one below another run, and one that waits."""
+    here.run("app:payer", "--id", "paid", "Pay.", code=3)
+    here("approve", "paid", "t1.0", "--arguments", '{"account": "Ann", "cents": 3}', "--by", "bob")
+    here("resume", "paid")
+    here.run("app:market", "--id", "market", "Tea?")
+    here.run("app:shopper", "--id", "price", "--session", "s", "Tea?")
+    here.run("app:payer", "--id", "waits", "Pay.", code=3)
+    return here
+
+
+def ids(here, *words):
+    return [(call["run_id"], call["call_id"], call["tool"]) for call in here.json("audit", *words)["calls"]]
+
+
+def test_the_calls_of_a_run(audited):
+    """What was called with what, how it ended, for whom, and who had a say in it."""
+    lines = audited("audit", "paid").splitlines()
+    assert lines[0].endswith('  paid t1.0  pay(account="Ann", cents=3)')
+    digest = hashlib.sha256(b"paid 3 to Ann").hexdigest()
+    assert lines[1].startswith("    done in ")
+    assert lines[1].endswith(f" s, by agent, 13 characters, SHA-256 {digest[:12]}...")
+    assert lines[2:] == [
+        "    approved by bob",
+        '    the model\'s own arguments, which were changed: account="17", cents=5',
+    ]
+
+
+def test_an_agent_below_is_told_behind_its_call(audited):
+    """What its name holds does nothing to the terminal."""
+    assert ids(audited, "market") == [("market", "t1.0", "ask_shopper"), ("market.t1.0", "t1.0", "get_price")]
+    out = audited("audit", "market")
+    assert "by shopper" in out
+    assert "\x1b" not in out
+
+
+def test_all_runs(audited):
+    """The newest first, each call once."""
+    assert ids(audited) == [
+        ("waits", "t1.0", "pay"),
+        ("price", "t1.0", "get_price"),
+        ("market.t1.0", "t1.0", "get_price"),
+        ("market", "t1.0", "ask_shopper"),
+        ("paid", "t1.0", "pay"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        (["--tool", "get_*"], ["price", "market.t1.0"]),
+        (["--status", "asked"], ["waits"]),
+        (["--session", "s"], ["price"]),
+        (["--agent", "nobody"], []),
+        (["--user", "nobody"], []),
+        (["--since", "2286-01-01"], ["waits"]),
+        (["--until", "2001-09-10"], []),
+        (["--since", "2001-09-10", "--tool", "pay", "--status", "done"], ["paid"]),
+        (["market", "--tool", "get_*"], ["market.t1.0"]),
+    ],
+)
+def test_what_is_asked_for(audited, words, runs):
+    """By tool, status, session, agent, user and time; what is still open was open at any time."""
+    assert [run_id for run_id, *_ in ids(audited, *words)] == runs
+    audited("audit", *words)
+    assert ("no calls" in audited.err) == (not runs)
+
+
+def test_a_limit_does_not_go_unsaid(audited):
+    """That there is more is told, to people and to programs."""
+    assert len(audited("audit", "--limit", "2", "--tool", "*").splitlines()) == 4
+    assert "there are more than these 2" in audited.err
+    assert audited.json("audit", "--limit", "2")["more"] is True
+    assert audited.json("audit", "--limit", "5")["more"] is False
+    assert "there are more" not in audited.err
+
+
+def test_results_are_told_by_their_hash_unless_asked_for(audited):
+    """So that a record can be passed on without what was read."""
+    [call] = audited.json("audit", "paid")["calls"]
+    digest = hashlib.sha256(b"paid 3 to Ann").hexdigest()
+    assert call["result"] == {"sha256": digest, "chars": 13}
+    assert "content" not in call
+    [call] = audited.json("audit", "paid", "--results")["calls"]
+    assert call["content"] == "paid 3 to Ann"
+    assert (call["approved_by"], call["proposed"]["cents"], call["arguments"]["cents"]) == ("bob", 5, 3)
+    [call] = audited.json("audit", "waits")["calls"]
+    assert (call["status"], call["result"], call["ended_at"]) == ("asked", None, None)
+
+
+def test_a_status_that_there_is_not(here):
+    """It is an error of usage, which names those that there are."""
+    here("audit", "--status", "great", code=2)
+    assert "timed_out" in here.err
