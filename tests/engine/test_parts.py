@@ -7,6 +7,7 @@ import json
 import attrs
 import pytest
 from checks import results_of, sound
+from test_on_unknown import recovered
 
 from agentfsm import (
     Agent,
@@ -14,7 +15,6 @@ from agentfsm import (
     FilePart,
     Found,
     ImagePart,
-    Limits,
     RunContext,
     TextPart,
     ToolQueue,
@@ -25,7 +25,8 @@ from agentfsm.compaction import Context
 from agentfsm.context import TrimResults
 from agentfsm.core.codec import LIMIT_CHARS, encode_event
 from agentfsm.core.events import Compacted, ToolFinished
-from agentfsm.core.messages import Outcome, ToolCall
+from agentfsm.core.messages import Outcome, ToolCall, ToolResult
+from agentfsm.core.run import Header
 from agentfsm.engine import parts, render
 from agentfsm.engine.context import Ended
 from agentfsm.testing.models import ScriptedModel, call, say
@@ -33,6 +34,7 @@ from agentfsm.testing.models import ScriptedModel, call, say
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 37
 IMAGE = ImagePart.of(PNG)
 PDF = FilePart.of(b"%PDF-1.7 ...", name="a.pdf")
+HEADER = Header(id="r1", prompt=(TextPart(text="go"),), created_at=0.0)
 SOUND = AudioPart.of(b"RIFF\0\0\0\0WAVE")
 
 
@@ -120,7 +122,7 @@ def test_parts_are_too_large_together():
         ("image/jpg", b"\xff\xd8\xff\xe0", "image/jpeg"),
         ("image/png", b"\xff\xd8\xff\xe0", "image/jpeg"),
         ("image/unknown", b"RIFF\0\0\0\0WEBP", "image/webp"),
-        ("IMAGE/GIF; q=1", b"GIF89a", "image/gif"),
+        ("image/GIF; q=1", b"GIF89a", "image/gif"),
     ],
 )
 def test_an_image_is_of_the_type_that_its_data_has(said, data, kind):
@@ -163,10 +165,9 @@ def test_the_largest_result_fits_into_a_record():
     large = ImagePart.of(PNG + b"\0" * 11_000_000)
     text, found = render.rendered([large, large, "\x01" * 30_000_000])
     assert len(found) == 2
-    result = ToolQueue(ToolRegistry.of([]))._result  # noqa: SLF001  as a call's end comes to it
     assert "characters were dropped" in text
-    assert len(text) * 6 + sum(len(part.url) for part in found) < LIMIT_CHARS
-    assert result is not None
+    result = ToolResult(call_id="t1.0", tool="look", outcome=Outcome.DONE, content=text, parts=found)
+    assert len(encode_event(ToolFinished(result=result), HEADER)) < LIMIT_CHARS
 
 
 # In a run
@@ -176,7 +177,7 @@ def camera(value: object, **options: object):
     """A tool that returns the value."""
 
     @tool(read_only=True, **options)
-    async def look() -> object:
+    async def look(number: int = 0) -> object:
         """Look."""
         return value
 
@@ -201,9 +202,9 @@ async def test_another_picture_is_another_request(store):
     """The hash of a request sees what the text does not tell apart."""
     other = ImagePart.of(PNG[:-1] + b"\1")
     digests = []
-    for number, part in enumerate((IMAGE, other, IMAGE)):
+    for part in (IMAGE, other, IMAGE):
         agent = Agent(ScriptedModel(say("", call("look")), "done"), tools=[camera(part)], store=store)
-        run = await agent.run("go", run_id=f"r{number}")
+        run = await agent.run("go")
         digests.append((await agent.history(run.id))[-1].request)
     assert digests[0] == digests[2] != digests[1]
 
@@ -232,16 +233,7 @@ async def test_a_call_that_ended_by_its_own_word_has_parts():
 
 async def test_what_is_found_out_after_a_crash_may_be_a_picture(store):
     """As if the call had returned it."""
-
-    @tool(on_unknown=lambda _ctx, _arguments: Found(IMAGE))
-    async def shoot() -> ImagePart:
-        """Take a picture, and die."""
-        raise KeyboardInterrupt
-
-    agent = Agent(ScriptedModel(say("", call("shoot")), "done"), tools=[shoot], store=store)
-    with pytest.raises(KeyboardInterrupt):
-        await agent.run("go", run_id="r1")
-    run = await agent.resume("r1")
+    run, _, _ = await recovered(store, on_unknown=lambda _ctx, _arguments: Found(IMAGE))
     [result] = results_of(run.messages)
     assert (result.content, result.parts) == ("[image 1: image/png, 45 bytes]", (IMAGE,))
 
@@ -258,11 +250,11 @@ async def test_only_the_text_is_cut(store):
 
 async def test_a_picture_that_was_taken_off_can_be_seen_again(store):
     """A policy takes those of old results off, the text says so, and `read_result` brings them back."""
-    steps = [say("", call("look")) for _ in range(6)]
+    steps = [say("", call("look", number=number)) for number in range(6)]
     model = ScriptedModel(*steps, say("", call("read_result", result="t1.0")), "done")
     model.window_tokens = 12_000
     context = Context([TrimResults(keep=1)])
-    agent = Agent(model, tools=[camera(IMAGE)], store=store, context=context, limits=Limits(loops=None))
+    agent = Agent(model, tools=[camera(IMAGE)], store=store, context=context)
     run = await agent.run("go")
     assert any(isinstance(event, Compacted) for event in await agent.history(run.id))
     shown = results_of(model.requests[6].messages)

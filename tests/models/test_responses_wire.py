@@ -270,7 +270,9 @@ def test_each_message_of_a_history_that_grows_is_written_once(monkeypatch):
     """A turn writes what is new in it, however long the history is."""
     wired = []
     write = responses_wire._items_of
-    monkeypatch.setattr(responses_wire, "_items_of", lambda message, refused: wired.append(message) or write(message, refused))
+    monkeypatch.setattr(
+        responses_wire, "_items_of", lambda message, refused: wired.append(message) or write(message, refused)
+    )
     written, messages = memory(), (ASK,)
     for number in range(5):
         encode(Request(instructions="", messages=messages), model="m", streamed=False, written=written)
