@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import mcp.types as m
 from mcp import Client, MCPError
+from pydantic import ValidationError
 
 from agentfsm.core.errors import TransientError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.context import Ended, RunContext
 from agentfsm.engine.tools import NAME_CHARS, Tool, make_tool
-from agentfsm.mcp.content import content_of
+from agentfsm.mcp.content import content_of, unreadable
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server import MCPServer
@@ -48,6 +49,8 @@ def _function(server: MCPServer, listed: m.Tool) -> Callable[..., Any]:
             result = await server.link.ask(ask)
         except MCPError as error:
             raise TransientError(str(error)) from error
+        except ValidationError as error:
+            return Ended(outcome=Outcome.FAILED, content=unreadable(error), error_type=ErrorType.TOOL)
         failed = bool(result.is_error)
         content, parts = content_of(result)
         return Ended(
