@@ -156,8 +156,13 @@ def _check_content(content: object, *, is_user: bool = False) -> None:
     assert isinstance(content, list)
     for part in content:
         kind = part.get("type")
-        _require(kind == "text" or (is_user and kind == "image_url"), "a part of the type", kind)
-        _require(part.get("text") if kind == "text" else part["image_url"].get("url"), "an empty part")
+        _require(kind == "text" or (is_user and kind in HELD), "a part of the type", kind)
+        _require(part.get("text") if kind == "text" else part[kind].get(HELD[kind]), "an empty part")
+
+
+HELD: Final = {"image_url": "url", "input_audio": "data", "file": "file_data"}
+# What a user's message may hold beside text, and where it is (types/chat/chat_completion_content_part_param.py of the
+# openai package 3.54). A tool's message holds text only (chat_completion_tool_message_param.py).
 
 
 # OpenAI's Responses API
@@ -279,7 +284,15 @@ def _check_output(item: Wire, called: dict[str, bool]) -> None:
     _require(call_id in called, "no tool call found for the output of", call_id)
     _require(not called[str(call_id)], "a second output of", call_id)
     called[str(call_id)] = True
-    _require(isinstance(item.get("output"), str), "an output that is no text:", item.get("output"))
+    output = item.get("output")
+    if isinstance(output, str):
+        return
+    # Text, images and files (types/responses/response_function_call_output_item_list_param.py).
+    _require(isinstance(output, list) and output, "an output that is neither text nor parts:", output)
+    assert isinstance(output, list)
+    for part in output:
+        _require(part.get("type") in ROLES["user"], "an output with a part of the type", part.get("type"))
+        _check_held(part)
 
 
 def _check_reasoning(item: Wire, after: Wire) -> None:
@@ -400,7 +413,25 @@ def _check_results(before: Wire, after: Wire) -> None:
     # They come first in the content, and any text after them; the error is the one above (QwenLM/qwen-code#8161).
     _require("tool_result" not in kinds[len(results) :], "a tool_result behind other content:", kinds)
     for block in after["content"][: len(results)]:
-        _require(isinstance(block.get("content"), str), "a result that is no text:", block.get("content"))
+        _check_result_content(block)
+
+
+def _check_result_content(block: Wire) -> None:
+    content = block.get("content")
+    if isinstance(content, str):
+        return
+    _require(isinstance(content, list) and content, "a result that is neither text nor blocks:", content)
+    assert isinstance(content, list)
+    kinds = {each.get("type") for each in content}
+    # types/tool_result_block_param.py of the anthropic package.
+    _require(kinds <= {"text", "image", "document"}, "a result with blocks of", kinds)
+    # "all content must be type `text` if `is_error` is true" (vellum-ai/vellum-assistant#18387).
+    _require(kinds == {"text"} or not block.get("is_error"), "an error with blocks of", kinds)
+    for each in content:
+        _require(each["type"] != "text" or str(each.get("text", "")).strip(), "a blank text block in a result")
+        # "tool_result.content.1.image.source.base64: image cannot be empty" (anthropics/claude-code#8947).
+        given = (each.get("source") or {}).keys() & {"url", "data"}
+        _require(each["type"] == "text" or len(given) == 1, "a block of a result without a source")
 
 
 def _is_unicode(value: object) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import mcp.types as m
+from pydantic import ValidationError
 
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part
 from agentfsm.core.parts import size_of
@@ -17,6 +18,8 @@ from agentfsm.engine.render import rendered, with_parts
 
 WORD_CHARS: Final = 300
 # Of a name, an address or a description that a server gives.
+PLACES_SHOWN: Final = 5
+# Of what could not be read.
 NOTHING: Final = "(done, no output)"
 REASONLESS: Final = "(failed, and the server did not say why)"
 
@@ -37,6 +40,17 @@ def content_of(result: m.CallToolResult) -> tuple[str, tuple[Media, ...]]:
         pieces.append(rendered(result.structured_content)[0])
     text, parts = with_parts(pieces)
     return text if text.strip() else REASONLESS if result.is_error else NOTHING, parts
+
+
+def unreadable(error: ValidationError) -> str:
+    """Return the content of a result that the SDK could not read: what in it is of no form that the protocol has."""
+    places = dict.fromkeys([".".join(map(str, each["loc"][:2])) for each in error.errors(include_url=False)])
+    shown = _line(", ".join([*places][:PLACES_SHOWN]))
+    more = f" and {len(places) - PLACES_SHOWN} more" if len(places) > PLACES_SHOWN else ""
+    return (
+        f"the server's result cannot be read: the protocol has no such form as {shown}{more}. "
+        "The call's effect may have happened: check before you call it again."
+    )
 
 
 def _pieces(block: m.ContentBlock) -> Iterator[str | Part]:

@@ -231,6 +231,7 @@ def every_event() -> tuple[Event, ...]:
         retryable=True,
         shown_chars=9,
         child=child,
+        parts=(ImagePart(url="data:image/png;base64,AA=="),),
     )
     waits = Pending(
         kind=PendingKind.APPROVAL,

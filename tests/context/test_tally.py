@@ -1,14 +1,27 @@
 """Counting: each message once, along a history that grows and of what a compaction makes of it."""
 
+import json
 from types import MappingProxyType
 
+import attrs
 import pytest
 from histories import GROUPS, Words, group_of, history_of, run_of, tally_of, turn, user
 from hypothesis import given
+from wire_rules import anthropic_body, openai_of, responses_of
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.messages import (
+    AssistantMessage,
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Outcome,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from agentfsm.core.view import Removed, Span
 from agentfsm.ports import ToolDefinition
 from agentfsm.tally import (
@@ -18,6 +31,8 @@ from agentfsm.tally import (
     IMAGE_TOKENS,
     LOW_IMAGE_TOKENS,
     MESSAGE_TOKENS,
+    PART_TOKENS,
+    UNSEEN_TOKENS,
     Tally,
     count_message,
     count_tools,
@@ -82,6 +97,28 @@ def test_all_that_a_message_carries_is_counted():
     url = "data:image/png;base64," + "A" * 10_000
     seen = UserMessage(parts=(TextPart(text="see"), ImagePart(url=url), ImagePart(url=url, detail="low")))
     assert count_message(seen, Words()) == MESSAGE_TOKENS + 1 + IMAGE_TOKENS + LOW_IMAGE_TOKENS
+
+
+def test_parts_of_results_count_like_those_of_the_user():
+    """And with what a wire says of each."""
+    url = "data:image/png;base64," + "A" * 10_000
+    parts = (ImagePart(url=url), ImagePart(url=url, detail="low"), FilePart(url="https://a.test/a.pdf"))
+    bare = ToolResult(call_id="t1.0", tool="look", outcome=Outcome.DONE, content="seen")
+    held = IMAGE_TOKENS + LOW_IMAGE_TOKENS + UNSEEN_TOKENS + 3 * PART_TOKENS
+    assert count_message(attrs.evolve(bare, parts=parts), Words()) == count_message(bare, Words()) + held
+
+
+@pytest.mark.parametrize("wire", [openai_of, responses_of, anthropic_body])
+def test_what_a_wire_says_of_a_part_is_in_its_count(wire):
+    """Also where it says that the model cannot be shown it: bytes are a bound of tokens, without the data."""
+    call = ToolCall(id="t12345.67", name="a" * 64, arguments="{}")
+    parts = (AudioPart(url="https://a.test/a.wav"), ImagePart(url="https://a.test/a.png"))
+    result = ToolResult(call_id=call.id, tool=call.name, outcome=Outcome.DONE, content="seen")
+    sizes = [
+        len(json.dumps(wire([user("go"), AssistantMessage(calls=(call,)), attrs.evolve(result, parts=held)])))
+        for held in ((), parts)
+    ]
+    assert sizes[1] - sizes[0] < 3 * 2 * PART_TOKENS * BYTES_PER_TOKEN
 
 
 def test_tools_count_as_the_json_they_are_sent_as():

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 from histories import Words, room_of, run_of, tally_of, turn, user
 
@@ -15,7 +16,7 @@ from agentfsm.context import (
     TrimResults,
 )
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, ToolResult
+from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, SystemMessage, ToolResult
 
 LONG = [m for number in range(1, 21) for m in turn(number, [200])]
 
@@ -172,3 +173,30 @@ def test_numbers_are_checked(make):
     """When the policy is made."""
     with pytest.raises(MisuseError, match="give a whole number"):
         make()
+
+
+def seen(number, parts, words=5):
+    """A turn whose result holds so many images."""
+    reply, shown = turn(number, [words])
+    return [reply, attrs.evolve(shown, parts=(IMAGE,) * parts)]
+
+
+IMAGE = ImagePart(url="https://a.b/c.png")
+
+
+async def test_trim_takes_pictures_off_what_was_read():
+    """An old screenshot says less than the newest, and costs as much."""
+    history = [user("task"), *[m for number in range(1, 6) for m in seen(number, 1)], user("x")]
+    before, after = await left_of(TrimResults(), history, tokens=3 * 1_600)
+    assert [len(group.messages[-1].parts) for group in after[1:-1]] == [0, 0, 0, 1, 1]
+    assert tokens_of(after) <= 3 * 1_600 < tokens_of(before)
+    assert all("not shown any more: image 1" in group.messages[-1].text for group in after[1:4])
+
+
+async def test_trim_leaves_unread_pictures_as_long_as_they_fit():
+    """And the first of them where not all do."""
+    history = [user("task"), *seen(1, 4)]
+    for limit, kept in ((9_000, 4), (5_000, 2), (2_500, 1), (1_000, 0)):
+        _, after = await left_of(TrimResults(), history, tokens=10, limit=limit)
+        assert len(after[-1].messages[-1].parts) == kept
+        assert tokens_of(after) <= limit

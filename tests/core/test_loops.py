@@ -10,7 +10,7 @@ from sample_runs import TASK, answer, call, result
 
 from agentfsm.core import loops
 from agentfsm.core.loops import LONGEST, REPEATS, find
-from agentfsm.core.messages import AssistantMessage, SystemMessage, UserMessage
+from agentfsm.core.messages import AssistantMessage, ImagePart, SystemMessage, UserMessage
 
 
 def turn(number, name="look", arguments="{}", content=None, text=""):
@@ -161,3 +161,16 @@ def test_the_same_words_before_different_calls_are_no_loop():
     """A model that says "Next file:" before each of three different calls makes progress."""
     loop = find(history("ABC", text="Next file:"))
     assert loop is None or loop.hint
+
+
+def test_other_pictures_are_other_results():
+    """Two screenshots are told in the same words, and show that something has changed."""
+    same, others = [TASK], [TASK]
+    for number in range(1, 4):
+        asked = call(turn=number, name=f"tool_{number}")
+        for messages, seen in ((same, 0), (others, number)):
+            part = ImagePart(url=f"https://a.test/{seen}.png")
+            held = result(asked.id, content="[image 1]", name=asked.name, parts=(part,))
+            messages += [AssistantMessage(calls=(asked,)), held]
+    assert find(same).hint
+    assert find(others) is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.view import Removed, Span, Summarised, note, plain_layout, shortened, view
 
 
@@ -129,3 +129,32 @@ def test_what_is_shortened_is_shorter(content, shown_chars, chars, items):
     assert (after.call_id, after.tool, after.outcome) == (before.call_id, before.tool, before.outcome)
     assert after.cut is None or sum(after.cut) >= 0
     assert len(after.text) <= max(4 * chars, chars) + 300 or after is before
+
+
+IMAGES = tuple([ImagePart(url=f"https://a.test/{number}.png") for number in range(3)])
+
+
+@pytest.mark.parametrize(("chars", "kept"), [(500, 0), (5_999, 0), (6_000, 1), (17_999, 2)])
+def test_parts_count_as_so_many_characters_each(chars, kept):
+    """The first are kept; of the others the text says how to see them again."""
+    before = result("three pictures", parts=IMAGES)
+    after = shortened(before, chars, 5)
+    assert after.parts == IMAGES[:kept]
+    gone = ", ".join(["image 1", "image 2", "image 3"][kept:])
+    note = f"[not shown any more: {gone}; to see it again, read result t1.0 to its end]"
+    assert after.content == f"three pictures\n{note}"
+
+
+def test_parts_that_fit_leave_a_result_as_it_is():
+    """It is the very same then."""
+    before = result("three pictures", parts=IMAGES)
+    assert shortened(before, 18_000, 5) is before
+
+
+@pytest.mark.parametrize("content", ["x" * 9_000, json.dumps(list(range(9_000)))], ids=["text", "list"])
+def test_a_note_on_parts_outlives_a_cut(content):
+    """It is the last that is said."""
+    after = shortened(result(content, parts=IMAGES), 500, 5)
+    assert after.parts == ()
+    assert len(after.text) < 2_500
+    assert after.text.endswith("; to see it again, read result t1.0 to its end]")
