@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, ParamSpec, TypeAlias, cast
 
 import anyio
 import attrs
@@ -166,8 +166,7 @@ class ServedRuns:
     async def _drive(self, agent: Agent[Any], run_id: str, deps: Any) -> Run:
         self._troubles.pop(run_id, None)
         try:
-            run: Run = await self.drive(agent, run_id, deps, see=self._see)
-            return run
+            return cast("Run", await self.drive(agent, run_id, deps, see=self._see))
         except LeaseHeldError:
             raise
         except Exception as error:

@@ -118,7 +118,7 @@ async def test_a_reader_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(serve_offers, "TIMEOUT_S", 0.01)
     slow = Resource(uri="a://b", name="slow", read=anyio.sleep_forever)
     async with Client(MCPService([], name="demo", resources=(slow,)).server) as client:
-        with pytest.raises(MCPError, match="could not be read within 0.01 s"):
+        with pytest.raises(MCPError, match=r"could not be read within 0\.01 s"):
             await client.read_resource("a://b")
 
 

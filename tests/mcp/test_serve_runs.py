@@ -170,12 +170,14 @@ async def test_a_person_decides_through_a_client(decision, answer, mode):
 
 async def test_a_person_may_change_the_arguments():
     """The call runs with theirs."""
-    agent = Agent(ScriptedModel(say("", call("wipe", path="/etc")), say("ok", expect="removed /tmp/x")), tools=[wipe])
+    agent = Agent(
+        ScriptedModel(say("", call("wipe", path="/etc")), say("ok", expect="removed /scratch/x")), tools=[wipe]
+    )
     async with Client(agent.as_mcp_server().server) as client:
         run = await said(client, "start", prompt="wipe")
         to = {"run_id": run["run_id"], "call_id": run["pending"][0]["call_id"], "decision": "approve", "by": "Ann"}
         assert "wipe" in await refused(client, "approve", arguments={"path": 1}, **to)
-        await said(client, "approve", arguments={"path": "/tmp/x"}, **to)
+        await said(client, "approve", arguments={"path": "/scratch/x"}, **to)
         assert (await said(client, "result", run_id=run["run_id"]))["answer"] == "ok"
 
 
@@ -380,13 +382,13 @@ async def test_who_listens_hears_of_runs():
     """Of a new one, and of each that moves."""
     agent = Agent(ScriptedModel(say("done")))
     heard = []
-    async with Client(agent.as_mcp_server().server) as client:
-        async with client.listen(resources_list_changed=True, resource_subscriptions=["agentfsm://runs/r1"]) as events:
-            await said(client, "start", prompt="go", run_id="r1")
-            async for event in events:
-                heard.append(type(event).__name__)
-                if len(set(heard)) == 2:
-                    break
+    wanted = {"resources_list_changed": True, "resource_subscriptions": ["agentfsm://runs/r1"]}
+    async with Client(agent.as_mcp_server().server) as client, client.listen(**wanted) as events:
+        await said(client, "start", prompt="go", run_id="r1")
+        async for event in events:
+            heard.append(type(event).__name__)
+            if len(set(heard)) == 2:
+                break
     assert set(heard) == {"ResourcesListChanged", "ResourceUpdated"}
 
 

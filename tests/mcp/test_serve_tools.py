@@ -3,6 +3,7 @@
 import json
 
 import anyio
+import anyio.lowlevel
 import pytest
 from mcp import Client, MCPError
 from mcp.types import ElicitResult
@@ -43,7 +44,7 @@ def broken() -> str:
 WIPED = []
 
 
-@tool(requires_approval=lambda a: a.path != "/tmp/x", describe=lambda a: f"removes {a.path}")
+@tool(requires_approval=lambda a: a.path != "/scratch/x", describe=lambda a: f"removes {a.path}")
 async def wipe(path: str) -> str:
     """Remove a file."""
     WIPED.append(path)
@@ -132,14 +133,14 @@ async def test_tools_without_a_body_and_agents_are_left_out():
 async def test_permissions_hold_for_clients():
     """What is not permitted is not listed, and with forbidden arguments not run."""
     WIPED.clear()
-    allowed = Permissions(allow=("add", Rule("wipe", lambda a: a.path == "/tmp/x")))
+    allowed = Permissions(allow=("add", Rule("wipe", lambda a: a.path == "/scratch/x")))
     service = MCPService([add, put, wipe], name="demo", permissions=allowed)
     async with Client(service.server) as client:
         assert [each.name for each in (await client.list_tools()).tools] == ["add", "wipe"]
         refused = await client.call_tool("wipe", {"path": "/etc"})
-        done = await client.call_tool("wipe", {"path": "/tmp/x"})
+        done = await client.call_tool("wipe", {"path": "/scratch/x"})
     assert "not permitted with these arguments" in text_of(refused)
-    assert (text_of(done), WIPED) == ("removed /tmp/x", ["/tmp/x"])
+    assert (text_of(done), WIPED) == ("removed /scratch/x", ["/scratch/x"])
 
 
 async def test_a_tool_that_is_not_there_now_is_not_listed():
@@ -165,20 +166,21 @@ async def test_progress_is_told_while_a_call_runs(mode):
     async def work(ctx: RunContext[None]) -> str:
         """Work."""
         ctx.progress("half")
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         ctx.progress("nearly")
         return "done"
 
-    told = []
+    told, both = [], anyio.Event()
 
     async def progress(number, _total, message):
         told.append((number, message))
+        if len(told) == 2:
+            both.set()
 
     async with Client(MCPService([work], name="demo").server, mode=mode) as client:
         assert text_of(await client.call_tool("work", {}, progress_callback=progress)) == "done"
         with anyio.fail_after(5):
-            while len(told) < 2:
-                await anyio.sleep(0.01)
+            await both.wait()
     assert told == [(1, "half"), (2, "nearly")]
 
 
@@ -217,7 +219,7 @@ class Overlap:
         self.now += 1
         self.most = max(self.most, self.now)
         for _ in range(20):
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
         self.now -= 1
 
 
@@ -335,7 +337,7 @@ async def test_nobody_is_asked_where_nobody_need_be(service, mode):
     """Arguments that need no approval, and those that do not fit, are not put to anybody."""
     seen = []
     async with Client(service.server, mode=mode, elicitation_callback=asked_by(YES, seen)) as client:
-        assert text_of(await client.call_tool("wipe", {"path": "/tmp/x"})) == "removed /tmp/x"
+        assert text_of(await client.call_tool("wipe", {"path": "/scratch/x"})) == "removed /scratch/x"
         assert "path: required" in text_of(await client.call_tool("wipe", {}))
     assert seen == []
 
@@ -387,10 +389,9 @@ async def test_tools_that_come_later_are_told_to_those_who_listen():
     """A client that listens hears that there are other tools, when the server has learnt of them."""
     registry = ToolRegistry.of([add])
     service = MCPService(registry, name="demo")
-    async with Client(service.server) as client:
-        async with client.listen(tools_list_changed=True) as events:
-            registry.register(put)
-            assert len((await client.list_tools()).tools) == 2
-            async for event in events:
-                assert type(event).__name__ == "ToolsListChanged"
-                break
+    async with Client(service.server) as client, client.listen(tools_list_changed=True) as events:
+        registry.register(put)
+        assert len((await client.list_tools()).tools) == 2
+        async for event in events:
+            assert type(event).__name__ == "ToolsListChanged"
+            break
