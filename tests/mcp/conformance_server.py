@@ -165,11 +165,7 @@ PROMPTS: Final = (
 )
 
 
-def main(port: int) -> None:
-    """Serve until a signal comes."""
-    service = MCPService(TOOLS, name="conformance", resources=RESOURCES, prompts=PROMPTS)
-    anyio.run(service.http, "127.0.0.1", port)
-
+SERVICE: Final = MCPService(TOOLS, name="conformance", resources=RESOURCES, prompts=PROMPTS)
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    anyio.run(SERVICE.http, "127.0.0.1", int(sys.argv[1]))

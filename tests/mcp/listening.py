@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import keeper
@@ -18,17 +19,18 @@ LAST_S: Final = 10.0
 
 
 @contextmanager
-def listening(command: Sequence[str], env: Mapping[str, str], *, port_as: str = "PORT") -> Iterator[str]:
+def listening(command: Sequence[str], env: Mapping[str, str], *, cwd: Path | None = None) -> Iterator[str]:
     """Start a server that takes its port from the environment; yields its URL, without a path, once it listens.
 
     Args:
         command: With its arguments; "{port}" in them stands for the port.
-        env: All that it gets beside the port.
-        port_as: The variable that names the port.
+        env: All that it gets beside the port, which is in PORT.
+        cwd: The folder that it works in; by default ours.
     """
     port = free_port()
     words = [word.replace("{port}", str(port)) for word in command]
-    with subprocess.Popen(words, env={**env, port_as: str(port)}, stderr=subprocess.PIPE, text=True) as server:
+    told = {**env, "PORT": str(port)}
+    with subprocess.Popen(words, env=told, cwd=cwd, stderr=subprocess.PIPE, text=True) as server:
         try:
             keeper.await_that(lambda: server.poll() is not None or is_open(port), f"{command[-1]} listens")
             assert server.poll() is None, server.stderr.read() if server.stderr else ""
