@@ -282,7 +282,7 @@ async def _opened(store: Store, run: Run | str, durability: Durability, *, exact
         return lease, await _under(store, lease)
     if run.version == 0:
         header, lease = await store.create(run.header, durability=durability)
-        if lease.version == 0 and header == run.header:
+        if lease.version == 0 and (header is run.header or header == run.header):
             return lease, run
         if lease.version == 0 or not exact:
             return lease, await _under(store, lease)

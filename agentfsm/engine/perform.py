@@ -289,15 +289,15 @@ async def _hear(
             await _finish_early(drive, early)
         return None
     message = AssistantMessage(text=clean(reply.text), native=reply.native)
-    draft = e.AnswerDrafted(message=message, usage=usage, request=request, model=model)
+    draft = partial(e.AnswerDrafted, message=message, usage=usage, request=request, model=model)
     if (flaw := FLAWS.get(reply.finish_reason)) is not None:
         # A model that thinks may be cut off before its first word, and no provider takes an empty message back.
-        said = draft if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=request)
+        said = draft() if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=request)
         journal.commit(said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw))
     elif question.engine.drafts or not await journal.conclude(
         e.AnswerGiven(message=message, usage=usage, request=request, model=model)
     ):
-        journal.commit(draft)
+        journal.commit(draft())
     return None
 
 
