@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
 import attrs
 
 from agentfsm.core import events as e
@@ -157,15 +156,6 @@ class RunHost(Host):
             budget=drive.budget,
             depth_limit=self.engine.limits.depth,
         )
-
-    def new_scope(self) -> anyio.CancelScope:
-        """Make what a call can be cut off with.
-
-        `anyio.CancelScope()` finds out each time which event loop runs, at two thirds of what a scope costs; the run
-        knows, by its own.
-        """
-        own = self.drive.journal.scope
-        return anyio.CancelScope() if own is None else type(own)()
 
     def absence(self, tool: Tool[..., Any]) -> End | None:
         """Say why no call of a tool can run, whatever its arguments, or None."""

@@ -11,6 +11,7 @@ import attrs
 
 from agentfsm.core.errors import LimitError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Usage
+from agentfsm.engine.budget import NO_USAGE, Budget
 from agentfsm.engine.engine import ANSWER_TOKENS, LONGEST_ANSWER_TOKENS, Engine
 from agentfsm.engine.log import redacted
 from agentfsm.engine.stream import CallDelta, TextDelta, ThinkingDelta, deltas
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
     from agentfsm.core.run import Run
     from agentfsm.core.settings import Settings
-    from agentfsm.engine.budget import Budget
     from agentfsm.engine.early import EarlyCalls
     from agentfsm.engine.journal import Journal
     from agentfsm.ports import ToolDefinition
@@ -73,7 +73,7 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
     engine, journal, effect = question.engine, question.journal, question.effect
     if engine.log_prompts:
         journal.log.debug("prompt", turn=effect.turn, text=redacted(str(effect.messages[-1:])))
-    attempt, wasted = 1, Usage()
+    attempt, wasted = 1, NO_USAGE
     while True:
         if early is not None:
             early.begin()
@@ -108,7 +108,7 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
     wanted = question.settings.max_tokens or ANSWER_TOKENS
     longest = question.settings.max_tokens or LONGEST_ANSWER_TOKENS
     granted, held = await budget.reserve(asked, wanted, longest, engine.model.cost_usd)
-    usage = Usage()
+    usage = NO_USAGE
     try:
         request = _request(question, granted if granted < wanted else None)
         reply = _usable(engine, await reply_of(engine.model, request, emit))

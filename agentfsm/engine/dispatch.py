@@ -25,7 +25,7 @@ from agentfsm.engine.places import Place, left_behind
 from agentfsm.engine.stream import AgentEvent, ToolEvent, ToolEventType
 from agentfsm.engine.transient import Transient, transient
 from agentfsm.tally import estimated_tokens
-from agentfsm.threads import in_thread, is_foreign, isolated, soon
+from agentfsm.threads import event_loop, in_thread, is_foreign, isolated, soon
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import Pending
@@ -77,10 +77,6 @@ class Host:
     def context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  others need it
         """Make what a tool may know of its call; `deadline` is in seconds since 1970."""
         return RunContext(deps=None, call_id=call.id, idempotency_key=call.key, deadline=deadline)
-
-    def new_scope(self) -> anyio.CancelScope:
-        """Make what a call can be cut off with."""
-        return anyio.CancelScope()
 
     def absence(self, tool: Tool[..., Any]) -> End | None:  # noqa: ARG002  all tools are there
         """Say why no call of a tool can run, whatever its arguments, or None."""
@@ -209,7 +205,7 @@ class Dispatcher:
 
     async def _within(self, job: Job, tool: Tool[..., Any], bound: Bound, timeout_s: float) -> End:
         """Try within the time of the call."""
-        scope = self.host.new_scope()
+        scope = event_loop().create_cancel_scope()
         # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
         tries = _Tries(self, job, tool, bound, timeout_s, scope)
         with scope:
@@ -261,7 +257,7 @@ class _Tries:
     def arm(self) -> None:
         """Set the timer, once."""
         if self.scope.deadline == float("inf"):
-            self.scope.deadline = anyio.current_time() + self.timeout_s + self.tool.grace_s
+            self.scope.deadline = event_loop().current_time() + self.timeout_s + self.tool.grace_s
 
     async def _once(self) -> End | float:
         """Try once: return how it ended, or the seconds to wait before the next attempt."""

@@ -20,7 +20,7 @@ from agentfsm.core.run import Run, begin
 from agentfsm.engine.log import Facts
 from agentfsm.engine.stream import Listener, StateChanged
 from agentfsm.ports import Clock, Commit, Durability, Lease, Store
-from agentfsm.threads import waker
+from agentfsm.threads import event_loop, waker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -241,7 +241,7 @@ class Journal:
         commits = [each for each in (self._last, self.store.release(self.lease)) if each is not None]
         if all(each.is_settled for each in commits):
             return await self._settle(commits)
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + SETTLE_S) as scope:
+        with _shielded() as scope:
             await self._settle(commits)
         if scope.cancelled_caught:
             self.log.error("journal_not_written", seconds=SETTLE_S)
@@ -255,11 +255,16 @@ class Journal:
                 self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
 
+def _shielded() -> anyio.CancelScope:
+    loop = event_loop()
+    return loop.create_cancel_scope(shield=True, deadline=loop.current_time() + SETTLE_S)
+
+
 async def _outcome(commit: Commit, run: Run) -> bool:
     """Wait for the outcome of the last append, shielded: once it is on its way, the run must know what became of it."""
     if commit.is_settled:
         return await commit.wait()
-    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + SETTLE_S):
+    with _shielded():
         return await commit.wait()
     raise StoreError(f"the store did not write the end of run {run.id!r} within {SETTLE_S:g} s; resume it")
 
@@ -277,7 +282,7 @@ async def _opened(store: Store, run: Run | str, durability: Durability, *, exact
         return lease, await _under(store, lease)
     if run.version == 0:
         header, lease = await store.create(run.header, durability=durability)
-        if lease.version == 0 and header == run.header:
+        if lease.version == 0 and (header is run.header or header == run.header):
             return lease, run
         if lease.version == 0 or not exact:
             return lease, await _under(store, lease)

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import anyio
-
 from agentfsm.core import events as e
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import (
@@ -40,6 +38,7 @@ from agentfsm.engine.reflect import on_draft, on_results
 from agentfsm.engine.stream import BudgetWarning, UsageReported
 from agentfsm.ports import Reply
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN, Tally, count_message
+from agentfsm.threads import event_loop
 
 if TYPE_CHECKING:
     from agentfsm.engine.journal import Journal
@@ -57,7 +56,8 @@ async def run_steps(engine: Engine, drive: Drive, *, once: bool = False) -> None
     is_wanted = not journal.run.is_over and not journal.lease.cancelled
     if is_wanted and journal.lease.crashes >= engine.limits.crashes:
         return await _park(engine, drive)
-    with anyio.CancelScope(deadline=anyio.current_time() + left_s) as journal.scope:
+    loop = event_loop()
+    with loop.create_cancel_scope(deadline=loop.current_time() + left_s) as journal.scope:
         while not (before := journal.run).is_over:
             await step(engine, drive)
             if once or journal.run is before:
@@ -289,15 +289,15 @@ async def _hear(
             await _finish_early(drive, early)
         return None
     message = AssistantMessage(text=clean(reply.text), native=reply.native)
-    draft = e.AnswerDrafted(message=message, usage=usage, request=request, model=model)
+    draft = partial(e.AnswerDrafted, message=message, usage=usage, request=request, model=model)
     if (flaw := FLAWS.get(reply.finish_reason)) is not None:
         # A model that thinks may be cut off before its first word, and no provider takes an empty message back.
-        said = draft if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=request)
+        said = draft() if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=request)
         journal.commit(said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw))
     elif question.engine.drafts or not await journal.conclude(
         e.AnswerGiven(message=message, usage=usage, request=request, model=model)
     ):
-        journal.commit(draft)
+        journal.commit(draft())
     return None
 
 

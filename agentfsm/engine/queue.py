@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import anyio
 import attrs
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
@@ -30,7 +29,7 @@ from agentfsm.engine.registry import ToolRegistry
 from agentfsm.engine.stream import AgentEvent, QueueStream, ToolEvent, ToolEventType
 from agentfsm.engine.tools import Arguments, Tool
 from agentfsm.ports import Clock, SystemClock
-from agentfsm.threads import noticed, waker
+from agentfsm.threads import event_loop, noticed, waker
 
 LIMIT: Final = 20
 # Calls in flight at once: a model seldom asks for more, and most services bear it.
@@ -375,8 +374,9 @@ class Session:
 
     async def _wait(self) -> None:
         """Wait until nothing is in flight, or there is room in a bulkhead, or somebody has waited long for that."""
-        self._news = anyio.Event()
-        with anyio.CancelScope() as scope:
+        loop = event_loop()
+        self._news = loop.create_event()
+        with loop.create_cancel_scope() as scope:
             scope.deadline = min((parked.until for parked in self._parked.values()), default=math.inf)
             await self._news.wait()
         self._news = None
@@ -409,7 +409,7 @@ class Session:
         try:
             while self._ready:
                 index = heappop(self._ready)
-                await checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
+                await event_loop().checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
                 if self._enter(index):
                     await noticed(self._run(index), self.spread)
         finally:
