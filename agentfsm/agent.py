@@ -614,7 +614,9 @@ class Agent(Generic[A_co]):
         if declined or not isinstance(content, str):
             raise MisuseError(f"the result of {call_id} is text: give the content, with failed=True if there is none")
         outcome = Outcome.FAILED if failed else Outcome.DONE
-        return await decide(self.store, run, item, Settle(call_id=call_id, by=by, outcome=outcome, content=clean(content)))
+        return await decide(
+            self.store, run, item, Settle(call_id=call_id, by=by, outcome=outcome, content=clean(content))
+        )
 
     async def settle(
         self,

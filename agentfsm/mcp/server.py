@@ -12,6 +12,7 @@ import mcp.types as m
 from mcp import Client
 
 from agentfsm.engine.tools import Tool
+from agentfsm.mcp.ask import Desk
 from agentfsm.mcp.launch import Http, Launch, Stdio
 from agentfsm.mcp.link import START_S, Link
 from agentfsm.mcp.tools import tool_of
@@ -35,10 +36,12 @@ class MCPServer:
     version: int = attrs.field(default=0, init=False)
     is_stale: bool = attrs.field(default=True, init=False)
     # Whether the server was not asked yet, or has said that its tools have changed.
+    desk: Desk = attrs.field(factory=Desk, init=False, repr=False)
+    # Takes what the server asks in mid-call.
     link: Link = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.link = Link(name=self.name, launch=self.launch, start_s=self.start_s, heard=self._hear)
+        self.link = Link(name=self.name, launch=self.launch, start_s=self.start_s, heard=self._hear, elicit=self.desk.elicit)
 
     @classmethod
     def stdio(

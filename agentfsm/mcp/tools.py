@@ -10,8 +10,9 @@ from mcp import Client, MCPError
 
 from agentfsm.core.errors import TransientError
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.engine.context import Ended, RunContext
+from agentfsm.engine.context import Ended, InputRequired, RunContext
 from agentfsm.engine.tools import NAME_CHARS, Tool, make_tool
+from agentfsm.mcp.ask import call as call_asking
 from agentfsm.mcp.content import text_of
 
 if TYPE_CHECKING:
@@ -38,16 +39,18 @@ def tool_of(server: MCPServer, listed: m.Tool) -> Tool[..., Any]:
 
 def _function(server: MCPServer, listed: m.Tool) -> Callable[..., Any]:
     async def call(ctx: RunContext[Any], /, **arguments: Any) -> Ended:
-        async def ask(client: Client) -> m.CallToolResult:
+        async def ask(client: Client) -> m.CallToolResult | InputRequired:
             async def report(progress: float, total: float | None, message: str | None) -> None:
                 ctx.progress(message or f"{progress:g}{f' of {total:g}' if total else ''}")
 
-            return await client.call_tool(listed.name, arguments, progress_callback=report)
+            return await call_asking(client, server.desk, ctx, listed.name, arguments, report)
 
         try:
             result = await server.link.ask(ask)
         except MCPError as error:
             raise TransientError(str(error)) from error
+        if isinstance(result, InputRequired):
+            raise result
         failed = bool(result.is_error)
         return Ended(
             outcome=Outcome.FAILED if failed else Outcome.DONE,

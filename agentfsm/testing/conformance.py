@@ -840,11 +840,16 @@ class StoreConformance:
         first = {"k0": await store.post("r1", "k0", sent), "k1": await store.post("r1", "k1", edited)}
         assert await store.post("r1", "k0", attrs.evolve(sent, by="bob")) == first["k0"]
         assert await store.post("r1", "k1", attrs.evolve(edited, by="bob")) == first["k1"]
+        given = GiveInput(call_id="t1.2", by="ann", answers={"a": {"n": 1}})
+        first["k2"] = await store.post("r1", "k2", given)
+        assert await store.post("r1", "k2", attrs.evolve(given, by="bob")) == first["k2"]
         others: tuple[tuple[str, InboxItem], ...] = (
             ("k0", attrs.evolve(sent, outcome=Outcome.FAILED)),
             ("k0", attrs.evolve(sent, content="lost")),
             ("k0", Rerun(call_id="t1.0")),
             ("k1", attrs.evolve(edited, arguments=None)),
+            ("k2", attrs.evolve(given, answers={"a": {"n": True}})),
+            ("k2", attrs.evolve(given, answers={"a": None})),
         )
         for key, item in others:
             with pytest.raises(ConflictError, match="ann"):

@@ -130,7 +130,9 @@ FURTHER = (
 ITEMS = (
     *ITEMS_2,
     Input(kind=InputKind.USER, parts=(TextPart(text="this one"), FilePart(url="https://example.com/a.pdf"))),
-    GiveInput(call_id="t5.0", by="bob", answers={"who": {"name": "Ann", "age": 41}, "pay": None}, digest="4e07408562bedb8b"),
+    GiveInput(
+        call_id="t5.0", by="bob", answers={"who": {"name": "Ann", "age": 41}, "pay": None}, digest="4e07408562bedb8b"
+    ),
 )
 
 

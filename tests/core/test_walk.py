@@ -269,7 +269,16 @@ def check_marks(run, events):
     assert run.offered == next((event.tools for event in last if isinstance(event, e.ToolsOffered)), None)
 
 
-CHECKS = (check_counts, check_histories, check_calls, check_state, check_errors, check_marks, check_reflection, check_inquiries)
+CHECKS = (
+    check_counts,
+    check_histories,
+    check_calls,
+    check_state,
+    check_errors,
+    check_marks,
+    check_reflection,
+    check_inquiries,
+)
 
 
 @settings(max_examples=200, deadline=None)
