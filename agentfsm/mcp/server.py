@@ -15,6 +15,7 @@ from agentfsm.core.messages import Message, Part
 from agentfsm.engine.tools import Tool
 from agentfsm.mcp import library
 from agentfsm.mcp.admission import Admitted, admitted
+from agentfsm.mcp.ask import Desk
 from agentfsm.mcp.config import entries_in
 from agentfsm.mcp.consent import Consent, Gate, start_text
 from agentfsm.mcp.errors import MCPServerError
@@ -88,6 +89,8 @@ class MCPServer:
     trouble: MCPServerError | None = attrs.field(default=None, init=False)
     # Why the tools could not be listed, the newest time; None where they could.
     version: int = attrs.field(default=0, init=False)
+    desk: Desk = attrs.field(factory=Desk, init=False, repr=False)
+    # Takes what the server asks in mid-call.
     link: Link = attrs.field(init=False)
     gate: Gate = attrs.field(init=False)
     is_stale: bool = attrs.field(default=True, init=False)
@@ -95,7 +98,9 @@ class MCPServer:
 
     def __attrs_post_init__(self) -> None:
         check_server(self.name)
-        self.link = Link(name=self.name, launch=self.launch, start_s=self.start_s, heard=self._hear)
+        self.link = Link(
+            name=self.name, launch=self.launch, start_s=self.start_s, heard=self._hear, elicit=self.desk.elicit
+        )
         self.gate = Gate(server=self.name, pins=self.pins, consent=self.consent, origin=self.origin)
 
     @property

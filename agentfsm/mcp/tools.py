@@ -9,9 +9,10 @@ import mcp.types as m
 from mcp import Client
 
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.engine.context import Ended, RunContext
+from agentfsm.engine.context import Ended, InputRequired, RunContext
 from agentfsm.engine.tools import Tool, make_tool
 from agentfsm.mcp import trouble
+from agentfsm.mcp.ask import call as call_asking
 from agentfsm.mcp.content import content_of
 from agentfsm.mcp.names import tool_name
 from agentfsm.mcp.outputs import OutputCheck
@@ -52,16 +53,18 @@ async def _withheld(**_arguments: Any) -> None:
 
 def _function(server: MCPServer, listed: m.Tool, check: OutputCheck | None) -> Callable[..., Any]:
     async def call(ctx: RunContext[Any], /, **arguments: Any) -> Ended:
-        async def ask(client: Client) -> m.CallToolResult:
+        async def ask(client: Client) -> m.CallToolResult | InputRequired:
             async def report(progress: float, total: float | None, message: str | None) -> None:
                 ctx.progress(message or f"{progress:g}{f' of {total:g}' if total else ''}")
 
-            return await client.call_tool(listed.name, arguments, progress_callback=report)
+            return await call_asking(client, server.desk, ctx, listed.name, arguments, report)
 
         try:
             result = await server.link.ask(ask, patience_s=server.timeout_s)
         except Exception as error:  # noqa: BLE001  what is no trouble of a request is raised again
             return trouble.ended(error, server.name, listed.name)
+        if isinstance(result, InputRequired):
+            raise result
         if check is not None and (flaw := check.flaw(result)) is not None:
             return Ended(outcome=Outcome.FAILED, content=flaw, error_type=ErrorType.TOOL)
         failed = bool(result.is_error)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from agentfsm.core.errors import ConflictError, CorruptError, MisuseError
-from agentfsm.core.inbox import Approve, Settle
+from agentfsm.core.inbox import Approve, GiveInput, Settle
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
@@ -126,6 +127,8 @@ def _says(item: InboxItem) -> tuple[object, ...]:
             return Settle, item.outcome, item.content
         case Approve():
             return Approve, item.arguments
+        case GiveInput():
+            return GiveInput, json.dumps(item.answers, sort_keys=True), item.digest
     return (type(item),)
 
 

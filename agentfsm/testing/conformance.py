@@ -33,7 +33,7 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.effects import Pending, PendingKind, Question
 from agentfsm.core.errors import (
     ConflictError,
     LeaseHeldError,
@@ -53,6 +53,7 @@ from agentfsm.core.events import (
     Continued,
     Event,
     Failed,
+    InputGiven,
     Judged,
     ModelFaltered,
     Observed,
@@ -70,6 +71,7 @@ from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import (
     Approve,
     Cancel,
+    GiveInput,
     Input,
     InputKind,
     Pause,
@@ -243,6 +245,15 @@ def every_event() -> tuple[Event, ...]:
         expires_at=9.5,
         digest="d",
     )
+    asks = Pending(
+        kind=PendingKind.QUESTION,
+        run_id="r1",
+        call_id="t1.0",
+        questions=(
+            Question(key="who", message=HOSTILE, schema={"properties": {"a": {"type": "integer"}}}),
+            Question(key="pay", message="x", url="https://example.org/pay"),
+        ),
+    )
     said = AssistantMessage(text=HOSTILE, calls=(call,))
     parts = (TextPart(text="x"), ImagePart(url="https://example.org/x.png", detail="low"))
     return (
@@ -265,6 +276,8 @@ def every_event() -> tuple[Event, ...]:
         ToolFinished(at=2.0, result=result, by="ann"),
         ToolLost(at=2.0, call_id="t1.0"),
         ToolPaused(at=2.0, call_id="t1.0", pending=(waits,)),
+        ToolPaused(at=2.0, call_id="t1.0", pending=(asks,), state='{"a": [1, null]}'),
+        InputGiven(at=2.0, call_id="t1.0", by="ann", answers={"who": {"a": 1, "b": [HOSTILE]}, "pay": None}),
         ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE, digest="d"),
         ApprovalGiven(at=2.0, call_id="t1.0", by="ann", arguments='{"a":1}'),
         ToolsReturned(at=2.0),
@@ -794,6 +807,7 @@ class StoreConformance:
             Approve(call_id="t1.0", by="ann", arguments='{"a":1}', digest="d"),
             Reject(call_id="t1.0", by="ann", message=HOSTILE),
             Settle(call_id="t1.0", by="ann", outcome=Outcome.FAILED, content=HOSTILE),
+            GiveInput(call_id="t1.0", by="ann", answers={"who": {"a": HOSTILE}, "pay": None}, digest="d"),
             Rerun(call_id="t1.0", by="ann"),
             Cancel(by="ann", message=HOSTILE),
             Pause(by="ann", message=HOSTILE),
@@ -827,11 +841,16 @@ class StoreConformance:
         first = {"k0": await store.post("r1", "k0", sent), "k1": await store.post("r1", "k1", edited)}
         assert await store.post("r1", "k0", attrs.evolve(sent, by="bob")) == first["k0"]
         assert await store.post("r1", "k1", attrs.evolve(edited, by="bob")) == first["k1"]
+        given = GiveInput(call_id="t1.2", by="ann", answers={"a": {"n": 1}})
+        first["k2"] = await store.post("r1", "k2", given)
+        assert await store.post("r1", "k2", attrs.evolve(given, by="bob")) == first["k2"]
         others: tuple[tuple[str, InboxItem], ...] = (
             ("k0", attrs.evolve(sent, outcome=Outcome.FAILED)),
             ("k0", attrs.evolve(sent, content="lost")),
             ("k0", Rerun(call_id="t1.0")),
             ("k1", attrs.evolve(edited, arguments=None)),
+            ("k2", attrs.evolve(given, answers={"a": {"n": True}})),
+            ("k2", attrs.evolve(given, answers={"a": None})),
         )
         for key, item in others:
             with pytest.raises(ConflictError, match="ann"):

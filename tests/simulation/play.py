@@ -218,6 +218,7 @@ class Person:
     async def word(self, item: Pending) -> None:
         """Decide on one thing."""
         agent, by, dice = self.desk.agent, self.sign(), self.world.dice
+        how: dict[str, Any]
         self.world.note(by, lambda: f"decides on {item.kind} of {item.run_id} {item.call_id}")
         match item.kind:
             case PendingKind.APPROVAL if dice.random() < 0.7:
@@ -226,10 +227,14 @@ class Person:
                 await agent.approve(item.run_id, item.call_id, by=by, arguments=edited, digest=digest)
             case PendingKind.APPROVAL:
                 await agent.reject(item.run_id, item.call_id, by=by, message="not so")
+            case PendingKind.QUESTION if item.questions:
+                how = dice.choice(({"content": {"n": self.words}}, {"content": {"n": "x"}}, {"declined": True}))
+                digest = item.digest if dice.random() < 0.5 else None
+                await agent.answer(item.run_id, item.call_id, by=by, digest=digest, **how)
             case PendingKind.QUESTION:
                 await agent.answer(item.run_id, item.call_id, "the left one", by=by, failed=dice.random() < 0.2)
             case PendingKind.OUTCOME:
-                how: dict[str, Any] = dice.choice(({"rerun": True}, {"result": "it was"}, {"failed": "it was not"}))
+                how = dice.choice(({"rerun": True}, {"result": "it was"}, {"failed": "it was not"}))
                 await agent.settle(item.run_id, item.call_id, by=by, **how)
             case PendingKind.INPUT:
                 await self.send(item.run_id)

@@ -15,7 +15,7 @@ from agentfsm import Outcome, Run, State, StopReason
 from agentfsm.core import codec
 from agentfsm.core import events as e
 from agentfsm.core.errors import AgentError
-from agentfsm.core.inbox import Approve, Decision, Input, Rerun
+from agentfsm.core.inbox import Approve, Decision, GiveInput, Input, Rerun
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.core.run import Phase, begin
 
@@ -248,10 +248,28 @@ def _approvals(story: Story) -> Iterator[str]:
     yield from (f"P7: the yes of {by} was spent {times} times" for by, times in spent.items() if times > 1)
 
 
+def _inputs(story: Story) -> Iterator[str]:
+    """Each answer to a tool is one that was given in time, to these very questions, and is spent once."""
+    rows = {row.row.item.by: row for row in story.rows if isinstance(row.row.item, GiveInput)}
+    spent: Counter[str] = Counter()
+    for run, event in story.own():
+        if not isinstance(event, e.InputGiven):
+            continue
+        spent[event.by] += 1
+        row, (item, *_) = rows.get(event.by), run.entry(event.call_id).waits
+        if row is None or row.row.item.answers != event.answers or row.row.item.digest != item.digest:
+            yield f"P7: {event.call_id} was given what nobody has answered"
+        elif item.expires_at is not None and row.at >= item.expires_at:
+            yield f"P7: {event.by} answered {event.call_id} when the time was up"
+    yield from (f"P7: the answer of {by} was spent {times} times" for by, times in spent.items() if times > 1)
+
+
 def _decisions_count(story: Story) -> Iterator[str]:
     """A decision that was accepted is acted on, once, in a run that was not ended before; never after its time."""
     by = Counter(
-        event.by for _, event in story.own() if isinstance(event, e.ApprovalGiven | e.ToolFinished) and event.by
+        event.by
+        for _, event in story.own()
+        if isinstance(event, e.ApprovalGiven | e.InputGiven | e.ToolFinished) and event.by
     )
     for row in story.rows:
         item = row.row.item
@@ -294,6 +312,7 @@ CHECKS: Final = (
     _histories,
     _limits,
     _approvals,
+    _inputs,
     _decisions_count,
     _asked_first,
 )

@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from shared_disk import Disk, Handle
 from wire_rules import RefusedError, check_wires
 
-from agentfsm import Agent, Limits, Run, RunContext, Settings, ask_user, tool, wait
+from agentfsm import Agent, InputRequired, Limits, Question, Run, RunContext, Settings, ask_user, tool, wait
 from agentfsm.core.errors import ModelUnavailableError, TransientError
 from agentfsm.core.errors import RefusedError as ServiceRefusedError
 from agentfsm.core.events import Event, ToolStarted
@@ -235,8 +235,10 @@ class PanicError(BaseException):
     """What a library in Rust raises."""
 
 
-UNSAFE: Final = frozenset({"pay", "ship", "book", "sign"})
+UNSAFE: Final = frozenset({"pay", "ship", "book", "sign", "quiz"})
 # Tools whose calls are not to be repeated unasked.
+NUMBER: Final = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+# What the quiz is answered with.
 ASKED: Final = frozenset({"sign", "stamp"})
 # Tools that a person has to let run.
 
@@ -251,6 +253,8 @@ async def work(ctx: RunContext[Any], tool: Tool[..., Any], n: int) -> str:
         await anyio.sleep_forever()
     attempt = world.begins(handle, tool, ctx, {"n": n})
     try:
+        if tool.name == "quiz" and len(ctx.answers) < 1 + n % 2:
+            raise InputRequired(Question(key=f"q{len(ctx.answers)}", message="How many?", schema=NUMBER), state=n)
         end = "" if world.is_calm or not world.chance(world.tool_faults) else world.dice.choice(ENDS)
         await _work(world, handle, attempt, end)
         attempt.returned = True
@@ -305,6 +309,7 @@ def tools_of(expires_s: float, *, drifted: bool) -> dict[str, Tool[..., Any]]:
         "ship": {"on_unknown": "fail"},
         "book": {"on_unknown": find_out, "concurrency_safe": True},
         "sign": asked,
+        "quiz": {"on_unknown": "ask", "answer_expires_s": expires_s},
         "stamp": {**asked, "idempotent": True, "on_unknown": "rerun", "requires_approval": lambda a: a.n % 2 == 0},
     }
     made: dict[str, Tool[..., Any]] = {
@@ -398,7 +403,7 @@ def cast(expires_s: float, *, drifted: bool) -> Agent:
     """An agent with another one among its tools; made once, since the schemas of tools cost more than a world."""
     tools = tools_of(expires_s, drifted=drifted)
     below = tools_of(expires_s, drifted=drifted)
-    known = ("look", "pay", "sign", "ask_user")
+    known = ("look", "pay", "sign", "ask_user", "quiz")
     _BELOW[expires_s, drifted] = tuple(below.values())
     limits = Limits(turns=8, tool_timeout_s=TOOL_TIMEOUT_S, model_retries=1, retry_wait_s=0.5, crashes=4)
     helper = Agent(Script(known, last=2), tools=[below[name] for name in known], name="helper", limits=limits)
