@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import attrs
+from anyio.lowlevel import checkpoint
 
 from agentfsm.cli.ask import choice
 from agentfsm.cli.place import program
@@ -69,7 +70,11 @@ class Asking:
         if not is_there:
             self.unasked.append(proposal.server)
             return False
-        return self.approves_all or choice(self.terminal, QUESTION, _ANSWERS) == "y"
+        if self.approves_all:
+            return True
+        answer = choice(self.terminal, QUESTION, _ANSWERS)
+        await checkpoint()  # where Ctrl-C was the answer, this is the end
+        return answer == "y"
 
 
 def load(file: str, asking: Asking | None) -> tuple[MCPServer, ...]:

@@ -373,7 +373,7 @@ def test_an_empty_prompt_is_refused(here):
 def test_help_names_every_command(here):
     """And the exit codes; each command takes `--json` and says what it does, as does the package itself."""
     text, of_mcp = here("--help"), here("mcp", "--help")
-    named, below = (set(re.findall(r"^    (\w+) +\S", each, re.MULTILINE)) for each in (text, of_mcp))
+    named, below = (set(re.findall(r"^    (\w+)\b", each, re.MULTILINE)) for each in (text, of_mcp))
     told = [set(re.findall(r"\w+(?= [|])|(?<=[|] )\w+", part)) for part in cli.__doc__.split("agentfsm mcp ")]
     assert [named - {"mcp"}, below] == told
     assert "3 waiting for a person or for input" in " ".join(text.split())
