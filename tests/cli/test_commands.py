@@ -6,12 +6,16 @@ import re
 import anyio
 import pytest
 
-from agentfsm import cli
+from agentfsm import ImagePart, TextPart, cli
 from agentfsm.cli import drive
 from agentfsm.cli.place import known_store, make_store
+from agentfsm.cli.show import event_lines, prompt_of
 from agentfsm.cli.target import load_agent
 from agentfsm.cli.watch import PlainView
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.events import Observed
+from agentfsm.core.inbox import Input, InputKind
+from agentfsm.core.run import Header, begin
 from agentfsm.stores import SQLiteStore
 
 
@@ -379,3 +383,28 @@ def test_help_names_every_command(here):
     assert "3 waiting for a person or for input" in " ".join(text.split())
     for words in [[name] for name in told[0]] + [["mcp", name] for name in told[1]]:
         assert "  --json " in here(*words, "--help")
+
+
+def test_parts_of_results_are_named_and_never_printed(here):
+    """A reader sees what a call returned beside text; the data is in the journal, for programs."""
+    here("run", "app:camera", "Look.", "--id", "r1")
+    assert "iVBOR" not in here.err
+    told = here("show", "r1", "--events")
+    assert "       with [image: image/png, 45 bytes]" in told.splitlines()
+    assert "iVBOR" not in told
+    found = here.json("show", "r1")
+    assert found["tree"][0]["calls"][0]["parts"] == ["[image: image/png, 45 bytes]"]
+    assert "iVBOR" not in json.dumps(found)
+    result = here.json("export", "r1")["messages"][2]
+    assert result["parts"][0]["url"].startswith("data:image/png;base64,iVBOR")
+
+
+def test_a_line_of_the_journal_shows_no_data():
+    """Of what was sent to a run, its type is enough; what stands behind it in the line is seen, too."""
+    image = ImagePart(url="data:image/png;base64,iVBOR", detail="low")
+    sent = Input(kind=InputKind.USER, parts=(image, TextPart(text="what is it?")))
+    [line] = event_lines([Observed(inputs=(sent,))])
+    assert '"url": "data:image/png;base64,...", "detail": "low"' in line
+    assert "what is it?" in line
+    header = Header(id="r1", prompt=sent.parts, created_at=0.0)
+    assert prompt_of(begin(header)) == "[image: image/png, 3 bytes]\nwhat is it?"

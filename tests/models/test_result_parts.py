@@ -7,6 +7,7 @@ import json
 import pytest
 from wire_rules import anthropic_body, check_anthropic_body, check_openai, check_responses, openai_of, responses_of
 
+from agentfsm import Agent, tool
 from agentfsm.core.messages import (
     AssistantMessage,
     AudioPart,
@@ -22,6 +23,7 @@ from agentfsm.core.messages import (
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses, anthropic_wire, chat_wire, responses_wire
 from agentfsm.models.anthropic_wire import refuses
 from agentfsm.ports import Request, ToolDefinition
+from agentfsm.testing import LocalServer, Say
 
 ASK = UserMessage(parts=(TextPart(text="go"),))
 IMAGE = ImagePart.of(b"\x89PNG")
@@ -157,6 +159,29 @@ def test_a_picture_is_written_once(name, monkeypatch):
         wire.encode(request, model="m", streamed=False, written=written, **options)
         messages = (*messages, *turn(number, ()))
     assert asked.count(IMAGE) == (2 if name == "anthropic" else 1)
+
+
+@pytest.mark.parametrize("kind", [OpenAIChat, OpenAIResponses, Anthropic])
+async def test_a_run_with_pictures_over_a_socket(kind):
+    """Two turns of them, in parallel and alone, and the server finds no fault with any request."""
+
+    @tool(read_only=True)
+    async def look(number: int) -> list[object]:
+        """Look."""
+        return [f"picture {number}", ImagePart.of(b"\x89PNG\r\n\x1a\n" + bytes([number]))]
+
+    says = [
+        Say(calls=(("look", {"number": 1}), ("look", {"number": 2}))),
+        Say(calls=(("look", {"number": 3}),)),
+        Say(text="Seen."),
+    ]
+    with LocalServer(says) as server:
+        model = kind("local", base_url=server.base_url, api_key="none-needed")
+        async with Agent(model, tools=[look]) as agent:
+            run = await agent.run("Look at 1, 2, then 3.")
+        bodies = [json.dumps(request.body) for request in server.requests]
+    assert run.output == "Seen."
+    assert [body.count("iVBORw0KGgo") for body in bodies] == [0, 2, 3]
 
 
 class Reader:
