@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import redirect_stderr
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qs, urljoin, urlsplit
 
@@ -41,6 +42,7 @@ CALLBACK: Final = "http://localhost:3000/callback"
 METADATA_URL: Final = "https://conformance-test.local/client-metadata.json"
 # Which the suite wants the client to be known by, where the server lets it.
 PARENT: Final = os.getppid()
+PATIENCE_S: Final = 120.0
 OAUTH: Final = "urn:ietf:params:oauth"
 ALIKE: Final = {"string": "x", "number": 1, "integer": 1, "boolean": True, "array": [], "object": {}}
 # A value of each type.
@@ -73,23 +75,28 @@ async def converse(server: MCPServer, *calls: tuple[str, Mapping[str, Any]]) -> 
     sys.stderr.write("".join(f"{message.text}\n" for message in run.messages))
 
 
+def reached(scenario: Scenario, auth: httpx2.Auth | None = None) -> MCPServer:
+    """Return the suite's server, with patience: dozens of scenarios are played on a core or two at once."""
+    return MCPServer.http(scenario.url, auth=auth, name="s", confirm=False, start_s=PATIENCE_S, timeout_s=PATIENCE_S)
+
+
 async def listing(scenario: Scenario) -> None:
     """Only look at the tools."""
-    await converse(MCPServer.http(scenario.url, name="s", confirm=False))
+    await converse(reached(scenario))
 
 
 def calling(*calls: tuple[str, Mapping[str, Any]]) -> Play:
     """Call these tools."""
 
     async def calls_them(scenario: Scenario) -> None:
-        await converse(MCPServer.http(scenario.url, name="s", confirm=False), *calls)
+        await converse(reached(scenario), *calls)
 
     return calls_them
 
 
 async def every_tool(scenario: Scenario) -> None:
     """Call each tool that the agent is given, with arguments that fit its schema."""
-    server = MCPServer.http(scenario.url, name="s", confirm=False)
+    server = reached(scenario)
     await server.update()
     names = [tool.name.removeprefix("s__") for tool in server.tools]
     fitting = [_fitting(tool.parameters) for tool in server.tools]
@@ -106,31 +113,31 @@ async def named_calls(scenario: Scenario) -> None:
     They are put to the server without an agent: one has null where the schema wants a boolean, which no agent's call
     may have.
     """
-    server = MCPServer.http(scenario.url, name="s", confirm=False)
+    server = reached(scenario)
     await server.update()
     for each in scenario.context["toolCalls"]:
-        await _ask(server, lambda client, each=each: client.call_tool(each["name"], each["arguments"]))
+        await server.link.ask(partial(_call, each))
     await server.aclose()
+
+
+async def _call(wanted: Mapping[str, Any], client: Client) -> None:
+    await client.call_tool(wanted["name"], wanted["arguments"])
 
 
 async def every_method(scenario: Scenario) -> None:
     """Ask for tools, resources and prompts, and for one of each."""
-    server = MCPServer.http(scenario.url, name="s", confirm=False)
+    server = reached(scenario)
     await every_tool(scenario)
-    resources = await _ask(server, lambda client: client.list_resources())
-    await _ask(server, lambda client: client.read_resource(resources.resources[0].uri))
-    prompts = await _ask(server, lambda client: client.list_prompts())
-    await _ask(server, lambda client: client.get_prompt(prompts.prompts[0].name, {}))
+    (resource, *_) = await server.resources()
+    await server.read(resource.uri)
+    (prompt, *_) = await server.prompts()
+    await server.prompt(prompt.name)
     await server.aclose()
-
-
-async def _ask(server: MCPServer, question: Callable[[Client], Awaitable[Any]]) -> Any:
-    return await server.link.ask(question)
 
 
 async def schema_echoed(scenario: Scenario) -> None:
     """Give the server back the schema of its tool as the agent has it."""
-    server = MCPServer.http(scenario.url, name="s", confirm=False)
+    server = reached(scenario)
     await server.update()
     tools = {tool.name: tool for tool in server.tools}
     await converse(server, ("json_schema_echo", {"schema": tools["s__json_schema_2020_12_tool"].parameters}))
@@ -140,7 +147,7 @@ def answering(*tools: str) -> Play:
     """Call these tools, and answer what they ask with the defaults of the form."""
 
     async def answers(scenario: Scenario) -> None:
-        server = MCPServer.http(scenario.url, name="s", confirm=False)
+        server = reached(scenario)
         server.link.elicit = _accept
         await converse(server, *((tool, {}) for tool in tools))
 
@@ -276,7 +283,7 @@ async def with_assertion(scenario: Scenario) -> None:
 
 
 async def _called_with(scenario: Scenario, auth: httpx2.Auth) -> None:
-    server = MCPServer.http(scenario.url, auth=auth, name="s", confirm=False)
+    server = reached(scenario, auth)
     await server.update()
     first = server.tools[0].name.removeprefix("s__")
     await converse(server, (first, {}))

@@ -20,6 +20,8 @@ PACKAGE: Final = "@modelcontextprotocol/conformance"
 REVISIONS: Final = ("2025-11-25", "2026-07-28")
 AGENTFSM: Final = str(Path(__file__).parents[2])
 # Where the package is that is tested.
+PATIENCE_MS: Final = 200_000
+# For a scenario: a guard against hanging. They are played all at once, on a machine that may have little time for them.
 BAD: Final = {"FAILURE", "WARNING"}
 _STAMP: Final = re.compile(r"-\d{4}-\d\d-\d\dT[\d-]+Z$")
 
@@ -85,7 +87,7 @@ def run_servers(revision: str, url: str, results: Path) -> Outcome:
 
 def _run(side: Side, *options: str, results: Path) -> Outcome:
     done = subprocess.run(
-        [*program(PACKAGE), side, *options, "--output-dir", str(results)],
+        [*program(PACKAGE), side, *options, "--timeout", str(PATIENCE_MS), "--output-dir", str(results)],
         env=environment(),
         capture_output=True,
         text=True,

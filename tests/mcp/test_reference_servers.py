@@ -85,6 +85,31 @@ async def test_everything_over_http(everything):
     check_everything(calls)
 
 
+async def test_everything_over_the_older_transport():
+    """The same over HTTP+SSE, which servers from before 2025-03-26 speak."""
+    with listening(program(EVERYTHING, "sse"), os.environ) as url:
+        calls = await results_of(MCPServer.sse(f"{url}/sse", name="all"), *EVERYTHING_CALLS)
+    check_everything(calls)
+
+
+async def test_resources_and_prompts(everything):
+    """What the application reads, and what a user picks: listed, looked up, filled in, completed."""
+    server = MCPServer.http(f"{everything}/mcp", name="all")
+    try:
+        resources = {each.uri for each in await server.resources()}
+        assert "demo://resource/static/document/features.md" in resources
+        templates = {each.uri_template for each in await server.resource_templates()}
+        assert "demo://resource/dynamic/text/{resourceId}" in templates
+        (part,) = await server.read("demo://resource/dynamic/text/3")
+        assert "Resource 3" in part.text
+        prompts = {prompt.name: prompt for prompt in await server.prompts()}
+        assert [each.name for each in prompts["args-prompt"].arguments] == ["city", "state"]
+        (message,) = await server.prompt("args-prompt", city="Bern")
+        assert "Bern" in message.text
+    finally:
+        await server.aclose()
+
+
 async def test_a_long_call_tells_how_far_it_is(everything):
     """The server's notes of progress are events of the run."""
     server = MCPServer.http(f"{everything}/mcp", name="all", confirm=False)
