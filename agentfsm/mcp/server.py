@@ -94,9 +94,8 @@ class MCPServer:
         Raises:
             MCPServerError: when they were never listed, and cannot be.
         """
-        self.is_stale = False
         try:
-            listed = await library.tools(self.link, self.timeout_s)
+            listed = await library.tools(self.link, self.timeout_s, self._begin)
         except BaseException as error:
             self.is_stale = True
             if not self.version or not isinstance(error, MCPServerError):
@@ -159,6 +158,9 @@ class MCPServer:
     async def aclose(self) -> None:
         """Close the connection; the next use opens another."""
         await self.link.aclose()
+
+    def _begin(self) -> None:
+        self.is_stale = False
 
     def _hear(self, message: object) -> None:
         if isinstance(message, m.ToolListChangedNotification):
