@@ -159,14 +159,20 @@ def check_declared(client: Client, server: str, capability: Capability) -> None:
         )
 
 
-async def tools(link: Link, timeout_s: float) -> Listing:
+async def tools(link: Link, timeout_s: float, begun: Callable[[], object]) -> Listing:
     """List the tools of a server; none where it has declared none.
+
+    Args:
+        link: The connection.
+        timeout_s: Seconds for all pages.
+        begun: Called, in another thread, when there is a connection: what changes from then on, the server tells.
 
     Raises:
         MCPServerError: when they cannot be listed.
     """
 
     async def question(client: Client) -> Listing:
+        begun()
         declared = client.server_capabilities
         found: list[m.Tool] = []
         if declared.tools is not None:

@@ -210,7 +210,6 @@ class MCPServer:
             MCPServerError: when it is not approved, or the server was never asked with success and cannot be.
             MisuseError: when there is a constraint on a tool that there is not.
         """
-        self.is_stale = False
         try:
             await self._list()
         except MCPServerError as error:
@@ -223,7 +222,8 @@ class MCPServer:
             raise
 
     async def _list(self) -> None:
-        self.admitted = await admitted(self, await library.tools(await self._approved(), self.timeout_s))
+        listing = await library.tools(await self._approved(), self.timeout_s, self._begin)
+        self.admitted = await admitted(self, listing)
         self.trouble = None
         self.version += 1
 
@@ -303,6 +303,9 @@ class MCPServer:
         """Close the connection; the next use opens another, and asks anew."""
         await self.link.aclose()
         self.is_stale = True
+
+    def _begin(self) -> None:
+        self.is_stale = False
 
     def _hear(self, message: object) -> None:
         if isinstance(message, m.ToolListChangedNotification):

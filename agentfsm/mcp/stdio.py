@@ -113,6 +113,8 @@ class _Talk:
     to_say: MemoryObjectReceiveStream[SessionMessage]
     has_written: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     has_listened: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    has_hung_up: bool = attrs.field(default=False, init=False)
+    # Whether the server has closed its output before it was told to end.
     scopes: list[anyio.CancelScope] = attrs.field(factory=list, init=False)
 
     async def keep(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -126,6 +128,7 @@ class _Talk:
         output = cast("ByteReceiveStream", self.process.stdout)
         with self.heard, suppress(*_CLOSED):  # the session is over
             await self._hand_over(output)
+            self.has_hung_up = True
         while await _received(output) is not None:
             pass
 
@@ -185,12 +188,12 @@ class _Talk:
         self.write_end.close()
         with anyio.move_on_after(FLUSH_S):
             await self.has_written.wait()
-        has_died = self.process.returncode is not None
+        has_ended = self.process.returncode is not None
         await _stop_server_process(self.process)
         await _stop_others(self.process)
         code = self.process.returncode
-        if has_died or (code or 0) > 0:  # else it has ended as it was told to, or was killed here
-            self.epitaph.exit_code = code
+        if has_ended or (code is not None and code >= (0 if self.has_hung_up else 1)):
+            self.epitaph.exit_code = code  # else it has ended as it was told to, or was killed here
         with anyio.move_on_after(FLUSH_S):
             await self.has_listened.wait()
         self.heard.close()

@@ -106,7 +106,7 @@ def serve():
                 }
                 say({"id": id_, "result": result})
                 if HABIT == "hangs-after-handshake":
-                    time.sleep(3600)
+                    sys.stdin.read()
             case "tools/list" if HABIT == "liar":
                 say({"id": id_, "error": {"code": -32601, "message": "Method not found"}})
             case "tools/list" if HABIT == "cursor-loops":
@@ -134,9 +134,9 @@ match HABIT:
         put(b"Downloading the package ...\nDone.\n")
     case "only-chat":
         put(b"Welcome! Type help.\n")
-        time.sleep(3600)
+        sys.stdin.read()
     case "mute":
-        time.sleep(3600)
+        sys.stdin.read()
     case "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     case "parent":

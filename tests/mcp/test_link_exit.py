@@ -1,0 +1,104 @@
+"""Programs that end without closing: in any way that leaves them a say, no server process is left."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from worlds import RUDE, environment, leftovers, lives
+
+PROGRAM = """
+import sys, anyio
+from agentfsm import Agent
+from agentfsm.mcp import MCPServer
+from agentfsm.testing import ScriptedModel, call, say
+
+server = MCPServer.stdio(sys.executable, [{rude!r}, {habit!r}, {record!r}], name="rude")
+agent = Agent(ScriptedModel(say("", call("rude__act")), say("done")), tools=[server])
+"""
+
+ENDS = {
+    "it comes to its end": 'print(agent.run_sync("act").output, flush=True)',
+    "its event loop ends first": """
+        import asyncio
+        async def main():
+            print((await agent.run("act")).output, flush=True)
+        asyncio.run(main())
+    """,
+    "trio": 'anyio.run(agent.run, "act", backend="trio"); print("done", flush=True)',
+    "it asks at its end": """
+        import atexit
+        from agentfsm.core.errors import AgentError
+        print(agent.run_sync("act").output, flush=True)
+        server.is_stale = True
+        async def late():
+            try:
+                await server.link.ask(lambda client: client.list_tools())
+            except AgentError as error:
+                print(type(error).__name__, flush=True)
+        import agentfsm.mcp.home
+        atexit.unregister(agentfsm.mcp.home._close)
+        atexit.register(lambda: anyio.run(late))
+        atexit.register(agentfsm.mcp.home._close)
+    """,
+}
+
+
+@pytest.fixture
+def record(tmp_path):
+    return tmp_path / "record"
+
+
+def started(record, end, habit="plain"):
+    source = PROGRAM.format(rude=RUDE, habit=habit, record=str(record)) + textwrap.dedent(end)
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", source],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_program_that_does_not_close_leaves_no_process(end, record):
+    """Its end closes what it has opened, and says nothing."""
+    out, errors = started(record, ENDS[end]).communicate(timeout=60)
+    assert out.split()[0] == "done"
+    assert "Warning" not in errors
+    assert "Traceback" not in errors
+    assert len(lives(record)) == 1
+    assert not leftovers(record)
+
+
+def test_who_asks_when_the_program_ends_is_told_so(record):
+    """A function that runs at exit, after the connections are closed, gets an error and does not wait for ever."""
+    out, _ = started(record, ENDS["it asks at its end"]).communicate(timeout=60)
+    assert out.split() == ["done", "ClosedError"]
+
+
+def test_the_keyboard_ends_a_program_and_its_servers(record):
+    """A program that is interrupted while a call hangs ends, and its server with it."""
+    program = started(record, 'print("begun", flush=True); agent.run_sync("act")', habit="hangs")
+    assert program.stdout.readline() == "begun\n"
+    while not any('"tools/call"' in line for line in _text(record).splitlines()):
+        assert program.poll() is None
+    program.send_signal(signal.SIGINT)
+    _, errors = program.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert not leftovers(record)
+
+
+def test_a_program_that_is_killed_takes_along_a_server_that_reads(record):
+    """Even then the server's input ends, and with it a server that goes by that."""
+    program = started(record, 'print(agent.run_sync("act").output, flush=True); import time; time.sleep(3600)')
+    assert program.stdout.readline() == "done\n"
+    program.kill()
+    program.communicate(timeout=60)
+    while leftovers(record):
+        pass
+
+
+def _text(record):
+    return record.read_text(encoding="utf-8") if record.exists() else ""
