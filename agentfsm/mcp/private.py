@@ -103,7 +103,7 @@ class _Checked(httpcore2.AsyncNetworkBackend):
 
     local: str | None
     # The host of the server's own URL, where that is this machine.
-    _inner: httpcore2.AsyncNetworkBackend = attrs.field(factory=httpcore2.AnyIOBackend, init=False)
+    _inner: httpcore2.AnyIOBackend = attrs.field(factory=httpcore2.AnyIOBackend, init=False)
 
     async def connect_tcp(
         self,
