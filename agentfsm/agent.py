@@ -356,7 +356,7 @@ class Agent(Generic[A_co]):
         Returns:
             The run: in DONE with its `output`, in ERROR with its `stop_reason`, or waiting, with what for in `pending`.
         """
-        return await self.finish(self.start(prompt, **start), deps=deps)
+        return await self._drive(self.start(prompt, **start), deps)
 
     def stream(
         self, prompt_or_run: Prompt | Run[A_co], *, deps: Any = None, resume: bool = False, **start: Any
@@ -906,6 +906,7 @@ class Agent(Generic[A_co]):
             durability=self.durability,
             pause_before=self.pause_before,
         )
+        del run  # the journal has its newest value: this one would stay for as long, at 900 bytes
         journal.run = cast("Run", self._typed(journal.run))
         try:
             if not obeys and (is_stored or journal.run.version) and not journal.run.is_over:

@@ -37,7 +37,7 @@ class Drive:
     # Whether calls have run early and those who watch were not told yet that no other may run.
     tried: dict[str, tuple[Pending, ...]] = attrs.field(factory=dict)
     # What paused calls waited for when they were last woken.
-    warned: set[str] = attrs.field(factory=set)
+    warned: frozenset[str] = frozenset()
     # Limits of which it was told that the run nears them.
 
     _queue: ToolQueue | None = None

@@ -175,8 +175,7 @@ class Journal:
             rest = e.Paused(at=run.updated_at, message=f"before {run.state.upper()}")
             events, run = (*events, rest), run.apply(rest)  # in the same append: no crash comes in between
         self._last = self.store.append(self.lease, run, events, taken=taken)
-        self._left = self._left.difference(taken)
-        self._advance(run, events)
+        self._advance(run, events, taken)
 
     async def conclude(self, *events: Event, taken: Sequence[int] = ()) -> bool:
         """Append the last events of a run, unless something has arrived in its inbox: then return False."""
@@ -187,12 +186,13 @@ class Journal:
         if not await _outcome(self._last, run):
             self._mark = mark
             return False
-        self._left = self._left.difference(taken)
-        self._advance(run, events)
+        self._advance(run, events, taken)
         return True
 
-    def _advance(self, run: Run, events: Sequence[Event]) -> None:
+    def _advance(self, run: Run, events: Sequence[Event], taken: Sequence[int]) -> None:
         before, self.run = self.run, run
+        if taken:
+            self._left = self._left.difference(taken)
         if self.see is not None:
             self.see(run)
         if self.listen is not None:
@@ -238,7 +238,8 @@ class Journal:
         Whoever is told that a driving call has ended may take the lease at once.
         """
         self.lease.wake = None
-        commits = [each for each in (self._last, self.store.release(self.lease)) if each is not None]
+        released = self.store.release(self.lease)
+        commits = [released] if self._last is None else [self._last, released]
         if all(each.is_settled for each in commits):
             return await self._settle(commits)
         with _shielded() as scope:

@@ -256,7 +256,7 @@ def _warn(drive: Drive, nearing: Iterable[tuple[str, float, float]]) -> None:
     for limit, used, of in nearing:
         if limit in drive.warned:
             continue
-        drive.warned.add(limit)
+        drive.warned |= {limit}
         journal.log.warning("budget_warning", which=limit, used=used, limit=of)
         if journal.listen is not None:
             journal.listen(BudgetWarning(run_id=run.id, turn=run.turn, limit=limit, used=used, of=of))
