@@ -12,7 +12,16 @@ from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, VALUE_CHARS, listed, mome
 from agentfsm.cli.waits import pending_line, wish
 from agentfsm.core import codec
 from agentfsm.core.effects import PendingKind
-from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolFinished, ToolPaused, ToolsChosen, ToolsOffered
+from agentfsm.core.events import (
+    ApprovalGiven,
+    InputGiven,
+    Paused,
+    Resumed,
+    ToolFinished,
+    ToolPaused,
+    ToolsChosen,
+    ToolsOffered,
+)
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolResult
 from agentfsm.core.run import arguments_of
@@ -53,6 +62,8 @@ class CallView:
     # Who said yes; None where nobody was asked, or the journal was not looked at.
     proposed: dict[str, JSON] | None = None
     # The model's own arguments, where that person changed them.
+    answered_by: tuple[str, ...] = ()
+    # Who answered what its tool asked in the middle of the call, in order.
     decision: str = ""
     # Where its result came from outside: "answered", "rejected" or "settled"; empty as in `approved_by`.
     decided_by: str = ""
@@ -82,6 +93,8 @@ class CallView:
             yield one_line(f"approved by {self.approved_by or 'somebody'}", NOTE_CHARS)
         if self.proposed is not None:
             yield one_line(f"the model's own arguments, which were changed: {listed(self.proposed)}", NOTE_CHARS)
+        for by in self.answered_by:
+            yield one_line(f"what it asked was answered by {by or 'somebody'}", NOTE_CHARS)
         if self.decision:
             yield one_line(f"{self.decision} by {self.decided_by or 'somebody'}", NOTE_CHARS)
         if self.child is not None:
@@ -129,7 +142,11 @@ def with_decisions(turns: Iterable[TurnView], events: Iterable[Event]) -> tuple[
             case ToolsChosen():
                 proposed |= {call.id: call for call in event.message.calls}
             case ToolPaused():
-                asked |= {item.call_id for item in event.pending if item.kind is PendingKind.QUESTION}
+                asks = [item for item in event.pending if not item.questions]
+                asked |= {item.call_id for item in asks if item.kind is PendingKind.QUESTION}
+            case InputGiven():
+                so_far = known.setdefault(event.call_id, {}).get("answered_by", ())
+                known[event.call_id]["answered_by"] = (*so_far, event.by)
             case ApprovalGiven():
                 own = None if event.arguments is None else arguments_of(proposed[event.call_id])
                 known.setdefault(event.call_id, {}).update(approved_by=event.by, proposed=own)

@@ -41,7 +41,9 @@ class MCPServer:
     link: Link = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.link = Link(name=self.name, launch=self.launch, start_s=self.start_s, heard=self._hear, elicit=self.desk.elicit)
+        self.link = Link(
+            name=self.name, launch=self.launch, start_s=self.start_s, heard=self._hear, elicit=self.desk.elicit
+        )
 
     @classmethod
     def stdio(

@@ -195,7 +195,9 @@ async def answered(tmp_path, run, content=None, **more):
 async def through(tmp_path, server_of, source, tool, *contents, words=(), **arguments):
     """Let a call ask, and answer it, each round in an agent and a server process of its own; return run and questions."""
     asked = []
-    async with agent_of(tmp_path, server_of(source, *words), say("", call(f"desk__{tool}", **arguments)), "done") as agent:
+    async with agent_of(
+        tmp_path, server_of(source, *words), say("", call(f"desk__{tool}", **arguments)), "done"
+    ) as agent:
         run = await agent.run("go", id="mine")
     for content in contents:
         (item,) = run.pending
