@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from agentfsm.cli.clean import exact_json
+from agentfsm.cli.inquiry import ask_inquiry
 from agentfsm.cli.plain import moment
 from agentfsm.cli.waits import WENT_UNSEEN, place_of, question_of
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError
-from agentfsm.core.inbox import Approve, Decision, Reject, Rerun, Settle
+from agentfsm.core.inbox import Approve, Decision, GiveInput, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ def _settled(item: Pending, outcome: Outcome, content: str) -> Decision:
 
 def _ask_question(terminal: Terminal, item: Pending, run_id: str) -> Decision | None:
     question = question_of(item)
+    if item.questions:
+        terminal.err(f"\n{item.tool} ({place_of(item, run_id)}) asks:")
+        _tell_end(terminal, item, "is none: the call goes without")
+        return ask_inquiry(terminal, item, user_name())
     if question is None:
         terminal.err(f"\n{item.tool} ({place_of(item, run_id)}) gets its result from outside. It was given:")
         terminal.err(exact_json(item.arguments))
@@ -151,6 +156,11 @@ async def _tell(agent: Agent, run_id: str, kind: PendingKind, decision: Decision
             await agent.approve(run_id, call_id, by=by, arguments=arguments, digest=digest or None)
         case Reject(message=message):
             await agent.reject(run_id, call_id, message=message, by=by)
+        case GiveInput(answers=answers, digest=digest):
+            several = answers if len(answers) > 1 else next(iter(answers.values()))
+            declined = all(each is None for each in answers.values())
+            content = None if declined else several
+            await agent.answer(run_id, call_id, content, declined=declined, by=by, digest=digest)
         case Rerun():
             await agent.settle(run_id, call_id, rerun=True, by=by)
         case Settle(outcome=outcome, content=content) if kind is PendingKind.QUESTION:

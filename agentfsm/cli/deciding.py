@@ -12,13 +12,15 @@ import anyio
 from agentfsm.cli.ask import tell, user_name
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import run_json
+from agentfsm.cli.inquiry import given
 from agentfsm.cli.place import Way, known_store, store_place
 from agentfsm.cli.plain import moment
 from agentfsm.cli.reach import agent_of, in_store, speaker, with_top
 from agentfsm.core.effects import PendingKind
-from agentfsm.core.errors import ConflictError, RunNotFoundError
+from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Approve, Decision, Input, InputKind, Priority, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, parts_of
+from agentfsm.decisions import awaited
 from agentfsm.engine.family import child_id
 
 if TYPE_CHECKING:
@@ -53,10 +55,23 @@ def settle(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 
 def answer(args: argparse.Namespace, terminal: Terminal) -> Exit:
-    """Give the result of a call that comes from outside."""
-    outcome = Outcome.FAILED if args.failed else Outcome.DONE
-    answered = Settle(call_id=args.call, by=_by(args), outcome=outcome, content=args.text)
-    return _decide(args, terminal, PendingKind.QUESTION, answered)
+    """Give the result of a call that comes from outside, or what a tool has asked in its call.
+
+    Raises:
+        MisuseError: when that is not what was asked.
+    """
+    store = known_store(store_place(args.store))
+    _, item = in_store(store, lambda: awaited(store, args.id, args.call, PendingKind.QUESTION))
+    said: Decision
+    if item.questions and not args.failed:
+        said = given(item, args.text, args.field, declined=args.decline, by=_by(args))
+    elif item.questions or args.decline or args.field or args.text is None:
+        wish = "no --failed: --decline says no" if item.questions else "a text, with --failed if it has no result"
+        raise MisuseError(f"{args.call} of run {args.id} takes {wish}")
+    else:
+        outcome = Outcome.FAILED if args.failed else Outcome.DONE
+        said = Settle(call_id=args.call, by=_by(args), outcome=outcome, content=args.text)
+    return _decide(args, terminal, PendingKind.QUESTION, said)
 
 
 def _decide(

@@ -228,7 +228,8 @@ def _ways(item: Pending, way: Way) -> list[str]:
     """Return the command lines that end the wait; none for a pause, which the line behind them ends."""
     if way.place is None and _WAYS[item.kind]:
         return [f"from Python, with {_METHODS[item.kind]}: its store is the agent's own"]
-    return [way.line(form.format(run=shlex.quote(item.run_id), call=item.call_id)) for form in _WAYS[item.kind]]
+    forms = _INQUIRY_WAYS if item.questions else _WAYS[item.kind]
+    return [way.line(form.format(run=shlex.quote(item.run_id), call=item.call_id)) for form in forms]
 
 
 _WAYS: Final = {
@@ -242,6 +243,8 @@ _WAYS: Final = {
     PendingKind.INPUT: ("send {run} TEXT",),
     PendingKind.PAUSE: (),
 }
+_INQUIRY_WAYS: Final = ("answer {run} {call} JSON", "answer {run} {call} --decline")
+# What a tool asks in the middle of its call.
 _METHODS: Final = {
     PendingKind.APPROVAL: "agent.approve or agent.reject",
     PendingKind.OUTCOME: "agent.settle",

@@ -13,7 +13,7 @@ from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, VALUE_CHARS, listed, mome
 from agentfsm.cli.waits import pending_line, wish
 from agentfsm.core import codec
 from agentfsm.core.audit import audit
-from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
+from agentfsm.core.events import ApprovalGiven, InputGiven, Paused, Resumed, ToolPaused, ToolsOffered
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult
 from agentfsm.core.parts import in_words
@@ -61,6 +61,8 @@ class CallView:
     # Who said yes; None where nobody was asked, or the journal was not looked at.
     proposed: dict[str, JSON] | None = None
     # The model's own arguments, where that person changed them.
+    answered_by: tuple[str, ...] = ()
+    # Who answered what its tool asked in the middle of the call, in order.
     decision: str = ""
     # Where its result came from outside: "answered", "rejected" or "settled"; empty as in `approved_by`.
     decided_by: str = ""
@@ -90,6 +92,8 @@ class CallView:
             yield one_line(f"approved by {self.approved_by or 'somebody'}", NOTE_CHARS)
         if self.proposed is not None:
             yield one_line(f"the model's own arguments, which were changed: {listed(self.proposed)}", NOTE_CHARS)
+        for by in self.answered_by:
+            yield one_line(f"what it asked was answered by {by or 'somebody'}", NOTE_CHARS)
         if self.decision:
             yield one_line(f"{self.decision} by {self.decided_by or 'somebody'}", NOTE_CHARS)
         if self.parts:
@@ -148,6 +152,7 @@ def _decided(call: CallView, record: AuditRecord | None) -> CallView:
         proposed=proposed,
         decision=record.decision,
         decided_by=record.decided_by,
+        answered_by=record.informed_by,
     )
 
 

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from agentfsm.cli.clean import one_line
+from agentfsm.cli.inquiry import question_lines
 from agentfsm.cli.plain import NOTE_CHARS, listed, moment
 from agentfsm.core.effects import PendingKind
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import Pending
 
+INQUIRY_CHARS: Final = 1_000
+# Of what a tool asks: its message, the address to open, and the fields to fill in.
 ASK_USER: Final = "ask_user"
 # The built-in tool that asks the user.
 WENT_UNSEEN: Final = "was under way when its worker died or was stopped, or when the run was forked"
@@ -76,6 +79,8 @@ def _what_became_of_it(item: Pending) -> str:
 
 
 def _what_is_the_answer(item: Pending) -> str:
+    if item.questions:
+        return one_line("; ".join(question_lines(item)), INQUIRY_CHARS) + until(item, "and the call goes without")
     question = question_of(item)
     asked = f"what does {item.tool}({listed(item.arguments)}) give?" if question is None else question
     return one_line(asked, NOTE_CHARS) + until(item, "and the run goes on without")

@@ -156,8 +156,14 @@ def _add_deciding(add: AddParser) -> None:
     what.add_argument("--result", metavar="TEXT", help="it was done, and returned this")
     what.add_argument("--failed", metavar="TEXT", help="it failed like this")
     what.add_argument("--rerun", action="store_true", help="run it again, under the same key")
-    answer.add_argument("text", help="what the model reads")
+    answer.add_argument(
+        "text", nargs="?", help="what the model reads; for a tool that asks: a JSON object, or its text"
+    )
     answer.add_argument("--failed", action="store_true", help="the text says why there is no result")
+    answer.add_argument(
+        "--field", metavar="NAME=VALUE", type=_field, action="append", default=[], help="a field of what a tool asks"
+    )
+    answer.add_argument("--decline", action="store_true", help="tell a tool that asks that you do not answer")
     _add_send(add)
     pause = _add(add, deciding.pause, text="let a run rest at its next step, until it is resumed")
     cancel = _add(add, deciding.cancel, text="end a run")
@@ -279,6 +285,13 @@ def _pair(text: str) -> tuple[str, str]:
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
     return key, value
+
+
+def _field(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise argparse.ArgumentTypeError(f"{text!r} is no field: write for example name=Ann")
+    return name, value
 
 
 def _object(text: str) -> str:

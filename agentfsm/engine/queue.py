@@ -197,7 +197,7 @@ class ToolQueue:
 
     async def run_one(self, job: Job) -> ToolResult | None:
         """Run one call; None where it waits for what is outside of the run."""
-        clock, call = self.clock, job.call
+        clock = self.clock
         since, started_at = clock.monotonic(), clock.now()
         told = _Told(self, job) if self.is_watched else None
         if told is not None:

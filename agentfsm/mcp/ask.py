@@ -58,7 +58,8 @@ class Told:
     # What a server of 2026-07-28 has given us to bring back.
     now: dict[str, str] = attrs.field(factory=dict)
     # What it asked last: its own keys, and ours.
-    _used: set[str] = attrs.field(factory=set, init=False)
+    used: set[str] = attrs.field(factory=set, init=False)
+    # Keys of answers that the server has been given.
 
     @classmethod
     def of(cls, ctx: RunContext[Any]) -> Told:
@@ -71,18 +72,18 @@ class Told:
         """Return the answer to what is asked, if it was given; each answer serves once, in their order."""
         mark = _mark(asked)
         for key, known in self.asked:
-            if known == mark and key in self.answers and key not in self._used:
-                self._used.add(key)
+            if known == mark and key in self.answers and key not in self.used:
+                self.used.add(key)
                 return _result(asked, self.answers[key])
         return None
 
     def replies(self, requests: Mapping[str, Asked]) -> dict[str, m.ElicitResult] | None:
         """Return the answers to all that is asked; None where one of them was not given."""
-        before = set(self._used)
+        before = set(self.used)
         found = {key: self.reply(asked) for key, asked in requests.items()}
         if all(found.values()):
             return {key: reply for key, reply in found.items() if reply is not None}
-        self._used = before
+        self.used = before
         return None
 
     def last(self) -> dict[str, m.ElicitResult]:
@@ -231,11 +232,13 @@ class _Attempt:
         if told.request_state is None:
             return await self.once()
         try:
-            return await self.once(told.last(), told.request_state or None)
+            result = await self.once(told.last(), told.request_state or None)
         except MCPError as error:
             if error.code != m.INVALID_PARAMS:
                 raise
-        return await self.once()
+            return await self.once()
+        told.used |= told.answers.keys()  # it has them, so what it asks now is asked anew
+        return result
 
 
 # Servers of the handshake era.

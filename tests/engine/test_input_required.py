@@ -227,7 +227,7 @@ async def test_words_for_other_waits_are_refused(store):
     agent = Desk().agent(store=store)
     run = await agent.run("go")
     for word in (agent.approve, agent.reject):
-        with pytest.raises(MisuseError, match="question of t1.0"):
+        with pytest.raises(MisuseError, match=r"question of t1\.0"):
             await word(run.id, "t1.0")
     with pytest.raises(MisuseError, match="declined=True"):
         await agent.answer(run.id, "t1.0", "no idea", failed=True)

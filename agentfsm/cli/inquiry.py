@@ -1,0 +1,155 @@
+"""What a tool asks a person in the middle of its call: shown, and taken in from a command line or a terminal."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentfsm.cli.clean import exact_json
+from agentfsm.core.errors import MisuseError
+from agentfsm.decisions import answered
+from agentfsm.engine.arguments import expected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.effects import Pending, Question
+    from agentfsm.core.inbox import GiveInput
+
+
+def _properties(question: Question) -> Mapping[str, Any]:
+    schema = question.schema or {}
+    properties: Mapping[str, Any] = schema.get("properties", {})
+    return properties
+
+
+def question_line(question: Question) -> str:
+    """Return what is asked: the message, the address to open, and the fields of the answer."""
+    opens = f" (open {question.url})" if question.url else ""
+    fields = ""
+    if _properties(question):
+        fields = (
+            f" [{expected({'properties': {}, **(question.schema or {})}).removeprefix('Parameters: ').rstrip('.')}]"
+        )
+    return f"{question.message}{opens}{fields}"
+
+
+def question_lines(item: Pending) -> Iterator[str]:
+    """Return all that a call asks; each under its key, where there are several."""
+    for question in item.questions:
+        key = f"{question.key}: " if len(item.questions) > 1 else ""
+        yield f"{key}{question_line(question)}"
+
+
+def given(
+    item: Pending,
+    text: str | None,
+    fields: Sequence[tuple[str, str]],
+    *,
+    declined: bool,
+    by: str,
+) -> GiveInput:
+    """Return the answer that a command line gives.
+
+    Args:
+        item: What is asked.
+        text: A JSON object, or plain text; None where there is none.
+        fields: Names of properties and their values; with a key and a dot in front, where several questions are asked.
+        declined: Whether the person declines.
+        by: Who says so.
+
+    Raises:
+        MisuseError: when it does not fit what is asked.
+    """
+    if text is not None and fields:
+        raise MisuseError("give the answer as one text, or as --field NAME=VALUE, and not both")
+    content = _from_fields(item, fields) if fields else _from_text(text)
+    return answered(item, content, declined=declined, by=by)
+
+
+def _from_text(text: str | None) -> Any:
+    """Return the object that a text holds, else the text."""
+    try:
+        value = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _from_fields(item: Pending, fields: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    if len(item.questions) == 1:
+        return {name: _value(item.questions[0], name, text) for name, text in fields}
+    content: dict[str, Any] = {question.key: {} for question in item.questions}
+    for name, text in fields:
+        question = next((each for each in item.questions if name.startswith(f"{each.key}.")), None)
+        if question is None:
+            keys = ", ".join(content)
+            raise MisuseError(f"--field {name}=... belongs to none of the questions {keys}: write KEY.NAME=VALUE")
+        own = name.removeprefix(f"{question.key}.")
+        content[question.key][own] = _value(question, own, text)
+    return content
+
+
+def _value(question: Question, name: str, text: str) -> Any:
+    """Return what a person wrote as the property's kind has it; what is no such thing is left for the check to tell."""
+    kind = _properties(question).get(name, {}).get("type", "string")
+    if kind == "string":
+        return text
+    try:
+        value = json.loads(text.lower() if kind == "boolean" else text)
+    except (ValueError, RecursionError):
+        value = text
+    return [each.strip() for each in text.split(",")] if kind == "array" and not isinstance(value, list) else value
+
+
+def ask_inquiry(terminal: Terminal, item: Pending, by: str) -> GiveInput | None:
+    """Put what a tool asks to whoever sits at the terminal; None leaves it for later."""
+    contents: dict[str, Any] = {}
+    for question in item.questions:
+        answer = _asked(terminal, item, question, by)
+        if answer is None:
+            return None
+        contents |= answer.answers
+    if all(content is None for content in contents.values()):
+        return answered(item, None, declined=True, by=by)
+    return answered(item, contents if len(contents) > 1 else contents[item.questions[0].key], declined=False, by=by)
+
+
+def _asked(terminal: Terminal, item: Pending, question: Question, by: str) -> GiveInput | None:
+    """Ask one question until the answer fits."""
+    alone = attrs.evolve(item, questions=(question,))
+    terminal.err(exact_json(question.message)[1:-1])
+    if question.url:
+        terminal.err(f"It has to be opened: {exact_json(question.url)[1:-1]}")
+    while True:
+        word = terminal.ask("Will you answer? [y/n]" if _properties(question) else "Do you agree? [y/n]")
+        if word is None:
+            return None
+        if word.lower() in {"n", "no"}:
+            return answered(alone, None, declined=True, by=by)
+        if word.lower() not in {"y", "yes"}:
+            continue
+        fields = _fields(terminal, question)
+        if fields is None:
+            return None
+        try:
+            return answered(alone, _from_fields(alone, fields), declined=False, by=by)
+        except MisuseError as error:
+            terminal.err(str(error))
+
+
+def _fields(terminal: Terminal, question: Question) -> list[tuple[str, str]] | None:
+    """Ask for each property; an empty line leaves it out. None where there is no answer."""
+    fields: list[tuple[str, str]] = []
+    schema = question.schema or {}
+    for name, part in _properties(question).items():
+        one = expected({"properties": {name: part}, "required": schema.get("required", ())})
+        text = terminal.ask(f"{one.removeprefix('Parameters: ').rstrip('.')}:")
+        if text is None:
+            return None
+        if text:
+            fields.append((name, text))
+    return fields
