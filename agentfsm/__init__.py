@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.agent import Agent
 from agentfsm.core.audit import AuditRecord
 from agentfsm.core.difference import Difference, difference
-from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.effects import Pending, PendingKind, Question
 from agentfsm.core.errors import (
     AgentError,
     ConflictError,
@@ -39,7 +39,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
-from agentfsm.engine.context import Found, RunContext
+from agentfsm.engine.context import Found, InputRequired, RunContext
 from agentfsm.engine.permission import Level, Permissions, Rule
 from agentfsm.engine.queue import ToolQueue
 from agentfsm.engine.registry import ToolRegistry
@@ -70,6 +70,7 @@ __all__ = [
     "IllegalTransitionError",
     "ImagePart",
     "InputKind",
+    "InputRequired",
     "Level",
     "Limits",
     "MisuseError",
@@ -80,6 +81,7 @@ __all__ = [
     "PendingKind",
     "Permissions",
     "Priority",
+    "Question",
     "RefusedError",
     "Replay",
     "Rule",

@@ -45,7 +45,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.run import A_co, Header, Phase, Run, begin
 from agentfsm.core.settings import Settings
-from agentfsm.decisions import awaited, decide, wake_callers
+from agentfsm.decisions import answered, awaited, decide, wake_callers
 from agentfsm.engine import journal as journals
 from agentfsm.engine import log
 from agentfsm.engine.audit import Audit, audit_of
@@ -610,23 +610,49 @@ class Agent(Generic[A_co]):
         run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL)
         await decide(self.store, run, item, Reject(call_id=call_id, by=by, message=clean(message)))
 
-    async def answer(self, run_id: str, call_id: str, content: str, *, failed: bool = False, by: str = "") -> None:
-        """Give the result of a call that comes from outside: of `ask_user`, or of a tool with `external=True`.
+    async def answer(
+        self,
+        run_id: str,
+        call_id: str,
+        content: str | Mapping[str, Any] | None = None,
+        *,
+        failed: bool = False,
+        declined: bool = False,
+        by: str = "",
+        digest: str | None = None,
+    ) -> None:
+        """Answer a question: give the result of a call that comes from outside, or what a tool has asked in its call.
+
+        The result of `ask_user`, or of a tool with `external=True`, is text. What a tool asks with `InputRequired` is
+        answered with an object that fits the question's schema, or with plain text where that is one string; several
+        questions are answered at once, by their keys. The tool is then called again.
 
         Args:
             run_id: The run, as `run.pending` names it.
             call_id: The call.
-            content: What the model reads.
-            failed: Whether it is an error.
+            content: What the model reads; or the answer to the tool, None where there is nothing to fill in. Of
+                several answers, None declines one.
+            failed: Whether a result is an error.
+            declined: The person does not want to answer the tool.
             by: Who says so.
+            digest: Of what was shown to whoever answers (`Pending.digest`): an answer to anything else is refused.
+                None: whatever the call asks now.
 
         Raises:
-            MisuseError: when the run waits for no such answer.
-            ConflictError: when it was answered already, or the time is up.
+            MisuseError: when the run waits for no such answer, or it does not fit what was asked; nothing is lost.
+            ConflictError: when it was answered already, the time is up, or something else is asked than was shown.
         """
         run, item = await awaited(self.store, run_id, call_id, PendingKind.QUESTION)
+        if digest is not None and digest != item.digest:
+            raise ConflictError(f"{call_id} was not answered: it asks something else than was shown, look at it again")
+        if item.questions and not failed:
+            return await decide(self.store, run, item, answered(item, content, declined=declined, by=by))
+        if item.questions:
+            raise MisuseError(f"{call_id} asks in the middle of its call: give the content, or declined=True")
+        if declined or not isinstance(content, str):
+            raise MisuseError(f"the result of {call_id} is text: give the content, with failed=True if there is none")
         outcome = Outcome.FAILED if failed else Outcome.DONE
-        await decide(self.store, run, item, Settle(call_id=call_id, by=by, outcome=outcome, content=clean(content)))
+        return await decide(self.store, run, item, Settle(call_id=call_id, by=by, outcome=outcome, content=clean(content)))
 
     async def settle(
         self,

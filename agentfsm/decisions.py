@@ -5,14 +5,16 @@ The first word on a call counts; whoever comes later learns who was first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
-from agentfsm.core.events import ApprovalGiven, ToolFinished
-from agentfsm.core.inbox import Wake
+from agentfsm.core.events import ApprovalGiven, InputGiven, ToolFinished
+from agentfsm.core.inbox import GiveInput, Wake
 from agentfsm.core.run import Phase, Run
 from agentfsm.engine.journal import load
+from agentfsm.engine.questions import fitting
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Decision
@@ -62,7 +64,7 @@ def _wait(item: Pending, run_id: str) -> str:
 async def _decided_by(store: Store, run_id: str, call_id: str) -> str:
     """Say who has decided on a call, as far as the journal knows."""
     for event in reversed((await store.read(run_id)).events):
-        if isinstance(event, ApprovalGiven) and event.call_id == call_id and event.by:
+        if isinstance(event, ApprovalGiven | InputGiven) and event.call_id == call_id and event.by:
             return f" by {event.by}"
         if isinstance(event, ToolFinished) and event.result.call_id == call_id and event.by:
             return f" by {event.by}"
@@ -77,6 +79,34 @@ async def decide(store: Store, run: Run, item: Pending, decision: Decision) -> N
     """
     await store.post(run.id, _key(run, item), decision, before=item.expires_at)
     await wake_callers(store, run.id, run.header.parent, _key(run, item))
+
+
+def answered(item: Pending, content: Any, *, declined: bool, by: str) -> GiveInput:
+    """Return the answer to what a tool has asked in the middle of its call, if it is one.
+
+    Args:
+        item: What was asked.
+        content: The answer to the only question, or to several by their keys, where None declines one.
+        declined: Whether all of them are declined.
+        by: Who says so.
+
+    Raises:
+        MisuseError: when it does not fit; it says what is wrong, and nothing is posted.
+    """
+    keys = [question.key for question in item.questions]
+    if declined and content is not None:
+        raise MisuseError(f"{item.call_id} is declined or answered: give declined=True or the content, and not both")
+    if declined:
+        return GiveInput(call_id=item.call_id, by=by, answers=dict.fromkeys(keys), digest=item.digest)
+    parts = {keys[0]: content} if len(keys) == 1 else content
+    if not isinstance(parts, Mapping) or set(parts) != set(keys):
+        names = ", ".join(map(repr, keys))
+        raise MisuseError(f"{item.call_id} has asked {names}: answer them all, by key; None declines one")
+    answers = {
+        each.key: None if len(keys) > 1 and parts[each.key] is None else fitting(each, parts[each.key])
+        for each in item.questions
+    }
+    return GiveInput(call_id=item.call_id, by=by, answers=answers, digest=item.digest)
 
 
 async def wake_callers(store: Store, run_id: str, parent: str | None, why: str) -> None:

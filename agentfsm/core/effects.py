@@ -22,6 +22,20 @@ class PendingKind(StrEnum):
 
 
 @attrs.frozen(kw_only=True)
+class Question:
+    """What a tool asks a person in the middle of its call; the call is made again with the answer."""
+
+    key: str
+    # By which the tool finds the answer again; unique among the questions of a pause.
+    message: str
+    # What the person reads.
+    schema: dict[str, Any] | None = None
+    # JSON Schema of the answer: an object whose properties are plain values. None: it is agreed to, or declined.
+    url: str = ""
+    # What the person has to open, where it is done elsewhere; what is done there does not come by here.
+
+
+@attrs.frozen(kw_only=True)
 class Pending:
     """One thing that has to come from outside before the run goes on."""
 
@@ -41,7 +55,9 @@ class Pending:
     # Seconds since 1970 by the store's clock; an approval not given by then is a no, as a question is not answered.
     # None: it waits for ever.
     digest: str = ""
-    # Of the tool and the arguments: what an approval is bound to.
+    # Of what is asked: what an approval, or the answer to a tool's questions, is bound to.
+    questions: tuple[Question, ...] = ()
+    # What a tool asks in the middle of its call, all answered at once; empty where the answer is the call's result.
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,7 @@ events, so that the table alone decides what comes next.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -140,6 +140,18 @@ class ToolPaused(Event):
     call_id: str
     pending: tuple[Pending, ...]
     # What it waits for: an answer, input, or decisions in the run of a sub-agent.
+    state: str | None = None
+    # JSON text that the tool gets back with the answers to its questions; None where it has asked none.
+
+
+@attrs.frozen(kw_only=True)
+class InputGiven(Event):
+    """A person has answered what a tool asked in the middle of its call: the call is made again."""
+
+    call_id: str
+    by: str = ""
+    answers: dict[str, Any]
+    # By the question's key: an object that fits its schema, or None where the person declined.
 
 
 @attrs.frozen(kw_only=True)
@@ -243,6 +255,7 @@ EVENTS: tuple[type[Event], ...] = (
     ToolFinished,
     ToolLost,
     ToolPaused,
+    InputGiven,
     ApprovalAsked,
     ApprovalGiven,
     ToolsReturned,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from hashlib import sha256
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -104,6 +104,18 @@ class Settle:
 
 
 @attrs.frozen(kw_only=True)
+class GiveInput:
+    """Answer what a tool has asked in the middle of its call; the call is made again."""
+
+    call_id: str
+    by: str = ""
+    answers: dict[str, Any]
+    # By the question's key: an object that fits its schema, or None where the person declines.
+    digest: str = ""
+    # Of the questions that whoever answers has seen.
+
+
+@attrs.frozen(kw_only=True)
 class Rerun:
     """Run a call again whose outcome nobody recorded; it keeps its idempotency key."""
 
@@ -135,7 +147,7 @@ class Wake:
     # That run.
 
 
-Decision: TypeAlias = Approve | Reject | Settle | Rerun
+Decision: TypeAlias = Approve | Reject | Settle | GiveInput | Rerun
 InboxItem: TypeAlias = Input | Decision | Cancel | Pause | Wake
 
 

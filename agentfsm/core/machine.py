@@ -62,6 +62,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.ToolFinished:  State.ACT,
         e.ToolLost:      State.ACT,
         e.ToolPaused:    State.ACT,
+        e.InputGiven:    State.ACT,
         e.ApprovalAsked: State.ACT,
         e.ApprovalGiven: State.ACT,
         e.ToolsReturned: State.REFLECT,

@@ -106,6 +106,18 @@ _ERRORS: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
 UNDECIDED: Final = frozenset({Phase.ASKED, Phase.LOST, Phase.PAUSED})
 
 
+@attrs.frozen(kw_only=True)
+class Inquiry:
+    """What the tool of an open call has asked people, and what it was told."""
+
+    rounds: int = 0
+    # How many times it has asked.
+    state: str = "null"
+    # What it gets back, as JSON text; the newest counts.
+    answers: Mapping[str, Any] = attrs.field(factory=dict)
+    # By the question's key, of all rounds: the answer, or None where it was declined.
+
+
 @attrs.frozen(kw_only=True, slots=False)
 class OpenCall:
     """A call of the turn that is not closed yet. Not slotted: many fields are written a third faster into a dict."""
@@ -123,6 +135,8 @@ class OpenCall:
     # Of the tool and the arguments that the person is asked about.
     waits: tuple[Pending, ...] = ()
     # What it waits for, in the phase PAUSED.
+    inquiry: Inquiry | None = None
+    # None where its tool has asked nothing.
     result: ToolResult | None = None
     # Present in the phase FINISHED only.
 
@@ -543,6 +557,7 @@ _COMES_IN: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
     e.ToolFinished: frozenset(Phase) - {Phase.FINISHED},
     e.ToolLost: frozenset(Phase) - {Phase.LOST, Phase.FINISHED},
     e.ToolPaused: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
+    e.InputGiven: frozenset({Phase.PAUSED}),
     e.ApprovalAsked: frozenset({Phase.INTENDED, Phase.ASKED}),
     e.ApprovalGiven: frozenset({Phase.ASKED, Phase.LOST}),
 }
@@ -604,7 +619,17 @@ def _tool_lost(run: Run[Any], event: e.ToolLost) -> Changes:
 
 
 def _tool_paused(run: Run[Any], event: e.ToolPaused) -> Changes:
-    return _evolved(run, event, event.call_id, phase=Phase.PAUSED, waits=event.pending)
+    changes: Changes = {"phase": Phase.PAUSED, "waits": event.pending}
+    if event.state is not None:
+        before = run.entry(event.call_id).inquiry or Inquiry()
+        changes["inquiry"] = attrs.evolve(before, rounds=before.rounds + 1, state=event.state)
+    return _evolved(run, event, event.call_id, **changes)
+
+
+def _input_given(run: Run[Any], event: e.InputGiven) -> Changes:
+    before = run.entry(event.call_id).inquiry or Inquiry()
+    inquiry = attrs.evolve(before, answers={**before.answers, **event.answers})
+    return _evolved(run, event, event.call_id, phase=Phase.APPROVED, waits=(), inquiry=inquiry)
 
 
 def _approval_asked(run: Run[Any], event: e.ApprovalAsked) -> Changes:
@@ -731,6 +756,7 @@ _FOLD: Mapping[type[e.Event], Callable[[Run[Any], Any], Changes]] = MappingProxy
         e.ToolFinished: _tool_finished,
         e.ToolLost: _tool_lost,
         e.ToolPaused: _tool_paused,
+        e.InputGiven: _input_given,
         e.ApprovalAsked: _approval_asked,
         e.ApprovalGiven: _approval_given,
         e.ToolsReturned: _tools_returned,

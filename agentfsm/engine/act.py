@@ -10,21 +10,22 @@ import anyio
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.effects import Pending, RunTools, Wait
-from agentfsm.core.inbox import Approve, Posted, Rerun
+from agentfsm.core.effects import RunTools, Wait
+from agentfsm.core.inbox import Approve, GiveInput, Posted, Rerun
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult, clean
-from agentfsm.core.run import UNDECIDED, OpenCall, Phase, place_in
+from agentfsm.core.run import UNDECIDED, Inquiry, OpenCall, Phase, place_in
 from agentfsm.engine.access import absence, barred, context_of, turn_of
 from agentfsm.engine.arguments import check_object, object_text, repair
 from agentfsm.engine.builtin import builtin
 from agentfsm.engine.children import returned
-from agentfsm.engine.context import RunContext, ToolKind
-from agentfsm.engine.decide import decide, needs_approval
+from agentfsm.engine.context import InputRequired, Paused, RunContext, ToolKind
+from agentfsm.engine.decide import decide, inquired, needs_approval
 from agentfsm.engine.dispatch import End, Host, failed
 from agentfsm.engine.drive import Drive
 from agentfsm.engine.early import Attempt, EarlyCalls
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.family import Parent
+from agentfsm.engine.questions import ROUNDS
 from agentfsm.engine.queue import ToolQueue
 from agentfsm.engine.render import decided
 from agentfsm.engine.stream import AgentEvent, ToolEvent
@@ -33,6 +34,7 @@ from agentfsm.ports import ProposedCall
 from agentfsm.tally import BYTES, estimated_tokens
 
 if TYPE_CHECKING:
+    from agentfsm.core.run import Run
     from agentfsm.engine.journal import Journal
     from agentfsm.engine.registry import ToolRegistry
 
@@ -103,8 +105,8 @@ class RunHost(Host):
 
     engine: Engine
     drive: Drive
-    held: list[ToolResult] | None = None
-    # Results of calls that started before the reply was in the journal; None where they are committed as they come.
+    held: list[ToolResult | e.ToolPaused] | None = None
+    # What became of calls that started before the reply was in the journal; None where it is committed as it comes.
 
     def find(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
         """Return the tool of that name: the agent's, or one that the engine brings along."""
@@ -126,12 +128,13 @@ class RunHost(Host):
     def context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
         """Make what a tool may know of its call."""
         run = self.drive.journal.run
-        attempts = [entry.attempts for entry in run.open if entry.call.id == call.id]
+        entry = _entry_of(run, call)
         return attrs.evolve(
             context_of(self.drive),
             call_id=call.id,
             idempotency_key=call.key,
-            attempt=max([1, *attempts]),
+            attempt=max(1, entry.attempts),
+            inquiry=entry.inquiry or Inquiry(),
             deadline=deadline,
             kept=self._kept,
             parent=self._parent() if tool.kind is ToolKind.AGENT else None,
@@ -181,7 +184,7 @@ class RunHost(Host):
 
     async def starting(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Record that a call is about to run; what may have an effect does not start before that is durable."""
-        if tool.read_only and tool.requires_approval is False:
+        if tool.read_only and call.id not in self.drive.granted:
             return
         journal = self.drive.journal
         facts, taken = self._spent(call.id)
@@ -195,8 +198,10 @@ class RunHost(Host):
     def _spent(self, call_id: str) -> tuple[list[e.Event], list[int]]:
         """Spend the decision that lets a call run: return what is to be recorded of it, and its row in the inbox."""
         row = self.drive.granted.pop(call_id, None)
-        if row is None or not isinstance(row.item, Approve | Rerun):
+        if row is None or not isinstance(row.item, Approve | Rerun | GiveInput):
             return [], []
+        if isinstance(row.item, GiveInput):
+            return [e.InputGiven(call_id=call_id, by=row.item.by, answers=row.item.answers)], [row.number]
         edited = row.item.arguments if isinstance(row.item, Approve) else None
         return [e.ApprovalGiven(call_id=call_id, by=row.item.by, arguments=edited)], [row.number]
 
@@ -222,21 +227,42 @@ class RunHost(Host):
             journal.log.info("call", call=result.call_id, tool=tool, outcome=outcome, wall_s=wall_s)
 
     def release(self) -> None:
-        """Record the results that were held back: the reply that asked for them is in the journal."""
+        """Record what was held back: the reply that asked for it is in the journal."""
         held, self.held = self.held or [], None
-        for result in held:
-            self.finished(result)
+        for each in held:
+            if isinstance(each, ToolResult):
+                self.finished(each)
+            else:
+                self.drive.journal.commit(each)
 
-    def paused(self, call: ToolCall, pending: Sequence[Pending]) -> bool:
-        """Record what a call waits for."""
+    async def paused(self, call: ToolCall, tool: Tool[..., Any], pause: Paused) -> End | None:
+        """Record what a call waits for; one that asks people again and again comes to an end."""
         self.drive.woken -= {call.id}
-        self.drive.journal.commit(e.ToolPaused(call_id=call.id, pending=tuple(pending)))
-        return True
+        run, waits, state = self.drive.journal.run, pause.pending, None
+        if isinstance(pause, InputRequired):
+            rounds = (_entry_of(run, call).inquiry or Inquiry()).rounds
+            if rounds >= ROUNDS:
+                text = f"{call.name} has asked for input {rounds} times and still asks for more: it was given up."
+                return failed(text, ErrorType.TOOL)
+            waits = (inquired(run, tool, call, pause, rounds, await self.drive.journal.store.now()),)
+            state = pause.state
+        fact = e.ToolPaused(call_id=call.id, pending=waits, state=state)
+        if self.held is None:
+            self.drive.journal.commit(fact)
+        else:
+            self.held.append(fact)
+        return None
 
     def count(self, text: str) -> int:
         """Return the tokens of a text, exactly where a vocabulary is loaded."""
         counter = self.drive.tally.counter
         return estimated_tokens(text) if counter is BYTES else counter.count(text)
+
+
+def _entry_of(run: Run, call: ToolCall) -> OpenCall:
+    """Return the open call; as it was chosen, where the reply that chose it is not in the journal yet."""
+    found = next((entry for entry in run.open if entry.call.id == call.id), None)
+    return OpenCall(call=call) if found is None else found
 
 
 def early_calls(engine: Engine, drive: Drive) -> EarlyCalls:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Mapping
+from copy import deepcopy
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import attrs
 
-from agentfsm.core.effects import Pending
-from agentfsm.core.messages import AgentCost, ErrorType, Outcome
+from agentfsm.core.effects import Pending, Question
+from agentfsm.core.messages import JSON, AgentCost, ErrorType, Outcome
+from agentfsm.core.run import Inquiry
+from agentfsm.engine.questions import checked, state_text
 
 D = TypeVar("D")
 
@@ -51,7 +56,7 @@ class RunContext(Generic[D]):
     idempotency_key: str = ""
     # The same on every attempt at this call: hand it to the service that must not act twice.
     attempt: int = 1
-    # 1, or more when an earlier attempt was cut off or is retried.
+    # 1, or more when an earlier attempt was cut off, is retried, or has asked a person.
     deadline: float = float("inf")
     # Seconds since 1970 by which the call is cut off.
     user: str | None = None
@@ -64,6 +69,8 @@ class RunContext(Generic[D]):
     # The whole content of an earlier result of the run, by its call's id.
     tell: Callable[[Any], None] | None = attrs.field(default=None, repr=False)
     # Where the events of an agent that is a tool go; None when nobody watches.
+    inquiry: Inquiry = attrs.field(factory=Inquiry, repr=False)
+    # What the tool has asked people, and was told: `answers` and `state`.
     parent: Any = attrs.field(default=None, repr=False)
     # For a tool that is an agent: the run that it works for (`engine.family.Parent`).
 
@@ -80,6 +87,19 @@ class RunContext(Generic[D]):
     def cancelled(self) -> bool:
         """Whether the call was given up (time-out, cancellation): a plain function should look, and stop."""
         return self.ending.given_up
+
+    @property
+    def answers(self) -> Mapping[str, Any]:
+        """What people have answered so far to the tool's own `InputRequired`, by the question's key.
+
+        Each is a dict that fits the question's schema, or None where it was declined. Empty on a first attempt.
+        """
+        return MappingProxyType(deepcopy(dict(self.inquiry.answers)))
+
+    @property
+    def state(self) -> Any:
+        """The `state` of the tool's newest `InputRequired`, as JSON has it; None on a first attempt."""
+        return json.loads(self.inquiry.state)
 
 
 @attrs.frozen
@@ -111,3 +131,30 @@ class Paused(Exception):  # noqa: N818  it is no error: the call goes on later
     def __init__(self, pending: tuple[Pending, ...]) -> None:
         super().__init__(pending)
         self.pending = pending
+
+
+class InputRequired(Paused):
+    """Raised by a tool that has to ask a person; its call ends, and is made again when the answer is there.
+
+    Nothing waits in memory: the run is stored with the questions, anybody may answer (`agent.answer`), and the tool is
+    called anew from its beginning, by whichever process goes on with the run. It then finds `ctx.answers` and
+    `ctx.state`. What it did before it asked, it does again: ask first, or keep in `state` what is done.
+
+    Attributes:
+        questions: What is asked; all of them are answered at once.
+        state: What the tool gets back, as JSON text.
+    """
+
+    def __init__(self, *questions: Question, state: JSON = None) -> None:
+        """Ask.
+
+        Args:
+            *questions: 1 to 20, each under a key of its own.
+            state: Anything that JSON can hold, up to 250,000 characters of it: what the next attempt has to know.
+
+        Raises:
+            MisuseError: when a question cannot be asked, or the state cannot be kept.
+        """
+        super().__init__(())
+        self.questions = checked(questions)
+        self.state = state_text(state)

@@ -6,6 +6,7 @@ a store refuses it from that moment on; and one that is there was made in time, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from inspect import iscoroutinefunction
 from math import inf
@@ -17,17 +18,18 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ArgumentsError
-from agentfsm.core.inbox import Approve, Cancel, Decision, Input, Posted, Reject, Rerun, Settle
+from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, Posted, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, clean
-from agentfsm.core.run import UNDECIDED, OpenCall, Phase
+from agentfsm.core.run import UNDECIDED, OpenCall, Phase, arguments_of
 from agentfsm.engine import render
 from agentfsm.engine.access import absence, barred
-from agentfsm.engine.context import Found, RunContext
+from agentfsm.engine.context import Found, InputRequired, RunContext
 from agentfsm.engine.drive import Drive
 from agentfsm.engine.engine import Engine
 from agentfsm.engine.journal import load
 from agentfsm.engine.render import decided
-from agentfsm.engine.tools import ANSWER_EXPIRES_S, POLICIES, Arguments, Tool
+from agentfsm.engine.tools import ANSWER_EXPIRES_S, DIGEST_CHARS, POLICIES, Arguments, Tool
 from agentfsm.threads import in_thread
 
 if TYPE_CHECKING:
@@ -116,6 +118,8 @@ def _lets_run(engine: Engine, entry: OpenCall, row: Posted) -> bool:
     """Whether a person has let the call run, as it is now."""
     if isinstance(row.item, Approve):
         return entry.phase is Phase.ASKED and row.item.digest == entry.digest and not _has_changed(engine, entry)
+    if isinstance(row.item, GiveInput):
+        return entry.phase is Phase.PAUSED and row.item.digest == entry.waits[0].digest
     return isinstance(row.item, Rerun) and entry.phase is Phase.LOST
 
 
@@ -232,6 +236,39 @@ def _settled(engine: Engine, drive: Drive, call: ToolCall, outcome: Outcome, con
     tool, result = engine.registry.get(call.name), decided(call, outcome, content)
     shown = None if tool is None else render.shown_chars(result.content, tool, drive.queue.host.count)
     return attrs.evolve(result, shown_chars=shown)
+
+
+def inquired(
+    run: Run,
+    tool: Tool[..., Any],
+    call: ToolCall,
+    pause: InputRequired,
+    rounds: int,
+    now: float,
+) -> Pending:
+    """Return what a call waits for whose tool asks a person.
+
+    Args:
+        run: The run of the call.
+        tool: What asks.
+        call: The call that it was asked in.
+        pause: The questions.
+        rounds: How many times it has asked before.
+        now: Seconds since 1970 by the store's clock.
+    """
+    arguments = tool.arguments(tool.bind(call.arguments))
+    asked = [rounds, *map(attrs.asdict, pause.questions)]
+    return Pending(
+        kind=PendingKind.QUESTION,
+        run_id=run.id,
+        call_id=call.id,
+        tool=call.name,
+        arguments=arguments_of(call),
+        description="\n".join([each.message for each in pause.questions])[:DESCRIPTION_CHARS],
+        expires_at=now + _patience_s(tool, arguments),
+        digest=hash_of(json.dumps(asked, sort_keys=True), DIGEST_CHARS),
+        questions=pause.questions,
+    )
 
 
 def _patience_s(tool: Tool[..., Any], arguments: Arguments) -> float:

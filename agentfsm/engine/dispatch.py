@@ -28,7 +28,6 @@ from agentfsm.tally import estimated_tokens
 from agentfsm.threads import in_thread, is_foreign, isolated, soon
 
 if TYPE_CHECKING:
-    from agentfsm.core.effects import Pending
     from agentfsm.core.messages import ToolResult
     from agentfsm.engine.bulkhead import Bulkhead
     from agentfsm.engine.plan import Access
@@ -95,9 +94,9 @@ class Host:
     def finished(self, result: ToolResult) -> None:
         """Take a result, as it comes."""
 
-    def paused(self, call: ToolCall, pending: Sequence[Pending]) -> bool:  # noqa: ARG002  nobody can answer here
-        """Take note that a call waits for what is outside, and return True; False where that cannot be."""
-        return False
+    async def paused(self, call: ToolCall, tool: Tool[..., Any], pause: Paused) -> End | None:  # noqa: ARG002  nobody can answer here
+        """Take note that a call waits for what is outside; where that cannot be, say how the call ends instead."""
+        return failed("it waits for a decision that nobody can give here", ErrorType.BLOCKED, retryable=True)
 
     def count(self, text: str) -> int:
         """Return the tokens of a text, or about so many."""

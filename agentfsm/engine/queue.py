@@ -205,13 +205,11 @@ class ToolQueue:
             job.started = told.started
         self.running.calls += 1
         try:
-            end = await self._dispatcher.end_of(job)
-        except Paused as pause:
-            if self.host.paused(call, pause.pending):
+            end = await self._end_of(job)
+            if end is None:
                 if told is not None:
                     told.paused()
                 return None
-            end = failed("it waits for a decision that nobody can give here", ErrorType.BLOCKED, retryable=True)
         except BaseException:
             if told is not None:
                 told.cut_off(clock.monotonic() - since)
@@ -223,6 +221,14 @@ class ToolQueue:
         if told is not None:
             told.ended(result)
         return result
+
+    async def _end_of(self, job: Job) -> End | None:
+        """Run one call, and return how it ended; None where it waits."""
+        try:
+            return await self._dispatcher.end_of(job)
+        except Paused as pause:
+            assert job.tool is not None  # it has raised it  # noqa: S101
+            return await self.host.paused(job.call, job.tool, pause)
 
     def _result(self, job: Job, end: End, started_at: float, duration_s: float) -> ToolResult:
         tool, content = job.tool, render.kept(end.text)

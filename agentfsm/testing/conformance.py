@@ -33,7 +33,7 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.effects import Pending, PendingKind, Question
 from agentfsm.core.errors import (
     ConflictError,
     LeaseHeldError,
@@ -53,6 +53,7 @@ from agentfsm.core.events import (
     Continued,
     Event,
     Failed,
+    InputGiven,
     Judged,
     ModelFaltered,
     Observed,
@@ -70,6 +71,7 @@ from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import (
     Approve,
     Cancel,
+    GiveInput,
     Input,
     InputKind,
     Pause,
@@ -242,6 +244,15 @@ def every_event() -> tuple[Event, ...]:
         expires_at=9.5,
         digest="d",
     )
+    asks = Pending(
+        kind=PendingKind.QUESTION,
+        run_id="r1",
+        call_id="t1.0",
+        questions=(
+            Question(key="who", message=HOSTILE, schema={"properties": {"a": {"type": "integer"}}}),
+            Question(key="pay", message="x", url="https://example.org/pay"),
+        ),
+    )
     said = AssistantMessage(text=HOSTILE, calls=(call,))
     parts = (TextPart(text="x"), ImagePart(url="https://example.org/x.png", detail="low"))
     return (
@@ -264,6 +275,8 @@ def every_event() -> tuple[Event, ...]:
         ToolFinished(at=2.0, result=result, by="ann"),
         ToolLost(at=2.0, call_id="t1.0"),
         ToolPaused(at=2.0, call_id="t1.0", pending=(waits,)),
+        ToolPaused(at=2.0, call_id="t1.0", pending=(asks,), state='{"a": [1, null]}'),
+        InputGiven(at=2.0, call_id="t1.0", by="ann", answers={"who": {"a": 1, "b": [HOSTILE]}, "pay": None}),
         ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE, digest="d"),
         ApprovalGiven(at=2.0, call_id="t1.0", by="ann", arguments='{"a":1}'),
         ToolsReturned(at=2.0),
@@ -793,6 +806,7 @@ class StoreConformance:
             Approve(call_id="t1.0", by="ann", arguments='{"a":1}', digest="d"),
             Reject(call_id="t1.0", by="ann", message=HOSTILE),
             Settle(call_id="t1.0", by="ann", outcome=Outcome.FAILED, content=HOSTILE),
+            GiveInput(call_id="t1.0", by="ann", answers={"who": {"a": HOSTILE}, "pay": None}, digest="d"),
             Rerun(call_id="t1.0", by="ann"),
             Cancel(by="ann", message=HOSTILE),
             Pause(by="ann", message=HOSTILE),

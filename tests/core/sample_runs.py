@@ -1,7 +1,7 @@
 """Small builders for the core's tests: calls, results, events, and a run in every state and phase."""
 
 from agentfsm.core import events as e
-from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.effects import Pending, PendingKind, Question
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
@@ -93,6 +93,29 @@ WAITED = Pending(
 )
 # What a sub-agent waits for, in its own run.
 PAUSED = e.ToolPaused(call_id="t1.0", pending=(WAITED,))
+QUESTION = Question(
+    key="who",
+    message="Who pays?",
+    schema={"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+)
+INQUIRED = e.ToolPaused(
+    call_id="t1.0",
+    pending=(
+        Pending(
+            kind=PendingKind.QUESTION,
+            run_id="r1",
+            call_id="t1.0",
+            tool="pay",
+            description="Who pays?",
+            expires_at=500.0,
+            digest="d1",
+            questions=(QUESTION,),
+        ),
+    ),
+    state='{"cents": 5}',
+)
+# A tool that asks a person in the middle of its call.
+GIVEN = e.InputGiven(call_id="t1.0", by="ann", answers={"who": {"name": "Ann"}})
 
 CHANGED = Fingerprint(instructions="0a1b2c3d", model="gpt-4o", tools={"search": "4e5f6071"})
 # Of an agent that is not what it was.
@@ -110,6 +133,7 @@ SAMPLES = {
     e.ToolFinished: finished(),
     e.ToolLost: LOST,
     e.ToolPaused: PAUSED,
+    e.InputGiven: GIVEN,
     e.ApprovalAsked: ASKED,
     e.ApprovalGiven: APPROVED,
     e.ToolsReturned: e.ToolsReturned(),
@@ -125,6 +149,7 @@ BEFORE = {
     e.ToolFinished: (STARTED,),
     e.ToolLost: (STARTED,),
     e.ToolPaused: (STARTED,),
+    e.InputGiven: (STARTED, INQUIRED),
     e.ApprovalGiven: (ASKED,),
     e.ToolsReturned: (finished(),),
 }

@@ -19,7 +19,7 @@ from agentfsm.core import codec
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_header, decode_item, encode_header, encode_item, fields_of
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, TooNewError
-from agentfsm.core.inbox import Approve, Cancel, InboxItem, Input, Pause, Reject, Rerun, Settle, Wake
+from agentfsm.core.inbox import Approve, Cancel, GiveInput, InboxItem, Input, Pause, Reject, Rerun, Settle, Wake
 from agentfsm.core.messages import AgentCost, AudioPart, FilePart, ImagePart, Outcome, TextPart, Usage
 from agentfsm.core.run import FORMAT, Header
 from agentfsm.core.settings import Settings
@@ -288,6 +288,7 @@ MANNERS = [
     *[(encode_event, decode_event, event) for event in SAMPLES.values()],
     *[(encode_item, decode_item, decision(call_id="t1.0")) for decision in (Approve, Reject, Rerun)],
     (encode_item, decode_item, Settle(call_id="t1.0", outcome=Outcome.DONE, content="ok")),
+    (encode_item, decode_item, GiveInput(call_id="t1.0", answers={"who": None})),
     (encode_item, decode_item, Input(parts=PROMPT)),
     (encode_item, decode_item, Cancel()),
     (encode_item, decode_item, Pause()),

@@ -13,7 +13,7 @@ from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event, decode_header, decode_item, encode_event, encode_header, encode_item
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.inbox import Approve, Cancel, InboxItem, Input, InputKind, Pause, Reject, Rerun, Settle, Wake
+from agentfsm.core.inbox import Approve, Cancel, GiveInput, InboxItem, Input, InputKind, Pause, Reject, Rerun, Settle, Wake
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import (
@@ -307,6 +307,10 @@ def test_no_field_is_left_out():
 
 ADDED_LATER = frozenset(
     {
+        GiveInput,
+        e.InputGiven,
+        (Pending, "questions"),
+        (e.ToolPaused, "state"),
         e.Paused,
         e.Resumed,
         Pause,

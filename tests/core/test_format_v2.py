@@ -17,7 +17,7 @@ from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event, decode_header, decode_item
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.inbox import Approve, InboxItem, Input, InputKind, Pause, Priority, Wake
+from agentfsm.core.inbox import Approve, GiveInput, InboxItem, Input, InputKind, Pause, Priority, Wake
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, AssistantMessage, ErrorType, Outcome, TextPart, ToolResult, Usage
@@ -157,6 +157,10 @@ IMPLIED = frozenset({(Header, "format")})
 # What no record holds, since it is what the first one says of all.
 ADDED_LATER = frozenset(
     {
+        GiveInput,
+        e.InputGiven,
+        (Pending, "questions"),
+        (e.ToolPaused, "state"),
         e.Judged,
         (Header, "settings"),
         (AssistantMessage, "native"),

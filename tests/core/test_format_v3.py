@@ -14,8 +14,8 @@ from test_format_v2 import JOURNAL as JOURNAL_2
 
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event, decode_header, decode_item, encode_event, encode_header, encode_item
-from agentfsm.core.effects import PendingKind
-from agentfsm.core.inbox import InboxItem, Input, InputKind, Priority
+from agentfsm.core.effects import Pending, PendingKind, Question
+from agentfsm.core.inbox import GiveInput, InboxItem, Input, InputKind, Priority
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import (
@@ -73,6 +73,22 @@ VERDICT = Verdict(
     step="2",
     note="add the fees",
 )
+INQUIRY = Pending(
+    kind=PendingKind.QUESTION,
+    run_id="order-17",
+    call_id="t5.0",
+    tool="clerk",
+    description="Who are you?",
+    digest="4e07408562bedb8b",
+    questions=(
+        Question(
+            key="who",
+            message="Who are you?",
+            schema={"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}},
+        ),
+        Question(key="pay", message="Pay there.", url="https://pay.example.com/17"),
+    ),
+)
 FURTHER = (
     *FURTHER_2,
     e.ToolsChosen(message=AssistantMessage(text="so", native=NATIVE), usage=DEAR, model="haiku"),
@@ -108,10 +124,13 @@ FURTHER = (
     e.Continued(note="add the fees", refused=True),
     e.Continued(note="your last words", loop=True, is_last=True),
     e.Continued(asks="Which order is it?"),
+    e.ToolPaused(call_id="t5.0", pending=(INQUIRY,), state='{"step": 2}'),
+    e.InputGiven(call_id="t5.0", by="bob", answers={"who": {"name": "Ann", "age": 41}, "pay": None}),
 )
 ITEMS = (
     *ITEMS_2,
     Input(kind=InputKind.USER, parts=(TextPart(text="this one"), FilePart(url="https://example.com/a.pdf"))),
+    GiveInput(call_id="t5.0", by="bob", answers={"who": {"name": "Ann", "age": 41}, "pay": None}, digest="4e07408562bedb8b"),
 )
 
 

@@ -14,7 +14,8 @@ DESIGN = """
 OBSERVE  Observed THINK  Paused OBSERVE  Resumed OBSERVE  Failed ERROR
 THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered THINK  Compacted THINK
 THINK    ToolsOffered THINK  Paused THINK  Resumed THINK  Failed ERROR
-ACT      ToolStarted ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT  ApprovalAsked ACT  ApprovalGiven ACT
+ACT      ToolStarted ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT  InputGiven ACT
+ACT      ApprovalAsked ACT  ApprovalGiven ACT
 ACT      ToolsReturned REFLECT  Paused ACT  Resumed ACT  Failed ERROR
 REFLECT  Judged REFLECT  Continued OBSERVE  Accepted DONE  Paused REFLECT  Resumed REFLECT  Failed ERROR
 """

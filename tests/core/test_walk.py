@@ -7,7 +7,7 @@ import attrs
 from hypothesis import event as note
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_runs import TASK, WAITED, answer, call, header, result, sound_history
+from sample_runs import INQUIRED, TASK, WAITED, answer, call, header, result, sound_history
 
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event, encode_event
@@ -41,6 +41,7 @@ thoughts = st.sampled_from(
 )
 names = st.lists(st.sampled_from("xyz"), min_size=1, max_size=4)
 costs = st.builds(AgentCost, agent=text, run_id=text, usage=usage, usd=st.none(), turns=st.just(1))
+answers = st.dictionaries(st.sampled_from("ab"), st.none() | st.just({"name": "x"}), max_size=2)
 edited = st.none() | st.just('{"edited": true}')
 disabled = st.lists(st.sampled_from("xyz"), max_size=2).map(tuple)
 continued = st.builds(
@@ -98,7 +99,7 @@ def work(run, draw, calls):
         case Phase.INTENDED, 0:
             return draw(st.sampled_from([asks(asked.id, draw), paused(asked.id), e.ToolLost(call_id=asked.id)]))
         case Phase.RUNNING, 0:
-            return draw(st.sampled_from([e.ToolLost(call_id=asked.id), paused(asked.id)]))
+            return draw(st.sampled_from([e.ToolLost(call_id=asked.id), paused(asked.id), inquired(asked.id)]))
         case ((Phase.INTENDED | Phase.APPROVED | Phase.RUNNING), 1):
             return e.ToolStarted(call_id=asked.id, repeatable=draw(st.booleans()))
     return ended(asked, draw)
@@ -112,12 +113,18 @@ def paused(call_id):
     return e.ToolPaused(call_id=call_id, pending=(WAITED,))
 
 
+def inquired(call_id):
+    return attrs.evolve(INQUIRED, call_id=call_id)
+
+
 def decide(run, draw):
     """Draw what may come of what a person decides, here or in the run of a sub-agent."""
     entry = draw(st.sampled_from([entry for entry in run.open if entry.phase in UNDECIDED]))
     asked = entry.call
     if entry.phase is Phase.ASKED and not draw(st.integers(0, 3)):
         return asks(asked.id, draw)  # its tool has changed
+    if entry.phase is Phase.PAUSED and entry.waits == INQUIRED.pending and draw(st.booleans()):
+        return e.InputGiven(call_id=asked.id, by=draw(text), answers=draw(answers))
     if entry.phase is Phase.PAUSED:
         return draw(st.sampled_from([e.ToolStarted(call_id=asked.id), paused(asked.id), ended(asked, draw)]))
     if draw(st.booleans()):
@@ -228,6 +235,19 @@ def check_reflection(run, events):
         assert isinstance(since[-1], e.Judged)
 
 
+def check_inquiries(run, events):
+    """What people have answered is there for the next attempt, whatever happens to the call meanwhile."""
+    for entry in run.open:
+        if entry.phase is Phase.FINISHED:
+            continue
+        asked = [event for event in events if isinstance(event, e.ToolPaused) and event.call_id == entry.call.id]
+        rounds = sum(event.state is not None for event in asked)
+        given = [event for event in events if isinstance(event, e.InputGiven) and event.call_id == entry.call.id]
+        told = {key: value for event in given for key, value in event.answers.items()}
+        assert (entry.inquiry is None) == (rounds == 0)
+        assert entry.inquiry is None or (entry.inquiry.rounds, dict(entry.inquiry.answers)) == (rounds, told)
+
+
 def check_errors(run, _events):
     """Errors come by turn, and there are as many as turns failed in a row."""
     assert all(a.turn <= b.turn for a, b in pairwise(run.errors))
@@ -249,7 +269,7 @@ def check_marks(run, events):
     assert run.offered == next((event.tools for event in last if isinstance(event, e.ToolsOffered)), None)
 
 
-CHECKS = (check_counts, check_histories, check_calls, check_state, check_errors, check_marks, check_reflection)
+CHECKS = (check_counts, check_histories, check_calls, check_state, check_errors, check_marks, check_reflection, check_inquiries)
 
 
 @settings(max_examples=200, deadline=None)
