@@ -112,5 +112,7 @@ def _said(record: AuditRecord) -> Iterator[str]:
         yield f"approved by {record.approved_by or 'somebody'}"
     if record.proposed is not None:
         yield f"the model's own arguments, which were changed: {listed(record.proposed)}"
+    for by in record.informed_by:
+        yield f"what it asked in between was answered by {by or 'somebody'}"
     if record.decision:
         yield f"{record.decision} by {record.decided_by or 'somebody'}"

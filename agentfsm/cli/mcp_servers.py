@@ -119,14 +119,19 @@ def _listed(
 ) -> Exit:
     async def report(server: MCPServer) -> dict[str, Any]:
         await server.update()  # which starts it only if that is approved
-        return {what: [attrs.asdict(each) for each in await ask(server)]}
+        try:
+            found = await ask(server)
+        except MisuseError:  # it has not declared that it has such things
+            found = ()
+        return {what: [attrs.asdict(each) for each in found]}
 
     reports = anyio.run(_asked, load(args.file, None), report)
     if terminal.json:
         terminal.document({"servers": reports})
         return _code(reports)
     for each in reports:
-        for text in (*_head(each), *[f"  {one_line(line(found), NOTE_CHARS)}" for found in each.get(what, ())]):
+        found = [f"  {one_line(line(one), NOTE_CHARS)}" for one in each.get(what, ())]
+        for text in (*_head(each), *(found or _none(each, what))):
             terminal.out(text)
     return _code(reports)
 
@@ -156,6 +161,11 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
     yield f"server {report['name']}: {one_line(report['reached_by'], NOTE_CHARS)}"
     for line in report.get("error", "").splitlines():
         yield f"  {line}"
+
+
+def _none(report: dict[str, Any], what: str) -> list[str]:
+    """Return what is said of a server that has none; nothing where it could not be asked."""
+    return [] if "error" in report else [f"  no {what}"]
 
 
 def _code(reports: Iterable[dict[str, Any]]) -> Exit:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.effects import PendingKind
+from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.run import Header, OpenCall, Phase, Run, arguments_of, begin
@@ -56,6 +56,8 @@ class AuditRecord:
     error_type: ErrorType | None = None
     approved_by: str | None = None
     # Who let it run, empty for somebody who gave no name; None where nobody did.
+    informed_by: tuple[str, ...] = ()
+    # Who has answered what the tool asked in the middle of the call, in order, once for each round.
     decision: str = ""
     # Where its result came from outside: "answered", "rejected" or "settled".
     decided_by: str = ""
@@ -113,10 +115,13 @@ class _Notes:
                 since = event.at if record.started_at is None else record.started_at
                 self._note(event.call_id, started_at=since, attempts=record.attempts + 1)
             case e.ToolPaused():
-                asked = any(item.kind is PendingKind.QUESTION and item.run_id == run.id for item in event.pending)
-                self.questions |= {event.call_id} if asked else set()
+                if any(_is_for_a_result(item) and item.run_id == run.id for item in event.pending):
+                    self.questions.add(event.call_id)
             case e.ApprovalGiven():
                 self._approved(event)
+            case e.InputGiven():
+                informed = (*self.records[event.call_id].informed_by, event.by)
+                self._note(event.call_id, informed_by=informed)
             case e.ToolFinished():
                 self._finished(event, run)
             case e.Failed():
@@ -166,6 +171,11 @@ class _Notes:
         for record in self.records.values():
             if record.ended_at is None:
                 self._note(record.call_id, ended_at=event.at)
+
+
+def _is_for_a_result(item: Pending) -> bool:
+    """Whether the answer is the call's result, and not what a tool wants to know before it goes on."""
+    return item.kind is PendingKind.QUESTION and not item.questions
 
 
 def _ended(record: AuditRecord, result: ToolResult | None, entry: OpenCall | None) -> AuditRecord:

@@ -6,8 +6,22 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_runs import APPROVED, ASKED, LOST, PAUSED, STARTED, chosen, failed, finished, header, thinking
-from test_walk import EARLIER, GIVEN, ending, going_on, stamp
+from sample_runs import (
+    APPROVED,
+    ASKED,
+    GIVEN,
+    INQUIRED,
+    LOST,
+    PAUSED,
+    STARTED,
+    chosen,
+    failed,
+    finished,
+    header,
+    thinking,
+)
+from test_walk import EARLIER, ending, going_on, stamp
+from test_walk import GIVEN as HISTORY
 
 from agentfsm.core import events as e
 from agentfsm.core.audit import audit
@@ -60,7 +74,7 @@ def check_audit(run, events, records):
     data=st.data(),
     steps=st.integers(0, 30),
     prior=st.sampled_from([(), EARLIER]),
-    history=st.sampled_from([(), GIVEN]),
+    history=st.sampled_from([(), HISTORY]),
 )
 def test_every_call_is_told_once_whatever_happens(data, steps, prior, history):
     """At any version of a random legal run, and at whatever end, the audit holds its calls and nothing else."""
@@ -206,6 +220,16 @@ def test_whose_word_a_result_is(events, decision, by):
     assert (record.decision, record.decided_by) == (decision, by)
 
 
+def test_what_a_tool_asks_in_between_is_no_result():
+    """Who has answered is told, round for round; the result is the tool's own, or nobody's."""
+    again = attrs.evolve(GIVEN, by="")
+    rounds = (STARTED, INQUIRED, GIVEN, STARTED, INQUIRED, again, STARTED, finished(started_at=5.0))
+    record = record_of(*rounds)
+    assert (record.informed_by, record.attempts, record.decision) == (("ann", ""), 3, "")
+    late = record_of(STARTED, INQUIRED, finished(outcome=Outcome.FAILED))
+    assert (late.informed_by, late.decision) == ((), "")
+
+
 def test_a_question_of_an_agent_below_is_not_this_call_s():
     """What is answered in another run is told there."""
     [item] = QUESTION.pending
@@ -235,7 +259,7 @@ def test_a_fork_says_what_it_has_inherited():
 
 def test_a_record_of_a_run_that_goes_on_from_another_counts_its_own_turns():
     """The history that it goes on from is no part of it."""
-    run = thinking(history=GIVEN)
+    run = thinking(history=HISTORY)
     assert run.messages
     [record] = audit(run.header, [OBSERVED, chosen(turn=3)])
     assert (record.call_id, record.turn) == ("t3.0", 1)
