@@ -3,8 +3,9 @@
 import pytest
 from listing import listed, names, tool
 
-from agentfsm import Agent, SQLiteStore
+from agentfsm import Agent
 from agentfsm.mcp import Candidate, FoundServers, MemoryPins, PinFile, Sandbox
+from agentfsm.stores.sqlite import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 
 
@@ -59,11 +60,11 @@ async def test_nothing_is_connected_to_before_a_yes(tmp_path):
 async def test_another_process_has_what_was_approved(tmp_path):
     """A run that was approved goes on elsewhere, where nobody has looked for servers; a third one has its tools."""
     found = candidate(listed(tmp_path, tool("now")))
-    store, pins = SQLiteStore(tmp_path / "runs.db"), tmp_path / "pins.json"
+    pins = tmp_path / "pins.json"
 
     def agent(*replies):
         servers = FoundServers(directory=Shelf(found), pins=PinFile(pins))
-        return Agent(ScriptedModel(*replies), tools=[servers], store=store)
+        return Agent(ScriptedModel(*replies), tools=[servers], store=SQLiteStore(tmp_path / "runs.db"))
 
     async with agent(say("", call("connect_server", id=found.id))) as first:
         run = await first.run("go")
