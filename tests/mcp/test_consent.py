@@ -205,12 +205,14 @@ async def test_tools_of_a_file_that_nobody_approved(tmp_path):
 async def test_what_moves_the_cursor_is_spelt_out(tmp_path):
     """A command that would repaint the screen is shown with its characters spelt out."""
     path = tmp_path / "servers.json"
-    path.write_text(json.dumps({"mcpServers": {"demo": {"command": "rm", "args": ["\x1b[2K\u202e"]}}}))
+    path.write_text(
+        json.dumps({"mcpServers": {"demo": {"command": "rm", "args": ["\x1b[2K\u202e\n  sandbox: a tight one"]}}})
+    )
     person = Person(False)
     (server,) = MCPServer.load(path, pins=MemoryPins(), consent=person)
     with pytest.raises(MCPServerError):
         await server.update()
-    assert "\\u001b[2K\\u202e" in person.asked[0].shown
+    assert "\\u001b[2K\\u202e\\n  sandbox: a tight one" in person.asked[0].shown
     assert "\x1b" not in person.asked[0].shown
 
 
