@@ -109,8 +109,8 @@ async def test_a_tool_that_goes_and_comes_back_as_another(tmp_path):
     source = listed(tmp_path, tool("a"), tool("b"))
     server = source.server()
     await names(server)
-    source.says(tool("b"))
-    assert await names(server) == ["demo__b"]
+    source.says(tool("b"), tool("c"))
+    assert await names(server) == ["demo__b", "demo__c"]
     source.says(tool("a", description="back"), tool("b"))
     assert await names(server) == ["demo__b"]
 
