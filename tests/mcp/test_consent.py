@@ -115,6 +115,17 @@ async def test_a_tool_that_goes_and_comes_back_as_another(tmp_path):
     assert await names(server) == ["demo__b"]
 
 
+async def test_a_server_that_was_started_anew_is_looked_at_again(tmp_path):
+    """A process that died and came back may be another: its listing is asked for before the next turn."""
+    server = listed(tmp_path, tool()).server()
+    await server.update()
+    assert not server.is_stale
+    await server.link.aclose()
+    await server.link.ask(lambda client: client.list_tools())
+    assert server.is_stale
+    await server.aclose()
+
+
 async def test_what_is_new_and_what_is_gone_is_shown(tmp_path):
     """A person who decides on a change reads all that is new, and what is no longer there."""
     person = Person(True)
