@@ -61,7 +61,7 @@ class CallView:
     # Who said yes; None where nobody was asked, or the journal was not looked at.
     proposed: dict[str, JSON] | None = None
     # The model's own arguments, where that person changed them.
-    answered_by: tuple[str, ...] = ()
+    informed_by: tuple[str, ...] = ()
     # Who answered what its tool asked in the middle of the call, in order.
     decision: str = ""
     # Where its result came from outside: "answered", "rejected" or "settled"; empty as in `approved_by`.
@@ -92,7 +92,7 @@ class CallView:
             yield one_line(f"approved by {self.approved_by or 'somebody'}", NOTE_CHARS)
         if self.proposed is not None:
             yield one_line(f"the model's own arguments, which were changed: {listed(self.proposed)}", NOTE_CHARS)
-        for by in self.answered_by:
+        for by in self.informed_by:
             yield one_line(f"what it asked was answered by {by or 'somebody'}", NOTE_CHARS)
         if self.decision:
             yield one_line(f"{self.decision} by {self.decided_by or 'somebody'}", NOTE_CHARS)
@@ -152,7 +152,7 @@ def _decided(call: CallView, record: AuditRecord | None) -> CallView:
         proposed=proposed,
         decision=record.decision,
         decided_by=record.decided_by,
-        answered_by=record.informed_by,
+        informed_by=record.informed_by,
     )
 
 

@@ -73,7 +73,8 @@ def main(path):
         if "id" in message:
             result = answer(path, message["method"], message.get("params"))
             end = {"error": {"code": -32601, "message": "unknown"}} if result is None else {"result": result}
-            print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **end}), flush=True)
+            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **end}) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -109,10 +109,21 @@ async def test_a_tool_that_goes_and_comes_back_as_another(tmp_path):
     source = listed(tmp_path, tool("a"), tool("b"))
     server = source.server()
     await names(server)
-    source.says(tool("b"))
-    assert await names(server) == ["demo__b"]
+    source.says(tool("b"), tool("c"))
+    assert await names(server) == ["demo__b", "demo__c"]
     source.says(tool("a", description="back"), tool("b"))
     assert await names(server) == ["demo__b"]
+
+
+async def test_a_server_that_was_started_anew_is_looked_at_again(tmp_path):
+    """A process that died and came back may be another: its listing is asked for before the next turn."""
+    server = listed(tmp_path, tool()).server()
+    await server.update()
+    assert not server.is_stale
+    await server.link.aclose()
+    await server.link.ask(lambda client: client.list_tools())
+    assert server.is_stale
+    await server.aclose()
 
 
 async def test_what_is_new_and_what_is_gone_is_shown(tmp_path):
@@ -205,12 +216,14 @@ async def test_tools_of_a_file_that_nobody_approved(tmp_path):
 async def test_what_moves_the_cursor_is_spelt_out(tmp_path):
     """A command that would repaint the screen is shown with its characters spelt out."""
     path = tmp_path / "servers.json"
-    path.write_text(json.dumps({"mcpServers": {"demo": {"command": "rm", "args": ["\x1b[2K\u202e"]}}}))
+    path.write_text(
+        json.dumps({"mcpServers": {"demo": {"command": "rm", "args": ["\x1b[2K\u202e\n  sandbox: a tight one"]}}})
+    )
     person = Person(False)
     (server,) = MCPServer.load(path, pins=MemoryPins(), consent=person)
     with pytest.raises(MCPServerError):
         await server.update()
-    assert "\\u001b[2K\\u202e" in person.asked[0].shown
+    assert "\\u001b[2K\\u202e\\n  sandbox: a tight one" in person.asked[0].shown
     assert "\x1b" not in person.asked[0].shown
 
 

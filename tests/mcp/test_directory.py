@@ -3,8 +3,9 @@
 import pytest
 from listing import listed, names, tool
 
-from agentfsm import Agent, SQLiteStore
-from agentfsm.mcp import Candidate, FoundServers, MemoryPins, PinFile, Sandbox
+from agentfsm import Agent
+from agentfsm.mcp import Candidate, FoundServers, MCPServerError, MemoryPins, PinFile, Sandbox
+from agentfsm.stores.sqlite import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 
 
@@ -59,11 +60,11 @@ async def test_nothing_is_connected_to_before_a_yes(tmp_path):
 async def test_another_process_has_what_was_approved(tmp_path):
     """A run that was approved goes on elsewhere, where nobody has looked for servers; a third one has its tools."""
     found = candidate(listed(tmp_path, tool("now")))
-    store, pins = SQLiteStore(tmp_path / "runs.db"), tmp_path / "pins.json"
+    pins = tmp_path / "pins.json"
 
     def agent(*replies):
         servers = FoundServers(directory=Shelf(found), pins=PinFile(pins))
-        return Agent(ScriptedModel(*replies), tools=[servers], store=store)
+        return Agent(ScriptedModel(*replies), tools=[servers], store=SQLiteStore(tmp_path / "runs.db"))
 
     async with agent(say("", call("connect_server", id=found.id))) as first:
         run = await first.run("go")
@@ -122,6 +123,15 @@ async def test_an_entry_grants_itself_nothing(entry, caplog):
     servers = FoundServers(directory=Shelf(Candidate(name="evil", description="Nice.", entry=entry)), pins=MemoryPins())
     assert await servers._find_servers("all") == []
     assert "cannot be used" in caplog.text
+
+
+async def test_a_found_server_that_does_not_start(tmp_path):
+    """The model is told, and the server is not among those that are connected."""
+    found = Candidate(name="none", description="", entry={"command": str(tmp_path / "nothing")})
+    servers = FoundServers(directory=Shelf(found), pins=MemoryPins())
+    with pytest.raises(MCPServerError, match="could not be started"):
+        await servers._connect_server(found.id)
+    assert len(servers.tools) == 2
 
 
 async def test_found_servers_in_a_sandbox(tmp_path):

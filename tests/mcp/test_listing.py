@@ -38,13 +38,14 @@ BAD = [
 async def test_tools_that_cannot_be_used_are_left_out(tmp_path, caplog):
     """Each one's reason is told and logged, and the tool beside them is there."""
     bad = [tool(f"bad{index}") | parts for index, (parts, _) in enumerate(BAD)]
-    server = listed(tmp_path, tool("good"), *bad, tool("se\u200barch"), tool("")).server()
+    server = listed(tmp_path, tool("good"), *bad, tool("se\u200barch"), tool(""), tool("a\nb")).server()
     assert await names(server) == ["demo__good"]
     for index, (_, reason) in enumerate(BAD):
         assert reason in server.refused[f"bad{index}"]
     assert "its name holds the hidden character U+200B" in server.refused["se\\u200barch"]
     assert server.refused[""] == "it has no name"
-    assert caplog.text.count("is left out") == len(BAD) + 2
+    assert server.refused["a\nb"] == "its name has more than one line"
+    assert caplog.text.count("is left out") == len(BAD) + 3
 
 
 async def test_a_name_that_no_provider_takes(tmp_path):

