@@ -7,6 +7,7 @@ import json
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import SimpleQueue
 
 MB = 1_000_000
 TOOL = {"name": "act", "inputSchema": {"type": "object"}}
@@ -31,7 +32,16 @@ class Rude(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.plain(405, b"")
+        if not str(self.server.habit).startswith("older"):
+            self.plain(405, b"")
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.close_connection = True
+        self.wfile.write(b"event: endpoint\ndata: /messages\n\n")
+        while (message := self.server.answers.get()) is not None:
+            self.wfile.write(b"event: message\ndata: " + message + b"\n\n")
 
     def do_DELETE(self):
         self.plain(200, b"")
@@ -40,24 +50,34 @@ class Rude(BaseHTTPRequestHandler):
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.heard.append(message)
         method = message["method"]
-        if "id" not in message:
+        if self.server.habit == "older-503" and method == "tools/call":
+            self.plain(503, b"")
+        elif "id" not in message:
             self.plain(202, b"")
+        elif str(self.server.habit).startswith("older"):
+            self.plain(202, b"")
+            self.server.answers.put(self.body_of(message))
         elif method == "tools/call" or self.server.habit in self.server.always:
             self.act(message)
         else:
             self.answer(message)
 
     def answer(self, message):
+        headers = {"mcp-session-id": "s1"} if message["method"] == "initialize" else {}
+        self.plain(200, self.body_of(message), **headers)
+
+    def body_of(self, message):
         result = _result(message["method"])
         error = {"code": -32601, "message": "Method not found"}
         said = {"error": error} if result is None else {"result": result}
-        headers = {"mcp-session-id": "s1"} if message["method"] == "initialize" else {}
-        self.plain(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}).encode(), **headers)
+        return json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}).encode()
 
     def plain(self, status, body, kind="application/json", **headers):
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
+        if self.server.habit == "hurried":
+            self.send_header("connection", "close")
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
@@ -131,6 +151,7 @@ def serving(habit, always=()):
     """Serve until left; `always` holds the habits that concern all requests, and not calls alone."""
     server = Server(("127.0.0.1", 0), Rude)
     server.habit, server.always, server.heard = habit, always, []
+    server.answers = SimpleQueue()
     server.enough, server.hanging, server.cut_off = threading.Event(), threading.Event(), threading.Event()
     server.url = f"http://127.0.0.1:{server.server_address[1]}/mcp"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -139,6 +160,7 @@ def serving(habit, always=()):
         yield server
     finally:
         server.enough.set()
+        server.answers.put(None)
         server.shutdown()
         server.server_close()
         thread.join()

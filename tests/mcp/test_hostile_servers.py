@@ -143,7 +143,10 @@ async def test_errors_of_the_protocol_go_their_ways(code, error_type, words, rec
 @pytest.mark.parametrize(
     ("habit", "words"),
     [
-        ("exits", "it ended the connection before it had answered; it ended with exit code 1; its last words: no API key"),
+        (
+            "exits",
+            "it ended the connection before it had answered; it ended with exit code 1; its last words: no API key",
+        ),
         ("mute", "it did not answer within 0.5 s. Next, run it by hand"),
         ("only-chat", "where only messages belong: 'Welcome! Type help.'"),
         ("noisy", "its last words: xxx"),
