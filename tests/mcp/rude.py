@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 HABIT = sys.argv[1]
 RECORD = sys.argv[2] if len(sys.argv) > 2 else os.devnull
@@ -19,7 +20,7 @@ TOOL = {"name": "act", "inputSchema": {"type": "object", "properties": {"n": {"t
 
 
 def record(what):
-    with open(RECORD, "a", encoding="utf-8") as file:
+    with Path(RECORD).open("a", encoding="utf-8") as file:
         file.write(json.dumps(what) + "\n")
 
 
@@ -40,15 +41,13 @@ def notify(method, **params):
     say({"method": method, "params": params})
 
 
-def act(id_, message):  # noqa: C901, PLR0912, PLR0915  a table of habits reads best in one place
+def act(id_, message):  # noqa: C901, PLR0912  a table of habits reads best in one place
     answer = {"id": id_, "result": text("acted")}
     match HABIT:
         case "dies":
             os._exit(3)
         case "dies-once":
-            with open(RECORD, encoding="utf-8") as file:
-                lives = sum("life" in line for line in file)
-            if lives == 1:
+            if Path(RECORD).read_text(encoding="utf-8").count('"life"') == 1:
                 os._exit(3)
         case "half":
             put(json.dumps({"jsonrpc": "2.0", **answer}).encode()[:20])
@@ -90,7 +89,7 @@ def act(id_, message):  # noqa: C901, PLR0912, PLR0915  a table of habits reads 
     say(answer)
 
 
-def serve():
+def serve():  # noqa: C901  as above
     for line in sys.stdin:
         message = json.loads(line)
         record(message)

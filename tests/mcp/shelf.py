@@ -2,6 +2,7 @@
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.prompts.base import AssistantMessage, UserMessage
+from mcp.types import Completion
 
 server = MCPServer("shelf")
 
@@ -42,8 +43,6 @@ def plan(day: str, name: str = "you") -> list[UserMessage | AssistantMessage]:
 
 @server.completion()
 async def complete(ref, argument, context):
-    from mcp.types import Completion
-
     days = [day for day in ("monday", "tuesday", "thursday") if day.startswith(argument.value)]
     return Completion(values=days)
 

@@ -5,7 +5,7 @@ import socket
 import anyio
 import pytest
 from rude_http import serving
-from worlds import one_call
+from worlds import one_call, until
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import ErrorType, Outcome
@@ -111,8 +111,7 @@ async def test_a_call_that_is_cut_off_is_taken_back():
             group.start_soon(link.ask, lambda client: client.call_tool("act", {}))
             await anyio.to_thread.run_sync(server.hanging.wait)
             group.cancel_scope.cancel()
-        while not any(message["method"] == "notifications/cancelled" for message in server.heard):
-            await anyio.sleep(0.01)
+        await until(lambda: any(message["method"] == "notifications/cancelled" for message in server.heard))
         await link.aclose()
 
 
@@ -182,7 +181,7 @@ async def test_only_what_was_declared_is_asked_for():
     with serving("plain") as server:
         known = far(server)
         for ask in (known.resources, known.resource_templates, known.prompts):
-            with pytest.raises(MisuseError, match="has declared no .*: it has tools"):
+            with pytest.raises(MisuseError, match=r"has declared no .*: it has tools"):
                 await ask()
         methods = {message["method"] for message in server.heard}
         await known.aclose()

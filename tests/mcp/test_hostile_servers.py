@@ -97,7 +97,7 @@ async def test_a_server_that_dies_each_time_is_let_rest(record):
 
 
 async def test_the_breaker_is_the_server_s(record):
-    """A server that rests is not asked, whichever of its tools is called, and is well again when a call has shown it."""
+    """A server that rests is not asked, and is well again when a call after the rest has shown it."""
     now = [0.0]
     server = rude("plain", record)
     server.link.now = lambda: now[0]
@@ -167,7 +167,7 @@ async def test_a_server_of_no_use_is_told_of_at_the_start(habit, words, record):
 async def test_a_server_that_hangs_after_the_handshake_is_not_waited_for(record):
     """The listing has the time of a call."""
     server = rude("hangs-after-handshake", record, timeout_s=0.3)
-    with pytest.raises(MCPServerError, match="was asked for its tools: no answer within 0.3 s"):
+    with pytest.raises(MCPServerError, match=r"was asked for its tools: no answer within 0\.3 s"):
         await server.update()
     await server.aclose()
 

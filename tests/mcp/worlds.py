@@ -5,6 +5,9 @@ import os
 import sys
 from pathlib import Path
 
+import anyio
+from checks import settled
+
 from agentfsm import Agent
 from agentfsm.core.messages import ToolResult, check_history
 from agentfsm.mcp import MCPServer
@@ -54,6 +57,11 @@ async def one_call(server, turns=1, calls=1):
     assert run.output == "so be it"
     check_history(run.messages)
     return [message for message in run.messages if isinstance(message, ToolResult)]
+
+
+async def until(condition):
+    """Wait until what another process or thread does has made the condition true."""
+    await anyio.to_thread.run_sync(settled, condition)
 
 
 def environment():
