@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Self, TypeVar, cast
 
 import anyio
@@ -19,6 +19,7 @@ from mcp import Client, MCPError
 from mcp.client._transport import TransportStreams
 from mcp.client.session import ElicitationFnT, IncomingMessage
 
+from agentfsm.core.errors import ClosedError
 from agentfsm.engine.breaker import Breaker, BreakerState, Ticket
 from agentfsm.mcp import changes, home, trouble
 from agentfsm.mcp.bounded import is_of_use
@@ -149,7 +150,8 @@ class Link:
         for it, and is closed when that has ended.
         """
         if self._here is not None:
-            await home.visit(self._close)
+            with suppress(ClosedError):  # the end of the interpreter has closed it
+                await home.visit(self._close)
 
     async def _failed(self, ticket: Ticket) -> None:
         """Count a failure; the one that opens the breaker ends the connection, so that the next one is a new one."""

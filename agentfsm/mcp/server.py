@@ -104,7 +104,9 @@ class MCPServer:
             return
         tools = [tool_of(self, each) for each in listed.tools]
         if self.resources_as_tools and listed.has_resources:
-            tools += library.resource_tools(self, f"{self.name}{SEPARATOR}")
+            taken = {tool.name for tool in tools}  # a server that has such a tool of its own knows best
+            own = library.resource_tools(self, f"{self.name}{SEPARATOR}")
+            tools += [tool for tool in own if tool.name not in taken]
         self.tools, self.trouble = tuple(tools), None
         self.version += 1
 

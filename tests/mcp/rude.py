@@ -1,7 +1,8 @@
 """A server of few manners, written by hand on the wire: `python rude.py HABIT [RECORD]`.
 
-It speaks the handshake era unless its habit says otherwise, and has a tool `act` whose calls go as the habit says. Each
-message that it gets is appended to the file RECORD, with its process's id in the first line of each life.
+It speaks the handshake era, or today's protocol where its habit ends in "-today", and has a tool `act` whose calls go as
+the habit says. Each message that it gets is appended to the file RECORD, with its process's id in the first line of
+each life.
 """
 
 import json
@@ -12,7 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-HABIT = sys.argv[1]
+HABIT = sys.argv[1].removesuffix("-today")
+IS_TODAY = sys.argv[1].endswith("-today")
+LIST = {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
 RECORD = sys.argv[2] if len(sys.argv) > 2 else os.devnull
 OUT = sys.stdout.buffer
 MB = 1_000_000
@@ -95,6 +98,8 @@ def serve():  # noqa: C901  as above
         record(message)
         id_ = message.get("id")
         match message.get("method"):
+            case "server/discover" if IS_TODAY:
+                say({"id": id_, "result": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **LIST}})
             case "initialize":
                 tools = {} if HABIT == "silent-changes" else {"listChanged": True}
                 has = {"tools": tools} if HABIT != "toolless" else {}
@@ -114,7 +119,7 @@ def serve():  # noqa: C901  as above
                 cursor = int(message.get("params", {}).get("cursor", "0"))
                 say({"id": id_, "result": {"tools": [], "nextCursor": str(cursor + 1)}})
             case "tools/list":
-                say({"id": id_, "result": {"tools": [TOOL]}})
+                say({"id": id_, "result": {"tools": [TOOL], **(LIST if IS_TODAY else {})}})
                 if HABIT == "silent-changes":
                     notify("notifications/tools/list_changed")
             case "tools/call":

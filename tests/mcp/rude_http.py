@@ -13,13 +13,18 @@ MB = 1_000_000
 TOOL = {"name": "act", "inputSchema": {"type": "object"}}
 
 
-def _result(method):
+LIST = {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
+
+
+def _result(method, habit):
     match method:
+        case "server/discover" if habit == "hangs-today":
+            return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **LIST}
         case "initialize":
             info = {"name": "rude", "version": "1"}
             return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
         case "tools/list":
-            return {"tools": [TOOL]}
+            return {"tools": [TOOL], **(LIST if habit == "hangs-today" else {})}
         case "tools/call":
             return {"content": [{"type": "text", "text": "acted"}]}
     return None
@@ -67,7 +72,7 @@ class Rude(BaseHTTPRequestHandler):
         self.plain(200, self.body_of(message), **headers)
 
     def body_of(self, message):
-        result = _result(message["method"])
+        result = _result(message["method"], self.server.habit)
         error = {"code": -32601, "message": "Method not found"}
         said = {"error": error} if result is None else {"result": result}
         return json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}).encode()
@@ -120,6 +125,10 @@ class Rude(BaseHTTPRequestHandler):
                 text = {"content": [{"type": "text", "text": "x" * 10 * MB}]}
                 body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": text}).encode()
                 self.plain(200, b"event: message\ndata: " + body + b"\n\n", "text/event-stream")
+            case "hangs-today":
+                self.server.hanging.set()
+                if not self.connection.recv(1):
+                    self.server.cut_off.set()
             case "hangs":
                 self.server.hanging.set()
                 self.server.enough.wait()

@@ -115,6 +115,16 @@ async def test_a_call_that_is_cut_off_is_taken_back():
         await link.aclose()
 
 
+async def test_a_call_of_today_s_protocol_is_taken_back_by_hanging_up():
+    """There the end of the stream is the sign, and no notification is sent."""
+    with serving("hangs-today") as server:
+        (result,) = await one_call(far(server, timeout_s=0.5))
+        assert result.outcome is Outcome.TIMED_OUT
+        assert server.cut_off.wait(timeout=20)
+        methods = [message["method"] for message in server.heard]
+    assert methods == ["server/discover", "tools/list", "tools/call"]
+
+
 async def test_a_server_that_is_gone_is_unreachable():
     """Nothing was sent, so nothing was done, and the engine tries again before the model is told."""
     with serving("hurried") as server:

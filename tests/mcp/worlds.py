@@ -1,5 +1,6 @@
 """What tests of MCP servers share: an agent that calls the rude server's tool once, and a look for what it left."""
 
+import asyncio
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from checks import settled
 
 from agentfsm import Agent
 from agentfsm.core.messages import ToolResult, check_history
-from agentfsm.mcp import MCPServer
+from agentfsm.mcp import MCPServer, home
 from agentfsm.testing import ScriptedModel, call, say
 
 RUDE = str(Path(__file__).with_name("rude.py"))
@@ -47,6 +48,15 @@ def is_alive(pid):
 def leftovers(record):
     """Return the processes of a rude server that still run."""
     return [pid for pid in lives(record) if is_alive(pid)]
+
+
+def at_home():
+    """Return how many tasks there are in the thread of connections, and how many files the process has open."""
+
+    async def count():
+        return len(asyncio.all_tasks())
+
+    return home.current().portal.call(count), len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def one_call(server, turns=1, calls=1):
