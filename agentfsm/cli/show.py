@@ -13,7 +13,7 @@ from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, VALUE_CHARS, listed, mome
 from agentfsm.cli.waits import pending_line, wish
 from agentfsm.core import codec
 from agentfsm.core.audit import audit
-from agentfsm.core.events import ApprovalGiven, InputGiven, Paused, Resumed, ToolPaused, ToolsOffered
+from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult
 from agentfsm.core.parts import in_words

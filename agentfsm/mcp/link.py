@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Self, TypeVar, cast
 
 import anyio
@@ -19,8 +19,8 @@ from mcp import Client, MCPError
 from mcp.client._transport import TransportStreams
 from mcp.client.session import ElicitationFnT, IncomingMessage
 
+from agentfsm.core.errors import ClosedError
 from agentfsm.engine.breaker import Breaker, BreakerState, Ticket
-from agentfsm.engine.transient import PASSING_STATUSES
 from agentfsm.mcp import changes, home, trouble
 from agentfsm.mcp.bounded import is_of_use
 from agentfsm.mcp.errors import MCPServerError, RestingError
@@ -150,7 +150,8 @@ class Link:
         for it, and is closed when that has ended.
         """
         if self._here is not None:
-            await home.visit(self._close)
+            with suppress(ClosedError):  # the end of the interpreter has closed it
+                await home.visit(self._close)
 
     async def _failed(self, ticket: Ticket) -> None:
         """Count a failure; the one that opens the breaker ends the connection, so that the next one is a new one."""
@@ -270,15 +271,16 @@ class Link:
 
     def _unstarted(self, error: Exception | None, seen: Seen, *, is_lost: bool) -> MCPServerError:
         """Say why there is no connection, what the server has left, and what to try."""
-        what, is_passing = self._why(error, seen)
-        if is_lost:
-            what = "it ended the connection before it had answered"
+        what, is_passing = self._why(_first(error), seen, is_lost=is_lost)
         why = f"the MCP server {self.name!r} cannot be used: {what}"
         left = f"; {words}" if (words := self.launch.last_words) else ""
         return MCPServerError(f"{why}{left}. Next, {self.launch.advice}", why=why, is_passing=is_passing)
 
-    def _why(self, error: Exception | None, seen: Seen) -> tuple[str, bool]:
-        error = _first(error)
+    def _why(self, error: Exception | None, seen: Seen, *, is_lost: bool) -> tuple[str, bool]:
+        if not isinstance(error, MCPError) and seen.status is not None and seen.status >= trouble.ERROR:
+            error = trouble.of_status(seen.status)
+        elif is_lost and seen.error is None:
+            return "it ended the connection before it had answered", True
         match error:
             case None:
                 return "it was closed while it was being opened", True
@@ -287,8 +289,6 @@ class Link:
             case MCPError():
                 fault = trouble.explained(error, seen)
                 return f"it did not take the handshake: {fault.said}", fault.is_passing
-            case _ if seen.status is not None and seen.status >= trouble.ERROR:
-                return f"it answered with HTTP {seen.status}", seen.status in PASSING_STATUSES
             case _:
                 return trouble.words(seen.error or error), not isinstance(error, OSError | ValueError)
 

@@ -184,6 +184,7 @@ class _Talk:
 
     async def stop(self) -> None:
         """End the talk, then the process."""
+        least = 0 if self.has_hung_up else 1  # else it ends as it is told to, with exit code 0
         self.read_end.close()
         self.write_end.close()
         with anyio.move_on_after(FLUSH_S):
@@ -192,8 +193,8 @@ class _Talk:
         await _stop_server_process(self.process)
         await _stop_others(self.process)
         code = self.process.returncode
-        if has_ended or (code is not None and code >= (0 if self.has_hung_up else 1)):
-            self.epitaph.exit_code = code  # else it has ended as it was told to, or was killed here
+        if has_ended or (code is not None and code >= least):  # or it was killed here
+            self.epitaph.exit_code = code
         with anyio.move_on_after(FLUSH_S):
             await self.has_listened.wait()
         self.heard.close()

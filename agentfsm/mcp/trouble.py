@@ -248,9 +248,15 @@ def _first_of(message: str) -> str:
     return message.partition(":")[0]
 
 
+def of_status(status: int) -> MCPError:
+    """Return what the SDK would say of a status, where it did not come to that."""
+    return MCPError(METHOD_NOT_FOUND, _status_text(status, _STAND_IN))
+
+
 def _status_text(status: int, said: str) -> str:
     phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
-    return f"HTTP {status} {phrase}".strip() + ("" if said == _STAND_IN else f": {said}")
+    text = f"HTTP {status} {phrase}".strip()
+    return text if said in {_STAND_IN, text} else f"{text}: {said}"
 
 
 def _fault_of_transport(error: Exception) -> Fault:

@@ -1,7 +1,8 @@
 """A server of few manners, written by hand on the wire: `python rude.py HABIT [RECORD]`.
 
-It speaks the handshake era unless its habit says otherwise, and has a tool `act` whose calls go as the habit says. Each
-message that it gets is appended to the file RECORD, with its process's id in the first line of each life.
+It speaks the handshake era, or today's protocol where its habit ends in "-today", and has a tool `act` whose calls go
+as the habit says. Each message that it gets is appended to the file RECORD, with its process's id in the first line of
+each life.
 """
 
 import json
@@ -10,8 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-HABIT = sys.argv[1]
+HABIT = sys.argv[1].removesuffix("-today")
+IS_TODAY = sys.argv[1].endswith("-today")
+LIST = {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
 RECORD = sys.argv[2] if len(sys.argv) > 2 else os.devnull
 OUT = sys.stdout.buffer
 MB = 1_000_000
@@ -19,7 +23,7 @@ TOOL = {"name": "act", "inputSchema": {"type": "object", "properties": {"n": {"t
 
 
 def record(what):
-    with open(RECORD, "a", encoding="utf-8") as file:
+    with Path(RECORD).open("a", encoding="utf-8") as file:
         file.write(json.dumps(what) + "\n")
 
 
@@ -46,9 +50,7 @@ def act(id_, message):  # noqa: C901, PLR0912  a table of habits reads best in o
         case "dies":
             os._exit(3)
         case "dies-once":
-            with open(RECORD, encoding="utf-8") as file:
-                lives = sum("life" in line for line in file)
-            if lives == 1:
+            if Path(RECORD).read_text(encoding="utf-8").count('"life"') == 1:
                 os._exit(3)
         case "half":
             put(json.dumps({"jsonrpc": "2.0", **answer}).encode()[:20])
@@ -90,12 +92,14 @@ def act(id_, message):  # noqa: C901, PLR0912  a table of habits reads best in o
     say(answer)
 
 
-def serve():
+def serve():  # noqa: C901  as above
     for line in sys.stdin:
         message = json.loads(line)
         record(message)
         id_ = message.get("id")
         match message.get("method"):
+            case "server/discover" if IS_TODAY:
+                say({"id": id_, "result": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **LIST}})
             case "initialize":
                 tools = {} if HABIT == "silent-changes" else {"listChanged": True}
                 has = {"tools": tools} if HABIT != "toolless" else {}
@@ -115,7 +119,7 @@ def serve():
                 cursor = int(message.get("params", {}).get("cursor", "0"))
                 say({"id": id_, "result": {"tools": [], "nextCursor": str(cursor + 1)}})
             case "tools/list":
-                say({"id": id_, "result": {"tools": [TOOL]}})
+                say({"id": id_, "result": {"tools": [TOOL], **(LIST if IS_TODAY else {})}})
                 if HABIT == "silent-changes":
                     notify("notifications/tools/list_changed")
             case "tools/call":

@@ -7,18 +7,24 @@ import json
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import SimpleQueue
 
 MB = 1_000_000
 TOOL = {"name": "act", "inputSchema": {"type": "object"}}
 
 
-def _result(method):
+LIST = {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
+
+
+def _result(method, habit):
     match method:
+        case "server/discover" if habit == "hangs-today":
+            return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **LIST}
         case "initialize":
             info = {"name": "rude", "version": "1"}
             return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
         case "tools/list":
-            return {"tools": [TOOL]}
+            return {"tools": [TOOL], **(LIST if habit == "hangs-today" else {})}
         case "tools/call":
             return {"content": [{"type": "text", "text": "acted"}]}
     return None
@@ -31,7 +37,16 @@ class Rude(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.plain(405, b"")
+        if not str(self.server.habit).startswith("older"):
+            self.plain(405, b"")
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.close_connection = True
+        self.wfile.write(b"event: endpoint\ndata: /messages\n\n")
+        while (message := self.server.answers.get()) is not None:
+            self.wfile.write(b"event: message\ndata: " + message + b"\n\n")
 
     def do_DELETE(self):
         self.plain(200, b"")
@@ -40,30 +55,40 @@ class Rude(BaseHTTPRequestHandler):
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.heard.append(message)
         method = message["method"]
-        if "id" not in message:
+        if self.server.habit == "older-503" and method == "tools/call":
+            self.plain(503, b"")
+        elif "id" not in message:
             self.plain(202, b"")
+        elif str(self.server.habit).startswith("older"):
+            self.plain(202, b"")
+            self.server.answers.put(self.body_of(message))
         elif method == "tools/call" or self.server.habit in self.server.always:
             self.act(message)
         else:
             self.answer(message)
 
     def answer(self, message):
-        result = _result(message["method"])
+        headers = {"mcp-session-id": "s1"} if message["method"] == "initialize" else {}
+        self.plain(200, self.body_of(message), **headers)
+
+    def body_of(self, message):
+        result = _result(message["method"], self.server.habit)
         error = {"code": -32601, "message": "Method not found"}
         said = {"error": error} if result is None else {"result": result}
-        headers = {"mcp-session-id": "s1"} if message["method"] == "initialize" else {}
-        self.plain(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}).encode(), **headers)
+        return json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}).encode()
 
     def plain(self, status, body, kind="application/json", **headers):
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
+        if self.server.habit == "hurried":
+            self.send_header("connection", "close")
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)
 
-    def act(self, message):
+    def act(self, message):  # noqa: C901, PLR0912  a table of habits reads best in one place
         habit = self.server.habit
         calls = sum(each["method"] == "tools/call" for each in self.server.heard)
         match habit:
@@ -100,6 +125,10 @@ class Rude(BaseHTTPRequestHandler):
                 text = {"content": [{"type": "text", "text": "x" * 10 * MB}]}
                 body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": text}).encode()
                 self.plain(200, b"event: message\ndata: " + body + b"\n\n", "text/event-stream")
+            case "hangs-today":
+                self.server.hanging.set()
+                if not self.connection.recv(1):
+                    self.server.cut_off.set()
             case "hangs":
                 self.server.hanging.set()
                 self.server.enough.wait()
@@ -131,6 +160,7 @@ def serving(habit, always=()):
     """Serve until left; `always` holds the habits that concern all requests, and not calls alone."""
     server = Server(("127.0.0.1", 0), Rude)
     server.habit, server.always, server.heard = habit, always, []
+    server.answers = SimpleQueue()
     server.enough, server.hanging, server.cut_off = threading.Event(), threading.Event(), threading.Event()
     server.url = f"http://127.0.0.1:{server.server_address[1]}/mcp"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -139,6 +169,7 @@ def serving(habit, always=()):
         yield server
     finally:
         server.enough.set()
+        server.answers.put(None)
         server.shutdown()
         server.server_close()
         thread.join()

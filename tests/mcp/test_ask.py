@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import agentfsm
 import pytest
 
+import agentfsm
 from agentfsm import Agent, MisuseError, Outcome, PendingKind
 from agentfsm.core.messages import ToolResult
 from agentfsm.mcp import MCPServer
@@ -331,7 +331,7 @@ async def test_the_process_that_has_asked_is_killed(tmp_path, log, server_of, so
     server = server_of(source)
     env = {**os.environ, "PYTHONPATH": str(Path(agentfsm.__file__).parent.parent)}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "runs.db"), str(script), str(log)]
-    ended = subprocess.run(command, env=env, check=False, capture_output=True)  # noqa: ASYNC221, S603  nothing else runs
+    ended = subprocess.run(command, env=env, check=False, capture_output=True)  # noqa: ASYNC221  nothing else runs
     assert ended.returncode == -9, ended.stderr.decode()
     async with agent_of(tmp_path, server, "done") as agent:
         run = await agent.load("mine")

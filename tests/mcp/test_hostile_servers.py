@@ -4,7 +4,7 @@ import threading
 
 import anyio
 import pytest
-from worlds import heard, leftovers, lives, one_call, rude
+from worlds import at_home, heard, leftovers, lives, one_call, rude
 
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.breaker import BreakerState
@@ -67,11 +67,13 @@ async def test_half_a_surrogate_pair_is_mended(record):
     assert result.content == "a?b"
 
 
-async def test_a_call_that_hangs_is_cut_off_and_taken_back(record):
-    """The time of the call ends it, and the server is told so."""
-    (result,) = await one_call(rude("hangs", record, timeout_s=0.3))
+@pytest.mark.parametrize("habit", ["hangs", "hangs-today"])
+async def test_a_call_that_hangs_is_cut_off_and_taken_back(habit, record):
+    """The time of the call ends it, and the server is told so, of either era."""
+    (result,) = await one_call(rude(habit, record, timeout_s=0.3))
     assert result.outcome is Outcome.TIMED_OUT
     (asked,) = [message for message in heard(record) if message["method"] == "tools/call"]
+    assert ("initialize" in {message["method"] for message in heard(record)}) == (habit == "hangs")
     (taken_back,) = [message for message in heard(record) if message["method"] == "notifications/cancelled"]
     assert taken_back["params"]["requestId"] == asked["id"]
 
@@ -97,7 +99,7 @@ async def test_a_server_that_dies_each_time_is_let_rest(record):
 
 
 async def test_the_breaker_is_the_server_s(record):
-    """A server that rests is not asked, whichever of its tools is called, and is well again when a call has shown it."""
+    """A server that rests is not asked, and is well again when a call after the rest has shown it."""
     now = [0.0]
     server = rude("plain", record)
     server.link.now = lambda: now[0]
@@ -167,7 +169,7 @@ async def test_a_server_of_no_use_is_told_of_at_the_start(habit, words, record):
 async def test_a_server_that_hangs_after_the_handshake_is_not_waited_for(record):
     """The listing has the time of a call."""
     server = rude("hangs-after-handshake", record, timeout_s=0.3)
-    with pytest.raises(MCPServerError, match="was asked for its tools: no answer within 0.3 s"):
+    with pytest.raises(MCPServerError, match=r"was asked for its tools: no answer within 0\.3 s"):
         await server.update()
     await server.aclose()
 
@@ -206,6 +208,16 @@ async def test_what_a_server_has_started_ends_with_it(record):
     (result,) = await one_call(rude("parent", record))
     assert result.outcome is Outcome.DONE
     assert len(lives(record)) == 2
+
+
+@pytest.mark.parametrize("habit", ["plain", "dies", "half", "toolless"])
+async def test_nothing_is_left_in_this_process_either(habit, record):
+    """Neither tasks nor open files, however often a server is opened and closed, and however it ends."""
+    await one_call(rude(habit, record))
+    before = at_home()
+    for _ in range(5):
+        await one_call(rude(habit, record))
+    assert at_home() == before
 
 
 async def test_many_calls_at_once_share_a_connection_and_a_death(record):

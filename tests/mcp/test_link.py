@@ -6,11 +6,12 @@ import threading
 
 import anyio
 import pytest
-from worlds import heard, leftovers, lives, one_call, rude
+from worlds import heard, leftovers, lives, one_call, rude, until
 
 from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, RefusedError
 from agentfsm.core.messages import Outcome
+from agentfsm.engine.context import RunContext
 from agentfsm.mcp import MCPServer, MCPServerError, home
 from agentfsm.testing import ScriptedModel, say
 
@@ -68,8 +69,7 @@ async def test_cancelling_the_opening_leaves_nothing_and_the_next_one_may_open(r
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
             group.start_soon(server.update)
-            while not lives(record):
-                await anyio.sleep(0.01)
+            await until(lambda: lives(record))
             scope.cancel()
     assert not leftovers(record)
     server.link.launch.args = [server.link.launch.args[0], "plain", str(record)]
@@ -89,8 +89,7 @@ async def test_one_who_gives_up_opening_does_not_take_the_others_along(record):
 
     async with anyio.create_task_group() as group, anyio.create_task_group() as first:
         first.start_soon(server.link.ask, act)
-        while not lives(record):
-            await anyio.sleep(0.01)
+        await until(lambda: lives(record))
         group.start_soon(ask)
         server.link.launch.args = [server.link.launch.args[0], "plain", str(record)]
         first.cancel_scope.cancel()
@@ -109,8 +108,7 @@ async def test_an_agent_that_closes_leaves_the_connection_to_another_that_uses_i
 
     async with anyio.create_task_group() as group:
         group.start_soon(use)
-        while not any(message["method"] == "tools/call" for message in heard(record)):
-            await anyio.sleep(0.01)
+        await until(lambda: any(message["method"] == "tools/call" for message in heard(record)))
         await other.aclose()
         assert leftovers(record)
     assert [result.outcome for result in results] == [Outcome.TIMED_OUT]
@@ -158,15 +156,8 @@ async def test_a_start_that_failed_may_be_tried_again_by_the_engine(record):
     server.link.launch.args = [server.link.launch.args[0], "exits", str(record)]
     (tool,) = server.tools
     with pytest.raises(RefusedError, match="cannot be used: it ended the connection before it had answered") as caught:
-        await tool.function(ctx_of())
+        await tool.function(RunContext(deps=None))
     assert "no API key" not in str(caught.value)
-
-
-def ctx_of():
-    """Return the context of a call that nobody watches."""
-    from agentfsm.engine.context import RunContext  # noqa: PLC0415  needed here alone
-
-    return RunContext(deps=None)
 
 
 async def test_nothing_is_begun_when_the_interpreter_ends(monkeypatch):
@@ -206,6 +197,5 @@ async def test_closing_while_it_opens_waits_for_nobody(record):
                 await server.update()
 
         group.start_soon(ask)
-        while not lives(record):
-            await anyio.sleep(0.01)
+        await until(lambda: lives(record))
         await server.aclose()

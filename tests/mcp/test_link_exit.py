@@ -6,7 +6,8 @@ import sys
 import textwrap
 
 import pytest
-from worlds import RUDE, environment, leftovers, lives
+from checks import settled
+from worlds import RUDE, environment, heard, leftovers, lives
 
 PROGRAM = """
 import sys, anyio
@@ -82,8 +83,7 @@ def test_the_keyboard_ends_a_program_and_its_servers(record):
     """A program that is interrupted while a call hangs ends, and its server with it."""
     program = started(record, 'print("begun", flush=True); agent.run_sync("act")', habit="hangs")
     assert program.stdout.readline() == "begun\n"
-    while not any('"tools/call"' in line for line in _text(record).splitlines()):
-        assert program.poll() is None
+    settled(lambda: any(message["method"] == "tools/call" for message in heard(record)))
     program.send_signal(signal.SIGINT)
     _, errors = program.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors
@@ -96,9 +96,4 @@ def test_a_program_that_is_killed_takes_along_a_server_that_reads(record):
     assert program.stdout.readline() == "done\n"
     program.kill()
     program.communicate(timeout=60)
-    while leftovers(record):
-        pass
-
-
-def _text(record):
-    return record.read_text(encoding="utf-8") if record.exists() else ""
+    settled(lambda: not leftovers(record))

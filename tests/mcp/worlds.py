@@ -1,13 +1,17 @@
 """What tests of MCP servers share: an agent that calls the rude server's tool once, and a look for what it left."""
 
+import asyncio
 import json
 import os
 import sys
 from pathlib import Path
 
+import anyio
+from checks import settled
+
 from agentfsm import Agent
 from agentfsm.core.messages import ToolResult, check_history
-from agentfsm.mcp import MCPServer
+from agentfsm.mcp import MCPServer, home
 from agentfsm.testing import ScriptedModel, call, say
 
 RUDE = str(Path(__file__).with_name("rude.py"))
@@ -46,6 +50,15 @@ def leftovers(record):
     return [pid for pid in lives(record) if is_alive(pid)]
 
 
+def at_home():
+    """Return how many tasks there are in the thread of connections, and how many files the process has open."""
+
+    async def count():
+        return len(asyncio.all_tasks())
+
+    return home.current().portal.call(count), len(list(Path("/proc/self/fd").iterdir()))
+
+
 async def one_call(server, turns=1, calls=1):
     """Run an agent whose model calls `rude__act` in each turn; check what must hold, and return the results."""
     turns = [say("", *[call("rude__act") for _ in range(calls)]) for _ in range(turns)]
@@ -54,6 +67,11 @@ async def one_call(server, turns=1, calls=1):
     assert run.output == "so be it"
     check_history(run.messages)
     return [message for message in run.messages if isinstance(message, ToolResult)]
+
+
+async def until(condition):
+    """Wait until what another process or thread does has made the condition true."""
+    await anyio.to_thread.run_sync(settled, condition)
 
 
 def environment():

@@ -1,0 +1,198 @@
+"""Servers far away that refuse, break off and flood, end to end over sockets: a clear result, and the run goes on."""
+
+import socket
+
+import anyio
+import pytest
+from rude_http import serving
+from worlds import one_call, until
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.mcp import MCPServer, MCPServerError, bounded
+
+
+def far(server, **options):
+    """Return the server as an agent knows it."""
+    return MCPServer.http(server.url, name="rude", **options)
+
+
+@pytest.mark.parametrize(
+    ("habit", "error_type", "words"),
+    [
+        (401, ErrorType.NOT_PERMITTED, "does not accept our credentials: HTTP 401 Unauthorized"),
+        (403, ErrorType.NOT_PERMITTED, "does not allow this call: HTTP 403 Forbidden"),
+        (405, ErrorType.UNAVAILABLE, "does not take calls: HTTP 405"),
+        (500, ErrorType.UNAVAILABLE, "is having trouble: HTTP 500"),
+        (503, ErrorType.UNAVAILABLE, "It asks to wait 7 s"),
+        (529, ErrorType.UNAVAILABLE, "is having trouble: HTTP 529)"),
+        (
+            "html",
+            ErrorType.TOOL,
+            "cannot be read, since it does not fit the protocol: Unexpected content type: text/html",
+        ),
+        ("rubbish", ErrorType.TOOL, "Failed to parse JSON response. The effect"),
+        ("elsewhere", ErrorType.UNAVAILABLE, "Redirect to http://other.invalid/mcp not followed"),
+        ("packed", ErrorType.TOOL, "it is compressed, which was not asked for"),
+        ("endless-json", ErrorType.TOOL, "too long to be taken in: it has more than 2 MiB"),
+        ("breaks-off", ErrorType.UNAVAILABLE, "was lost in mid-call: RemoteProtocolError"),
+        ("hangs-up", ErrorType.UNAVAILABLE, "was lost in mid-call: RemoteProtocolError"),
+        ("event-and-gone", ErrorType.UNAVAILABLE, "SSE stream ended without a response"),
+    ],
+)
+async def test_what_a_server_does_to_a_call_is_told_in_words(habit, error_type, words, monkeypatch):
+    """A call that fails is a result that names the cause and what to do, and the run goes on to its end."""
+    monkeypatch.setattr(bounded, "MESSAGE_BYTES", 2 << 20)
+    with serving(habit) as server:
+        (result,) = await one_call(far(server))
+    assert (result.outcome, result.error_type, result.attempts) == (Outcome.FAILED, error_type, 1)
+    assert words in result.content
+
+
+async def test_an_event_without_end_is_given_up(monkeypatch):
+    """One event may not be longer than a message, and the server is hung up on."""
+    monkeypatch.setattr("agentfsm.mcp.launch.MESSAGE_BYTES", 2 << 20)
+    with serving("endless-event") as server:
+        (result,) = await one_call(far(server))
+        assert server.cut_off.wait(timeout=20)
+    assert "too long to be taken in: SSE stream failed" in result.content
+
+
+async def test_ten_megabytes_come_through():
+    """Also as one event."""
+    with serving("big") as server:
+        (result,) = await one_call(far(server))
+    assert (result.outcome, len(result.content)) == (Outcome.DONE, 10_000_000)
+
+
+@pytest.mark.parametrize("habit", ["forgets", "busy-once"])
+async def test_what_was_refused_is_tried_again(habit):
+    """A session that was forgotten, or too many requests: nothing was done, so any tool may be called again."""
+    with serving(habit) as server:
+        (result,) = await one_call(far(server))
+        handshakes = sum(message["method"] == "initialize" for message in server.heard)
+    assert (result.outcome, result.attempts) == (Outcome.DONE, 2)
+    assert handshakes == (2 if habit == "forgets" else 1)
+
+
+async def test_too_many_requests_are_told_of_with_the_wait():
+    """What the server asks to wait is longer than the call has, so the model is told."""
+    with serving(429) as server:
+        (result,) = await one_call(far(server, timeout_s=5))
+    assert (result.error_type, result.attempts) == (ErrorType.RATE_LIMITED, 1)
+    assert "It asks to wait 7 s. Nothing was done." in result.content
+
+
+async def test_a_call_that_fails_ends_no_other():
+    """The connection is one, and each request of it fails alone."""
+    with serving("hangs-up") as server:
+        link = far(server).link
+        errors = []
+
+        async def act():
+            try:
+                await link.ask(lambda client: client.call_tool("act", {}))
+            except Exception as error:  # noqa: BLE001  what it is, is looked at below
+                errors.append(error)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(act)
+            group.start_soon(link.ask, lambda client: client.list_tools())
+        await link.ask(lambda client: client.list_tools())
+        assert (len(errors), link.starts) == (1, 1)
+        await link.aclose()
+
+
+async def test_a_call_that_is_cut_off_is_taken_back():
+    """A server of the handshake era is told by a notification."""
+    with serving("hangs") as server:
+        link = far(server).link
+        async with anyio.create_task_group() as group:
+            group.start_soon(link.ask, lambda client: client.call_tool("act", {}))
+            await anyio.to_thread.run_sync(server.hanging.wait)
+            group.cancel_scope.cancel()
+        await until(lambda: any(message["method"] == "notifications/cancelled" for message in server.heard))
+        await link.aclose()
+
+
+async def test_a_call_of_today_s_protocol_is_taken_back_by_hanging_up():
+    """There the end of the stream is the sign, and no notification is sent."""
+    with serving("hangs-today") as server:
+        (result,) = await one_call(far(server, timeout_s=0.5))
+        assert result.outcome is Outcome.TIMED_OUT
+        assert server.cut_off.wait(timeout=20)
+        methods = [message["method"] for message in server.heard]
+    assert methods == ["server/discover", "tools/list", "tools/call"]
+
+
+async def test_a_server_that_is_gone_is_unreachable():
+    """Nothing was sent, so nothing was done, and the engine tries again before the model is told."""
+    with serving("hurried") as server:
+        known = far(server)
+        await known.update()
+    (result,) = await one_call(known)
+    assert (result.error_type, result.attempts) == (ErrorType.UNAVAILABLE, 3)
+    assert "Nothing was done." in result.content
+    assert "ConnectError" in result.content
+
+
+@pytest.mark.parametrize("status", [401, 404, 405, 503])
+async def test_a_server_that_does_not_take_the_handshake_is_told_of(status):
+    """The error has the status, and what to try: the address, a token, the older kind of servers."""
+    with serving(status, always=(status,)) as server:
+        known = far(server)
+        with pytest.raises(MCPServerError) as caught:
+            await known.update()
+        await known.aclose()
+    text = str(caught.value)
+    assert f"HTTP {status}" in text or status == 404
+    assert all(word in text for word in (server.url, "headers=", "MCPServer.sse", '"type": "sse"'))
+    assert server.url not in caught.value.why
+    assert caught.value.is_passing is (status == 503)
+
+
+async def test_an_address_where_nobody_listens_is_told_of():
+    """The error of the socket is the cause."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(MCPServerError, match="ConnectError") as caught:
+            await MCPServer.http(f"http://user:secret@127.0.0.1:{port}/mcp").update()
+    assert caught.value.is_passing
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_server_of_the_older_kind_works():
+    """Its stream of events and its requests make a connection like any other."""
+    with serving("older") as server:
+        (result,) = await one_call(MCPServer.sse(server.url, name="rude"))
+    assert (result.outcome, result.content) == (Outcome.DONE, "acted")
+
+
+async def test_a_refused_request_ends_a_connection_of_the_older_kind():
+    """Its answer would never come: the call ends at once, and does not wait for its time."""
+    with serving("older-503") as server:
+        (result,) = await one_call(MCPServer.sse(server.url, name="rude"))
+    assert result.error_type is ErrorType.UNAVAILABLE
+    assert "HTTP 503" in result.content
+
+
+async def test_what_is_no_stream_of_events_is_told_of():
+    """A server of today's kind, taken for one of the older, is told of with the way to reach it."""
+    with serving("plain") as server:
+        known = MCPServer.sse(server.url)
+        with pytest.raises(MCPServerError, match=r"HTTP 405.*MCPServer\.http"):
+            await known.update()
+        await known.aclose()
+
+
+async def test_only_what_was_declared_is_asked_for():
+    """A server without resources and prompts is not asked for them."""
+    with serving("plain") as server:
+        known = far(server)
+        for ask in (known.resources, known.resource_templates, known.prompts):
+            with pytest.raises(MisuseError, match=r"has declared no .*: it has tools"):
+                await ask()
+        methods = {message["method"] for message in server.heard}
+        await known.aclose()
+    assert not {method for method in methods if method.startswith(("resources", "prompts"))}

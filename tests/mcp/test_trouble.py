@@ -1,0 +1,145 @@
+"""What goes wrong with a request, by table: which fault it is, which way it goes, and in what words."""
+
+import httpx2
+import pytest
+from mcp import MCPError
+from pydantic import BaseModel, ValidationError
+
+from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
+from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.engine.transient import transient
+from agentfsm.mcp import MCPServerError, trouble
+from agentfsm.mcp.errors import NoAnswerError, RestingError
+from agentfsm.mcp.trouble import FAULTS, Fault, Seen, TooLongError, Way, explained
+
+
+def told(error):
+    """Return what comes of an error: the end of the call, or what is raised."""
+    try:
+        return trouble.ended(error, "shop", "buy")
+    except Exception as raised:  # noqa: BLE001  that is the answer
+        return raised
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (httpx2.ConnectError("refused"), Fault.UNREACHABLE),
+        (httpx2.ConnectTimeout("slow"), Fault.UNREACHABLE),
+        (httpx2.PoolTimeout("busy"), Fault.UNREACHABLE),
+        (httpx2.ReadTimeout("slow"), Fault.LOST),
+        (httpx2.RemoteProtocolError("gone"), Fault.LOST),
+        (TooLongError("more than 64 MiB"), Fault.TOO_LONG),
+        (AgentError("a private address"), Fault.FORBIDDEN),
+        (ValueError("no token"), Fault.UNAUTHORIZED),
+    ],
+)
+def test_what_came_instead_of_a_response_tells_the_fault(error, fault):
+    """It is what was seen that counts, and not the code that the SDK has made up."""
+    assert explained(MCPError(-32000, "Connection closed"), Seen(error=error)).fault is fault
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "fault"),
+    [
+        (200, -32602, Fault.ARGUMENTS),
+        (307, -32600, Fault.ADDRESS),
+        (400, -32602, Fault.ARGUMENTS),
+        (400, -32603, Fault.INTERNAL),
+        (401, -32603, Fault.UNAUTHORIZED),
+        (403, -32602, Fault.FORBIDDEN),
+        (404, -32600, Fault.SESSION),
+        (404, -32001, Fault.SESSION),
+        (404, -32601, Fault.UNKNOWN),
+        (405, -32603, Fault.ADDRESS),
+        (408, -32603, Fault.DOWN),
+        (425, -32603, Fault.DOWN),
+        (429, -32603, Fault.BUSY),
+        (500, -32603, Fault.DOWN),
+        (504, -32603, Fault.DOWN),
+        (None, -32000, Fault.LOST),
+        (None, -32001, Fault.LATE),
+        (None, -32700, Fault.MALFORMED),
+        (None, -32022, Fault.OTHER),
+    ],
+)
+def test_the_status_and_the_code_tell_the_fault(status, code, fault):
+    """Whichever of them says more."""
+    assert explained(MCPError(code, "said"), Seen(status=status)).fault is fault
+
+
+def test_a_connection_that_has_ended_is_lost_with_its_last_words():
+    """Whatever the code, and once explained it stays so."""
+    error = explained(MCPError(-32603, "oops"), Seen(), "it ended with exit code 3")
+    assert (error.fault, error.said) == (Fault.LOST, "it ended with exit code 3")
+    assert explained(error, Seen(status=401)) is error
+    assert (error.code, str(error)) == (-32603, "oops")
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_each_fault_goes_the_way_of_its_row(fault):
+    """And its words name the server and what was said; where it ends the call, also what to do."""
+    came = told(trouble.RequestError(MCPError(1, "m"), fault, "so and so", 7.0))
+    row = FAULTS[fault]
+    expected = {Way.REFUSED: RefusedError, Way.PASSING: TransientError, Way.HINT: ModelRetry}
+    text = came.content if row.way is Way.FAILED else str(came)
+    assert "'shop'" in text
+    assert "so and so" in text
+    if row.way is Way.FAILED:
+        assert (came.outcome, came.error_type, came.retryable) == (Outcome.FAILED, row.error_type, False)
+        assert any(word in text for word in ("tell the user", "Ask for less"))
+    else:
+        assert isinstance(came, expected[row.way])
+        assert isinstance(came, RefusedError) == (row.way is Way.REFUSED)
+    if row.way in {Way.REFUSED, Way.PASSING}:
+        known = transient(came)
+        assert (known.retry_after_s, known.rate_limited) == (7.0, fault is Fault.BUSY)
+
+
+def test_what_goes_wrong_before_a_call_goes_its_way():
+    """A server that cannot be used now is refused, one that never can ends the call, one that rests says how long."""
+    passing = told(MCPServerError("long words", why="short words", is_passing=True))
+    assert isinstance(passing, RefusedError)
+    assert str(passing) == "short words"
+    final = told(MCPServerError("it was not approved"))
+    assert (final.content, final.error_type) == ("it was not approved", ErrorType.UNAVAILABLE)
+    rests = told(RestingError("shop", 12.3))
+    assert (rests.error_type, rests.retryable) == (ErrorType.CIRCUIT_OPEN, True)
+    assert "Try again in 12 s" in rests.content
+
+
+def test_a_request_of_the_application_in_a_tool_goes_the_way_of_its_cause():
+    """Reading a resource that is not there is mended by other arguments."""
+    error = NoAnswerError("the MCP server 'shop' was asked for the resource")
+    error.__cause__ = explained(MCPError(-32602, "no such resource"), Seen())
+    assert isinstance(told(error), ModelRetry)
+
+
+def test_an_answer_that_does_not_fit_is_told_by_its_first_flaw():
+    """Not by all that pydantic has to say."""
+
+    class Answer(BaseModel):
+        content: list[int]
+
+    with pytest.raises(ValidationError) as caught:
+        Answer.model_validate({"content": ["a", "b"]})
+    came = told(caught.value)
+    assert "content.0: Input should be a valid integer" in came.content
+    assert "content.1" not in came.content
+    assert "has an output schema" in told(RuntimeError("Tool buy has an output schema but ...")).content
+    assert isinstance(told(TimeoutError()), TransientError)
+
+
+def test_an_error_of_another_kind_is_the_caller_s():
+    """A bug is no trouble of the server."""
+    bug = LookupError("a bug")
+    assert told(bug) is bug
+
+
+def test_words_are_bounded_and_on_one_line():
+    """Whatever a server says of its errors, in groups or alone."""
+    assert len(trouble.brief("word\n" * 10_000)) == trouble.SAID_CHARS + 3
+    group = ExceptionGroup("many", [OSError("one"), OSError("one"), ExceptionGroup("more", [ValueError()])])
+    assert trouble.words(group) == "OSError: one; ValueError"
+    hostile = told(MCPError(7, "{server} \ud800 {0}"))
+    assert "{server} ? {0}" in hostile.content
