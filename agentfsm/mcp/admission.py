@@ -64,8 +64,8 @@ async def admitted(server: MCPServer, listing: Listing) -> Admitted:
     usable, refused = _sorted(server, listing.tools)
     items = {f"tool {listed.name}": tool_text(listed) for listed, _ in usable}
     said = listing.instructions
-    if said and (flaw := hidden_in(said)) is not None:
-        refused["(instructions)"], said = f"they hold the hidden character {flaw}", None
+    if said and (flaw := _flaw_of(said)) is not None:
+        refused["(instructions)"], said = flaw, None
     reasons = await server.gate.review(items | ({_INSTRUCTIONS: Text.of(said)} if said else {}))
     withheld = {name.removeprefix("tool "): why for name, why in reasons.items()}
     found = Admitted(
@@ -105,10 +105,17 @@ def _flaw(listed: m.Tool) -> str | None:
     return f"it says {size:,} characters of itself, where {_LONGEST:,} are read" if size > _LONGEST else None
 
 
+def _flaw_of(instructions: str) -> str | None:
+    if (found := hidden_in(instructions)) is not None:
+        return f"they hold the hidden character {found}"
+    size = len(instructions)
+    return f"they have {size:,} characters, where {_LONGEST:,} are read" if size > _LONGEST else None
+
+
 def _tell(server: str, found: Admitted) -> None:
     for name, why in found.refused.items():
-        _log.warning("the tool %s of the MCP server %r is left out: %s", name, server, why)
+        _log.warning("the tool %r of the MCP server %r is left out: %s", name, server, why)
     for name, why in found.withheld.items():
-        _log.warning("%s of the MCP server %r is withheld: %s", spelt_out(name), server, why)
+        _log.warning("%r of the MCP server %r is withheld: %s", name, server, why)
     for glob in found.idle:
         _log.warning("the MCP server %r has no tool that %r in its access lists matches", server, glob)

@@ -92,7 +92,12 @@ def start_shown(launch: Launch) -> str:
             lines += ["private addresses are allowed"] if launch.allow_private else []
         case _:
             lines = [launch.shown]
-    return spelt_out("\n".join(f"  {line}" for line in lines))
+    return "\n".join(f"  {_one_line(line)}" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    """Return the text on one line, so that nobody writes lines of his own into what a person reads."""
+    return spelt_out(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -192,5 +197,5 @@ class Gate:
 
 
 def _part(name: str, before: Text | None, now: Text) -> str:
-    shown = spelt_out(name)
+    shown = _one_line(name)
     return f"New: {shown}\n{now.text}" if before is None else f"Changed: {shown}\n{before.difference(now, shown)}"

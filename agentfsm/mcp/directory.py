@@ -169,6 +169,9 @@ class FoundServers:
         server = self._add(entry)
         self.pins.write(server.gate.key, server.gate.pin() or Pin(start=server.start))
         await server.update()
+        if server.trouble is not None:
+            del self._servers[server.gate.key]
+            raise server.trouble
         self.version += 1
         names = ", ".join(tool.name for tool in server.tools) or "none"
         return f"Connected to {entry.name}. Its tools, from your next turn on: {names}"

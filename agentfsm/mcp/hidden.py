@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import mcp.types as m
 
 from agentfsm.core.hidden import hidden_in
 
+_LINES: Final = frozenset("\t\n\r")
+# With which a name would write lines of its own into what a person reads.
+
 
 def flaw_in(listed: m.Tool) -> str | None:
     """Say where a tool's name, title, description or schemas hold a hidden character, or None."""
     titles = [listed.title, listed.annotations.title if listed.annotations else None]
+    short: list[tuple[str, str | None]] = [("name", listed.name), *(("title", title) for title in titles)]
+    for place, text in short:
+        if text and not _LINES.isdisjoint(text):
+            return f"its {place} has more than one line"
     places: list[tuple[str, Any]] = [
-        ("name", listed.name),
-        *(("title", title) for title in titles),
+        *short,
         ("description", listed.description),
         ("input schema", listed.input_schema),
         ("output schema", listed.output_schema),

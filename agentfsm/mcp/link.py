@@ -113,8 +113,11 @@ class Link:
     def _why(self, error: Exception) -> str:
         words = self.launch.last_words
         said = f"; its last words: {words}" if words else ""
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):  # of a task group of the SDK's
+            cause = cause.exceptions[0]
         return (
-            f"the MCP server {self.name!r} could not be started: {type(error).__name__}: {error}{said}. "
+            f"the MCP server {self.name!r} could not be started: {type(cause).__name__}: {cause}{said}. "
             f"It was started by: {self.launch.shown}"
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import anyio
 import attrs
@@ -103,7 +103,9 @@ class _Checked(httpcore2.AsyncNetworkBackend):
 
     local: str | None
     # The host of the server's own URL, where that is this machine.
-    _inner: httpcore2.AsyncNetworkBackend = attrs.field(factory=httpcore2.AnyIOBackend, init=False)
+    _inner: httpcore2.AsyncNetworkBackend = attrs.field(
+        factory=cast("type[httpcore2.AsyncNetworkBackend]", httpcore2.AnyIOBackend), init=False
+    )
 
     async def connect_tcp(
         self,

@@ -83,6 +83,8 @@ class MCPServer:
     admitted: Admitted = attrs.field(factory=Admitted, init=False)
     # What of it is used, as it was last listed.
     version: int = attrs.field(default=0, init=False)
+    trouble: MCPServerError | None = attrs.field(default=None, init=False)
+    # Why one that is not required has no tools; None where it has.
     link: Link = attrs.field(init=False)
     gate: Gate = attrs.field(init=False)
     _has_news: bool = attrs.field(default=True, init=False)
@@ -198,12 +200,14 @@ class MCPServer:
         self.version += 1
 
     async def _asked(self) -> Admitted:
+        self.trouble = None
         try:
             await self.gate.start(self.launch, self.start)
             return await admitted(self, await self.link.ask(_listed))
         except MCPServerError as error:
             if self.required:
                 raise
+            self.trouble = error
             _log.warning("the tools of the MCP server %r are not there: %s", self.name, error)
             return Admitted()
 

@@ -1,0 +1,165 @@
+"""The configuration of servers: what every host writes is read, and what makes no sense is told with its place."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentfsm.mcp import MCPServer, MCPServerError, MemoryPins, Sandbox
+from agentfsm.mcp.config import entries_in
+
+ENVIRONMENT = {"TOKEN": "t0p", "EMPTY": ""}
+
+
+def written(tmp_path, servers, key="mcpServers", **others):
+    path = tmp_path / "servers.json"
+    path.write_text(json.dumps({key: servers, **others}))
+    return path
+
+
+def read(tmp_path, servers, **parts):
+    return entries_in(written(tmp_path, servers, **parts), ENVIRONMENT)
+
+
+def test_what_every_host_writes(tmp_path):
+    """Commands and URLs, with their arguments, variables, folders and headers, and the types that hosts give them."""
+    files, search = read(
+        tmp_path,
+        {
+            "files": {"type": "stdio", "command": "npx", "args": ["-y", "x"], "env": {"A": "b"}, "cwd": "/srv"},
+            "search": {"type": "streamable-http", "url": "https://example.org/mcp", "headers": {"X": "y"}},
+        },
+    )
+    assert (files.launch.command, files.launch.args, files.launch.env) == ("npx", ["-y", "x"], {"A": "b"})
+    assert files.launch.cwd == "/srv"
+    assert (search.launch.url, search.launch.headers) == ("https://example.org/mcp", {"X": "y"})
+
+
+def test_the_key_of_another_host(tmp_path):
+    """`servers` stands for `mcpServers`; what else is in the file is other programs'."""
+    assert [each.name for each in read(tmp_path, {"a": {"command": "x"}}, key="servers", inputs=[])] == ["a"]
+
+
+def test_a_disabled_server_is_passed_over(tmp_path):
+    """It is there for another day."""
+    assert read(tmp_path, {"a": {"command": "x", "disabled": True}}) == ()
+
+
+def test_variables(tmp_path):
+    """They are put in where they are written, from our environment, with defaults; nothing else is."""
+    (entry,) = read(
+        tmp_path,
+        {
+            "a": {
+                "command": "run",
+                "args": [
+                    "${TOKEN}",
+                    "$TOKEN",
+                    "${env:TOKEN}",
+                    "${NONE:-a b}",
+                    "${NONE:-}",
+                    "${EMPTY:-d}",
+                    "x${EMPTY}y",
+                ],
+                "env": {"KEY": "Bearer ${TOKEN}"},
+            }
+        },
+    )
+    assert entry.launch.args == ["t0p", "$TOKEN", "t0p", "a b", "", "d", "xy"]
+    assert entry.launch.env == {"KEY": "Bearer t0p"}
+    assert entry.written["env"] == {"KEY": "Bearer ${TOKEN}"}
+
+
+def test_our_own_keys(tmp_path):
+    """What a server may do and is believed stands in its entry."""
+    path = written(
+        tmp_path,
+        {
+            "a": {
+                "command": "run",
+                "trusted": True,
+                "confirm": False,
+                "allow": ["read_*"],
+                "deny": ["read_secrets"],
+                "constraints": {"query": {"properties": {"sql": {"pattern": "^SELECT"}}}},
+                "timeout": 5,
+                "start_timeout": 60,
+                "required": False,
+                "sandbox": {"read": ["/srv"], "network": True},
+            },
+            "b": {"url": "http://10.0.0.1/mcp", "allow_private": True},
+        },
+    )
+    one, two = MCPServer.load(path, pins=MemoryPins())
+    assert (one.terms.trusted, one.terms.confirm, one.terms.allow) == (True, False, ("read_*",))
+    assert (one.terms.deny, set(one.terms.constraints)) == (("read_secrets",), {"query"})
+    assert (one.timeout_s, one.start_s, one.required) == (5, 60, False)
+    assert one.launch.sandbox == Sandbox(read=[Path("/srv")], network=True)
+    assert two.launch.allow_private
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (5, "its entry has to be an object, not 5"),
+        ({}, "it needs a 'command' or a 'url', and has none"),
+        ({"command": "x", "url": "https://example.org"}, "has command and url"),
+        ({"command": "x", "arg": []}, "nothing is known of the key 'arg'; did you mean 'args'?"),
+        ({"command": "x", "trust": True}, "did you mean 'trusted'?"),
+        ({"command": "x", "zzz": 1}, "known are command, args"),
+        ({"command": ["x"]}, "'command' has to be a text"),
+        ({"command": "x", "args": "y"}, "'args' has to be a list of texts, not 'y'"),
+        ({"command": "x", "env": {"A": 1}}, "'env' has to be an object of texts"),
+        ({"command": "x", "timeout": 0}, "'timeout' has to be a number of seconds above 0"),
+        ({"command": "x", "type": "http"}, "'type' is 'http', and such a server has no 'command'"),
+        ({"command": "x", "type": "ws"}, "'type' has to be 'stdio' or 'http'"),
+        ({"command": "x", "headers": {}}, "a server with a 'command' has no use for 'headers'"),
+        ({"url": "https://example.org", "sandbox": True}, "a server with a 'url' has no use for 'sandbox'"),
+        ({"command": "x", "sandbox": {"reads": []}}, "did you mean 'read'?"),
+        ({"command": "${NONE}"}, "the variable NONE is not set"),
+        ({"command": "x", "args": ["${input:token}"]}, "'${input:token}' is no variable"),
+        ({"url": "http://example.org/mcp"}, "plain HTTP"),
+        ({"url": "ftp://example.org"}, "is no URL of an MCP server"),
+        ({"url": "https://"}, "is no URL of an MCP server"),
+        ({"command": "x", "constraints": {"t": {"type": "array"}}}, 'has to be "object"'),
+    ],
+)
+def test_what_makes_no_sense_in_an_entry(tmp_path, entry, told):
+    """The error names the file, the server and the key."""
+    with pytest.raises(MCPServerError) as caught:
+        read(tmp_path, {"demo": entry})
+    assert str(caught.value).startswith(f"{tmp_path / 'servers.json'}: server 'demo': ")
+    assert told in str(caught.value)
+
+
+def test_a_name_that_tools_cannot_carry(tmp_path):
+    """A server's name is checked where it is written."""
+    with pytest.raises(MCPServerError, match=r"servers\.json: server 'a__b': an MCP server cannot be called"):
+        read(tmp_path, {"a__b": {"command": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"{", "is not JSON"),
+        (b"[]", "no JSON object"),
+        (b"{}", 'no object "mcpServers"'),
+        (b'{"mcpServers": []}', 'no object "mcpServers"'),
+        (b'{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b" " * 1_000_001, "larger than"),
+    ],
+)
+def test_a_file_that_is_none(tmp_path, content, told):
+    """Whatever is in the file, the error names it."""
+    path = tmp_path / "servers.json"
+    path.write_bytes(content)
+    with pytest.raises(MCPServerError, match=told) as caught:
+        entries_in(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    """The path is named."""
+    with pytest.raises(MCPServerError, match=r"nothing\.json cannot be read"):
+        MCPServer.load(tmp_path / "nothing.json", pins=MemoryPins())

@@ -1,0 +1,90 @@
+"""What a server lists: what is wrong is left out with its reason, and the rest works."""
+
+from listing import listed, names, tool
+
+from agentfsm import Agent
+from agentfsm.testing import ScriptedModel, call, say
+
+TWENTY = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(40)}
+
+
+async def test_a_name_that_is_listed_twice(tmp_path):
+    """Nobody can say which of two is meant, so neither is used; the others are."""
+    server = listed(tmp_path, tool("a"), tool("b", description="one"), tool("b", description="two")).server()
+    assert await names(server) == ["demo__a"]
+    assert "two tools of that name" in server.refused["b"]
+
+
+BAD = [
+    ({"description": "Adds.\U000e0049gnore all"}, "its description holds the hidden character U+E0049"),
+    ({"title": "A\u202edd"}, "its title holds the hidden character U+202E"),
+    ({"annotations": {"title": "A\u200bdd"}}, "its title holds the hidden character U+200B"),
+    (
+        {"inputSchema": {"type": "object", "properties": {"a": {"description": "x\u2060y"}}}},
+        "its input schema holds the hidden character U+2060",
+    ),
+    ({"inputSchema": {"type": "object", "properties": {"a\u200c": {}}}}, "its input schema holds"),
+    ({"outputSchema": {"type": "object", "description": "\x07"}}, "its output schema holds"),
+    ({"inputSchema": {"type": "object", "$ref": "https://example.org/x.json"}}, "Retrieval is disabled"),
+    ({"inputSchema": {"type": "object", "properties": {"a": {"$ref": "file:///etc/passwd"}}}}, "refer"),
+    ({"inputSchema": {"type": "object", "properties": {"a": {"pattern": "(a+)+(?=b)"}}}}, "linear time"),
+    ({"inputSchema": {"type": "object", "description": "x" * 100_001}}, "larger than"),
+    ({"outputSchema": {"type": "object", "$ref": "https://example.org/x.json"}}, "Retrieval is disabled"),
+    ({"outputSchema": {"type": "object", "$defs": {**TWENTY, "d40": {}}, "$ref": "#/$defs/d0"}}, "has"),
+    ({"description": "x" * 300_000}, "characters of itself"),
+]
+
+
+async def test_tools_that_cannot_be_used_are_left_out(tmp_path, caplog):
+    """Each one's reason is told and logged, and the tool beside them is there."""
+    bad = [tool(f"bad{index}") | parts for index, (parts, _) in enumerate(BAD)]
+    server = listed(tmp_path, tool("good"), *bad, tool("se\u200barch"), tool(""), tool("a\nb")).server()
+    assert await names(server) == ["demo__good"]
+    for index, (_, reason) in enumerate(BAD):
+        assert reason in server.refused[f"bad{index}"]
+    assert "its name holds the hidden character U+200B" in server.refused["se\\u200barch"]
+    assert server.refused[""] == "it has no name"
+    assert server.refused["a\nb"] == "its name has more than one line"
+    assert caplog.text.count("is left out") == len(BAD) + 3
+
+
+async def test_a_name_that_no_provider_takes(tmp_path):
+    """A tool with spaces in its name is called by another, and asked for by its own."""
+    server = listed(tmp_path, tool("say hello")).server(confirm=False)
+    (name,) = await names(server)
+    async with Agent(ScriptedModel(say("", call(name, a=1)), say("done")), tools=[server]) as agent:
+        run = await agent.run("go")
+    assert [each.content for each in run.messages if hasattr(each, "content")] == ['{"a": 1}']
+
+
+SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+
+
+RESULTS = {
+    "wrong": ({"structuredContent": {"sum": "3"}}, "failed", 'sum: should be an integer, got "3"'),
+    "missing": ({"structuredContent": {}}, "failed", "sum: required, but missing"),
+    "nothing": ({}, "failed", "returned no structured content"),
+    "good": ({"structuredContent": {"sum": 3}}, "done", '{"sum": 3}'),
+    "error": ({"content": [{"type": "text", "text": "broken"}], "isError": True}, "failed", "broken"),
+}
+
+
+async def test_a_result_that_breaks_its_servers_word(tmp_path):
+    """A result that does not fit the declared schema is a failed one with the reason; the run goes on."""
+    results = {name: {"content": [], **result} for name, (result, _, _) in RESULTS.items()}
+    server = listed(tmp_path, *(tool(name, outputSchema=SCHEMA) for name in RESULTS), results=results)
+    calls = [call(f"demo__{name}") for name in RESULTS]
+    async with Agent(ScriptedModel(say("", *calls), say("done")), tools=[server.server(confirm=False)]) as agent:
+        run = await agent.run("go")
+    answers = {each.tool: each for each in run.messages if hasattr(each, "content")}
+    for name, (_, outcome, text) in RESULTS.items():
+        assert answers[f"demo__{name}"].outcome == outcome
+        assert text in answers[f"demo__{name}"].content
+
+
+async def test_instructions_with_hidden_characters(tmp_path):
+    """What the server says of itself is held to the same, and left out."""
+    server = listed(tmp_path, tool(), instructions="Be\u200b kind.").server()
+    assert await names(server) == ["demo__search"]
+    assert server.admitted.instructions is None
+    assert "U+200B" in server.refused["(instructions)"]

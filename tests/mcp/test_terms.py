@@ -1,0 +1,123 @@
+"""On what terms a server's tools are used: hints, confirmation, access lists, constraints on arguments."""
+
+from types import SimpleNamespace
+
+import mcp.types as m
+import pytest
+from listing import listed, names, tool
+
+from agentfsm import Agent, MisuseError
+from agentfsm.engine.permission import Permissions
+from agentfsm.mcp.terms import Terms, described
+from agentfsm.testing import ScriptedModel, call, say
+
+HINTS = m.ToolAnnotations(read_only_hint=True, idempotent_hint=True, destructive_hint=False)
+
+
+def declared(annotations=None, **terms):
+    given = m.Tool(name="t", input_schema={"type": "object"}, annotations=annotations)
+    return Terms(**terms).declarations("demo", given)
+
+
+@pytest.mark.parametrize(
+    ("said", "read_only", "idempotent", "asks"),
+    [
+        (None, False, False, True),
+        ({}, False, False, True),
+        ({"read_only_hint": True}, True, False, False),
+        ({"destructive_hint": False}, False, False, False),
+        ({"destructive_hint": False, "idempotent_hint": True}, False, True, False),
+        ({"idempotent_hint": True}, False, True, True),
+        ({"read_only_hint": True, "destructive_hint": True}, False, False, True),
+    ],
+)
+def test_the_hints_of_a_trusted_server(said, read_only, idempotent, asks):
+    """They count, with the specification's defaults; one that contradicts itself is taken at its worst."""
+    found = declared(None if said is None else m.ToolAnnotations(**said), trusted=True)
+    assert (found["read_only"], found["idempotent"], found["requires_approval"]) == (read_only, idempotent, asks)
+
+
+def test_the_hints_of_others_count_for_nothing():
+    """A server that is not trusted may say what it likes: each call needs a person's yes."""
+    found = declared(HINTS)
+    assert (found["read_only"], found["idempotent"], found["requires_approval"]) == (False, False, True)
+
+
+def test_confirm_overrides_the_hints():
+    """Who is asked is said by the program: nobody, always, or by tool and arguments; no clear no is a yes."""
+    assert declared(confirm=False)["requires_approval"] is False
+    assert declared(HINTS, trusted=True, confirm=True)["requires_approval"] is True
+    by_amount = declared(confirm=lambda name, a: name == "t" and a.cents > 500)["requires_approval"]
+    assert [by_amount(SimpleNamespace(cents=cents)) for cents in (500, 501)] == [False, True]
+    assert declared(confirm=lambda _name, _a: None)["requires_approval"](SimpleNamespace()) is True
+
+
+def test_whoever_approves_reads_plain_words():
+    """Server, tool, title and arguments stand there; a hidden character in them is spelt out."""
+    given = m.Tool(name="t", title="Pay", input_schema={"type": "object"})
+    text = described("bank", given, SimpleNamespace(to="Eve\u202e", cents=5))
+    assert text == "Call the tool 't' (Pay) of the MCP server 'bank' with to=\"Eve\\u202e\", cents=5."
+    assert len(described("bank", given, SimpleNamespace(to="x" * 10_000))) < 700
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"confirm": "yes"},
+        {"allow": "read_*"},
+        {"deny": (5,)},
+        {"constraints": ["t"]},
+        {"constraints": {"t": 5}},
+        {"constraints": {"t": {"type": "array"}}},
+        {"constraints": {"t": {"properties": {"a": {"type": "strin"}}}}},
+    ],
+)
+def test_terms_that_make_no_sense(wrong):
+    """They are refused at once, and not when a call comes."""
+    with pytest.raises(MisuseError):
+        Terms(**wrong)
+
+
+async def test_access_lists_of_the_server_and_the_agent(tmp_path, caplog):
+    """A server's lists are on its own names and the agent's on ours; both hold, and denial wins."""
+    tools = [tool(name) for name in ("read_a", "read_b", "read_c", "write")]
+    server = listed(tmp_path, *tools).server(allow=("read_*", "list_*"), deny=("read_b",), confirm=False)
+    model = ScriptedModel(say("", *(call(f"demo__{each['name']}") for each in tools)), say("done"))
+    async with Agent(model, tools=[server], permissions=Permissions(deny=("demo__read_c",))) as agent:
+        run = await agent.run("go")
+    assert [each.name for each in server.tools] == ["demo__read_a", "demo__read_c"]
+    assert [each.name for each in model.requests[0].tools if each.name.startswith("demo")] == ["demo__read_a"]
+    outcomes = [each.outcome for each in run.messages if hasattr(each, "content")]
+    assert outcomes == ["done", "failed", "failed", "failed"]
+    assert server.admitted.idle == ("list_*",)
+    assert "no tool that 'list_*'" in caplog.text
+
+
+SELECT = {"properties": {"sql": {"type": "string", "pattern": r"^(?i:select)\b[^;]*$"}}, "required": ["sql"]}
+
+
+async def test_constraints_on_arguments(tmp_path):
+    """Arguments have to fit the program's schema, or its rule, beside the tool's own; the model is told why not."""
+    rule = {"query": SELECT, "pay": lambda a: None if a.cents <= 500 else "at most 500 cents"}
+    server = listed(tmp_path, tool("query"), tool("pay")).server(constraints=rule, confirm=False)
+    calls = [
+        call("demo__query", sql="SELECT 1"),
+        call("demo__query", sql="SELECT 1; DROP TABLE t"),
+        call("demo__query"),
+        call("demo__pay", cents=500),
+        call("demo__pay", cents=501),
+    ]
+    async with Agent(ScriptedModel(say("", *calls), say("done")), tools=[server]) as agent:
+        run = await agent.run("go")
+    found = [each for each in run.messages if hasattr(each, "content")]
+    assert [each.outcome for each in found] == ["done", "failed", "failed", "done", "failed"]
+    assert "sql: should match" in found[1].content
+    assert "sql: required, but missing" in found[2].content
+    assert "at most 500 cents" in found[4].content
+
+
+async def test_a_constraint_on_no_tool(tmp_path):
+    """A constraint that protects nothing is a mistake, told as soon as the tools are known."""
+    server = listed(tmp_path, tool("query")).server(constraints={"qery": SELECT})
+    with pytest.raises(MisuseError, match="no tool 'qery'"):
+        await names(server)
