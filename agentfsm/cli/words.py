@@ -249,6 +249,10 @@ def _add_servers(sub: AddParser) -> None:
         takes.add_argument("file", metavar="FILE", help='a JSON file with "mcpServers", as every host has it')
     approve.add_argument("server", metavar="SERVER", nargs="?", help="only this one")
     approve.add_argument("--yes", action="store_true", help="approve all that is shown")
+    approve.epilog = (
+        "Approvals are kept in ~/.agentfsm/mcp-pins.json, in your home and not beside the store: a folder that you "
+        "were given could bring its own along."
+    )
     for takes in (prompt, read):
         takes.add_argument("server", metavar="SERVER", help="its name in the file")
     prompt.add_argument("name", metavar="NAME", help="of the prompt")

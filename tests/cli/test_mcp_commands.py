@@ -115,6 +115,21 @@ def test_one_server_of_several(home):
     assert "has no server 'nobody': it has notes, other" in home.err
 
 
+class Silent:
+    """A terminal at which nothing may be said or asked."""
+
+    can_ask = True
+
+
+@pytest.mark.parametrize("approves_all", [False, True])
+async def test_nobody_is_asked_while_a_run_is_driven(approves_all):
+    """What changes then is withheld, whatever was said before: a question would stand in the middle of a display."""
+    asking = servers.Asking(terminal=Silent(), approves_all=approves_all)
+    asking.is_open = False
+    assert await asking(None) is False
+    assert asking.unasked == []
+
+
 # What they have.
 
 
