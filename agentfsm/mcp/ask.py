@@ -11,7 +11,7 @@ given up, and made again from its beginning when the answer is there. What it as
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -64,7 +64,7 @@ class Told:
     @classmethod
     def of(cls, ctx: RunContext[Any]) -> Told:
         """Return what an earlier attempt has left; nothing on the first."""
-        state = ctx.state or {"asked": []}
+        state: dict[str, Any] = ctx.state or {"asked": []}
         asked = [(key, mark) for key, mark in state["asked"]]
         return cls(asked, ctx.answers, state.get("request_state"), state.get("now", {}))
 
@@ -94,7 +94,7 @@ class Told:
         """Return the pause in which these are asked; a result for the model, where they cannot be."""
         own = {key: f"q{len(self.asked) + number}" for number, key in enumerate(requests, 1)}
         marks = [(own[key], _mark(asked)) for key, asked in requests.items()]
-        state: dict[str, Any] = {"asked": [*map(list, [*self.asked, *marks])]}
+        state: dict[str, Any] = {"asked": [[key, mark] for key, mark in (*self.asked, *marks)]}
         if request_state is not None:
             state |= {"request_state": request_state, "now": own}
         try:
@@ -136,6 +136,7 @@ async def call(
     client: Client,
     desk: Desk,
     ctx: RunContext[Any],
+    *,
     name: str,
     arguments: dict[str, Any],
     report: ProgressFnT,
@@ -179,11 +180,10 @@ def _elsewhere(told: Told, error: MCPError) -> Outcome:
         return refused(f"the server requires that something be opened, and does not say what: {error.message}")
     first = len(told.asked) + 1
     questions = [Question(key=f"q{first + n}", message=each.message, url=each.url) for n, each in enumerate(required)]
+    asked = [*told.asked, *((each.key, _REQUIRED) for each in questions)]
+    state: dict[str, Any] = {"asked": [[key, mark] for key, mark in asked]}
     try:
-        return InputRequired(
-            *questions,
-            state={"asked": [*map(list, told.asked), *([each.key, _REQUIRED] for each in questions)]},
-        )
+        return InputRequired(*questions, state=state)
     except MisuseError as flaw:
         return refused(f"the server asks for input in a way that nobody can be shown: {flaw}")
 
@@ -292,14 +292,14 @@ class Desk:
             self._changed()
         return refused("the call was given up") if own.outcome is None else own.outcome
 
-    async def elicit(self, _context: ClientRequestContext, asked: m.ElicitRequestParams) -> m.ElicitResult:
+    async def elicit(self, context: ClientRequestContext, params: m.ElicitRequestParams) -> m.ElicitResult:  # noqa: ARG002  it does not say which call
         """Answer what the server asks, if a person has answered it; else give its call up, so that one is asked."""
         own = await self._whose()
         if own is None:
             return m.ElicitResult(action="cancel")
-        if (reply := own.told.reply(asked)) is not None:
+        if (reply := own.told.reply(params)) is not None:
             return reply
-        await own.give_up(own.told.inquiry({"": asked}))
+        await own.give_up(own.told.inquiry({"": params}))
         return m.ElicitResult(action="cancel")
 
     async def _whose(self) -> _Underway | None:
@@ -317,11 +317,8 @@ class Desk:
             self._held -= 1
 
     async def _give_up_all(self) -> None:
-        for own in self._open():
+        for own in tuple(self._calls):
             await own.give_up(refused(UNTOLD))
-
-    def _open(self) -> Iterable[_Underway]:
-        return tuple(self._calls)
 
     async def _change(self) -> None:
         if self._news is None:

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import agentfsm
 import pytest
 
+import agentfsm
 from agentfsm import Agent, MisuseError, Outcome, PendingKind
 from agentfsm.core.messages import ToolResult
 from agentfsm.mcp import MCPServer
@@ -193,7 +193,7 @@ async def answered(tmp_path, run, content=None, **more):
 
 
 async def through(tmp_path, server_of, source, tool, *contents, words=(), **arguments):
-    """Let a call ask, and answer it, each round in an agent and a server process of its own; return run and questions."""
+    """Let a call ask, and answer it, each round with an agent and a server of its own; return run and questions."""
     asked = []
     async with agent_of(
         tmp_path, server_of(source, *words), say("", call(f"desk__{tool}", **arguments)), "done"
@@ -315,7 +315,8 @@ from agentfsm.testing import ScriptedModel, call, say
 
 async def main():
     server = MCPServer.stdio(sys.executable, sys.argv[2:], name="desk")
-    agent = Agent(ScriptedModel(say("", call("desk__book", to="Rome")), "done"), tools=[server], store=SQLiteStore(sys.argv[1]))
+    model = ScriptedModel(say("", call("desk__book", to="Rome")), "done")
+    agent = Agent(model, tools=[server], store=SQLiteStore(sys.argv[1]))
     await agent.run("go", id="mine")
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
@@ -331,7 +332,7 @@ async def test_the_process_that_has_asked_is_killed(tmp_path, log, server_of, so
     server = server_of(source)
     env = {**os.environ, "PYTHONPATH": str(Path(agentfsm.__file__).parent.parent)}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "runs.db"), str(script), str(log)]
-    ended = subprocess.run(command, env=env, check=False, capture_output=True)  # noqa: ASYNC221, S603  nothing else runs
+    ended = subprocess.run(command, env=env, check=False, capture_output=True)  # noqa: ASYNC221  nothing else runs
     assert ended.returncode == -9, ended.stderr.decode()
     async with agent_of(tmp_path, server, "done") as agent:
         run = await agent.load("mine")
