@@ -253,12 +253,13 @@ class _Underway:
     ended: anyio.Event = attrs.field(factory=anyio.Event)
     outcome: Outcome | None = None
     # What came of it, where it was given up.
+    returned: bool = False
+    # Whether the server has answered it, so that it cannot be the one that still asks.
 
-    async def give_up(self, outcome: Outcome) -> None:
-        """Cut the call off, and wait until the server has been told."""
+    def give_up(self, outcome: Outcome) -> None:
+        """Cut the call off; it has ended when the server was told."""
         self.outcome = outcome
         self.scope.cancel()
-        await self.ended.wait()
 
 
 @attrs.define(eq=False, repr=False)
@@ -285,6 +286,7 @@ class Desk:
         try:
             with own.scope:
                 result: m.CallToolResult = await attempt.once()
+                own.returned = True
                 return result
         finally:
             self._calls.remove(own)
@@ -299,12 +301,14 @@ class Desk:
             return m.ElicitResult(action="cancel")
         if (reply := own.told.reply(params)) is not None:
             return reply
-        await own.give_up(own.told.inquiry({"": params}))
+        own.give_up(own.told.inquiry({"": params}))
+        await own.ended.wait()
         return m.ElicitResult(action="cancel")
 
     async def _whose(self) -> _Underway | None:
         """Return the call in which it is asked, when that can be told; None where it cannot, and all were given up."""
         self._held += 1
+        perhaps = tuple(self._calls)
         try:
             while len(self._calls) > 1:
                 self.alone = True
@@ -312,13 +316,19 @@ class Desk:
                     await self._give_up_all()
                     return None
                 await self._change()
-            return self._calls[0] if self._calls else None
+            own = self._calls[0] if self._calls else None
+            is_told = own is not None and own.outcome is None and all(c is own or c.returned for c in perhaps)
+            return own if is_told else None
         finally:
             self._held -= 1
 
     async def _give_up_all(self) -> None:
-        for own in tuple(self._calls):
-            await own.give_up(refused(UNTOLD))
+        """Cut off all calls, all at once, so that none is left that could be taken for the one that asks."""
+        calls = tuple(self._calls)
+        for own in calls:
+            own.give_up(refused(UNTOLD))
+        for own in calls:
+            await own.ended.wait()
 
     async def _change(self) -> None:
         if self._news is None:

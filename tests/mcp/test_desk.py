@@ -90,6 +90,20 @@ async def test_a_question_waits_until_its_call_is_the_only_one(server):
     assert server.cut == ["asker"]
 
 
+async def test_a_question_whose_call_has_ended_is_not_taken_for_another_calls(server):
+    """It came while two were under way, and one of them was cut off: it may have been that one's."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.call, "slow")
+        async with anyio.create_task_group() as others:
+            others.start_soon(lambda: server.call("asker", asks=True))
+            await anyio.wait_all_tasks_blocked()
+            others.cancel_scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert server.replies == {"asker": "cancel"}
+        server.doors["slow"].set()
+    assert (server.ends["slow"].content[0].text, server.cut) == ("slow", ["asker"])
+
+
 async def test_from_then_on_its_calls_come_one_by_one(server):
     """So that the next question is known at once."""
     server.desk.alone = True
