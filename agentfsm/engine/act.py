@@ -241,7 +241,8 @@ class RunHost(Host):
             if rounds >= ROUNDS:
                 text = f"{call.name} has asked for input {rounds} times and still asks for more: it was given up."
                 return failed(text, ErrorType.TOOL)
-            waits = (inquired(run, tool, call, pause, rounds, await self.drive.journal.store.now()),)
+            now = await self.drive.journal.store.now()
+            waits = (inquired(run, tool, call, pause, rounds=rounds, now=now),)
             state = pause.state
         fact = e.ToolPaused(call_id=call.id, pending=waits, state=state)
         if self.held is None:

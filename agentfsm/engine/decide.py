@@ -243,6 +243,7 @@ def inquired(
     tool: Tool[..., Any],
     call: ToolCall,
     pause: InputRequired,
+    *,
     rounds: int,
     now: float,
 ) -> Pending:

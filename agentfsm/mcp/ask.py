@@ -11,7 +11,7 @@ given up, and made again from its beginning when the answer is there. What it as
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -64,7 +64,7 @@ class Told:
     @classmethod
     def of(cls, ctx: RunContext[Any]) -> Told:
         """Return what an earlier attempt has left; nothing on the first."""
-        state = ctx.state or {"asked": []}
+        state: dict[str, Any] = ctx.state or {"asked": []}
         asked = [(key, mark) for key, mark in state["asked"]]
         return cls(asked, ctx.answers, state.get("request_state"), state.get("now", {}))
 
@@ -94,7 +94,7 @@ class Told:
         """Return the pause in which these are asked; a result for the model, where they cannot be."""
         own = {key: f"q{len(self.asked) + number}" for number, key in enumerate(requests, 1)}
         marks = [(own[key], _mark(asked)) for key, asked in requests.items()]
-        state: dict[str, Any] = {"asked": [*map(list, [*self.asked, *marks])]}
+        state: dict[str, Any] = {"asked": [[key, mark] for key, mark in (*self.asked, *marks)]}
         if request_state is not None:
             state |= {"request_state": request_state, "now": own}
         try:
@@ -136,6 +136,7 @@ async def call(
     client: Client,
     desk: Desk,
     ctx: RunContext[Any],
+    *,
     name: str,
     arguments: dict[str, Any],
     report: ProgressFnT,
@@ -179,11 +180,10 @@ def _elsewhere(told: Told, error: MCPError) -> Outcome:
         return refused(f"the server requires that something be opened, and does not say what: {error.message}")
     first = len(told.asked) + 1
     questions = [Question(key=f"q{first + n}", message=each.message, url=each.url) for n, each in enumerate(required)]
+    asked = [*told.asked, *((each.key, _REQUIRED) for each in questions)]
+    state: dict[str, Any] = {"asked": [[key, mark] for key, mark in asked]}
     try:
-        return InputRequired(
-            *questions,
-            state={"asked": [*map(list, told.asked), *([each.key, _REQUIRED] for each in questions)]},
-        )
+        return InputRequired(*questions, state=state)
     except MisuseError as flaw:
         return refused(f"the server asks for input in a way that nobody can be shown: {flaw}")
 
@@ -253,12 +253,13 @@ class _Underway:
     ended: anyio.Event = attrs.field(factory=anyio.Event)
     outcome: Outcome | None = None
     # What came of it, where it was given up.
+    returned: bool = False
+    # Whether the server has answered it, so that it cannot be the one that still asks.
 
-    async def give_up(self, outcome: Outcome) -> None:
-        """Cut the call off, and wait until the server has been told."""
+    def give_up(self, outcome: Outcome) -> None:
+        """Cut the call off; it has ended when the server was told."""
         self.outcome = outcome
         self.scope.cancel()
-        await self.ended.wait()
 
 
 @attrs.define(eq=False, repr=False)
@@ -285,6 +286,7 @@ class Desk:
         try:
             with own.scope:
                 result: m.CallToolResult = await attempt.once()
+                own.returned = True
                 return result
         finally:
             self._calls.remove(own)
@@ -292,19 +294,21 @@ class Desk:
             self._changed()
         return refused("the call was given up") if own.outcome is None else own.outcome
 
-    async def elicit(self, _context: ClientRequestContext, asked: m.ElicitRequestParams) -> m.ElicitResult:
+    async def elicit(self, context: ClientRequestContext, params: m.ElicitRequestParams) -> m.ElicitResult:  # noqa: ARG002  it does not say which call
         """Answer what the server asks, if a person has answered it; else give its call up, so that one is asked."""
         own = await self._whose()
         if own is None:
             return m.ElicitResult(action="cancel")
-        if (reply := own.told.reply(asked)) is not None:
+        if (reply := own.told.reply(params)) is not None:
             return reply
-        await own.give_up(own.told.inquiry({"": asked}))
+        own.give_up(own.told.inquiry({"": params}))
+        await own.ended.wait()
         return m.ElicitResult(action="cancel")
 
     async def _whose(self) -> _Underway | None:
         """Return the call in which it is asked, when that can be told; None where it cannot, and all were given up."""
         self._held += 1
+        perhaps = tuple(self._calls)
         try:
             while len(self._calls) > 1:
                 self.alone = True
@@ -312,16 +316,19 @@ class Desk:
                     await self._give_up_all()
                     return None
                 await self._change()
-            return self._calls[0] if self._calls else None
+            own = self._calls[0] if self._calls else None
+            is_told = own is not None and own.outcome is None and all(c is own or c.returned for c in perhaps)
+            return own if is_told else None
         finally:
             self._held -= 1
 
     async def _give_up_all(self) -> None:
-        for own in self._open():
-            await own.give_up(refused(UNTOLD))
-
-    def _open(self) -> Iterable[_Underway]:
-        return tuple(self._calls)
+        """Cut off all calls, all at once, so that none is left that could be taken for the one that asks."""
+        calls = tuple(self._calls)
+        for own in calls:
+            own.give_up(refused(UNTOLD))
+        for own in calls:
+            await own.ended.wait()
 
     async def _change(self) -> None:
         if self._news is None:

@@ -57,7 +57,7 @@ def _function(server: MCPServer, listed: m.Tool, check: OutputCheck | None) -> C
             async def report(progress: float, total: float | None, message: str | None) -> None:
                 ctx.progress(message or f"{progress:g}{f' of {total:g}' if total else ''}")
 
-            return await call_asking(client, server.desk, ctx, listed.name, arguments, report)
+            return await call_asking(client, server.desk, ctx, name=listed.name, arguments=arguments, report=report)
 
         try:
             result = await server.link.ask(ask, patience_s=server.timeout_s)

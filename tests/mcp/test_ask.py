@@ -193,7 +193,7 @@ async def answered(tmp_path, run, content=None, **more):
 
 
 async def through(tmp_path, server_of, source, tool, *contents, words=(), **arguments):
-    """Let a call ask, and answer it, each round in an agent and a server process of its own; return run and questions."""
+    """Let a call ask, and answer it, each round with an agent and a server of its own; return run and questions."""
     asked = []
     async with agent_of(
         tmp_path, server_of(source, *words), say("", call(f"desk__{tool}", **arguments)), "done"
@@ -315,7 +315,8 @@ from agentfsm.testing import ScriptedModel, call, say
 
 async def main():
     server = MCPServer.stdio(sys.executable, sys.argv[2:], name="desk")
-    agent = Agent(ScriptedModel(say("", call("desk__book", to="Rome")), "done"), tools=[server], store=SQLiteStore(sys.argv[1]))
+    model = ScriptedModel(say("", call("desk__book", to="Rome")), "done")
+    agent = Agent(model, tools=[server], store=SQLiteStore(sys.argv[1]))
     await agent.run("go", id="mine")
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
