@@ -210,6 +210,7 @@ async def test_a_signal_ends_a_server_over_http_in_order(folder):
     """A client that waits for a run is answered that it still runs, and the run is given back."""
     process, url = await anyio.to_thread.run_sync(lambda: listening(folder, "app:agent", "--http", "0"))
     async with Client(url) as client:
+        await client.list_tools()  # which it would ask for behind the answer, to check that
         await begun(client, run_id="r1", wait_s=60)
 
         async def end(_number, _total, _message):
