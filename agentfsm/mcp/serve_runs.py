@@ -132,6 +132,8 @@ class ServedRuns:
     # By run: what those wait for who wait for its news.
     _troubles: dict[str, str] = attrs.field(factory=dict, init=False)
     # Why a run could not be driven here when that was last tried.
+    _is_ending: bool = attrs.field(default=False, init=False)
+    # Whether the server ends, so that nobody may wait.
     _shifts: dict[Worker, _Shift] = attrs.field(factory=dict, init=False)
     # Those who drive them: one for each lifespan of the server.
 
@@ -140,6 +142,7 @@ class ServedRuns:
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """Drive runs while the block lasts; those under way at its end are given back, for the next server."""
+        self._is_ending = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._work)
             yield
@@ -154,6 +157,12 @@ class ServedRuns:
             finally:
                 del self._shifts[worker]
                 shift.ended.set()
+
+    def end_waits(self) -> None:
+        """Let nobody wait for a run any more: the server ends."""
+        self._is_ending = True
+        for run_id in tuple(self._bells):
+            self._ring(run_id)
 
     async def rest(self) -> None:
         """Give back the runs that are driven, and drive no more."""
@@ -339,7 +348,7 @@ class ServedRuns:
             while True:
                 with self._bell(run_id) as bell:
                     seen = self._seen.get(run_id)
-                    if seen is None and await self._rests(run_id):
+                    if self._is_ending or (seen is None and await self._rests(run_id)):
                         break
                     if seen is not None and (news := _news(seen)) != told:
                         told = news

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -119,21 +120,20 @@ def test_nothing_but_the_protocol_gets_to_standard_output(folder):
 
 
 async def begun(client, **arguments):
-    """Start a run, and return its id once it is inside a tool."""
-    inside = anyio.Event()
+    """Start a run, and return once it is inside a tool."""
+    async with anyio.create_task_group() as tasks:
+        arguments = {"prompt": "dig", **arguments}
+        tasks.start_soon(partial(client.call_tool, "start", arguments, progress_callback=inside(tasks)))
+
+
+def inside(tasks):
+    """Return what hears the progress of a run, and ends the waiting for it when it is inside a tool."""
 
     async def progress(_number, _total, message):
         if "dig" in message:
-            inside.set()
+            tasks.cancel_scope.cancel()
 
-    async with anyio.create_task_group() as tasks:
-
-        async def start():
-            await client.call_tool("start", {"prompt": "dig", **arguments}, progress_callback=progress)
-
-        tasks.start_soon(start)
-        await inside.wait()
-        tasks.cancel_scope.cancel()
+    return progress
 
 
 async def test_a_run_outlives_a_kill_of_the_server(folder):
@@ -207,13 +207,18 @@ def listening(folder, *options, **more):
 
 
 async def test_a_signal_ends_a_server_over_http_in_order(folder):
-    """Also while a client waits for a run, which is given back."""
+    """A client that waits for a run is answered that it still runs, and the run is given back."""
     process, url = await anyio.to_thread.run_sync(lambda: listening(folder, "app:agent", "--http", "0"))
     async with Client(url) as client:
+        await client.list_tools()  # which it would ask for behind the answer, to check that
         await begun(client, run_id="r1", wait_s=60)
-        process.send_signal(signal.SIGTERM)
-        with pytest.raises(MCPError):
-            await client.call_tool("result", {"run_id": "r1", "wait_s": 60})
+
+        async def end(_number, _total, _message):
+            process.send_signal(signal.SIGTERM)
+
+        waits = {"run_id": "r1", "wait_s": 60}
+        run = (await client.call_tool("result", waits, progress_callback=end)).structured_content
+        assert run["status"] == "running"
     output, errors = await anyio.to_thread.run_sync(process.communicate)
     assert (process.returncode, output) == (0, "printed at the end\n")
     assert "the next server goes on with them" in errors
