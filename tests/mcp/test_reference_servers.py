@@ -25,6 +25,10 @@ def by_stdio(package, *args, **options):
     return MCPServer.stdio(command, rest, **options)
 
 
+def by_http(url):
+    return MCPServer.http(f"{url}/mcp", name="all")
+
+
 async def results_of(server, *calls):
     """Let an agent make these calls, one in each turn; the results, once the run has ended well."""
     script = (say("", call(f"{server.name}__{name}", **arguments)) for name, arguments in calls)
@@ -81,7 +85,7 @@ def everything():
 
 async def test_everything_over_http(everything):
     """The same over streamable HTTP."""
-    calls = await results_of(MCPServer.http(f"{everything}/mcp", name="all"), *EVERYTHING_CALLS)
+    calls = await results_of(by_http(everything), *EVERYTHING_CALLS)
     check_everything(calls)
 
 
@@ -94,7 +98,7 @@ async def test_everything_over_the_older_transport():
 
 async def test_resources_and_prompts(everything):
     """What the application reads, and what a user picks: listed, looked up, filled in, completed."""
-    server = MCPServer.http(f"{everything}/mcp", name="all")
+    server = by_http(everything)
     try:
         resources = {each.uri for each in await server.resources()}
         assert "demo://resource/static/document/features.md" in resources
@@ -112,7 +116,7 @@ async def test_resources_and_prompts(everything):
 
 async def test_a_long_call_tells_how_far_it_is(everything):
     """The server's notes of progress are events of the run."""
-    server = MCPServer.http(f"{everything}/mcp", name="all")
+    server = by_http(everything)
     long_call = call("all__trigger-long-running-operation", duration=0.3, steps=3)
     async with (
         Agent(ScriptedModel(say("", long_call), "done"), tools=[server]) as agent,
