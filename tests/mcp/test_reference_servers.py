@@ -9,7 +9,7 @@ from node import program
 
 from agentfsm import Agent
 from agentfsm.cli import demo
-from agentfsm.core.messages import ErrorType, ToolResult
+from agentfsm.core.messages import ErrorType, ImagePart, ToolResult
 from agentfsm.engine.stream import ToolEvent, ToolEventType
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import LocalServer, Say, ScriptedModel, call, say
@@ -62,7 +62,7 @@ def check_everything(calls):
     assert texts[0] == "Echo: Grüße, 世界"
     assert "-1.5" in texts[1]
     assert json.loads(texts[2]).keys() == {"temperature", "conditions", "humidity"}
-    assert "image" in texts[3]
+    assert [type(part) for part in calls[3].parts] == [ImagePart]
     assert "Operation failed" in texts[4]
     assert "2 resource links" in texts[5]
     assert "Resource 7" in texts[6]
