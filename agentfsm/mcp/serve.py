@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, redirect_stdout
+from contextlib import asynccontextmanager, redirect_stdout
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,7 @@ from mcp.server.subscriptions import ListenHandler
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine import render
 from agentfsm.engine.permission import Permissions
-from agentfsm.engine.queue import LIMIT, TIMEOUT_S
+from agentfsm.engine.queue import LIMIT, TIMEOUT_S, first_error
 from agentfsm.engine.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools import Tool
 from agentfsm.mcp import serve_http as web
@@ -143,11 +143,15 @@ class MCPService:
 
         Meanwhile nothing else gets to standard output: what is printed goes to standard error.
         """
-        async with stdio_server() as (read, write):
-            # The SDK has turned the descriptor to standard error; what Python still holds back would come after that.
-            with redirect_stdout(sys.stderr):
-                await self.server.run(read, write, self.server.create_initialization_options())
-            sys.stdout.flush()
+        try:
+            async with stdio_server() as (read, write):
+                # The SDK has turned the descriptor to standard error; what Python holds back would come after that.
+                with redirect_stdout(sys.stderr):
+                    await self.server.run(read, write, self.server.create_initialization_options())
+                sys.stdout.flush()
+        except BaseExceptionGroup as group:
+            if not isinstance(error := first_error(group), BrokenPipeError):  # the client has gone in mid-word
+                raise error from None
 
     async def http(
         self,
@@ -180,7 +184,7 @@ class MCPService:
         app = self.asgi(host, token=token, hosts=hosts)
         bound = web.listening(host, port)
         with bound:
-            await web.serve(app, bound, web.url_of(host, bound), task_status)
+            await web.serve(app, bound, web.url_of(host, bound), task_status, self._let_go)
 
     def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> web.App:
         """Return the server as an ASGI app, for a web server of your own; its endpoint is /mcp.
@@ -216,11 +220,17 @@ class MCPService:
 
     @asynccontextmanager
     async def _life(self, _server: Server[None]) -> AsyncIterator[None]:
-        async with AsyncExitStack() as rest:
-            if self.runs is not None:
-                await rest.enter_async_context(self.runs.working())
-            rest.callback(self._listen.close)
+        if self.runs is None:
             yield
+            return
+        async with self.runs.working():
+            yield
+
+    def _let_go(self) -> None:
+        """Answer the clients who listen, or wait for a run, so that nobody holds up the end."""
+        self._listen.close()
+        if self.runs is not None:
+            self.runs.end_waits()
 
     # Tools.
 
@@ -234,12 +244,13 @@ class MCPService:
         found = self._find(name)
         return None if found is None else dict(found[1].parameters)
 
-    async def _refresh(self) -> None:
-        for each in self._tools:
-            await each.refresh()
+    async def _refresh(self) -> str:
+        """Take in what sources of tools have news of; return why that failed, if it did."""
+        flaw = await self._tools[-1].refresh()
         if self.registry.version != self._told_version:
             self._told_version = self.registry.version
             self._bus.tools_changed()
+        return flaw
 
     async def _list_tools(self, _ctx: Context, params: m.PaginatedRequestParams | None) -> m.ListToolsResult:
         _check_no_cursor(params)
@@ -249,11 +260,15 @@ class MCPService:
     async def _call_tool(
         self, ctx: Context, params: m.CallToolRequestParams
     ) -> m.CallToolResult | m.InputRequiredResult:
-        await self._refresh()
+        flaw = ""
         found = self._find(params.name)
+        if found is None or found[0] is self._tools[-1]:
+            flaw = await self._refresh()
+            found = self._find(params.name)
         if found is None:
             names = [name for each in self._tools for name in each.names()]
-            raise MCPError(m.INVALID_PARAMS, render.unknown_text(params.name, names))
+            why = f" Some tools are not known now: {flaw}" if flaw else ""
+            raise MCPError(m.INVALID_PARAMS, render.unknown_text(params.name, names) + why)
         tools, tool = found
         return await tools.call(ctx, params, tool)
 

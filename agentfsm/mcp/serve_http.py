@@ -24,6 +24,8 @@ PATH: Final = "/mcp"
 # Where the one endpoint is.
 BODY_BYTES: Final = 4 * 1024 * 1024
 # Of a request: arguments of a tool are seldom more than some kilobytes.
+MOST_CONNECTIONS: Final = 1_000
+# Open at once; a client that is one too many is told to come later (503).
 MOST_SESSIONS: Final = 1_000
 # Of clients of the handshake era, which have one each.
 GRACE_S: Final = 3.0
@@ -153,8 +155,17 @@ def url_of(host: str, bound: socket.socket) -> str:
     return f"http://{own}:{bound.getsockname()[1]}{PATH}"
 
 
-async def serve(app: App, bound: socket.socket, url: str, task_status: TaskStatus[str]) -> None:
+async def serve(
+    app: App, bound: socket.socket, url: str, task_status: TaskStatus[str], ending: Callable[[], object]
+) -> None:
     """Serve until a signal comes or this is cancelled; either way requests under way have some seconds to end.
+
+    Args:
+        app: What answers.
+        bound: Where it listens.
+        url: Told when it does.
+        task_status: Who is told.
+        ending: Called when it begins to end.
 
     Raises:
         MCPServerError: when the app does not start.
@@ -168,8 +179,9 @@ async def serve(app: App, bound: socket.socket, url: str, task_status: TaskStatu
         proxy_headers=False,
         timeout_graceful_shutdown=int(GRACE_S),
         ws="none",
+        limit_concurrency=MOST_CONNECTIONS,
     )
-    server = _Server(config, lambda: task_status.started(url))
+    server = _Server(config, lambda: task_status.started(url), ending)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_end_when_cancelled, server)
@@ -188,11 +200,11 @@ async def _end_when_cancelled(server: uvicorn.Server) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it is there."""
+    """Tells when it is there, and when it begins to end."""
 
-    def __init__(self, config: uvicorn.Config, told: Callable[[], object]) -> None:
+    def __init__(self, config: uvicorn.Config, told: Callable[[], object], ending: Callable[[], object]) -> None:
         super().__init__(config)
-        self._told = told
+        self._told, self._ending = told, ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and tell so."""
@@ -201,3 +213,8 @@ class _Server(uvicorn.Server):
         except SystemExit as error:  # which is how it says that the app did not start
             raise MCPServerError("the server did not start: see the log for what its app says") from error
         self._told()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End, and tell so before."""
+        self._ending()
+        await super().shutdown(sockets)

@@ -31,16 +31,13 @@ Rendered: TypeAlias = "str | Sequence[UserMessage | AssistantMessage]"
 
 
 def _template(resource: Resource) -> UriTemplate:
-    return UriTemplate.parse(resource.uri)
-
-
-def _check_uri(_resource: object, _attribute: object, uri: str) -> None:
-    try:
-        UriTemplate.parse(uri)
-    except InvalidUriTemplate as error:
-        raise MisuseError(f"a resource cannot have the URI {uri!r}: {error}") from None
+    uri = resource.uri
     if "://" not in uri:
         raise MisuseError(f"a resource cannot have the URI {uri!r}: begin with a scheme, such as project://{uri}")
+    try:
+        return UriTemplate.parse(uri)
+    except InvalidUriTemplate as error:
+        raise MisuseError(f"a resource cannot have the URI {uri!r}: {error}") from None
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +48,7 @@ class Resource:
         MisuseError: when the URI is none.
     """
 
-    uri: str = attrs.field(validator=_check_uri)
+    uri: str
     # Or a template (RFC 6570), such as "project://tasks/{task_id}": its variables are the arguments of `read`, as
     # texts. One that would leave its place in a path ("..", an absolute path, a zero byte) is refused.
     name: str

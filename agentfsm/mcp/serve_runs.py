@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, ParamSpec, TypeAlias, cast
 
 import anyio
 import attrs
@@ -20,7 +20,7 @@ from mcp import MCPError
 from pydantic import Field
 
 from agentfsm.cli.documents import message_json
-from agentfsm.core.errors import AgentError, ArgumentsError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import AgentError, ArgumentsError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.engine import render
@@ -53,6 +53,8 @@ DUE: Final = 1_000
 # Runs that are looked through for one that waits and has news.
 PAGE: Final = 50
 # Runs in a page of the list.
+TROUBLES: Final = 1_000
+# Runs of which it is kept why they could not be driven.
 MOST_KNOWN: Final = 10_000
 # Runs of one moment that a cursor may speak of.
 MESSAGES: Final = 500
@@ -77,6 +79,7 @@ RUN_SCHEMA: Final[Mapping[str, JSON]] = {
         "stop_message": _TEXT,
         "pending": {"type": "array", "items": {"type": "object"}},
         "tokens": {"type": "integer"},
+        "trouble": {"type": "string", "description": "Why the run could not go on just now; that is tried again."},
     },
     "required": ["run_id", "status", "turn", "tokens"],
 }
@@ -127,6 +130,10 @@ class ServedRuns:
     # As they stand, those that are driven here.
     _bells: dict[str, set[anyio.Event]] = attrs.field(factory=dict, init=False)
     # By run: what those wait for who wait for its news.
+    _troubles: dict[str, str] = attrs.field(factory=dict, init=False)
+    # Why a run could not be driven here when that was last tried.
+    _is_ending: bool = attrs.field(default=False, init=False)
+    # Whether the server ends, so that nobody may wait.
     _shifts: dict[Worker, _Shift] = attrs.field(factory=dict, init=False)
     # Those who drive them: one for each lifespan of the server.
 
@@ -135,6 +142,7 @@ class ServedRuns:
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """Drive runs while the block lasts; those under way at its end are given back, for the next server."""
+        self._is_ending = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._work)
             yield
@@ -150,6 +158,12 @@ class ServedRuns:
                 del self._shifts[worker]
                 shift.ended.set()
 
+    def end_waits(self) -> None:
+        """Let nobody wait for a run any more: the server ends."""
+        self._is_ending = True
+        for run_id in tuple(self._bells):
+            self._ring(run_id)
+
     async def rest(self) -> None:
         """Give back the runs that are driven, and drive no more."""
         shifts = tuple(self._shifts.values())
@@ -159,9 +173,16 @@ class ServedRuns:
             await shift.ended.wait()
 
     async def _drive(self, agent: Agent[Any], run_id: str, deps: Any) -> Run:
+        self._troubles.pop(run_id, None)
         try:
-            run: Run = await self.drive(agent, run_id, deps, see=self._see)
-            return run
+            return cast("Run", await self.drive(agent, run_id, deps, see=self._see))
+        except LeaseHeldError:
+            raise
+        except Exception as error:
+            self._troubles[run_id] = render.describe(error)
+            if len(self._troubles) > TROUBLES:
+                del self._troubles[next(iter(self._troubles))]
+            raise
         finally:
             self._seen.pop(run_id, None)
             self._ring(run_id)
@@ -327,7 +348,7 @@ class ServedRuns:
             while True:
                 with self._bell(run_id) as bell:
                     seen = self._seen.get(run_id)
-                    if seen is None and await self._rests(run_id):
+                    if self._is_ending or (seen is None and await self._rests(run_id)):
                         break
                     if seen is not None and (news := _news(seen)) != told:
                         told = news
@@ -338,7 +359,9 @@ class ServedRuns:
 
     async def _rests(self, run_id: str) -> bool:
         run = await self.agent.load(run_id)
-        return run.is_over or (run.is_waiting and run_id not in await self.agent.store.due(self.agent.name, limit=DUE))
+        if run.is_over or run_id in self._troubles:
+            return True
+        return run.is_waiting and run_id not in await self.agent.store.due(self.agent.name, limit=DUE)
 
     def _view(self, run: Run) -> dict[str, Any]:
         view: dict[str, Any] = {
@@ -353,6 +376,8 @@ class ServedRuns:
             view |= {"stop_reason": str(run.stop_reason), "stop_message": run.stop_message}
         if run.pending:
             view["pending"] = [attrs.asdict(item) for item in run.pending]
+        if not run.is_over and run.id in self._troubles:
+            view["trouble"] = self._troubles[run.id]
         return view
 
     # Its runs as resources.

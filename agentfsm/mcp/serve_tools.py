@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -13,7 +14,6 @@ import anyio
 import attrs
 import mcp.types as m
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp import MCPError
 from mcp.server import ServerRequestContext
 
 from agentfsm.core.errors import AgentError, ArgumentsError
@@ -31,6 +31,8 @@ from agentfsm.mcp.serve_approval import Asking, Question
 from agentfsm.mcp.serve_offers import block_of
 from agentfsm.mcp.serve_turns import Turns
 from agentfsm.ports import Clock, SystemClock
+
+_log = logging.getLogger("agentfsm.mcp")
 
 PROGRESS: Final = 100
 # Notes of progress that wait for a slow client; later ones are dropped.
@@ -62,19 +64,17 @@ class ServedTools:
     _refreshing: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
     _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
-    async def refresh(self) -> None:
-        """Take in what sources of tools have news of.
-
-        Raises:
-            MCPError: when one cannot be asked.
-        """
+    async def refresh(self) -> str:
+        """Take in what sources of tools have news of; return why that failed, if it did: all other tools are there."""
         if not self.registry.sources:
-            return
+            return ""
         try:
             async with self._refreshing:
                 await self.registry.refresh()
         except AgentError as error:
-            raise MCPError(m.INTERNAL_ERROR, f"the tools are not known: {error}") from error
+            _log.warning("some tools are not known: %s", error)
+            return str(error)
+        return ""
 
     def names(self) -> list[str]:
         """Return the names of the tools that clients are told of."""
@@ -179,12 +179,13 @@ class ServedTools:
             watch=partial(_note, send),
         )
         access = queue.job(0, call).access
+        results: list[ToolResult] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_report, ctx, receive)
             with send:
                 async with self.turns.turn(access), self._places:
-                    (result,) = await queue.execute_all([call])
-        return result
+                    results += await queue.execute_all([call])
+        return results[0]
 
     def _told(self, tool: Tool[..., Any], result: ToolResult) -> m.CallToolResult:
         done = result.outcome is Outcome.DONE
