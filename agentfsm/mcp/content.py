@@ -149,9 +149,9 @@ def _line(text: str) -> str:
 def _is_said(value: Any, blocks: Sequence[m.ContentBlock]) -> bool:
     """Whether the texts of a result are the JSON of its structured content, as they should be.
 
-    A tool that returns something else than an object has it wrapped, in "result" or another name; of a list, each item
-    may be a text of its own.
-    """
+        A tool that returns something else than an object has it wrapped: `{"result": ...}`, or under a name of its own,
+    as the official filesystem server has `{"content": ...}`; of a list, each item may be a text of its own.
+        """
     texts = [block.text for block in blocks if isinstance(block, m.TextContent)]
     if not texts:
         return False

@@ -110,13 +110,14 @@ def _fitting(schema: Mapping[str, Any]) -> dict[str, Any]:
 async def named_calls(scenario: Scenario) -> None:
     """Make the calls that the suite dictates.
 
-    They are put to the server without an agent: one has null where the schema wants a boolean, which no agent's call
+    The last is put to the server without an agent: it has null where the schema wants a boolean, which no agent's call
     may have.
     """
+    *fit, unfit = scenario.context["toolCalls"]
+    await converse(reached(scenario), *((each["name"], each["arguments"]) for each in fit))
     server = reached(scenario)
     await server.update()
-    for each in scenario.context["toolCalls"]:
-        await server.link.ask(partial(_call, each))
+    await server.link.ask(partial(_call, unfit))
     await server.aclose()
 
 

@@ -9,7 +9,7 @@ from node import program
 
 from agentfsm import Agent
 from agentfsm.cli import demo
-from agentfsm.core.messages import ErrorType, ToolResult
+from agentfsm.core.messages import ErrorType, ImagePart, ToolResult
 from agentfsm.engine.stream import ToolEvent, ToolEventType
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import LocalServer, Say, ScriptedModel, call, say
@@ -23,6 +23,10 @@ CITY = "New York"
 def by_stdio(package, *args, **options):
     command, *rest = program(package, *args)
     return MCPServer.stdio(command, rest, confirm=False, **options)
+
+
+def by_http(url):
+    return MCPServer.http(f"{url}/mcp", name="all", confirm=False)
 
 
 async def results_of(server, *calls):
@@ -58,7 +62,7 @@ def check_everything(calls):
     assert texts[0] == "Echo: Grüße, 世界"
     assert "-1.5" in texts[1]
     assert json.loads(texts[2]).keys() == {"temperature", "conditions", "humidity"}
-    assert "image" in texts[3]
+    assert [type(part) for part in calls[3].parts] == [ImagePart]
     assert "Operation failed" in texts[4]
     assert "2 resource links" in texts[5]
     assert "Resource 7" in texts[6]
@@ -81,7 +85,7 @@ def everything():
 
 async def test_everything_over_http(everything):
     """The same over streamable HTTP."""
-    calls = await results_of(MCPServer.http(f"{everything}/mcp", name="all", confirm=False), *EVERYTHING_CALLS)
+    calls = await results_of(by_http(everything), *EVERYTHING_CALLS)
     check_everything(calls)
 
 
@@ -94,7 +98,7 @@ async def test_everything_over_the_older_transport():
 
 async def test_resources_and_prompts(everything):
     """What the application reads, and what a user picks: listed, looked up, filled in, completed."""
-    server = MCPServer.http(f"{everything}/mcp", name="all")
+    server = by_http(everything)
     try:
         resources = {each.uri for each in await server.resources()}
         assert "demo://resource/static/document/features.md" in resources
@@ -112,7 +116,7 @@ async def test_resources_and_prompts(everything):
 
 async def test_a_long_call_tells_how_far_it_is(everything):
     """The server's notes of progress are events of the run."""
-    server = MCPServer.http(f"{everything}/mcp", name="all", confirm=False)
+    server = by_http(everything)
     long_call = call("all__trigger-long-running-operation", duration=0.3, steps=3)
     async with (
         Agent(ScriptedModel(say("", long_call), "done"), tools=[server]) as agent,
