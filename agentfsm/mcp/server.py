@@ -99,7 +99,7 @@ class MCPServer:
     @property
     def is_stale(self) -> bool:
         """Whether the server was not asked yet, was started anew, or has said that its tools have changed."""
-        return self._has_news or self._listed_at != self.link.starts
+        return self._has_news or not self.version or self._listed_at != self.link.starts
 
     @property
     def tools(self) -> tuple[Tool[..., Any], ...]:
@@ -190,7 +190,6 @@ class MCPServer:
             MCPServerError: when it is not, or the server cannot be asked.
             MisuseError: when there is a constraint on a tool that there is not.
         """
-        self._has_news = False
         try:
             self.admitted = await self._asked()
         except BaseException:
@@ -203,10 +202,12 @@ class MCPServer:
         self.trouble = None
         try:
             await self.gate.start(self.launch, self.start)
+            self._has_news = False
             return await admitted(self, await self.link.ask(_listed))
         except MCPServerError as error:
             if self.required:
                 raise
+            self._has_news = False
             self.trouble = error
             _log.warning("the tools of the MCP server %r are not there: %s", self.name, error)
             return Admitted()
