@@ -128,15 +128,18 @@ class Gate:
         Raises:
             MCPServerError: when nobody has approved how it is started.
         """
-        if self.origin is None:
-            if not self._announced:
-                self._announced = True
-                _log.info("the MCP server %r is started for the first time:\n%s", self.server, start_shown(launch))
-            return
         pin = self.pin() or Pin()
+        if self.origin is None and not self._announced:
+            self._announced = True
+            _log.info("the MCP server %r is started for the first time:\n%s", self.server, start_shown(launch))
         if pin.start == start:
             return
         changed = f"\nIt was approved otherwise:\n{pin.start.difference(start, 'start')}" if pin.start else ""
+        if self.origin is None:
+            if changed:
+                _log.warning("the MCP server %r is started otherwise than before.%s", self.server, changed)
+            self.pins.write(self.key, attrs.evolve(pin, start=start))
+            return
         shown = f"Start the MCP server {self.server!r} of {self.origin}:\n{start_shown(launch)}{changed}"
         if not await self._asked(Wish.START, shown):
             raise MCPServerError(self._unapproved("how it is started", launch))
@@ -159,11 +162,10 @@ class Gate:
         Returns:
             Those of the items that are withheld, each with the reason. The others are approved now.
         """
-        known = self.pin()
-        pin = known or Pin()
+        pin = self.pin() or Pin()
         changed = [name for name, text in items.items() if pin.items.get(name, text) != text]
         new = [name for name in items if name not in pin.items]
-        is_taken = self.origin is None and (known is None or self.consent is None)
+        is_taken = self.origin is None and (not pin.items or self.consent is None)
         asked = [*changed, *([] if is_taken else new)]
         withheld: dict[str, str] = {}
         if asked:
@@ -171,7 +173,7 @@ class Gate:
             if not await self._asked(wish, self._shown(pin, items, asked)):
                 withheld = {name: self._reason(is_new=name in new) for name in asked}
         approved = {name: text for name, text in items.items() if name not in withheld}
-        if known is None or not approved.items() <= pin.items.items():
+        if not approved.items() <= pin.items.items():
             self.pins.write(self.key, attrs.evolve(pin, items={**pin.items, **approved}))
         return withheld
 

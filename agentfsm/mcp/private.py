@@ -22,8 +22,8 @@ from agentfsm.mcp.errors import MCPServerError
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_TRANSLATED: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48")))
-# NAT64: the last four bytes are an IPv4 address, in both of them as it is used.
+_TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")
+# NAT64: the last four bytes are an IPv4 address. That of a network's own, 64:ff9b:1::/48, is private as a whole.
 _METADATA: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
 # Azure's, which looks like anybody's; those of the other clouds are link-local or private.
 _CONNECTIONS: Final = 20
@@ -46,7 +46,7 @@ def _inside(address: _Address) -> list[_Address]:
     if isinstance(address, ipaddress.IPv4Address):
         return []
     found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if any(address in network for network in _TRANSLATED):
+    if address in _TRANSLATED:
         found.append(ipaddress.IPv4Address(address.packed[-4:]))
     return [each for each in found if each is not None]
 

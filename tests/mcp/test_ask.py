@@ -170,7 +170,7 @@ def server_of(tmp_path, log):
     def make(source, *words):
         path = tmp_path / "server.py"
         path.write_text(source)
-        return MCPServer.stdio(sys.executable, [str(path), str(log), *words], name="desk")
+        return MCPServer.stdio(sys.executable, [str(path), str(log), *words], name="desk", confirm=False)
 
     return make
 
@@ -314,7 +314,7 @@ from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 
 async def main():
-    server = MCPServer.stdio(sys.executable, sys.argv[2:], name="desk")
+    server = MCPServer.stdio(sys.executable, sys.argv[2:], name="desk", confirm=False)
     model = ScriptedModel(say("", call("desk__book", to="Rome")), "done")
     agent = Agent(model, tools=[server], store=SQLiteStore(sys.argv[1]))
     await agent.run("go", id="mine")

@@ -45,6 +45,16 @@ async def test_a_server_in_code_starts_unasked_and_is_logged(tmp_path, caplog):
     assert "hush" not in caplog.text
 
 
+async def test_a_command_in_code_that_changes_is_told(tmp_path, caplog):
+    """The author may change it, and a person who reads the log learns that it is another; its tools stay pinned."""
+    source, pins = listed(tmp_path, tool("a")), MemoryPins()
+    assert await names(source.server(pins=pins)) == ["demo__a"]
+    source.says(tool("a", description="other"))
+    assert await names(source.server(pins=pins, cwd=tmp_path)) == []
+    assert "is started otherwise than before" in caplog.text
+    assert f'+  "cwd": "{tmp_path}"' in caplog.text
+
+
 async def test_a_changed_tool_is_withheld(tmp_path, caplog):
     """It is not offered, a call of it gets a clear result, others work, and a warning says what to do."""
     source = listed(tmp_path, tool("a"), tool("b"))

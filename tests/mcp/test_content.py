@@ -245,7 +245,7 @@ async def test_what_the_sdk_cannot_read_is_a_failure_in_words(tmp_path):
     path = tmp_path / "server.py"
     path.write_text(TORN)
     model = ScriptedModel(say("", call("demo__look")), "done")
-    async with Agent(model, tools=[MCPServer.stdio(sys.executable, [str(path)], name="demo")]) as agent:
+    async with Agent(model, tools=[MCPServer.stdio(sys.executable, [str(path)], name="demo", confirm=False)]) as agent:
         run = await agent.run("go")
     [result] = results_of(model.requests[1].messages)
     assert result.content == (
@@ -275,7 +275,7 @@ async def test_a_model_is_shown_the_picture_of_a_server(tmp_path):
     """From the process to the request."""
     path = tmp_path / "server.py"
     path.write_text(SERVER.replace("PNG_HEX", PNG.hex()))
-    server = MCPServer.stdio(sys.executable, [str(path)], name="demo")
+    server = MCPServer.stdio(sys.executable, [str(path)], name="demo", confirm=False)
     model = ScriptedModel(say("", call("demo__shoot"), call("demo__weigh")), "done")
     async with Agent(model, tools=[server]) as agent:
         await agent.run("go")

@@ -14,7 +14,7 @@ from agentfsm.mcp import MCPServer, MCPServerError, bounded
 
 def far(server, **options):
     """Return the server as an agent knows it."""
-    return MCPServer.http(server.url, name="rude", **options)
+    return MCPServer.http(server.url, name="rude", confirm=False, **options)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ async def test_an_address_where_nobody_listens_is_told_of():
 async def test_a_server_of_the_older_kind_works():
     """Its stream of events and its requests make a connection like any other."""
     with serving("older") as server:
-        (result,) = await one_call(MCPServer.sse(server.url, name="rude"))
+        (result,) = await one_call(MCPServer.sse(server.url, name="rude", confirm=False))
     assert (result.outcome, result.content) == (Outcome.DONE, "acted")
 
 
 async def test_a_refused_request_ends_a_connection_of_the_older_kind():
     """Its answer would never come: the call ends at once, and does not wait for its time."""
     with serving("older-503") as server:
-        (result,) = await one_call(MCPServer.sse(server.url, name="rude"))
+        (result,) = await one_call(MCPServer.sse(server.url, name="rude", confirm=False))
     assert result.error_type is ErrorType.UNAVAILABLE
     assert "HTTP 503" in result.content
 

@@ -15,7 +15,7 @@ from agentfsm import Agent
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import ScriptedModel, call, say
 
-server = MCPServer.stdio(sys.executable, [{rude!r}, {habit!r}, {record!r}], name="rude")
+server = MCPServer.stdio(sys.executable, [{rude!r}, {habit!r}, {record!r}], name="rude", confirm=False)
 agent = Agent(ScriptedModel(say("", call("rude__act")), say("done")), tools=[server])
 """
 

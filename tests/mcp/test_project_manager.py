@@ -112,7 +112,7 @@ async def test_the_whole_server_through_the_protocol(tmp_path, mode):
 
 async def test_an_agent_of_ours_uses_the_server():
     """Our own client over stdio: the model reads what the server says, errors as well."""
-    server = MCPServer.stdio(sys.executable, [str(FILE)], env=ENV, name="pm")
+    server = MCPServer.stdio(sys.executable, [str(FILE)], env=ENV, name="pm", confirm=False)
     model = ScriptedModel(
         say("", call("pm__update_task_status", task_id="TASK-999", new_status="done")),
         say("", call("pm__list_tasks", status="todo", assignee="alice"), expect="use list_tasks"),
@@ -143,7 +143,7 @@ async def test_a_model_that_chooses_by_the_descriptions_chooses_right():
     It is a function that compares words. So this shows that what a model needs for the choice gets to it, and not how
     well any real model chooses.
     """
-    server = MCPServer.stdio(sys.executable, [str(FILE)], env=ENV, name="pm")
+    server = MCPServer.stdio(sys.executable, [str(FILE)], env=ENV, name="pm", confirm=False)
     async with Agent(FunctionModel(by_words), tools=[server]) as agent:
         run = await agent.run(QUESTION)
     (made,) = run.calls

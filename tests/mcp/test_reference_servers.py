@@ -92,7 +92,7 @@ async def test_everything_over_http(everything):
 async def test_everything_over_the_older_transport():
     """The same over HTTP+SSE, which servers from before 2025-03-26 speak."""
     with listening(program(EVERYTHING, "sse"), os.environ) as url:
-        calls = await results_of(MCPServer.sse(f"{url}/sse", name="all"), *EVERYTHING_CALLS)
+        calls = await results_of(MCPServer.sse(f"{url}/sse", name="all", confirm=False), *EVERYTHING_CALLS)
     check_everything(calls)
 
 

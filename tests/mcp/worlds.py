@@ -19,7 +19,7 @@ RUDE = str(Path(__file__).with_name("rude.py"))
 
 def rude(habit, record, **options):
     """Return the rude server; its habit is told in `rude.py`."""
-    return MCPServer.stdio(sys.executable, [RUDE, habit, str(record)], name="rude", **options)
+    return MCPServer.stdio(sys.executable, [RUDE, habit, str(record)], name="rude", confirm=False, **options)
 
 
 def heard(record):
