@@ -302,6 +302,27 @@ async def test_a_tool_that_asks_for_ever_comes_to_an_end(store):
     await sound(agent, run)
 
 
+def test_the_same_question_in_the_same_moment_is_another_one():
+    """An answer to the first round is none to the second, whatever the clock says."""
+
+    async def play(store, clock):
+        @tool
+        async def nag(ctx: RunContext[Any]) -> str:
+            """Ask the same twice."""
+            if ctx.state == 2:
+                return "enough"
+            raise InputRequired(SURE, state=(ctx.state or 0) + 1)
+
+        agent = Agent(ScriptedModel(say("", call("nag")), "done"), tools=[nag], store=store, clock=clock)
+        run = await agent.run("go")
+        for _ in range(2):
+            await agent.answer(run.id, "t1.0")
+            run = await agent.resume(run.id)
+        assert run.output == "done"
+
+    virtually(play)
+
+
 @pytest.mark.parametrize(
     ("questions", "state", "words"),
     [
@@ -540,12 +561,15 @@ class Killed(BaseException):
 
 
 class Mortal(MemoryStore):
-    """A store whose process dies right after it wrote an event of a kind."""
+    """A store whose process dies right before or after it wrote an event of a kind."""
 
-    dies_after = ""
+    dies_before = dies_after = ""
 
     def append(self, lease, run, events, *, taken=(), final=False):
         """Write, and die if it was that."""
+        if self.dies_before in names(events):
+            self.dies_before = ""
+            raise Killed
         commit = super().append(lease, run, events, taken=taken, final=final)
         if self.dies_after in names(events):
             self.dies_after = ""
@@ -583,10 +607,12 @@ async def test_a_worker_that_dies_with_the_answer_in_hand(options):
 
 async def test_a_worker_that_dies_before_the_attempt_loses_no_answer():
     """It stays in the inbox until the append that starts the call."""
-    store, desk, agent, run = await _asked({"requires_approval": False})
+    store, desk, agent, run = await _asked({})
     await agent.answer(run.id, "t1.0", "Ann")
-    store.dies_after = "ToolPaused"  # which never comes again: nothing is written before the answer is taken
-    assert len(await store.inbox(run.id)) == 1
+    store.dies_before = "InputGiven"
+    with pytest.raises(Killed):
+        await agent.resume(run.id)
+    assert (len(await store.inbox(run.id)), len(desk.seen)) == (1, 1)
     assert (await agent.resume(run.id)).output == "done"
     assert desk.booked == [{"who": {"name": "Ann"}}]
 
