@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import httpx2
-from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp.shared._httpx_utils import MCP_DEFAULT_SSE_READ_TIMEOUT, MCP_DEFAULT_TIMEOUT
 from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 
 from agentfsm.mcp.trouble import ERROR, SEEN, Seen, TooLongError, words
@@ -80,7 +80,7 @@ def client_of(
 ) -> BoundedClient:
     """Make a client with the SDK's time-outs; compressed answers are not asked for, whose size cannot be known."""
     told = {"accept-encoding": "identity"} | dict(headers)
-    timeout = create_mcp_http_client().timeout
+    timeout = httpx2.Timeout(MCP_DEFAULT_TIMEOUT, read=MCP_DEFAULT_SSE_READ_TIMEOUT)
     return BoundedClient(failed=failed, headers=told, auth=auth, timeout=timeout, transport=transport)
 
 

@@ -151,7 +151,7 @@ def _is_said(value: Any, blocks: Sequence[m.ContentBlock]) -> bool:
 
         A tool that returns something else than an object has it wrapped: `{"result": ...}`, or under a name of its own,
     as the official filesystem server has `{"content": ...}`; of a list, each item may be a text of its own.
-        """
+    """
     texts = [block.text for block in blocks if isinstance(block, m.TextContent)]
     if not texts:
         return False
