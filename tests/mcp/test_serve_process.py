@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 def env(**more):
     package = str(Path(agentfsm.__file__).parents[1])
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AGENTFSM_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AGENTFSM_", "PYTHON"))}
     return {**kept, "PYTHONPATH": package, **more}
 
 
@@ -108,11 +108,15 @@ def test_nothing_but_the_protocol_gets_to_standard_output(folder):
     process.stdin.write("\n".join(said) + "\n")
     process.stdin.flush()
     answers = [json.loads(process.stdout.readline()) for _ in range(2)]
+    process.stdin.write(request(3, "tools/call", name="pid", arguments={}) + "\n")
+    process.stdin.flush()
+    answers.append(json.loads(process.stdout.readline()))
+    assert "printed by another tool" in (folder / "errors.txt").read_text(encoding="utf-8")  # at once
     process.stdin.close()
     rest = process.stdout.read()
     process.stdout.close()
     assert process.wait() == 0
-    assert [each["id"] for each in answers] == [1, 2]
+    assert [each["id"] for each in answers] == [1, 2, 3]
     assert rest in ("", "printed at the end\n")  # the client has gone, and with it the protocol
     errors = (folder / "errors.txt").read_text(encoding="utf-8")
     for words in ("by the module", "by a tool", "held back", "to the descriptor", "by a child", "logged"):
@@ -233,3 +237,24 @@ def test_a_token_from_a_variable_of_ones_own(folder):
     process.terminate()
     process.communicate()
     assert fetched.stdout.startswith("HTTP/1.1 401")
+
+
+def test_a_client_that_goes_in_mid_word_is_no_fault(folder):
+    """It closes the stream that it would be answered on; the server ends, and says nothing of broken pipes."""
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    with errors_of(folder) as errors:
+        process = subprocess.Popen(
+            [*SERVE, "app:registry"],
+            cwd=folder,
+            env=env(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+    process.stdout.close()
+    process.stdin.write(request(1, "initialize", **hello).encode() + b"\n")
+    process.stdin.flush()
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    process.wait()
+    assert "Traceback" not in (folder / "errors.txt").read_text(encoding="utf-8")

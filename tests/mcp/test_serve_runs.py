@@ -168,6 +168,16 @@ async def test_a_person_decides_through_a_client(decision, answer, mode):
     model.assert_done()
 
 
+async def test_a_run_with_a_decision_that_is_on_its_way_does_not_rest():
+    """Who asks for the result right behind a decision is not told that the run still waits for it."""
+    agent = Agent(ScriptedModel(say("", call("wipe", path="/etc"))), tools=[wipe])
+    runs = agent.as_mcp_server().runs
+    run = await agent.run("wipe")
+    assert await runs._rests(run.id)
+    await agent.approve(run.id, run.pending[0].call_id)
+    assert not await runs._rests(run.id)
+
+
 async def test_a_person_may_change_the_arguments():
     """The call runs with theirs."""
     agent = Agent(

@@ -12,7 +12,7 @@ from agentfsm import Permissions, RunContext, ToolRegistry, tool
 from agentfsm.core.errors import ModelRetry
 from agentfsm.engine.builtin import ask_user
 from agentfsm.engine.permission import Rule
-from agentfsm.mcp import MCPService, serve_turns
+from agentfsm.mcp import MCPServerError, MCPService, serve_turns
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 
@@ -395,3 +395,24 @@ async def test_tools_that_come_later_are_told_to_those_who_listen():
         async for event in events:
             assert type(event).__name__ == "ToolsListChanged"
             break
+
+
+class Away:
+    """A source of tools that cannot be asked."""
+
+    is_stale, version, tools = True, 0, ()
+
+    async def update(self):
+        raise MCPServerError("the server 'far' is away")
+
+    async def aclose(self):
+        """Close nothing."""
+
+
+async def test_a_source_that_cannot_be_asked_hides_no_other_tools():
+    """They are listed and called; who calls one of the source's learns why it is not there."""
+    async with Client(MCPService([add, Away()], name="demo").server) as client:
+        assert [each.name for each in (await client.list_tools()).tools] == ["add"]
+        assert text_of(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
+        with pytest.raises(MCPError, match="the server 'far' is away"):
+            await client.call_tool("far__add", {})
