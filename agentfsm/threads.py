@@ -73,7 +73,7 @@ def _call(entrance: Entrance, function: Callable[[], object]) -> None:
 
 def waker(function: Callable[[], object]) -> Callable[[], None]:
     """Return a callable that, from any thread, makes the current event loop call `function` soon."""
-    return partial(soon(), function)
+    return partial(_call, _entrance(), function)
 
 
 class Bell:

@@ -13,12 +13,14 @@ import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Run, State, StopReason
+from agentfsm import Agent, Limits, Run, State, StopReason
 from agentfsm import threads as pool
 from agentfsm.core.effects import Wait
 from agentfsm.core.errors import RunError
 from agentfsm.core.events import Event, ToolStarted
 from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
+from agentfsm.core.run import Header, begin
+from agentfsm.engine.budget import Budget
 from agentfsm.engine.dispatch import Host
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
@@ -178,6 +180,18 @@ def virtually(play: Callable[[MemoryStore, VirtualClock], Awaitable[T]]) -> T:
         return value
 
     return run_virtual(played)
+
+
+@attrs.frozen
+class Still:
+    """Stands for the journal of a run that does nothing."""
+
+    run: Run
+
+
+def fresh(limits: Limits, run_id: str = "root", above: Budget | None = None) -> Budget:
+    """Return the budget of a run that has done nothing."""
+    return Budget(limits, Still(begin(Header(id=run_id, prompt=(), created_at=0.0))), above)
 
 
 def settled(condition: Callable[[], bool]) -> None:

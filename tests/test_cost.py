@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import anyio
 import pytest
 
 from agentfsm import Agent, Limits, tool
@@ -25,14 +26,16 @@ from agentfsm.stores import SQLiteStore
 WIDE = Limits(turns=1_000, tokens=100_000_000, tool_calls=1_000)
 SHORT, LONG = 20, 40
 # Turns of two runs: their difference is the cost of turns alone.
-CALLS_PER_TURN = 450
-# Of functions, Python's and C's, in a turn with one call of a tool, the model's own included: 446 with Python 3.11.
-CALLS_PER_RUN = 370
-# In a run without tools: 352.
-CALLS_PER_CALL = 242
+CALLS_PER_TURN = 445
+# Of functions, Python's and C's, in a turn with one call of a tool, the model's own included: 438 with Python 3.11.
+CALLS_PER_RUN = 350
+# In a run without tools: 342.
+CALLS_PER_CALL = 235
 # For each of 100 calls in one reply: 230.
 BYTES_PER_TURN = 1_750
-# That stay in memory for a turn with one call, with the journal of the memory store: 1,608.
+# That stay in memory for a turn with one call, with the journal of the memory store: 1,672.
+BYTES_PER_WAIT = 12_800
+# That a run holds while it waits for its first reply, with its task and its journal: 12,290.
 
 
 @tool(read_only=True)
@@ -61,6 +64,18 @@ class Scripted(Model):
             for index in range(self._width)
         ]
         return Reply(calls=tuple(calls), finish_reason=FinishReason.TOOL_CALLS, usage=usage)
+
+
+class Held(Scripted):
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.let = anyio.Event()
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        await self.let.wait()
+        return await super().reply(request, emit)
 
 
 def agent_of(turns: int, width: int = 1, **options: Any) -> Agent:
@@ -175,5 +190,26 @@ async def test_a_turn_leaves_no_more_in_memory_than_it_did():
     tracemalloc.start()
     try:
         assert (await kept(LONG) - await kept(SHORT)) / (LONG - SHORT) <= BYTES_PER_TURN
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_run_that_waits_holds_no_more_than_it_did():
+    """What a run keeps in memory while its model thinks stays below its bound: many runs wait at once."""
+    await finished(agent_of(0))
+    model, runs = Held(), 100
+    agent = Agent(model, limits=WIDE)
+    tracemalloc.start()
+    try:
+        async with anyio.create_task_group() as tasks:
+            gc.collect()
+            before, _ = tracemalloc.get_traced_memory()
+            for _ in range(runs):
+                tasks.start_soon(finished, agent)
+            await anyio.wait_all_tasks_blocked()
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+            model.let.set()
+        assert (after - before) / runs <= BYTES_PER_WAIT
     finally:
         tracemalloc.stop()

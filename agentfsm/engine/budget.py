@@ -14,7 +14,7 @@ by one, so that their number is never exceeded at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import anyio
 import attrs
@@ -50,6 +50,15 @@ class Spent(NamedTuple):
     # Of tools; those that are under way count.
 
 
+class Driven(Protocol):
+    """What is driven: a journal, or whatever else has the newest state of a run."""
+
+    @property
+    def run(self) -> Run:
+        """The run as it is now."""
+        ...
+
+
 def _for_nothing(_tokens: int) -> float:
     return 0.0
 
@@ -82,8 +91,8 @@ class Budget:
     """What one run may still spend, in this process."""
 
     limits: Limits
-    run: Callable[[], Run]
-    # Tells the newest state of the run.
+    driven: Driven
+    # Has the newest state of the run.
     above: Budget | None = None
     # The budget of the run whose tool this one is.
     family: _Family = attrs.field(init=False, default=attrs.Factory(_family_of, takes_self=True))
@@ -107,12 +116,12 @@ class Budget:
     @property
     def unwritten(self) -> Usage:
         """What the run's own requests have cost that its journal does not hold."""
-        return self._unwritten if self.run().version == self._version else NO_USAGE
+        return self._unwritten if self.driven.run.version == self._version else NO_USAGE
 
     @property
     def usage(self) -> Usage:
         """What the run and the agents below it have spent on models."""
-        run = self.run()
+        run = self.driven.run
         usage = run.usage + self._unwritten if run.version == self._version else run.usage
         for below in self.below.values():
             usage += below.usage
@@ -121,17 +130,19 @@ class Budget:
     @property
     def calls(self) -> int:
         """The calls of tools that the run and the agents below it have made, with those under way."""
-        return self.run().called + self._taken + sum([below.calls for below in self.below.values()])
+        return self.driven.run.called + self._taken + sum([below.calls for below in self.below.values()])
 
     def open(self, below: Sequence[Spent]) -> None:
         """Begin with what this run and those below it have spent already, in an earlier process or before a pause."""
-        self._taken = len([entry for entry in self.run().open if entry.phase not in (Phase.INTENDED, Phase.FINISHED)])
+        self._taken = len(
+            [entry for entry in self.driven.run.open if entry.phase not in (Phase.INTENDED, Phase.FINISHED)]
+        )
         self.below.update({spent.run.id: spent for spent in below})
         self._tell()
 
     def _tell(self) -> None:
         if self.above is not None:
-            self.above.note(Spent(self.run(), self.usage, self.calls))
+            self.above.note(Spent(self.driven.run, self.usage, self.calls))
 
     def note(self, spent: Spent) -> None:
         """Take note of what a run below has spent, in all."""
@@ -238,7 +249,7 @@ class Budget:
             budget._reserved = rest if budget._under_way else NOTHING  # noqa: SLF001  fractions may leave a crumb
         if (excess := usage.input_tokens + usage.output_tokens - held[2]) > self.family.excess:
             self.family.excess = excess
-        version = self.run().version
+        version = self.driven.run.version
         self._unwritten = self._unwritten + usage if version == self._version else usage
         self._version = version
         if self.above is not None:
@@ -290,7 +301,7 @@ class Budget:
 
     def stop(self) -> tuple[StopReason, str] | None:
         """Say why the run has to stop, with the number reached, or None."""
-        stop = self.limits.spent(self.run())
+        stop = self.limits.spent(self.driven.run)
         return self.used_up() if stop is None and self.above is not None else stop
 
     def used_up(self) -> tuple[StopReason, str] | None:

@@ -365,6 +365,6 @@ PERFORM: Final[Mapping[type[Effect], Performer]] = {
 
 def drive_of(engine: Engine, journal: Journal, deps: Any, tally: Tally, above: Budget | None = None) -> Drive:
     """Return a driving call: `above` is the budget of the run that this one works for."""
-    budget = Budget(engine.limits, lambda: journal.run, above)
+    budget = Budget(engine.limits, journal, above)
     queue = partial(queue_of, engine)
     return Drive(journal=journal, deps=deps, tally=tally, budget=budget, make_queue=queue)

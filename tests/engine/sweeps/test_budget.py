@@ -7,7 +7,7 @@ from functools import partial
 import anyio
 import attrs
 import pytest
-from checks import HANG_S, results_of, valid_history, virtually
+from checks import HANG_S, fresh, results_of, valid_history, virtually
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +15,7 @@ from agentfsm import Agent, Outcome, Run, StopReason, tool
 from agentfsm.core.errors import LimitError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Usage
-from agentfsm.core.run import Header, begin
 from agentfsm.core.settings import Settings
-from agentfsm.engine.budget import Budget
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 
@@ -386,10 +384,8 @@ def test_what_a_child_spent_counts_once_when_it_goes_on_in_the_same_driving_call
 
 async def test_a_cancelled_request_gives_back_what_it_held():
     """And whoever waits for it goes on."""
-    run = begin(Header(id="root", prompt=(), created_at=0.0))
-    root = Budget(Limits(tokens=1_000), lambda: run)
-    below = [begin(Header(id=f"root.t1.{n}", prompt=(), created_at=0.0)) for n in range(2)]
-    first, second = (Budget(Limits(), lambda each=each: each, root) for each in below)
+    root = fresh(Limits(tokens=1_000))
+    first, second = (fresh(Limits(), f"root.t1.{n}", root) for n in range(2))
     granted, held = await first.reserve(10, 900, 900, lambda _: None)
     assert granted == 900
     got: list[int] = []
@@ -408,14 +404,13 @@ async def test_a_cancelled_request_gives_back_what_it_held():
 
 async def test_nothing_to_wait_for_is_a_refusal():
     """Where nobody has a request under way, too little is too little, and says which number was reached."""
-    run = begin(Header(id="root", prompt=(), created_at=0.0))
-    root = Budget(Limits(tokens=100), lambda: run)
+    root = fresh(Limits(tokens=100))
     with pytest.raises(LimitError, match="100") as caught:
         await root.reserve(100, 1, 1, lambda _: None)
     assert caught.value.reason == StopReason.TOKEN_BUDGET
-    money = Budget(Limits(usd=0.01), lambda: run)
+    money = fresh(Limits(usd=0.01))
     with pytest.raises(LimitError, match="US dollars used") as caught:
         await money.reserve(100, 1, 1, price)
     assert caught.value.reason == StopReason.COST_BUDGET
-    free, _ = await Budget(Limits(usd=0.01), lambda: run).reserve(5, 100, 100, lambda _: 0.0)
+    free, _ = await fresh(Limits(usd=0.01)).reserve(5, 100, 100, lambda _: 0.0)
     assert free == 100

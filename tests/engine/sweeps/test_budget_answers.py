@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import attrs
-from checks import results_of, valid_history, virtually
+from checks import fresh, results_of, valid_history, virtually
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +20,6 @@ from agentfsm.core import events as e
 from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Usage
-from agentfsm.core.run import Header, begin
-from agentfsm.engine.budget import Budget
 from agentfsm.engine.engine import LONGEST_ANSWER_TOKENS
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 
@@ -183,12 +181,6 @@ def test_a_model_that_answers_too_long_is_found_out():
     first, *others = [[long, long]] + [[Reckless(delay_s=2.0), long]] * 7
     _, found = virtually(partial(play, [first, *others], Limits(tokens=200_000), []))
     assert total(found) <= 200_000 + 60_005
-
-
-def fresh(limits: Limits, run_id: str = "root", above: Budget | None = None) -> Budget:
-    """Return the budget of a run that has done nothing."""
-    run = begin(Header(id=run_id, prompt=(), created_at=0.0))
-    return Budget(limits, lambda: run, above)
 
 
 async def test_a_cancelled_wait_holds_nothing():
