@@ -68,6 +68,8 @@ async def later(ctx: Context) -> str | m.InputRequiredResult:
 async def again(ctx: Context) -> str | m.InputRequiredResult:
     "Ask the very same until the answer is right."
     found = (ctx.input_responses or {}).get("n")
+    if found is not None:
+        note(found.content["name"])
     if found is not None and found.content == {"name": "right"}:
         return "right"
     ask = m.ElicitRequest(params=m.ElicitRequestFormParams(message="Which?", requested_schema=Who.model_json_schema()))
@@ -245,11 +247,12 @@ async def test_an_answer_that_does_not_fit_the_servers_schema_is_refused(tmp_pat
             await agent.answer(run.id, "t1.0", {"name": 5})
 
 
-async def test_the_same_question_asked_again_is_a_new_one(tmp_path, server_of):
+async def test_the_same_question_asked_again_is_a_new_one(tmp_path, server_of, log):
     """An answer that the server was given serves no second time."""
     wrong, right = {"content": {"name": "wrong"}}, {"content": "right"}
     run, asked = await through(tmp_path, server_of, MODERN, "again", wrong, right, words=("keys",))
     assert ([each.key for each in asked], results(run)[0].content) == (["q1", "q2"], "right")
+    assert log.read_text().split() == ["wrong", "right"]
 
 
 @pytest.mark.parametrize("source", [MODERN, HANDSHAKE], ids=["2026", "2025"])
