@@ -11,6 +11,7 @@ import logging
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -138,18 +139,23 @@ class Gate:
         if self.origin is None:
             if changed:
                 _log.warning("the MCP server %r is started otherwise than before.%s", self.server, changed)
-            self.pins.write(self.key, attrs.evolve(pin, start=start))
+            self._keep(start=start)
             return
         shown = f"Start the MCP server {self.server!r} of {self.origin}:\n{start_shown(launch)}{changed}"
         if not await self._asked(Wish.START, shown):
-            raise MCPServerError(self._unapproved("how it is started", launch))
-        self.pins.write(self.key, attrs.evolve(pin, start=start))
+            raise MCPServerError(
+                f"the MCP server {self.server!r} was not started: nobody has approved how that is done.\n"
+                f"{start_shown(launch)}\nTo say yes to it, {self._way_on()}"
+            )
+        self._keep(start=start)
 
-    def _unapproved(self, what: str, launch: Launch) -> str:
-        return (
-            f"the MCP server {self.server!r} was not started: {what} was not approved.\n{start_shown(launch)}\n"
-            f"Read it, and if it is what you want, run: agentfsm mcp approve {shlex.quote(self.origin or '')}"
-        )
+    def _keep(self, **parts: Any) -> None:
+        """Change what is pinned, as it is by now: another process may have been told something meanwhile."""
+        self.pins.write(self.key, attrs.evolve(self.pin() or Pin(), **parts))
+
+    def _way_on(self) -> str:
+        is_file = self.origin is not None and Path(self.origin).is_absolute()  # a directory has a name
+        return f"run: agentfsm mcp approve {shlex.quote(self.origin or '')}" if is_file else "give consent="
 
     async def review(self, items: Mapping[str, Text]) -> dict[str, str]:
         """Compare what the server says now with what was approved, and ask about what is not the same.
@@ -174,7 +180,8 @@ class Gate:
                 withheld = {name: self._reason(is_new=name in new) for name in asked}
         approved = {name: text for name, text in items.items() if name not in withheld}
         if not approved.items() <= pin.items.items():
-            self.pins.write(self.key, attrs.evolve(pin, items={**pin.items, **approved}))
+            now = self.pin() or Pin()
+            self._keep(items={**now.items, **approved})
         return withheld
 
     async def _asked(self, wish: Wish, shown: str) -> bool:
@@ -194,8 +201,7 @@ class Gate:
 
     def _reason(self, *, is_new: bool) -> str:
         what = "it is new, and nobody has approved it" if is_new else "it has changed since it was approved"
-        how = f"run: agentfsm mcp approve {shlex.quote(self.origin)}" if self.origin else "give the server consent="
-        return f"{what}; to be shown it and say yes or no, {how}"
+        return f"{what}; to be shown it and say yes or no, {self._way_on()}"
 
 
 def _part(name: str, before: Text | None, now: Text) -> str:

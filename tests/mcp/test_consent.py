@@ -69,7 +69,7 @@ async def test_a_changed_tool_is_withheld(tmp_path, caplog):
     assert [each.outcome for each in found] == ["skipped", "done", "done"]
     assert "demo__a is not there now, and nothing was run" in found[0].content
     assert server.admitted.withheld == {
-        "a": "it has changed since it was approved; to be shown it and say yes or no, give the server consent="
+        "a": "it has changed since it was approved; to be shown it and say yes or no, give consent="
     }
     assert "is withheld" in caplog.text
 
