@@ -84,7 +84,7 @@ async def converse(server: MCPServer, *calls: tuple[str, Mapping[str, Any]]) -> 
 
 def reached(scenario: Scenario, auth: httpx2.Auth | None = None) -> MCPServer:
     """Return the suite's server, with patience: dozens of scenarios are played on a core or two at once."""
-    return MCPServer.http(scenario.url, auth=auth, name="s", start_s=PATIENCE_S, timeout_s=PATIENCE_S)
+    return MCPServer.http(scenario.url, auth=auth, name="s", start_s=PATIENCE_S, timeout_s=PATIENCE_S, confirm=False)
 
 
 def _defaults(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,11 +22,11 @@ CITY = "New York"
 
 def by_stdio(package, *args, **options):
     command, *rest = program(package, *args)
-    return MCPServer.stdio(command, rest, **options)
+    return MCPServer.stdio(command, rest, confirm=False, **options)
 
 
 def by_http(url):
-    return MCPServer.http(f"{url}/mcp", name="all")
+    return MCPServer.http(f"{url}/mcp", name="all", confirm=False)
 
 
 async def results_of(server, *calls):
@@ -92,7 +92,7 @@ async def test_everything_over_http(everything):
 async def test_everything_over_the_older_transport():
     """The same over HTTP+SSE, which servers from before 2025-03-26 speak."""
     with listening(program(EVERYTHING, "sse"), os.environ) as url:
-        calls = await results_of(MCPServer.sse(f"{url}/sse", name="all"), *EVERYTHING_CALLS)
+        calls = await results_of(MCPServer.sse(f"{url}/sse", name="all", confirm=False), *EVERYTHING_CALLS)
     check_everything(calls)
 
 
