@@ -29,7 +29,6 @@ from mcp.client.auth.extensions.client_credentials import (
 )
 from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
-from mcp.types import ElicitResult
 from pydantic import AnyUrl
 
 from agentfsm import Agent
@@ -68,16 +67,29 @@ async def play(scenario: Scenario) -> None:
 
 
 async def converse(server: MCPServer, *calls: tuple[str, Mapping[str, Any]]) -> None:
-    """Let an agent with the server's tools call these of them, one in each turn, and end."""
+    """Let an agent with the server's tools call these of them, one in each turn, and end.
+
+    What a tool asks in its call is answered with the defaults of the form, by whoever goes on with the stored run.
+    """
     lines = [say("", call(f"{server.name}__{name}", **arguments)) for name, arguments in calls]
     async with Agent(ScriptedModel(*lines, say("done")), tools=[server]) as agent:
         run = await agent.run("go on")
+        while run.pending:
+            for each in run.pending:
+                (question,) = each.questions
+                await agent.answer(run.id, each.call_id, _defaults(question.schema or {}), digest=each.digest)
+            run = await agent.resume(run.id)
     sys.stderr.write("".join(f"{message.text}\n" for message in run.messages))
 
 
 def reached(scenario: Scenario, auth: httpx2.Auth | None = None) -> MCPServer:
     """Return the suite's server, with patience: dozens of scenarios are played on a core or two at once."""
-    return MCPServer.http(scenario.url, auth=auth, name="s", confirm=False, start_s=PATIENCE_S, timeout_s=PATIENCE_S)
+    return MCPServer.http(scenario.url, auth=auth, name="s", start_s=PATIENCE_S, timeout_s=PATIENCE_S, confirm=False)
+
+
+def _defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
+    fields = schema.get("properties", {})
+    return {name: form["default"] for name, form in fields.items() if "default" in form}
 
 
 async def listing(scenario: Scenario) -> None:
@@ -142,23 +154,6 @@ async def schema_echoed(scenario: Scenario) -> None:
     await server.update()
     tools = {tool.name: tool for tool in server.tools}
     await converse(server, ("json_schema_echo", {"schema": tools["s__json_schema_2020_12_tool"].parameters}))
-
-
-def answering(*tools: str) -> Play:
-    """Call these tools, and answer what they ask with the defaults of the form."""
-
-    async def answers(scenario: Scenario) -> None:
-        server = reached(scenario)
-        server.link.elicit = _accept
-        await converse(server, *((tool, {}) for tool in tools))
-
-    return answers
-
-
-async def _accept(_context: Any, asked: Any) -> ElicitResult:
-    fields = asked.requested_schema["properties"]
-    defaults = {name: form["default"] for name, form in fields.items() if "default" in form}
-    return ElicitResult(action="accept", content=defaults)
 
 
 # Servers that want a token.
@@ -293,9 +288,12 @@ async def _called_with(scenario: Scenario, auth: httpx2.Auth) -> None:
 PLAYS: Final[Mapping[str, Play]] = {
     "tools_call": calling(("add_numbers", {"a": 5, "b": 3})),
     "sse-retry": calling(("test_reconnection", {})),
-    "elicitation-sep1034-client-defaults": answering("test_client_elicitation_defaults"),
-    "sep-2322-client-request-state": answering(
-        "test_mrtr_echo_state", "test_mrtr_no_state", "test_mrtr_unrelated", "test_mrtr_no_result_type"
+    "elicitation-sep1034-client-defaults": calling(("test_client_elicitation_defaults", {})),
+    "sep-2322-client-request-state": calling(
+        ("test_mrtr_echo_state", {}),
+        ("test_mrtr_no_state", {}),
+        ("test_mrtr_unrelated", {}),
+        ("test_mrtr_no_result_type", {}),
     ),
     "http-standard-headers": every_method,
     "http-custom-headers": named_calls,

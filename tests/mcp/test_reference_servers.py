@@ -114,6 +114,21 @@ async def test_resources_and_prompts(everything):
         await server.aclose()
 
 
+async def test_a_person_is_asked(everything):
+    """A server that asks in mid-call: the run is stored and waits, and goes on with the answer."""
+    model = ScriptedModel(say("", call("all__trigger-elicitation-request")), "done")
+    async with Agent(model, tools=[by_http(everything)]) as agent:
+        run = await agent.run("go on")
+        (asked,) = run.pending
+        (question,) = asked.questions
+        assert "name" in question.schema["properties"]
+        await agent.answer(run.id, asked.call_id, {"name": "Ada", "check": True}, digest=asked.digest)
+        run = await agent.resume(run.id)
+    assert run.output == "done"
+    (result,) = results(run)
+    assert "Ada" in result.content
+
+
 async def test_a_long_call_tells_how_far_it_is(everything):
     """The server's notes of progress are events of the run."""
     server = by_http(everything)
