@@ -210,6 +210,6 @@ async def test_a_run_that_waits_holds_no_more_than_it_did():
             gc.collect()
             after, _ = tracemalloc.get_traced_memory()
             model.let.set()
-        assert (after - before) / runs <= BYTES_PER_WAIT
+            assert (after - before) / runs <= BYTES_PER_WAIT
     finally:
         tracemalloc.stop()
