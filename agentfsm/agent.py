@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from agentfsm.core.inbox import Decision, Posted
     from agentfsm.engine.answers import Answers
     from agentfsm.engine.stream import Listener
-    from agentfsm.mcp.serve import MCPService
+    from agentfsm.mcp.serving.service import MCPService
 
 LEASE_POLL_S: Final = 0.2
 # Seconds between two looks at a lease that somebody else holds: short beside the 10 s that one lasts.
@@ -820,7 +820,7 @@ class Agent(Generic[A_co]):
         Raises:
             MisuseError: when the agent has a tool of one of these names.
         """
-        serve = import_module("agentfsm.mcp.serve")
+        serve = import_module("agentfsm.mcp.serving.service")
         service: MCPService = serve.service_of(
             self, Agent._drive, prefix=prefix, tools=tools, about=about, deps=deps, **options
         )

@@ -25,7 +25,7 @@ from agentfsm.engine.registry import ToolRegistry
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.mcp.serve import MCPService
+    from agentfsm.mcp.serving.service import MCPService
 
 ADDRESS: Final = "127.0.0.1:8000"
 # Of --http without a word: only programs of this machine reach it.

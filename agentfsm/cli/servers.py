@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.mcp import MCPServer
-    from agentfsm.mcp.consent import Proposal
+    from agentfsm.mcp.trust.consent import Proposal
 
 QUESTION: Final = "Is that what you want? [y/n]"
 _ANSWERS: Final = {"y": "y", "yes": "y", "n": "n", "no": "n"}

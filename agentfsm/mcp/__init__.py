@@ -3,14 +3,14 @@
 It needs the extra: `pip install agentfsm[mcp]`.
 """
 
-from agentfsm.mcp.consent import Consent, Proposal, Wish
-from agentfsm.mcp.directory import Candidate, FoundServers, ServerDirectory
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.pins import MemoryPins, Pin, PinFile, Pins
-from agentfsm.mcp.sandbox import Sandbox
-from agentfsm.mcp.serve import MCPService
-from agentfsm.mcp.serve_offers import Argument, Prompt, Resource
 from agentfsm.mcp.server import MCPServer
+from agentfsm.mcp.serving.offers import Argument, Prompt, Resource
+from agentfsm.mcp.serving.service import MCPService
+from agentfsm.mcp.trust.consent import Consent, Proposal, Wish
+from agentfsm.mcp.trust.directory import Candidate, FoundServers, ServerDirectory
+from agentfsm.mcp.trust.pins import MemoryPins, Pin, PinFile, Pins
+from agentfsm.mcp.trust.sandbox import Sandbox
 
 __all__ = [
     "Argument",

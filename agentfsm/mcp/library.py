@@ -33,10 +33,10 @@ from agentfsm.core.messages import (
 )
 from agentfsm.engine.context import Ended
 from agentfsm.engine.tools import Tool, make_tool
-from agentfsm.mcp import trouble
+from agentfsm.mcp.connection import trouble
+from agentfsm.mcp.connection.link import Link
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError
-from agentfsm.mcp.link import Link
-from agentfsm.mcp.names import tool_name
+from agentfsm.mcp.trust.names import tool_name
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server import MCPServer

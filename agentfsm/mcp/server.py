@@ -14,18 +14,18 @@ import mcp.types as m
 from agentfsm.core.messages import Message, Part
 from agentfsm.engine.tools import Tool
 from agentfsm.mcp import library
-from agentfsm.mcp.admission import Admitted, admitted
 from agentfsm.mcp.ask import Desk
-from agentfsm.mcp.config import entries_in
-from agentfsm.mcp.consent import Consent, Gate, start_text
+from agentfsm.mcp.connection.launch import Http, Launch, Sse, Stdio
+from agentfsm.mcp.connection.link import START_S, Link
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.launch import Http, Launch, Sse, Stdio
 from agentfsm.mcp.library import Prompt, Resource, ResourceTemplate
-from agentfsm.mcp.link import START_S, Link
-from agentfsm.mcp.names import check_server, server_name_of
-from agentfsm.mcp.pins import MemoryPins, PinFile, Pins, Text
-from agentfsm.mcp.sandbox import Sandbox
-from agentfsm.mcp.terms import Confirm, Constraint, Terms
+from agentfsm.mcp.trust.admission import Admitted, admitted
+from agentfsm.mcp.trust.config import entries_in
+from agentfsm.mcp.trust.consent import Consent, Gate, start_text
+from agentfsm.mcp.trust.names import check_server, server_name_of
+from agentfsm.mcp.trust.pins import MemoryPins, PinFile, Pins, Text
+from agentfsm.mcp.trust.sandbox import Sandbox
+from agentfsm.mcp.trust.terms import Confirm, Constraint, Terms
 
 _log = logging.getLogger("agentfsm.mcp")
 

@@ -11,12 +11,12 @@ from mcp import Client
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.context import Ended, InputRequired, RunContext
 from agentfsm.engine.tools import Tool, make_tool
-from agentfsm.mcp import trouble
 from agentfsm.mcp.ask import call as call_asking
+from agentfsm.mcp.connection import trouble
 from agentfsm.mcp.content import content_of
-from agentfsm.mcp.names import tool_name
 from agentfsm.mcp.outputs import OutputCheck
-from agentfsm.mcp.terms import title_of
+from agentfsm.mcp.trust.names import tool_name
+from agentfsm.mcp.trust.terms import title_of
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server import MCPServer

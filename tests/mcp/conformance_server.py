@@ -15,8 +15,8 @@ from agentfsm import tool
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, TextPart, UserMessage
 from agentfsm.engine.context import RunContext
 from agentfsm.engine.tools import make_tool
-from agentfsm.mcp.serve import MCPService
-from agentfsm.mcp.serve_offers import Prompt, Resource
+from agentfsm.mcp.serving.offers import Prompt, Resource
+from agentfsm.mcp.serving.service import MCPService
 
 PNG: Final = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="

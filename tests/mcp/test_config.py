@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentfsm.mcp import MCPServer, MCPServerError, MemoryPins, Sandbox
-from agentfsm.mcp.config import entries_in
+from agentfsm.mcp.trust.config import entries_in
 
 ENVIRONMENT = {"TOKEN": "t0p", "EMPTY": ""}
 

@@ -9,7 +9,8 @@ from worlds import one_call, until
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.mcp import MCPServer, MCPServerError, bounded
+from agentfsm.mcp import MCPServer, MCPServerError
+from agentfsm.mcp.connection import bounded
 
 
 def far(server, **options):
@@ -51,7 +52,7 @@ async def test_what_a_server_does_to_a_call_is_told_in_words(habit, error_type, 
 
 async def test_an_event_without_end_is_given_up(monkeypatch):
     """One event may not be longer than a message, and the server is hung up on."""
-    monkeypatch.setattr("agentfsm.mcp.launch.MESSAGE_BYTES", 2 << 20)
+    monkeypatch.setattr("agentfsm.mcp.connection.launch.MESSAGE_BYTES", 2 << 20)
     with serving("endless-event") as server:
         (result,) = await one_call(far(server))
         assert server.cut_off.wait(timeout=20)

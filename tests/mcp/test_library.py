@@ -21,7 +21,8 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
 )
-from agentfsm.mcp import MCPServer, MCPServerError, changes, library
+from agentfsm.mcp import MCPServer, MCPServerError, library
+from agentfsm.mcp.connection import changes
 from agentfsm.mcp.errors import NoAnswerError
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.testing.clock import run_virtual

@@ -12,7 +12,8 @@ from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, RefusedError
 from agentfsm.core.messages import Outcome
 from agentfsm.engine.context import RunContext
-from agentfsm.mcp import MCPServer, MCPServerError, home
+from agentfsm.mcp import MCPServer, MCPServerError
+from agentfsm.mcp.connection import home
 from agentfsm.testing import ScriptedModel, say
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agentfsm import MisuseError
 from agentfsm.engine.tools import NAME_CHARS
 from agentfsm.mcp import MCPServer
-from agentfsm.mcp.names import check_server, server_name_of, tool_name
+from agentfsm.mcp.trust.names import check_server, server_name_of, tool_name
 
 
 @pytest.mark.parametrize("name", ["a", "files", "my-server_2", "a_b_c", "x" * 32, "7"])

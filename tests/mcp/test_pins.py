@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from agentfsm.mcp import MCPServerError, MemoryPins, Pin, PinFile
-from agentfsm.mcp.pins import Text
+from agentfsm.mcp.trust.pins import Text
 
 PIN = Pin(start=Text("run"), items={"tool a": Text.of({"name": "a"})})
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentfsm import MisuseError
 from agentfsm.mcp import MCPServer, MCPServerError
-from agentfsm.mcp.private import is_local, is_private
+from agentfsm.mcp.trust.private import is_local, is_private
 
 
 @pytest.mark.parametrize(

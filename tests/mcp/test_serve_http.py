@@ -12,7 +12,8 @@ from mcp.types import ElicitResult
 
 from agentfsm import Agent, tool
 from agentfsm.core.errors import MisuseError
-from agentfsm.mcp import MCPServerError, MCPService, Resource, serve_http
+from agentfsm.mcp import MCPServerError, MCPService, Resource
+from agentfsm.mcp.serving import http as serve_http
 from agentfsm.testing import FunctionModel, ScriptedModel, say
 
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105  it opens nothing

@@ -9,7 +9,8 @@ from mcp import Client, MCPError
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, AudioPart, FilePart, ImagePart, TextPart, UserMessage
-from agentfsm.mcp import Argument, MCPService, Prompt, Resource, serve_offers
+from agentfsm.mcp import Argument, MCPService, Prompt, Resource
+from agentfsm.mcp.serving import offers as serve_offers
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 

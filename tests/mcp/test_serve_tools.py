@@ -12,7 +12,8 @@ from agentfsm import Permissions, RunContext, ToolRegistry, tool
 from agentfsm.core.errors import ModelRetry
 from agentfsm.engine.builtin import ask_user
 from agentfsm.engine.permission import Rule
-from agentfsm.mcp import MCPServerError, MCPService, serve_turns
+from agentfsm.mcp import MCPServerError, MCPService
+from agentfsm.mcp.serving import turns as serve_turns
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 

@@ -8,7 +8,7 @@ from listing import listed, names, tool
 
 from agentfsm import Agent, MisuseError
 from agentfsm.engine.permission import Permissions
-from agentfsm.mcp.terms import Terms, described
+from agentfsm.mcp.trust.terms import Terms, described
 from agentfsm.testing import ScriptedModel, call, say
 
 HINTS = m.ToolAnnotations(read_only_hint=True, idempotent_hint=True, destructive_hint=False)

@@ -8,9 +8,10 @@ from pydantic import BaseModel, ValidationError
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.transient import transient
-from agentfsm.mcp import MCPServerError, trouble
+from agentfsm.mcp import MCPServerError
+from agentfsm.mcp.connection import trouble
+from agentfsm.mcp.connection.trouble import FAULTS, Fault, Seen, TooLongError, Way, explained
 from agentfsm.mcp.errors import NoAnswerError, RestingError
-from agentfsm.mcp.trouble import FAULTS, Fault, Seen, TooLongError, Way, explained
 
 
 def told(error):

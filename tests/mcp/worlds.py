@@ -11,7 +11,8 @@ from checks import settled
 
 from agentfsm import Agent
 from agentfsm.core.messages import ToolResult, check_history
-from agentfsm.mcp import MCPServer, home
+from agentfsm.mcp import MCPServer
+from agentfsm.mcp.connection import home
 from agentfsm.testing import ScriptedModel, call, say
 
 RUDE = str(Path(__file__).with_name("rude.py"))

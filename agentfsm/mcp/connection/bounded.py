@@ -15,7 +15,7 @@ import httpx2
 from mcp.shared._httpx_utils import MCP_DEFAULT_SSE_READ_TIMEOUT, MCP_DEFAULT_TIMEOUT
 from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 
-from agentfsm.mcp.trouble import ERROR, SEEN, Seen, TooLongError, words
+from agentfsm.mcp.connection.trouble import ERROR, SEEN, Seen, TooLongError, words
 from agentfsm.retry_after import seconds_of
 
 MESSAGE_BYTES: Final = 64 * 1024 * 1024

@@ -27,12 +27,12 @@ from agentfsm.engine.permission import Permissions
 from agentfsm.engine.queue import LIMIT, TIMEOUT_S, first_error
 from agentfsm.engine.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools import Tool
-from agentfsm.mcp import serve_http as web
-from agentfsm.mcp.serve_bus import Bus
-from agentfsm.mcp.serve_offers import Prompt, Resource
-from agentfsm.mcp.serve_runs import ServedRuns
-from agentfsm.mcp.serve_tools import ServedTools
-from agentfsm.mcp.serve_turns import MOST
+from agentfsm.mcp.serving import http as web
+from agentfsm.mcp.serving.bus import Bus
+from agentfsm.mcp.serving.offers import Prompt, Resource
+from agentfsm.mcp.serving.runs import ServedRuns
+from agentfsm.mcp.serving.tools import ServedTools
+from agentfsm.mcp.serving.turns import MOST
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent

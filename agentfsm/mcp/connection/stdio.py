@@ -32,7 +32,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
 from agentfsm.core.messages import clean
-from agentfsm.mcp.bounded import MESSAGE_BYTES, is_of_use
+from agentfsm.mcp.connection.bounded import MESSAGE_BYTES, is_of_use
 
 LAST_WORDS_BYTES: Final = 2_000
 # Of what a server that died wrote to its standard error.

@@ -13,11 +13,11 @@ import mcp.types as m
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.hidden import hidden_in, spelt_out
 from agentfsm.engine.tools import Tool
-from agentfsm.mcp.hidden import flaw_in
 from agentfsm.mcp.library import Listing, resource_tools
-from agentfsm.mcp.names import tool_name
-from agentfsm.mcp.pins import Text, tool_text
 from agentfsm.mcp.tools import tool_of, withheld_tool
+from agentfsm.mcp.trust.hidden import flaw_in
+from agentfsm.mcp.trust.names import tool_name
+from agentfsm.mcp.trust.pins import Text, tool_text
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server import MCPServer

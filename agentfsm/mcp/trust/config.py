@@ -22,11 +22,11 @@ import jiter
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON
+from agentfsm.mcp.connection.launch import Http, Launch, Sse, Stdio
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.launch import Http, Launch, Sse, Stdio
-from agentfsm.mcp.names import check_server
-from agentfsm.mcp.sandbox import Sandbox
-from agentfsm.mcp.terms import Terms
+from agentfsm.mcp.trust.names import check_server
+from agentfsm.mcp.trust.sandbox import Sandbox
+from agentfsm.mcp.trust.terms import Terms
 
 LONGEST_FILE: Final = 1_000_000
 # Bytes; a hundred servers take some 30,000.

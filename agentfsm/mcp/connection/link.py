@@ -21,11 +21,11 @@ from mcp.client.session import ElicitationFnT, IncomingMessage
 
 from agentfsm.core.errors import ClosedError
 from agentfsm.engine.breaker import Breaker, BreakerState, Ticket
-from agentfsm.mcp import changes, home, trouble
-from agentfsm.mcp.bounded import is_of_use
+from agentfsm.mcp.connection import changes, home, trouble
+from agentfsm.mcp.connection.bounded import is_of_use
+from agentfsm.mcp.connection.launch import Launch
+from agentfsm.mcp.connection.trouble import Fault, RequestError, Seen
 from agentfsm.mcp.errors import MCPServerError, RestingError
-from agentfsm.mcp.launch import Launch
-from agentfsm.mcp.trouble import Fault, RequestError, Seen
 
 T = TypeVar("T")
 

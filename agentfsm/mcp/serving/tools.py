@@ -27,9 +27,9 @@ from agentfsm.engine.queue import LIMIT, TIMEOUT_S, ToolQueue
 from agentfsm.engine.registry import ToolRegistry
 from agentfsm.engine.stream import ToolEvent, ToolEventType
 from agentfsm.engine.tools import Bound, Tool
-from agentfsm.mcp.serve_approval import Asking, Question
-from agentfsm.mcp.serve_offers import block_of
-from agentfsm.mcp.serve_turns import Turns
+from agentfsm.mcp.serving.approval import Asking, Question
+from agentfsm.mcp.serving.offers import block_of
+from agentfsm.mcp.serving.turns import Turns
 from agentfsm.ports import Clock, SystemClock
 
 _log = logging.getLogger("agentfsm.mcp")

@@ -19,9 +19,9 @@ import attrs
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.hidden import spelt_out
 from agentfsm.core.messages import JSON
+from agentfsm.mcp.connection.launch import Launch, Remote, Stdio
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.launch import Launch, Remote, Stdio
-from agentfsm.mcp.pins import HASH_CHARS, Pin, Pins, Text
+from agentfsm.mcp.trust.pins import HASH_CHARS, Pin, Pins, Text
 
 _log = logging.getLogger("agentfsm.mcp")
 

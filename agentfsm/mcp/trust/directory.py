@@ -21,15 +21,15 @@ from agentfsm.core.hidden import hidden_in
 from agentfsm.core.messages import JSON
 from agentfsm.engine.permission import Level
 from agentfsm.engine.tools import DIGEST_CHARS, Arguments, Tool, make_tool
-from agentfsm.mcp.config import Entry, entry_of
-from agentfsm.mcp.consent import Consent, Proposal, Wish, start_shown
+from agentfsm.mcp.connection.launch import Stdio
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.hidden import texts_in
-from agentfsm.mcp.launch import Stdio
-from agentfsm.mcp.names import SERVER_CHARS, server_name_of
-from agentfsm.mcp.pins import Pin, PinFile, Pins, Text
-from agentfsm.mcp.sandbox import Sandbox
 from agentfsm.mcp.server import MCPServer
+from agentfsm.mcp.trust.config import Entry, entry_of
+from agentfsm.mcp.trust.consent import Consent, Proposal, Wish, start_shown
+from agentfsm.mcp.trust.hidden import texts_in
+from agentfsm.mcp.trust.names import SERVER_CHARS, server_name_of
+from agentfsm.mcp.trust.pins import Pin, PinFile, Pins, Text
+from agentfsm.mcp.trust.sandbox import Sandbox
 
 _log = logging.getLogger("agentfsm.mcp")
 

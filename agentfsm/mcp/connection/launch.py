@@ -15,12 +15,12 @@ from mcp.client._transport import TransportStreams
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from agentfsm.mcp import stdio
-from agentfsm.mcp.bounded import MESSAGE_BYTES, client_of
-from agentfsm.mcp.private import PublicTransport, check_url
-from agentfsm.mcp.sandbox import Sandbox
-from agentfsm.mcp.stdio import Epitaph
-from agentfsm.mcp.trouble import TooLongError
+from agentfsm.mcp.connection import stdio
+from agentfsm.mcp.connection.bounded import MESSAGE_BYTES, client_of
+from agentfsm.mcp.connection.stdio import Epitaph
+from agentfsm.mcp.connection.trouble import TooLongError
+from agentfsm.mcp.trust.private import PublicTransport, check_url
+from agentfsm.mcp.trust.sandbox import Sandbox
 
 
 class Launch(Protocol):

@@ -27,8 +27,8 @@ from agentfsm.engine import render
 from agentfsm.engine.context import Ended, RunContext
 from agentfsm.engine.registry import ToolRegistry
 from agentfsm.engine.tools import Tool, make_tool
-from agentfsm.mcp.serve_bus import Bus
-from agentfsm.mcp.serve_offers import Resource
+from agentfsm.mcp.serving.bus import Bus
+from agentfsm.mcp.serving.offers import Resource
 from agentfsm.ports import Filter, Summary
 from agentfsm.worker import Worker
 
