@@ -129,7 +129,7 @@ async def test_a_found_server_that_does_not_start(tmp_path):
     """The model is told, and the server is not among those that are connected."""
     found = Candidate(name="none", description="", entry={"command": str(tmp_path / "nothing")})
     servers = FoundServers(directory=Shelf(found), pins=MemoryPins())
-    with pytest.raises(MCPServerError, match="could not be started"):
+    with pytest.raises(MCPServerError, match="cannot be used"):
         await servers._connect_server(found.id)
     assert len(servers.tools) == 2
 

@@ -82,7 +82,11 @@ class Recorder(BaseHTTPRequestHandler):
             return
         version = message.get("params", {}).get("protocolVersion")
         results = {
-            "initialize": {"protocolVersion": version, "capabilities": {}, "serverInfo": {"name": "", "version": ""}},
+            "initialize": {
+                "protocolVersion": version,
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "", "version": ""},
+            },
             "tools/list": {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]},
         }
         result = results.get(message["method"])
