@@ -31,7 +31,7 @@ from agentfsm.testing.clock import run_virtual
 @pytest.fixture
 async def shelf():
     """A server of today's protocol, in a process of its own."""
-    server = MCPServer.stdio(sys.executable, [str(Path(__file__).with_name("shelf.py"))], name="shelf")
+    server = MCPServer.stdio(sys.executable, [str(Path(__file__).with_name("shelf.py"))], name="shelf", confirm=False)
     yield server
     await server.aclose()
 

@@ -48,7 +48,11 @@ for line in sys.stdin:
         continue
     version = message.get("params", {}).get("protocolVersion")
     results = {
-        "initialize": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "", "version": ""}},
+        "initialize": {
+            "protocolVersion": version,
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "", "version": ""},
+        },
         "tools/list": {"tools": [{"name": "look", "inputSchema": {"type": "object"}}]},
         "tools/call": {"content": [], "structuredContent": facts()} if message["method"] == "tools/call" else None,
     }
