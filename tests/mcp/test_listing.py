@@ -64,7 +64,7 @@ RESULTS = {
     "wrong": ({"structuredContent": {"sum": "3"}}, "failed", 'sum: should be an integer, got "3"'),
     "missing": ({"structuredContent": {}}, "failed", "sum: required, but missing"),
     "nothing": ({}, "failed", "returned no structured content"),
-    "good": ({"structuredContent": {"sum": 3}}, "done", '{"sum": 3}'),
+    "good": ({"structuredContent": {"sum": 3}}, "done", '{"sum":3}'),
     "error": ({"content": [{"type": "text", "text": "broken"}], "isError": True}, "failed", "broken"),
 }
 
