@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SRC := agentfsm tests benchmarks examples
 TRACED := tests/engine tests/core
 SWEEPS := tests/engine/sweeps
-REST := $(SWEEPS) $(filter-out $(TRACED) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
+REST := $(filter-out $(TRACED) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 
 .PHONY: help demo test check bench soak docs diagram format clean
 
@@ -24,7 +24,9 @@ demo: $(VENV)/ready  ## run the main job: an agent surveys a folder and writes a
 
 test: check  ## pass the whole suite, on asyncio and trio; in two halves at once, since most machines have two cores
 	$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest -m "not soak" $(TRACED) --ignore=$(SWEEPS) > .test-engine.log 2>&1 & engine=$$!; \
+	@{ $(BIN)/coverage run -m pytest -m "not soak" -k "not trio" $(TRACED) --ignore=$(SWEEPS) && \
+		$(BIN)/python -m pytest -m "not soak" -k trio $(TRACED) --ignore=$(SWEEPS) && \
+		$(BIN)/python -m pytest -m "not soak" $(SWEEPS); } > .test-engine.log 2>&1 & engine=$$!; \
 	$(BIN)/python -m pytest -m "not soak" $(REST); rest=$$?; \
 	wait $$engine; engine=$$?; cat .test-engine.log; exit $$((rest + engine))
 	$(BIN)/coverage report --include='agentfsm/core/*' --fail-under=100 --skip-covered

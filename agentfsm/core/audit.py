@@ -95,15 +95,15 @@ def audit(header: Header, events: Sequence[e.Event]) -> tuple[AuditRecord, ...]:
     return tuple([_ended(r, results.get(r.call_id), opened.get(r.call_id)) for r in notes.records.values()])
 
 
-@attrs.define(eq=False, repr=False)
 class _Notes:
-    """What the events say of calls, taken down one after the other."""
+    """What the events say of calls, taken down one after the other: no value, since it fills."""
 
-    header: Header
-    records: dict[str, AuditRecord] = attrs.field(factory=dict, init=False)
-    # By call id, in order.
-    questions: set[str] = attrs.field(factory=set, init=False)
-    # Calls whose result is asked for outside.
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.records: dict[str, AuditRecord] = {}
+        # By call id, in order.
+        self.questions: set[str] = set()
+        # Calls whose result is asked for outside.
 
     def take(self, event: e.Event, run: Run) -> None:
         """Take down an event; `run` is the run after it."""
