@@ -231,6 +231,7 @@ PROMPTS: Final = (
         name="test_prompt_with_arguments",
         description="A text with two blanks.",
         render=lambda arg1, arg2: f"Prompt with arguments: arg1='{arg1}', arg2='{arg2}'",
+        complete={"arg1": lambda text, _known: [each for each in ("testing", "paris") if each.startswith(text)]},
     ),
     Prompt(name="test_prompt_with_embedded_resource", description="A file.", render=_embedded),
     Prompt(name="test_prompt_with_image", description="A picture.", render=_pictured),

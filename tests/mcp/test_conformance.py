@@ -48,7 +48,6 @@ ROOTS = "Roots are deprecated since 2026-07-28, and left out."
 TASKS = "Tasks are an extension that the SDK does not have; a long job is a run, which is started and looked at."
 SERVER = {
     "2025-11-25": {
-        "completion-complete": "The arguments of prompts are not completed.",
         "json-schema-2020-12:json-schema-2020-12-$schema": "A tool's schema is told without its $schema.",
         "logging-set-level": LOGGING,
         "resources-subscribe": "Changes of resources are told on the stream of 2026-07-28 alone.",
@@ -58,7 +57,6 @@ SERVER = {
         "tools-call-with-logging": LOGGING,
     },
     "2026-07-28": {
-        "completion-complete": "The arguments of prompts are not completed.",
         "input-required-result-basic-list-roots": ROOTS,
         "input-required-result-basic-sampling": SAMPLING,
         "input-required-result-capability-check": SAMPLING,

@@ -29,7 +29,7 @@ from agentfsm.engine.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools import Tool
 from agentfsm.mcp.serving import http as web
 from agentfsm.mcp.serving.bus import Bus
-from agentfsm.mcp.serving.offers import Prompt, Resource
+from agentfsm.mcp.serving.offers import Prompt, Resource, completed
 from agentfsm.mcp.serving.runs import ServedRuns
 from agentfsm.mcp.serving.tools import ServedTools
 from agentfsm.mcp.serving.turns import MOST
@@ -120,6 +120,7 @@ class MCPService:
     def _made(self) -> Server[None]:
         has_resources = bool(self.resources) or self.runs is not None
         has_tools = any(len(each.registry) or each.registry.sources for each in self._tools)
+        has_completion = any(each.complete for each in self.prompts) or any(each.complete for each in self.resources)
         return Server(
             self.name,
             version=self.version or version("agentfsm"),
@@ -133,6 +134,7 @@ class MCPService:
             on_read_resource=self._read_resource if has_resources else None,
             on_list_prompts=self._list_prompts if self.prompts else None,
             on_get_prompt=self._get_prompt if self.prompts else None,
+            on_completion=self._complete if has_completion else None,
             on_subscriptions_listen=self._listen,
         )
 
@@ -300,9 +302,7 @@ class MCPService:
         for each in sorted(self._readable, key=lambda resource: resource.is_template):
             if (variables := each.match(uri)) is not None:
                 return await each.contents(uri, variables)
-        raise MCPError(
-            m.INVALID_PARAMS, f"there is no resource {uri[:200]!r}: resources/list tells which there are", {"uri": uri}
-        )
+        raise _no_resource(uri)
 
     # Prompts.
 
@@ -314,13 +314,33 @@ class MCPService:
         for each in self.prompts:
             if each.name == params.name:
                 return await each.messages(params.arguments or {})
-        names = ", ".join(each.name for each in self.prompts)
-        raise MCPError(m.INVALID_PARAMS, f"there is no prompt {params.name[:100]!r}; there are: {names}")
+        raise self._no_prompt(params.name)
+
+    def _no_prompt(self, name: str) -> MCPError:
+        names = ", ".join(each.name for each in self.prompts) or "none"
+        return MCPError(m.INVALID_PARAMS, f"there is no prompt {name[:100]!r}; there are: {names}")
+
+    async def _complete(self, _ctx: Context, params: m.CompleteRequestParams) -> m.CompleteResult:
+        asked = params.ref
+        if isinstance(asked, m.PromptReference):
+            offer: Prompt | Resource | None = next((each for each in self.prompts if each.name == asked.name), None)
+            if offer is None:
+                raise self._no_prompt(asked.name)
+        else:
+            offer = next((each for each in self._readable if each.uri == asked.uri), None)
+            if offer is None:
+                raise _no_resource(asked.uri)
+        return await completed(offer, params)
 
 
 def _check_no_cursor(params: m.PaginatedRequestParams | None) -> None:
     if params is not None and params.cursor is not None:
         raise _no_page(params.cursor)
+
+
+def _no_resource(uri: str) -> MCPError:
+    text = f"there is no resource {uri[:200]!r}: resources/list tells which there are"
+    return MCPError(m.INVALID_PARAMS, text, {"uri": uri})
 
 
 def _no_page(cursor: str) -> MCPError:
