@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio
 
-from agentfsm import InputRequired, Question, tool
+from agentfsm import InputRequired, Question, ToolRegistry, tool
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, TextPart, UserMessage
 from agentfsm.engine.context import RunContext
 from agentfsm.engine.tools import make_tool
@@ -122,6 +122,16 @@ def _form(key: str, message: str, **properties: Any) -> Question:
     return Question(key=key, message=message, schema={"properties": properties, "required": list(properties)})
 
 
+@tool
+def test_trigger_tool_change() -> str:
+    """Bring a tool, or take it away."""
+    if "passing" in REGISTRY:
+        REGISTRY.unregister("passing")
+    else:
+        REGISTRY.register(make_tool(_any, name="passing", description="It comes and goes.", parameters=HEADERS))
+    return "changed"
+
+
 def _titled(what: str) -> list[dict[str, str]]:
     return [{"const": f"value{n}", "title": f"{nth} {what}"} for n, nth in enumerate(["First", "Second", "Third"], 1)]
 
@@ -198,6 +208,7 @@ TOOLS: Final = (
     test_error_handling,
     test_logging_tool,
     test_elicitation,
+    test_trigger_tool_change,
     *[make_tool(ask, name=name, description="It asks.") for name, ask in ASKING.items()],
     make_tool(_any, name="json_schema_2020_12_tool", description="Any schema.", parameters=SCHEMA_2020_12),
     make_tool(_any, name="test_headers", description="A mirrored argument.", parameters=HEADERS),
@@ -238,7 +249,8 @@ PROMPTS: Final = (
 )
 
 
-SERVICE: Final = MCPService(TOOLS, name="conformance", resources=RESOURCES, prompts=PROMPTS)
+REGISTRY: Final = ToolRegistry.of(TOOLS)
+SERVICE: Final = MCPService(REGISTRY, name="conformance", resources=RESOURCES, prompts=PROMPTS)
 
 if __name__ == "__main__":
     anyio.run(SERVICE.http, "127.0.0.1", int(sys.argv[1]))

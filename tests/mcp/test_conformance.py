@@ -66,9 +66,6 @@ SERVER = {
         "server-stateless:sep-2575-missing-capability-http-400": SAMPLING,
         "server-stateless:sep-2575-server-rejects-undeclared-capability": SAMPLING,
         "server-stateless:sep-2575-server-sends-prompts-list-changed-on-subscription": "Prompts do not change.",
-        "server-stateless:sep-2575-server-sends-tools-list-changed-on-subscription": (
-            "Which tools there are is looked at when a client asks for something."
-        ),
         "tasks-capability-negotiation": TASKS,
         "tasks-dispatch-and-envelope": TASKS,
         "tasks-lifecycle": TASKS,

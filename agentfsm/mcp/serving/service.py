@@ -249,10 +249,13 @@ class MCPService:
     async def _refresh(self) -> str:
         """Take in what sources of tools have news of; return why that failed, if it did."""
         flaw = await self._tools[-1].refresh()
+        self._tell_of_tools()
+        return flaw
+
+    def _tell_of_tools(self) -> None:
         if self.registry.version != self._told_version:
             self._told_version = self.registry.version
             self._bus.tools_changed()
-        return flaw
 
     async def _list_tools(self, _ctx: Context, params: m.PaginatedRequestParams | None) -> m.ListToolsResult:
         _check_no_cursor(params)
@@ -272,7 +275,10 @@ class MCPService:
             why = f" Some tools are not known now: {flaw}" if flaw else ""
             raise MCPError(m.INVALID_PARAMS, render.unknown_text(params.name, names) + why)
         tools, tool = found
-        return await tools.call(ctx, params, tool)
+        try:
+            return await tools.call(ctx, params, tool)
+        finally:
+            self._tell_of_tools()  # a tool may bring others, or take them away
 
     # Resources.
 
