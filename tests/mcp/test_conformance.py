@@ -50,8 +50,6 @@ SERVER = {
     "2025-11-25": {
         "json-schema-2020-12:json-schema-2020-12-$schema": "A tool's schema is told without its $schema.",
         "logging-set-level": LOGGING,
-        "resources-subscribe": "Changes of resources are told on the stream of 2026-07-28 alone.",
-        "resources-unsubscribe": "Changes of resources are told on the stream of 2026-07-28 alone.",
         "server-sse-polling": "A stream that is cut is not taken up again: no events are stored.",
         "tools-call-sampling": SAMPLING,
         "tools-call-with-logging": LOGGING,
