@@ -175,6 +175,23 @@ async def test_a_tool_that_never_stops_asking_is_given_up(mode):
     assert f"asked for input {ROUNDS} times" in text_of(result)
 
 
+async def test_nobody_is_waited_for_longer_than_the_tool_says(desk):
+    """A question of the handshake revision ends with its time, and a state of 2026-07-28 counts no longer."""
+    server = served(desk.tool([WHO], answer_expires_s=0.0))
+
+    async def never(_context, _params):
+        await anyio.sleep_forever()
+
+    async with Client(server, mode="legacy", elicitation_callback=never) as client:
+        result = await client.call_tool("book", {"city": "Rome"})
+    assert result.is_error
+    assert "nobody has answered its question in time" in text_of(result)
+    async with Client(server, elicitation_callback=person({"Who travels?": ANN}, [])) as client:
+        with pytest.raises(MCPError, match="expired requestState"):
+            await client.call_tool("book", {"city": "Rome"})
+    assert len(desk.seen) == 2
+
+
 class Hand:
     """A client that makes its requests by hand."""
 

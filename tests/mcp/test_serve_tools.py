@@ -413,6 +413,7 @@ async def test_a_tool_that_brings_others_is_heard_at_once():
         Client(MCPService(registry, name="demo").server) as client,
         client.listen(tools_list_changed=True) as news,
     ):
+        await client.list_tools()  # so that the client need not ask for them after the call
         await client.call_tool("grow", {})
         async for event in news:
             assert type(event).__name__ == "ToolsListChanged"
