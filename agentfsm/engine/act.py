@@ -26,7 +26,7 @@ from agentfsm.engine.engine import Engine
 from agentfsm.engine.family import Parent
 from agentfsm.engine.questions import ROUNDS
 from agentfsm.engine.queue import ToolQueue
-from agentfsm.engine.render import decided
+from agentfsm.engine.render import decided, rounds_text
 from agentfsm.engine.stream import AgentEvent, ToolEvent
 from agentfsm.engine.tools import Bound, Tool
 from agentfsm.ports import ProposedCall
@@ -239,8 +239,7 @@ class RunHost(Host):
         if isinstance(pause, InputRequired):
             rounds = (_entry_of(run, call).inquiry or Inquiry()).rounds
             if rounds >= ROUNDS:
-                text = f"{call.name} has asked for input {rounds} times and still asks for more: it was given up."
-                return failed(text, ErrorType.TOOL)
+                return failed(rounds_text(call.name, rounds), ErrorType.TOOL)
             now = await self.drive.journal.store.now()
             waits = (inquired(run, tool, call, pause, rounds=rounds, now=now),)
             state = pause.state

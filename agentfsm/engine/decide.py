@@ -161,7 +161,7 @@ def _asked(engine: Engine, drive: Drive, call: ToolCall, now: float) -> e.Event 
             tool=call.name,
             arguments=vars(arguments),
             description=described(tool, arguments),
-            expires_at=now + _patience_s(tool, arguments),
+            expires_at=now + patience_s(tool, arguments),
         )
         return e.ToolPaused(call_id=call.id, pending=(waits,))
     return _question(tool, call, arguments, now) if needs_approval(tool, arguments) else None
@@ -266,20 +266,21 @@ def inquired(
         tool=call.name,
         arguments=arguments_of(call),
         description="\n".join([each.message for each in pause.questions])[:DESCRIPTION_CHARS],
-        expires_at=now + _patience_s(tool, arguments),
+        expires_at=now + patience_s(tool, arguments),
         digest=hash_of(json.dumps(asked, sort_keys=True), DIGEST_CHARS),
         questions=pause.questions,
     )
 
 
-def _patience_s(tool: Tool[..., Any], arguments: Arguments) -> float:
+def patience_s(tool: Tool[..., Any], arguments: Arguments) -> float:
+    """Return the seconds for which an answer to what a tool asks counts."""
     if not callable(tool.answer_expires_s):
         return tool.answer_expires_s
     try:
-        patience_s = float(tool.answer_expires_s(arguments))
+        seconds = float(tool.answer_expires_s(arguments))
     except Exception:  # noqa: BLE001  what cannot say how long it waits, waits as long as others do
         return ANSWER_EXPIRES_S
-    return patience_s if 0 <= patience_s < inf else ANSWER_EXPIRES_S
+    return seconds if 0 <= seconds < inf else ANSWER_EXPIRES_S
 
 
 def _waited(entry: OpenCall, arrived: _Arrived) -> e.ToolFinished | None:

@@ -205,6 +205,11 @@ def _advice(tool: Tool[..., Any]) -> str:
     return "Its effect may have happened, in whole or in part: check before you call it again."
 
 
+def rounds_text(name: str, rounds: int) -> str:
+    """Say that a tool asks people again and again."""
+    return f"{name} has asked for input {rounds} times and still asks for more: it was given up."
+
+
 def malformed_text(reason: str) -> str:
     """Say why the arguments are no JSON object."""
     return f"the arguments are not a JSON object ({reason}). Nothing was run: call again with valid JSON."

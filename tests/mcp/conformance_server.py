@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio
 
-from agentfsm import tool
+from agentfsm import InputRequired, Question, ToolRegistry, tool
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, TextPart, UserMessage
 from agentfsm.engine.context import RunContext
 from agentfsm.engine.tools import make_tool
@@ -106,6 +106,86 @@ def test_logging_tool() -> str:
     return "done"
 
 
+def _asking(*rounds: Question, says: str = "Answered: {}") -> Any:
+    """Return a function that asks these, one after another."""
+
+    def ask(ctx: RunContext[None]) -> str:
+        asked = ctx.state or 0
+        if asked < len(rounds):
+            raise InputRequired(rounds[asked], state=asked + 1)
+        return says.format(dict(ctx.answers))
+
+    return ask
+
+
+def _form(key: str, message: str, **properties: Any) -> Question:
+    return Question(key=key, message=message, schema={"properties": properties, "required": list(properties)})
+
+
+@tool
+def test_trigger_tool_change() -> str:
+    """Bring a tool, or take it away."""
+    if "passing" in REGISTRY:
+        REGISTRY.unregister("passing")
+    else:
+        REGISTRY.register(make_tool(_any, name="passing", description="It comes and goes.", parameters=HEADERS))
+    return "changed"
+
+
+def _titled(what: str) -> list[dict[str, str]]:
+    return [{"const": f"value{n}", "title": f"{nth} {what}"} for n, nth in enumerate(["First", "Second", "Third"], 1)]
+
+
+STRING: Final = {"type": "string"}
+NAME: Final = _form("user_name", "What is your name?", name=STRING)
+ASKING: Final = {
+    "test_input_required_result_elicitation": _asking(NAME, says="Hello, {}!"),
+    "test_input_required_result_request_state": _asking(
+        _form("confirm", "Please confirm", ok={"type": "boolean"}), says="state-ok: {}"
+    ),
+    "test_input_required_result_multi_round": _asking(
+        _form("step1", "Step 1: What is your name?", name=STRING),
+        _form("step2", "Step 2: What is your favorite color?", color=STRING),
+    ),
+    "test_streaming_elicitation": _asking(NAME),
+    "test_elicitation_sep1034_defaults": _asking(
+        _form(
+            "q",
+            "Defaults",
+            name={"type": "string", "default": "John Doe"},
+            age={"type": "integer", "default": 30},
+            score={"type": "number", "default": 95.5},
+            status={"type": "string", "enum": ["active", "inactive", "pending"], "default": "active"},
+            verified={"type": "boolean", "default": True},
+        )
+    ),
+    "test_elicitation_sep1330_enums": _asking(
+        _form(
+            "q",
+            "Choices",
+            untitledSingle={"type": "string", "enum": ["option1", "option2", "option3"]},
+            titledSingle={"type": "string", "oneOf": _titled("Option")},
+            legacyEnum={
+                "type": "string",
+                "enum": ["opt1", "opt2", "opt3"],
+                "enumNames": ["Option One", "Option Two", "Option Three"],
+            },
+            untitledMulti={"type": "array", "items": {"type": "string", "enum": ["option1", "option2", "option3"]}},
+            titledMulti={"type": "array", "items": {"anyOf": _titled("Choice")}},
+        )
+    ),
+}
+# By tool: what it asks.
+
+
+@tool
+def test_elicitation(ctx: RunContext[None], message: str) -> str:
+    """Ask what it is told to."""
+    if not ctx.answers:
+        raise InputRequired(_form("q", message, username=STRING, email=STRING))
+    return f"User response: {ctx.answers['q']}"
+
+
 def _any(**arguments: Any) -> str:
     return str(arguments)
 
@@ -127,6 +207,9 @@ TOOLS: Final = (
     test_tool_with_progress,
     test_error_handling,
     test_logging_tool,
+    test_elicitation,
+    test_trigger_tool_change,
+    *[make_tool(ask, name=name, description="It asks.") for name, ask in ASKING.items()],
     make_tool(_any, name="json_schema_2020_12_tool", description="Any schema.", parameters=SCHEMA_2020_12),
     make_tool(_any, name="test_headers", description="A mirrored argument.", parameters=HEADERS),
     # Its question is whether it may run: that it is asked, and how, is what the suite looks at.
@@ -159,13 +242,15 @@ PROMPTS: Final = (
         name="test_prompt_with_arguments",
         description="A text with two blanks.",
         render=lambda arg1, arg2: f"Prompt with arguments: arg1='{arg1}', arg2='{arg2}'",
+        complete={"arg1": lambda text, _known: [each for each in ("testing", "paris") if each.startswith(text)]},
     ),
     Prompt(name="test_prompt_with_embedded_resource", description="A file.", render=_embedded),
     Prompt(name="test_prompt_with_image", description="A picture.", render=_pictured),
 )
 
 
-SERVICE: Final = MCPService(TOOLS, name="conformance", resources=RESOURCES, prompts=PROMPTS)
+REGISTRY: Final = ToolRegistry.of(TOOLS)
+SERVICE: Final = MCPService(REGISTRY, name="conformance", resources=RESOURCES, prompts=PROMPTS)
 
 if __name__ == "__main__":
     anyio.run(SERVICE.http, "127.0.0.1", int(sys.argv[1]))

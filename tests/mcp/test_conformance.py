@@ -45,43 +45,25 @@ CLIENT = {
 LOGGING = "Logging over the protocol is deprecated since 2026-07-28, and left out."
 SAMPLING = "Sampling is deprecated since 2026-07-28, and left out: a tool that needs a model brings its own."
 ROOTS = "Roots are deprecated since 2026-07-28, and left out."
-ASKING = "A served tool puts to the client whether it may run, and no question of its own."
 TASKS = "Tasks are an extension that the SDK does not have; a long job is a run, which is started and looked at."
 SERVER = {
     "2025-11-25": {
-        "completion-complete": "The arguments of prompts are not completed.",
-        "elicitation-sep1034-defaults": ASKING,
-        "elicitation-sep1330-enums": ASKING,
         "json-schema-2020-12:json-schema-2020-12-$schema": "A tool's schema is told without its $schema.",
         "logging-set-level": LOGGING,
-        "resources-subscribe": "Changes of resources are told on the stream of 2026-07-28 alone.",
-        "resources-unsubscribe": "Changes of resources are told on the stream of 2026-07-28 alone.",
         "server-sse-polling": "A stream that is cut is not taken up again: no events are stored.",
-        "tools-call-elicitation": ASKING,
         "tools-call-sampling": SAMPLING,
         "tools-call-with-logging": LOGGING,
     },
     "2026-07-28": {
-        "completion-complete": "The arguments of prompts are not completed.",
-        "input-required-result-basic-elicitation": ASKING,
         "input-required-result-basic-list-roots": ROOTS,
         "input-required-result-basic-sampling": SAMPLING,
         "input-required-result-capability-check": SAMPLING,
-        "input-required-result-ignore-extra-params": ASKING,
-        "input-required-result-missing-input-response": ASKING,
-        "input-required-result-multi-round": ASKING,
         "input-required-result-multiple-input-requests": SAMPLING,
         "input-required-result-non-tool-request": "A prompt asks nobody.",
-        "input-required-result-request-state": ASKING,
-        "input-required-result-result-type": ASKING,
         "json-schema-2020-12:json-schema-2020-12-$schema": "A tool's schema is told without its $schema.",
-        "server-stateless:sep-2575-http-server-no-independent-requests-on-stream": ASKING,
         "server-stateless:sep-2575-missing-capability-http-400": SAMPLING,
         "server-stateless:sep-2575-server-rejects-undeclared-capability": SAMPLING,
         "server-stateless:sep-2575-server-sends-prompts-list-changed-on-subscription": "Prompts do not change.",
-        "server-stateless:sep-2575-server-sends-tools-list-changed-on-subscription": (
-            "Which tools there are is looked at when a client asks for something."
-        ),
         "tasks-capability-negotiation": TASKS,
         "tasks-dispatch-and-envelope": TASKS,
         "tasks-lifecycle": TASKS,

@@ -6,6 +6,7 @@ import json
 import anyio
 import pytest
 from mcp import Client, MCPError
+from mcp.types import PromptReference, ResourceTemplateReference
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, AudioPart, FilePart, ImagePart, TextPart, UserMessage
@@ -196,3 +197,74 @@ async def test_only_what_there_is_is_declared():
         assert (declared.resources, declared.prompts) == (None, None)
         assert declared.logging is None
         assert client.instructions == "Be brief."
+
+
+# Completion.
+
+
+def cities(text, known):
+    every = ("Paris", "Parma") if known.get("country") != "Italy" else ("Parma",)
+    return [city for city in every if city.startswith(text)]
+
+
+async def numbers(_text, _known):
+    return range(150)
+
+
+COMPLETING = MCPService(
+    [],
+    name="demo",
+    prompts=(Prompt(name="go", render=lambda city, country="": city, complete={"city": cities}), PROMPTS[-1]),
+    resources=(
+        Resource(uri="n://{n}/{m}", name="n", read=note, complete={"n": numbers, "m": lambda _text, _known: fails()}),
+    ),
+)
+
+
+@MODES
+async def test_values_are_proposed_for_what_is_filled_in(mode):
+    """By what is typed and what else is filled in, as many as the protocol allows; none where none are known."""
+    prompt, template = PromptReference(name="go"), ResourceTemplateReference(uri="n://{n}/{m}")
+    async with Client(COMPLETING.server, mode=mode) as client:
+        assert client.server_capabilities.completions is not None
+        both = await client.complete(prompt, {"name": "city", "value": "Par"})
+        one = await client.complete(prompt, {"name": "city", "value": "Par"}, context_arguments={"country": "Italy"})
+        none = await client.complete(prompt, {"name": "country", "value": ""})
+        many = await client.complete(template, {"name": "n", "value": "1"})
+    assert (both.completion.values, one.completion.values, none.completion.values) == (
+        ["Paris", "Parma"],
+        ["Parma"],
+        [],
+    )
+    assert (many.completion.values[-1], many.completion.total, many.completion.has_more) == ("99", 150, True)
+    assert (both.completion.total, both.completion.has_more) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("ref", "name", "words"),
+    [
+        (PromptReference(name="gone"), "city", "no prompt 'gone'; there are: go, broken"),
+        (PromptReference(name="go"), "town", "takes no 'town'; it takes: city, country"),
+        (ResourceTemplateReference(uri="n://{x}"), "x", "no resource"),
+        (ResourceTemplateReference(uri="n://{n}/{m}"), "m", "disk gone"),
+    ],
+)
+async def test_what_cannot_be_completed_is_an_error(ref, name, words):
+    """It says what there is, or what went wrong."""
+    async with Client(COMPLETING.server) as client:
+        with pytest.raises(MCPError, match=words):
+            await client.complete(ref, {"name": name, "value": ""})
+
+
+async def test_completion_is_declared_where_there_is_any(service):
+    """A server that proposes nothing does not say that it could."""
+    async with Client(service.server) as client:
+        assert client.server_capabilities.completions is None
+
+
+def test_nothing_is_completed_that_is_not_taken():
+    """A misspelt blank is found when the offer is made."""
+    with pytest.raises(MisuseError, match="'town', which it does not take; it takes: city"):
+        Prompt(name="go", render=lambda city: city, complete={"town": cities})
+    with pytest.raises(MisuseError, match="it takes: none"):
+        Resource(uri="n://all", name="all", read=fails, complete={"n": numbers})

@@ -398,6 +398,28 @@ async def test_tools_that_come_later_are_told_to_those_who_listen():
             break
 
 
+async def test_a_tool_that_brings_others_is_heard_at_once():
+    """Those who listen need not wait until somebody asks which tools there are."""
+    registry = ToolRegistry.of([add])
+
+    @tool
+    async def grow() -> str:
+        """Bring another tool."""
+        registry.register(put)
+        return "grown"
+
+    registry.register(grow)
+    async with (
+        Client(MCPService(registry, name="demo").server) as client,
+        client.listen(tools_list_changed=True) as news,
+    ):
+        await client.list_tools()  # so that the client need not ask for them after the call
+        await client.call_tool("grow", {})
+        async for event in news:
+            assert type(event).__name__ == "ToolsListChanged"
+            break
+
+
 class Away:
     """A source of tools that cannot be asked."""
 

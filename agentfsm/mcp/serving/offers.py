@@ -26,7 +26,12 @@ T = TypeVar("T")
 TIMEOUT_S: Final = 30.0
 # Seconds for reading a resource or making a prompt, as for a call of a tool.
 
+COMPLETIONS: Final = 100
+# Values that the protocol lets one answer propose.
+
 Read: TypeAlias = Callable[..., Any]
+Complete: TypeAlias = Callable[[str, Mapping[str, str]], Any]
+# Proposes values: given what is typed so far, and the other blanks that are filled in; returns texts, the best first.
 Rendered: TypeAlias = "str | Sequence[UserMessage | AssistantMessage]"
 
 
@@ -38,6 +43,12 @@ def _template(resource: Resource) -> UriTemplate:
         return UriTemplate.parse(uri)
     except InvalidUriTemplate as error:
         raise MisuseError(f"a resource cannot have the URI {uri!r}: {error}") from None
+
+
+def _check_complete(offer: Resource | Prompt, _attribute: object, given: Mapping[str, Complete]) -> None:
+    if unknown := [name for name in given if name not in offer.blanks]:
+        names = ", ".join(offer.blanks) or "none"
+        raise MisuseError(f"{offer.name!r} has complete= for {unknown[0]!r}, which it does not take; it takes: {names}")
 
 
 @attrs.frozen(kw_only=True)
@@ -57,9 +68,16 @@ class Resource:
     description: str = ""
     mime_type: str | None = None
     # None: text/plain, application/octet-stream for bytes, application/json for what is neither.
+    complete: Mapping[str, Complete] = attrs.field(factory=dict, repr=False, validator=_check_complete)
+    # By variable of a template: what proposes its values, plain (then in a thread) or async.
     _template: UriTemplate = attrs.field(
         init=False, repr=False, eq=False, default=attrs.Factory(_template, takes_self=True)
     )
+
+    @property
+    def blanks(self) -> tuple[str, ...]:
+        """The names of what is filled in."""
+        return tuple(self._template.variable_names)
 
     @property
     def is_template(self) -> bool:
@@ -125,6 +143,13 @@ class Prompt:
         default=attrs.Factory(lambda prompt: _arguments_of(prompt.render), takes_self=True), converter=tuple
     )
     # By default the parameters of `render`; those without a default are required.
+    complete: Mapping[str, Complete] = attrs.field(factory=dict, repr=False, validator=_check_complete)
+    # By argument: what proposes its values, plain (then in a thread) or async.
+
+    @property
+    def blanks(self) -> tuple[str, ...]:
+        """The names of what is filled in."""
+        return tuple([each.name for each in self.arguments])
 
     def listed(self) -> m.Prompt:
         """Return it as a client is told of it."""
@@ -151,6 +176,27 @@ class Prompt:
         return m.GetPromptResult(
             description=self.description or None, messages=[piece for each in told for piece in _messages(each)]
         )
+
+
+async def completed(offer: Resource | Prompt, params: m.CompleteRequestParams) -> m.CompleteResult:
+    """Propose values for a blank; none, where nobody knows any.
+
+    Raises:
+        MCPError: when it has no such blank, or what proposes them fails.
+    """
+    name = params.argument.name
+    if name not in offer.blanks:
+        names = ", ".join(offer.blanks) or "none"
+        raise MCPError(m.INVALID_PARAMS, f"{offer.name!r} takes no {name[:100]!r}; it takes: {names}")
+    known = {} if params.context is None else params.context.arguments or {}
+    propose = offer.complete.get(name)
+    values: list[str] = []
+    if propose is not None:
+        what = f"nothing could be proposed for {name!r} of {offer.name!r}"
+        found = await called(partial(propose, params.argument.value, known), what)
+        values = [str(value) for value in found or ()]
+    shown = m.Completion(values=values[:COMPLETIONS], total=len(values), has_more=len(values) > COMPLETIONS)
+    return m.CompleteResult(completion=shown)
 
 
 def _arguments_of(render: Callable[..., Any]) -> tuple[Argument, ...]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, redirect_stdout
+from contextlib import asynccontextmanager, nullcontext, redirect_stdout
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import attrs
 import mcp.types as m
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 from anyio.lowlevel import current_token
 from mcp import MCPError
 from mcp.server import Server, ServerRequestContext
@@ -29,8 +29,9 @@ from agentfsm.engine.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools import Tool
 from agentfsm.mcp.serving import http as web
 from agentfsm.mcp.serving.bus import Bus
-from agentfsm.mcp.serving.offers import Prompt, Resource
+from agentfsm.mcp.serving.offers import Prompt, Resource, completed
 from agentfsm.mcp.serving.runs import ServedRuns
+from agentfsm.mcp.serving.subscribers import URI_CHARS, subscribe, unsubscribe
 from agentfsm.mcp.serving.tools import ServedTools
 from agentfsm.mcp.serving.turns import MOST
 
@@ -94,7 +95,7 @@ class MCPService:
     # Calls of the tools in flight at once, 1 or more.
     runs: ServedRuns | None = None
     # Of an agent.
-    server: Server[None] = attrs.field(init=False)
+    server: Server[TaskGroup] = attrs.field(init=False)
     # The SDK's, for whoever connects to it in this process.
     _tools: tuple[ServedTools, ...] = attrs.field(init=False)
     # Those of the runs first.
@@ -117,9 +118,10 @@ class MCPService:
         self._told_version = self.registry.version
         self.server = self._made()
 
-    def _made(self) -> Server[None]:
+    def _made(self) -> Server[TaskGroup]:
         has_resources = bool(self.resources) or self.runs is not None
         has_tools = any(len(each.registry) or each.registry.sources for each in self._tools)
+        has_completion = any(each.complete for each in self.prompts) or any(each.complete for each in self.resources)
         return Server(
             self.name,
             version=self.version or version("agentfsm"),
@@ -131,8 +133,11 @@ class MCPService:
             on_list_resources=self._list_resources if has_resources else None,
             on_list_resource_templates=self._list_templates if has_resources else None,
             on_read_resource=self._read_resource if has_resources else None,
+            on_subscribe_resource=self._subscribe if has_resources else None,
+            on_unsubscribe_resource=self._unsubscribe if has_resources else None,
             on_list_prompts=self._list_prompts if self.prompts else None,
             on_get_prompt=self._get_prompt if self.prompts else None,
+            on_completion=self._complete if has_completion else None,
             on_subscriptions_listen=self._listen,
         )
 
@@ -219,12 +224,10 @@ class MCPService:
             await self.runs.rest()
 
     @asynccontextmanager
-    async def _life(self, _server: Server[None]) -> AsyncIterator[None]:
-        if self.runs is None:
-            yield
-            return
-        async with self.runs.working():
-            yield
+    async def _life(self, _server: Server[TaskGroup]) -> AsyncIterator[TaskGroup]:
+        async with anyio.create_task_group() as tasks, nullcontext() if self.runs is None else self.runs.working():
+            yield tasks
+            tasks.cancel_scope.cancel()
 
     def _let_go(self) -> None:
         """Answer the clients who listen, or wait for a run, so that nobody holds up the end."""
@@ -247,10 +250,13 @@ class MCPService:
     async def _refresh(self) -> str:
         """Take in what sources of tools have news of; return why that failed, if it did."""
         flaw = await self._tools[-1].refresh()
+        self._tell_of_tools()
+        return flaw
+
+    def _tell_of_tools(self) -> None:
         if self.registry.version != self._told_version:
             self._told_version = self.registry.version
             self._bus.tools_changed()
-        return flaw
 
     async def _list_tools(self, _ctx: Context, params: m.PaginatedRequestParams | None) -> m.ListToolsResult:
         _check_no_cursor(params)
@@ -270,7 +276,10 @@ class MCPService:
             why = f" Some tools are not known now: {flaw}" if flaw else ""
             raise MCPError(m.INVALID_PARAMS, render.unknown_text(params.name, names) + why)
         tools, tool = found
-        return await tools.call(ctx, params, tool)
+        try:
+            return await tools.call(ctx, params, tool)
+        finally:
+            self._tell_of_tools()  # a tool may bring others, or take them away
 
     # Resources.
 
@@ -300,9 +309,18 @@ class MCPService:
         for each in sorted(self._readable, key=lambda resource: resource.is_template):
             if (variables := each.match(uri)) is not None:
                 return await each.contents(uri, variables)
-        raise MCPError(
-            m.INVALID_PARAMS, f"there is no resource {uri[:200]!r}: resources/list tells which there are", {"uri": uri}
-        )
+        raise _no_resource(uri)
+
+    async def _subscribe(self, ctx: Context, params: m.SubscribeRequestParams) -> m.EmptyResult:
+        uri = str(params.uri)
+        if len(uri) > URI_CHARS or all(each.match(uri) is None for each in self._readable):
+            raise _no_resource(uri)
+        subscribe(ctx, uri, self._bus, ctx.lifespan_context)
+        return m.EmptyResult()
+
+    async def _unsubscribe(self, ctx: Context, params: m.UnsubscribeRequestParams) -> m.EmptyResult:
+        unsubscribe(ctx, str(params.uri))
+        return m.EmptyResult()
 
     # Prompts.
 
@@ -314,13 +332,33 @@ class MCPService:
         for each in self.prompts:
             if each.name == params.name:
                 return await each.messages(params.arguments or {})
-        names = ", ".join(each.name for each in self.prompts)
-        raise MCPError(m.INVALID_PARAMS, f"there is no prompt {params.name[:100]!r}; there are: {names}")
+        raise self._no_prompt(params.name)
+
+    def _no_prompt(self, name: str) -> MCPError:
+        names = ", ".join(each.name for each in self.prompts) or "none"
+        return MCPError(m.INVALID_PARAMS, f"there is no prompt {name[:100]!r}; there are: {names}")
+
+    async def _complete(self, _ctx: Context, params: m.CompleteRequestParams) -> m.CompleteResult:
+        asked = params.ref
+        if isinstance(asked, m.PromptReference):
+            offer: Prompt | Resource | None = next((each for each in self.prompts if each.name == asked.name), None)
+            if offer is None:
+                raise self._no_prompt(asked.name)
+        else:
+            offer = next((each for each in self._readable if each.uri == asked.uri), None)
+            if offer is None:
+                raise _no_resource(asked.uri)
+        return await completed(offer, params)
 
 
 def _check_no_cursor(params: m.PaginatedRequestParams | None) -> None:
     if params is not None and params.cursor is not None:
         raise _no_page(params.cursor)
+
+
+def _no_resource(uri: str) -> MCPError:
+    text = f"there is no resource {uri[:200]!r}: resources/list tells which there are"
+    return MCPError(m.INVALID_PARAMS, text, {"uri": uri})
 
 
 def _no_page(cursor: str) -> MCPError:

@@ -14,20 +14,22 @@ import anyio
 import attrs
 import mcp.types as m
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.server import ServerRequestContext
 
 from agentfsm.core.errors import AgentError, ArgumentsError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, clean
 from agentfsm.engine import render
-from agentfsm.engine.context import RunContext, ToolKind
-from agentfsm.engine.decide import described, needs_approval
+from agentfsm.engine.context import InputRequired, Paused, RunContext, ToolKind
+from agentfsm.engine.decide import described, needs_approval, patience_s
 from agentfsm.engine.dispatch import End, Host, failed
 from agentfsm.engine.permission import Permissions
+from agentfsm.engine.questions import ROUNDS
 from agentfsm.engine.queue import LIMIT, TIMEOUT_S, ToolQueue
 from agentfsm.engine.registry import ToolRegistry
 from agentfsm.engine.stream import ToolEvent, ToolEventType
 from agentfsm.engine.tools import Bound, Tool
-from agentfsm.mcp.serving.approval import Asking, Question
+from agentfsm.mcp.serving.approval import Approval
+from agentfsm.mcp.serving.asking import Asking, Context, UnansweredError, Underway
+from agentfsm.mcp.serving.inquiry import inquired
 from agentfsm.mcp.serving.offers import block_of
 from agentfsm.mcp.serving.turns import Turns
 from agentfsm.ports import Clock, SystemClock
@@ -36,8 +38,6 @@ _log = logging.getLogger("agentfsm.mcp")
 
 PROGRESS: Final = 100
 # Notes of progress that wait for a slow client; later ones are dropped.
-
-Context = ServerRequestContext[Any, Any]
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -125,17 +125,46 @@ class ServedTools:
             MCPError: when it answers a question that nobody asked.
         """
         call = self._call(params)
-        question = self._question(tool, call)
-        if question is not None:
-            answer = await self.asking.answer(ctx, params, question)
-            if isinstance(answer, m.InputRequiredResult):
-                return answer
-            if answer is not None:
-                return _refused(answer)
-        if self.turns.is_full:
-            return _refused(f"{tool.name} was not run: the server has too many calls under way; try again later")
-        host = ServedHost(self, is_approved=question is not None)
-        return self._told(tool, await self._run(ctx, call, host))
+        digest = tool.digest_of(call)
+        if params.request_state is None:
+            underway = Underway(call_id=call.id, key=call.key, digest=digest)
+        else:
+            underway = self.asking.resumed(params.request_state, digest)
+            call = attrs.evolve(call, id=underway.call_id, key=underway.key)
+        try:
+            return await self._talked(ctx, params, tool, call, underway)
+        except UnansweredError as end:
+            return _refused(str(end))
+
+    async def _talked(
+        self, ctx: Context, params: m.CallToolRequestParams, tool: Tool[..., Any], call: ToolCall, underway: Underway
+    ) -> m.CallToolResult | m.InputRequiredResult:
+        """Run a call as far as it gets; what it asks on the way is put to people, or answered by what is brought along.
+
+        Answers to a tool's questions count where they come with the first request, as they are the client's word in any
+        case. A yes does not: it is given to what was shown.
+        """
+        replies: Mapping[str, Any] = params.input_responses or {}
+        if not underway.is_approved and (approval := self._approval(tool, call)) is not None:
+            known = None if params.request_state is None or underway.questions else replies
+            if (put := await approval.put(self.asking, ctx, underway, known)) is not None:
+                return put
+            underway, replies = attrs.evolve(underway, is_approved=True), {}
+        numbers = itertools.count(1)
+        while True:
+            if underway.questions:
+                expires_s = patience_s(tool, tool.arguments(tool.bind(call.arguments)))
+                told = await inquired(self.asking, ctx, underway, replies, tool=tool.name, expires_s=expires_s)
+                if isinstance(told, m.InputRequiredResult):
+                    return told
+                underway, replies = told, {}
+            if self.turns.is_full:
+                return _refused(f"{tool.name} was not run: the server has too many calls under way; try again later")
+            host = ServedHost(self, underway)
+            result = await self._run(ctx, call, host, numbers)
+            if result is not None:
+                return self._told(tool, result)
+            underway = host.underway
 
     def _call(self, params: m.CallToolRequestParams) -> ToolCall:
         number, key = f"m{next(self._numbers)}", secrets.token_hex(16)
@@ -145,7 +174,7 @@ class ServedTools:
             return ToolCall(id=number, name=params.name, arguments="{}", key=key, malformed=render.describe(error))
         return ToolCall(id=number, name=params.name, arguments=text, key=key)
 
-    def _question(self, tool: Tool[..., Any], call: ToolCall) -> Question | None:
+    def _approval(self, tool: Tool[..., Any], call: ToolCall) -> Approval | None:
         """Return what a person has to be asked before the call; None where nobody has to, or it cannot run anyway."""
         if tool.requires_approval is False or call.malformed is not None:
             return None
@@ -156,19 +185,25 @@ class ServedTools:
         arguments = tool.arguments(bound)
         if not needs_approval(tool, arguments) or self._bars(tool, bound) is not None:
             return None
-        return Question(
+        return Approval(
             tool=tool.name,
             arguments=json.loads(call.arguments),
             description=described(tool, arguments),
-            digest=tool.digest_of(call),
             expires_s=tool.approval_expires_s,
         )
 
     def _bars(self, tool: Tool[..., Any], bound: Bound) -> str | None:
         return None if self.permissions is None else self.permissions.refusal(tool, (), tool.arguments(bound))
 
-    async def _run(self, ctx: Context, call: ToolCall, host: ServedHost) -> ToolResult:
-        """Run a call when its turn has come and there is a place, telling the client how far it is."""
+    async def _run(self, ctx: Context, call: ToolCall, host: ServedHost, numbers: Iterator[int]) -> ToolResult | None:
+        """Run a call when its turn has come and there is a place, telling the client how far it is.
+
+        Args:
+            ctx: Of the request.
+            call: What to run.
+            host: Takes what the tool asks; then there is no result.
+            numbers: Count what the client is told of the progress.
+        """
         send, receive = anyio.create_memory_object_stream[str](PROGRESS)
         queue = ToolQueue(
             self.registry,
@@ -181,11 +216,11 @@ class ServedTools:
         access = queue.job(0, call).access
         results: list[ToolResult] = []
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_report, ctx, receive)
+            tasks.start_soon(_report, ctx, receive, numbers)
             with send:
                 async with self.turns.turn(access), self._places:
                     results += await queue.execute_all([call])
-        return results[0]
+        return results[0] if results else None
 
     def _told(self, tool: Tool[..., Any], result: ToolResult) -> m.CallToolResult:
         done = result.outcome is Outcome.DONE
@@ -204,12 +239,20 @@ class ServedHost(Host):
     """Serves a call that a client has made."""
 
     tools: ServedTools
-    is_approved: bool
-    # Whether a person said yes to this very call.
+    underway: Underway
+    # How far the call has come; what its tool asks is added.
 
     def context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  as the host of a run
         """Make what a tool may know of its call: it belongs to no run."""
-        return RunContext(deps=self.tools.deps, call_id=call.id, idempotency_key=call.key, deadline=deadline)
+        inquiry = self.underway.inquiry
+        return RunContext(
+            deps=self.tools.deps,
+            call_id=call.id,
+            idempotency_key=call.key,
+            attempt=1 + inquiry.rounds,
+            inquiry=inquiry,
+            deadline=deadline,
+        )
 
     def absence(self, tool: Tool[..., Any]) -> End | None:
         """Say that a tool is not there any more: it may have gone while the call waited."""
@@ -219,10 +262,21 @@ class ServedHost(Host):
         """Say why a valid call may not run: not with these arguments, or not approved."""
         if (bar := self.tools.bars(tool, bound)) is not None:
             return bar
-        if self.is_approved or not needs_approval(tool, tool.arguments(bound)):
+        if self.underway.is_approved or not needs_approval(tool, tool.arguments(bound)):
             return None
         text = f"{tool.name} needs a person's word, which nobody was asked for: call it again to have them asked."
         return failed(text, ErrorType.BLOCKED, retryable=True)
+
+    async def paused(self, call: ToolCall, tool: Tool[..., Any], pause: Paused) -> End | None:
+        """Take what the tool asks; one that asks people again and again comes to an end."""
+        if not isinstance(pause, InputRequired):
+            return await super().paused(call, tool, pause)
+        inquiry = self.underway.inquiry
+        if inquiry.rounds >= ROUNDS:
+            return failed(render.rounds_text(call.name, inquiry.rounds), ErrorType.TOOL)
+        inquiry = attrs.evolve(inquiry, rounds=inquiry.rounds + 1, state=pause.state)
+        self.underway = attrs.evolve(self.underway, questions=pause.questions, inquiry=inquiry)
+        return None
 
 
 def annotations_of(tool: Tool[..., Any]) -> m.ToolAnnotations:
@@ -246,10 +300,8 @@ def _note(send: MemoryObjectSendStream[str], event: object) -> None:
             return
 
 
-async def _report(ctx: Context, notes: MemoryObjectReceiveStream[str]) -> None:
+async def _report(ctx: Context, notes: MemoryObjectReceiveStream[str], numbers: Iterator[int]) -> None:
     """Tell the client what a call says of its progress, until it has ended."""
-    number = 0
     with notes:
         async for note in notes:
-            number += 1
-            await ctx.session.report_progress(number, None, note)
+            await ctx.session.report_progress(next(numbers), None, note)

@@ -1,0 +1,93 @@
+"""Clients of the handshake revision who want to hear of resources; those of 2026-07-28 listen on a stream."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+import attrs
+import mcp.types as m
+from anyio.abc import TaskGroup
+from mcp import MCPError
+from mcp.server.connection import Connection
+from mcp.server.subscriptions import ResourceUpdated, ServerEvent
+
+from agentfsm.mcp.serving.asking import Context
+from agentfsm.mcp.serving.bus import Bus
+
+MOST_URIS: Final = 1_000
+# That one connection may subscribe to: what is kept of a client is bounded.
+URI_CHARS: Final = 2_000
+# Of one of them: as long as addresses get.
+_STATE: Final = "agentfsm.subscriber"
+# Where a connection keeps its own.
+
+
+@attrs.define(eq=False, repr=False)
+class Subscriber:
+    """A connection, the resources it wants to hear of, and what it has not been told yet."""
+
+    connection: Connection
+    uris: set[str] = attrs.field(factory=set, init=False)
+    _news: dict[str, None] = attrs.field(factory=dict, init=False)
+    # What has changed, in that order: each once, however often, so that a slow client holds up nobody.
+    _bell: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    _scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
+
+    def hear(self, event: ServerEvent) -> None:
+        """Take note of an event, if it is of interest; never waits."""
+        if isinstance(event, ResourceUpdated) and event.uri in self.uris:
+            self._news[event.uri] = None
+            self._bell.set()
+
+    async def tell(self) -> None:
+        """Tell the client what changes, as long as the connection lasts."""
+        with self._scope:
+            while True:
+                await self._bell.wait()
+                self._bell = anyio.Event()
+                while self._news:
+                    uri = next(iter(self._news))
+                    del self._news[uri]
+                    await self.connection.send_resource_updated(uri)
+
+    def leave(self) -> None:
+        """Tell no more."""
+        self._scope.cancel()
+
+
+def subscribe(ctx: Context, uri: str, bus: Bus, tasks: TaskGroup) -> None:
+    """Tell a client of a resource from now on, until it unsubscribes or goes.
+
+    Args:
+        ctx: Of its request.
+        uri: The resource.
+        bus: Where changes are heard of.
+        tasks: Where the client is told.
+
+    Raises:
+        MCPError: when it has subscribed to too many.
+    """
+    connection = _connection(ctx)
+    own: Subscriber | None = connection.state.get(_STATE)
+    if own is None:
+        own = connection.state[_STATE] = Subscriber(connection)
+        connection.exit_stack.callback(bus.subscribe(own.hear))
+        connection.exit_stack.callback(own.leave)
+        tasks.start_soon(own.tell)
+    if len(own.uris) >= MOST_URIS and uri not in own.uris:
+        raise MCPError(
+            m.INVALID_PARAMS, f"this client has subscribed to {MOST_URIS:,} resources: unsubscribe from some"
+        )
+    own.uris.add(uri)
+
+
+def unsubscribe(ctx: Context, uri: str) -> None:
+    """Tell a client no more of a resource."""
+    own: Subscriber | None = _connection(ctx).state.get(_STATE)
+    if own is not None:
+        own.uris.discard(uri)
+
+
+def _connection(ctx: Context) -> Connection:
+    return ctx.session._connection  # noqa: SLF001  a handler has no other way to what outlives its request
