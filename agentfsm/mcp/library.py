@@ -11,7 +11,7 @@ import binascii
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import anyio
 import attrs
@@ -33,6 +33,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.engine.context import Ended
 from agentfsm.engine.tools import Tool, make_tool
+from agentfsm.mcp.catalogue import Catalogue, every
 from agentfsm.mcp.connection import trouble
 from agentfsm.mcp.connection.link import Link
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError
@@ -43,10 +44,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_PAGES: Final = 200
-# Of a list: a server that goes on for ever is not followed.
-MOST_ENTRIES: Final = 10_000
-# Of a list.
 _MEDIA_TYPE: Final = re.compile(r"[a-zA-Z0-9!#$&^_.+-]{1,80}/[a-zA-Z0-9!#$&^_.+-]{1,80}")
 # Source: RFC 6838, 4.2.
 Capability = Literal["tools", "resources", "prompts", "completions"]
@@ -105,15 +102,6 @@ class Listing:
     has_resources: bool = False
 
 
-class _Page(Protocol):
-    """A page of a list."""
-
-    next_cursor: str | None
-
-
-P = TypeVar("P", bound=_Page)
-
-
 async def asked(
     link: Link, what: str, timeout_s: float, question: Callable[[Client], Awaitable[T]], *, proves: bool = True
 ) -> T:
@@ -159,12 +147,13 @@ def check_declared(client: Client, server: str, capability: Capability) -> None:
         )
 
 
-async def tools(link: Link, timeout_s: float, begun: Callable[[], object]) -> Listing:
+async def tools(link: Link, timeout_s: float, catalogue: Catalogue, begun: Callable[[], object]) -> Listing:
     """List the tools of a server; none where it has declared none.
 
     Args:
         link: The connection.
         timeout_s: Seconds for all pages.
+        catalogue: Keeps what the connection lists.
         begun: Called, in another thread, when there is a connection: what changes from then on, the server tells.
 
     Raises:
@@ -173,30 +162,11 @@ async def tools(link: Link, timeout_s: float, begun: Callable[[], object]) -> Li
 
     async def question(client: Client) -> Listing:
         begun()
-        declared = client.server_capabilities
-        found: list[m.Tool] = []
-        if declared.tools is not None:
-            found = await _every(lambda cursor: client.list_tools(cursor=cursor), lambda page: page.tools)
-        return Listing(tools=found, instructions=client.instructions, has_resources=declared.resources is not None)
+        found = await catalogue.ask(client)
+        has_resources = client.server_capabilities.resources is not None
+        return Listing(tools=found, instructions=client.instructions, has_resources=has_resources)
 
     return await asked(link, "its tools", timeout_s, question, proves=False)
-
-
-async def _every(page: Callable[[str | None], Awaitable[P]], entries: Callable[[P], Sequence[T]]) -> list[T]:
-    """Return the entries of all pages. A cursor that came before ends the list: what it leads to is known."""
-    found: list[T] = []
-    cursor: str | None = None
-    cursors: set[str] = set()
-    for _ in range(MOST_PAGES):
-        got = await page(cursor)
-        found += entries(got)
-        cursor = got.next_cursor
-        if cursor is None or cursor in cursors:
-            return found
-        if len(found) > MOST_ENTRIES:
-            break
-        cursors.add(cursor)
-    raise MCPError(m.INTERNAL_ERROR, f"its list has more than {MOST_PAGES} pages or {MOST_ENTRIES} entries")
 
 
 async def resources(link: Link, timeout_s: float) -> tuple[Resource, ...]:
@@ -204,7 +174,7 @@ async def resources(link: Link, timeout_s: float) -> tuple[Resource, ...]:
 
     async def question(client: Client) -> list[m.Resource]:
         check_declared(client, link.name, "resources")
-        return await _every(lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources)
+        return await every(lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources)
 
     return tuple(
         Resource(
@@ -224,7 +194,7 @@ async def templates(link: Link, timeout_s: float) -> tuple[ResourceTemplate, ...
 
     async def question(client: Client) -> list[m.ResourceTemplate]:
         check_declared(client, link.name, "resources")
-        return await _every(
+        return await every(
             lambda cursor: client.list_resource_templates(cursor=cursor), lambda page: page.resource_templates
         )
 
@@ -256,7 +226,7 @@ async def prompts(link: Link, timeout_s: float) -> tuple[Prompt, ...]:
 
     async def question(client: Client) -> list[m.Prompt]:
         check_declared(client, link.name, "prompts")
-        return await _every(lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts)
+        return await every(lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts)
 
     return tuple(
         Prompt(

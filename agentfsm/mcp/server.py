@@ -15,6 +15,7 @@ from agentfsm.core.messages import Message, Part
 from agentfsm.engine.tools import Tool
 from agentfsm.mcp import library
 from agentfsm.mcp.ask import Desk
+from agentfsm.mcp.catalogue import Catalogue
 from agentfsm.mcp.connection.launch import Http, Launch, Sse, Stdio
 from agentfsm.mcp.connection.link import START_S, Link
 from agentfsm.mcp.errors import MCPServerError
@@ -91,6 +92,8 @@ class MCPServer:
     version: int = attrs.field(default=0, init=False)
     desk: Desk = attrs.field(factory=Desk, init=False, repr=False)
     # Takes what the server asks in mid-call.
+    catalogue: Catalogue = attrs.field(factory=Catalogue, init=False, repr=False)
+    # What the connection at hand lists, which calls are compared with.
     link: Link = attrs.field(init=False)
     gate: Gate = attrs.field(init=False)
     is_stale: bool = attrs.field(default=True, init=False)
@@ -222,7 +225,7 @@ class MCPServer:
             raise
 
     async def _list(self) -> None:
-        listing = await library.tools(await self._approved(), self.timeout_s, self._begin)
+        listing = await library.tools(await self._approved(), self.timeout_s, self.catalogue, self._begin)
         self.admitted = await admitted(self, listing)
         self.trouble = None
         self.version += 1

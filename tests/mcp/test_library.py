@@ -207,5 +207,5 @@ async def test_a_server_that_does_not_answer_in_time_is_told_of(tmp_path):
     """What the application asks has the time of a call."""
     server = rude("hangs-after-handshake", tmp_path / "record", timeout_s=0.2)
     with pytest.raises(MCPServerError, match=r"no answer within 0\.2 s"):
-        await library.tools(server.link, 0.2, lambda: None)
+        await library.tools(server.link, 0.2, server.catalogue, lambda: None)
     await server.aclose()

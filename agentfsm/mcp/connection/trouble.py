@@ -269,13 +269,14 @@ def _fault_of_transport(error: Exception) -> Fault:
     return Fault.LOST if isinstance(error, httpx2.HTTPError) else Fault.UNAUTHORIZED  # what an `auth` of a user raises
 
 
-def ended(error: Exception, server: str, asked: str) -> Ended:
+def ended(error: Exception, server: str, asked: str, *, is_sent: bool = True) -> Ended:
     """Return the end of a call that failed.
 
     Args:
         error: What `Link.ask` has raised.
         server: The server's name.
         asked: What was asked of it: the tool's name there.
+        is_sent: Whether it came to that; else it is the listing of the tools before it that failed.
 
     Raises:
         RefusedError: when nothing was done, and it may be tried again.
@@ -294,6 +295,10 @@ def ended(error: Exception, server: str, asked: str) -> Ended:
     fault, said = _known(error)
     row = FAULTS[fault]
     text = row.words.format(server=server, asked=asked, said=said)
+    if not is_sent:
+        return _unlisted(
+            error, row, f"the MCP server {server!r} was connected to anew and did not list its tools: {said}"
+        )
     match row.way:
         case Way.REFUSED:
             refused = BusyError if fault is Fault.BUSY else RefusedError
@@ -304,6 +309,12 @@ def ended(error: Exception, server: str, asked: str) -> Ended:
             raise ModelRetry(text) from error
         case Way.FAILED:
             return _failed(text, row.error_type)
+
+
+def _unlisted(error: Exception, row: Row, text: str) -> Ended:
+    if row.way in {Way.REFUSED, Way.PASSING}:
+        raise RefusedError(text, getattr(error, "retry_after_s", None)) from error
+    return _failed(f"{text}. Nothing was run: use another tool, or tell the user.", row.error_type)
 
 
 def said_of(error: Exception) -> str:
