@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import attrs
 
-from agentfsm.cli.clean import one_line
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.documents import message_json
 from agentfsm.cli.plain import NOTE_CHARS, declared
 from agentfsm.cli.servers import Asking, approving, load
+from agentfsm.core.clean import one_line
+from agentfsm.core.codec import message_json
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage, data_of
 

@@ -18,7 +18,7 @@ from mcp import MCPError
 from mcp.server import ServerRequestContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from agentfsm.cli.clean import clean, exact_json
+from agentfsm.core.clean import clean, exact_json
 from agentfsm.ports import Clock
 
 QUESTION: Final = "approval"
