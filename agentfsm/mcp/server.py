@@ -20,7 +20,7 @@ from agentfsm.mcp.connection.launch import Http, Launch, Sse, Stdio
 from agentfsm.mcp.connection.link import START_S, Link
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.library import Prompt, Resource, ResourceTemplate
-from agentfsm.mcp.trust.admission import Admitted, admitted
+from agentfsm.mcp.trust.admission import Admitted, admitted, tell
 from agentfsm.mcp.trust.config import entries_in
 from agentfsm.mcp.trust.consent import Consent, Gate, start_text
 from agentfsm.mcp.trust.names import check_server, server_name_of
@@ -215,6 +215,7 @@ class MCPServer:
         """
         try:
             await self._list()
+            tell(self.name, self.admitted)
         except MCPServerError as error:
             self.is_stale = self.required or self.version > 0
             if self.required and not self.version:
@@ -242,6 +243,8 @@ class MCPServer:
 
     async def approve(self) -> Admitted:
         """Have a person asked about all of the server that was not approved, keep what he says, and close it.
+
+        The log is told nothing: who calls this tells what came of it.
 
         Returns:
             What of it is used, what is refused, and what he has not approved.

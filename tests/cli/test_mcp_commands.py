@@ -139,8 +139,12 @@ def test_the_tools_and_what_is_declared_of_them(approved):
     reading = NOTE | {"name": "look", "annotations": {"readOnlyHint": True}}
     configure(approved, notes=entry(trusted=True))
     offer(approved, reading, hidden)
-    approved("mcp", "approve", "servers.json", "--yes")
+    standing, refused = approved("mcp", "approve", "servers.json", "--yes").splitlines()
+    assert standing == "notes: 1 tool can be used; approved"
+    assert refused.startswith("  refused hide: ")
+    assert "hide" not in approved.err
     lines = approved("mcp", "tools", "servers.json").splitlines()
+    assert "hide" not in approved.err
     assert lines[0] == f"server notes: {sys.executable} server.py"
     assert lines[1:3] == ["  notes__look: read_only, concurrency_safe", "      Note it."]
     assert lines[3].startswith("  refused hide: ")
