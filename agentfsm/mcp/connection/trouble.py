@@ -36,6 +36,9 @@ from agentfsm.mcp.errors import MCPServerError, NoAnswerError, RestingError
 SAID_CHARS: Final = 500
 # Of what a server, or a library, says of an error: the cause stands at its beginning.
 
+PLACES_SHOWN: Final = 5
+# Of an answer, that could not be read.
+
 
 class TooLongError(Exception):
     """A message is longer than any that is taken in."""
@@ -329,14 +332,21 @@ def _known(error: Exception) -> tuple[Fault, str]:
         case MCPError():  # of the question itself
             return CODES.get(error.code, Fault.OTHER), brief(error.message)
         case ValidationError():
-            first = error.errors(include_url=False, include_input=False)[0]
-            return Fault.MALFORMED, brief(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+            return Fault.MALFORMED, brief(_unread(error))
         case TimeoutError():
             return Fault.LATE, words(error)
         case RuntimeError():  # of the SDK: structured content that does not fit the schema that the server gave
             return Fault.MALFORMED, brief(str(error))
         case _:
             raise error
+
+
+def _unread(error: ValidationError) -> str:
+    """Say where an answer is of no form that the protocol has; why is said of each form that it might be, to no use."""
+    errors = error.errors(include_url=False, include_input=False)
+    places = [*dict.fromkeys(".".join(map(str, each["loc"][:2])) for each in errors)]
+    more = f" and {len(places) - PLACES_SHOWN} more" if len(places) > PLACES_SHOWN else ""
+    return f"the protocol has no such form as {', '.join(places[:PLACES_SHOWN])}{more}"
 
 
 def _failed(text: str, error_type: ErrorType, *, retryable: bool = False) -> Ended:
