@@ -18,7 +18,8 @@ from agentfsm.cli.servers import Asking, approving, load
 from agentfsm.core.clean import one_line
 from agentfsm.core.codec import message_json
 from agentfsm.core.errors import AgentError, MisuseError
-from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage, data_of
+from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
+from agentfsm.core.parts import facts_of
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -205,13 +206,9 @@ def read(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 def _text(parts: Iterable[Part]) -> str:
     """Return parts as text; what is none is named."""
-    return "\n".join(part.text if isinstance(part, TextPart) else _named(part) for part in parts)
-
-
-def _named(part: Any) -> str:
-    kind, data = data_of(part) or (part.url, "")
-    size = f", {len(data) * 3 // 4:,} bytes" if data else ""
-    return f"[{kind}{size}: --json writes it whole]"
+    return "\n".join(
+        part.text if isinstance(part, TextPart) else f"[{facts_of(part)}: --json writes it whole]" for part in parts
+    )
 
 
 def _of_one(args: argparse.Namespace, ask: Callable[[MCPServer], Awaitable[T]]) -> T:
