@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from agentfsm.cli.clean import exact_json
 from agentfsm.cli.inquiry import ask_inquiry
 from agentfsm.cli.plain import moment
 from agentfsm.cli.waits import WENT_UNSEEN, place_of, question_of
+from agentfsm.core.clean import exact_json
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Reject, Rerun, Settle

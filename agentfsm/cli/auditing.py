@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentfsm.cli.clean import one_line
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.place import known_store, store_place
 from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, listed, moment, seconds
 from agentfsm.cli.reach import in_store
+from agentfsm.core.clean import one_line
 from agentfsm.engine.audit import Audit, audit_of
 from agentfsm.ports import Filter
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.agent import Agent
-from agentfsm.cli.clean import one_line
 from agentfsm.cli.demo_brain import think
 from agentfsm.cli.demo_tools import list_folder, read_file, search_text, write_report
 from agentfsm.cli.place import HOME, make_folder
+from agentfsm.core.clean import one_line
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Approve, Decision

@@ -16,7 +16,6 @@ from agentfsm.core.machine import State
 if TYPE_CHECKING:
     from agentfsm.cli.place import Way
     from agentfsm.core.events import Event
-    from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.ports import Summary
 
@@ -71,7 +70,7 @@ def export_json(run: Run, way: Way, top: str, events: Sequence[Event]) -> dict[s
     return whole_json(run, way, top, events) | {
         "header": json.loads(codec.encode_header(run.header)),
         "events": journal_json(events),
-        "messages": [message_json(message) for message in run.messages],
+        "messages": [codec.message_json(message) for message in run.messages],
     }
 
 
@@ -81,11 +80,6 @@ def journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:
         {"version": version, "date": datetime.fromtimestamp(event.at, UTC).isoformat(), **codec.fields_of(event)}
         for version, event in enumerate(events, 1)
     ]
-
-
-def message_json(message: Message) -> dict[str, Any]:
-    """Return a message of the history, with its kind."""
-    return {"is": type(message).__name__, **attrs.asdict(message)}
 
 
 def summary_json(run: Summary) -> dict[str, Any]:

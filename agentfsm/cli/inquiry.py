@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentfsm.cli.clean import exact_json
+from agentfsm.core.clean import exact_json
 from agentfsm.core.errors import MisuseError
 from agentfsm.decisions import answered
 from agentfsm.engine.arguments import expected

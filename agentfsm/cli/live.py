@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
-from agentfsm.cli.clean import clean, one_line
 from agentfsm.cli.plain import NOTE_CHARS
 from agentfsm.cli.show import CallView, TurnView, turns_of
 from agentfsm.cli.watch import agent_line, offer_line
+from agentfsm.core.clean import clean, one_line
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.run import Phase, Run

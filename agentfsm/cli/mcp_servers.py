@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import attrs
 
-from agentfsm.cli.clean import one_line
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.documents import message_json
 from agentfsm.cli.plain import NOTE_CHARS, declared
 from agentfsm.cli.servers import Asking, approving, load
+from agentfsm.core.clean import one_line
+from agentfsm.core.codec import message_json
 from agentfsm.core.errors import AgentError, MisuseError
-from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage, data_of
+from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
+from agentfsm.core.parts import facts_of
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -48,9 +49,8 @@ def tools(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 
 async def _report(server: MCPServer) -> dict[str, Any]:
-    await server.update()
-    admitted = server.admitted
-    usable = [tool for tool in server.tools if tool.enabled is not False]
+    admitted = await server.approve()
+    usable = [tool for tool in admitted.tools if tool.enabled is not False]
     return {
         "tools": [
             {
@@ -74,11 +74,15 @@ def _tool_lines(reports: Iterable[dict[str, Any]]) -> Iterator[str]:
             said = one_line(tool["description"], NOTE_CHARS)
             yield f"  {tool['name']}: {', '.join(tool['declared']) or 'nothing declared'}"
             yield from [f"      {said}"] if said else []
-        for word in ("refused", "withheld"):
-            for name, why in report.get(word, {}).items():
-                yield f"  {word} {one_line(name, NAME_CHARS)}: {one_line(why, NOTE_CHARS)}"
-        for glob in report.get("unmatched", ()):
-            yield f"  {one_line(glob, NAME_CHARS)} in its access lists matches no tool"
+        yield from _unused_lines(report)
+
+
+def _unused_lines(report: dict[str, Any]) -> Iterator[str]:
+    for word in ("refused", "withheld"):
+        for name, why in report.get(word, {}).items():
+            yield f"  {word} {one_line(name, NAME_CHARS)}: {one_line(why, NOTE_CHARS)}"
+    for glob in report.get("unmatched", ()):
+        yield f"  {one_line(glob, NAME_CHARS)} in its access lists matches no tool"
 
 
 def prompts(args: argparse.Namespace, terminal: Terminal) -> Exit:
@@ -202,13 +206,9 @@ def read(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 def _text(parts: Iterable[Part]) -> str:
     """Return parts as text; what is none is named."""
-    return "\n".join(part.text if isinstance(part, TextPart) else _named(part) for part in parts)
-
-
-def _named(part: Any) -> str:
-    kind, data = data_of(part) or (part.url, "")
-    size = f", {len(data) * 3 // 4:,} bytes" if data else ""
-    return f"[{kind}{size}: --json writes it whole]"
+    return "\n".join(
+        part.text if isinstance(part, TextPart) else f"[{facts_of(part)}: --json writes it whole]" for part in parts
+    )
 
 
 def _of_one(args: argparse.Namespace, ask: Callable[[MCPServer], Awaitable[T]]) -> T:
@@ -254,7 +254,8 @@ def approve(args: argparse.Namespace, terminal: Terminal) -> Exit:
     if terminal.json:
         terminal.document({"servers": reports})
     for report in [] if terminal.json else reports:
-        terminal.out(f"{report['name']}: {_standing(report)}")
+        for line in (f"{report['name']}: {_standing(report)}", *_unused_lines(report)):
+            terminal.out(line)
     if asking.unasked:
         raise MisuseError("nobody sits here to be asked: run it at a terminal, or approve all that is shown with --yes")
     return Exit.DONE if all(report["approved"] for report in reports) else Exit.FAILED
@@ -279,7 +280,6 @@ def _standing(report: dict[str, Any]) -> str:
         return str(what.partition("\n")[0] if report["asked"] else what)  # the rest was shown with the question
     count = len(report["tools"])
     usable = f"{count} tool{'' if count == 1 else 's'} can be used"
-    refused = f", refused: {', '.join(report['refused'])}" if report["refused"] else ""
     if report["withheld"]:
-        return f"{usable}{refused}, withheld until there is a yes: {', '.join(report['withheld'])}"
-    return f"{usable}{refused}; {'approved' if report['asked'] else 'all of it was approved before'}"
+        return f"{usable}; what is withheld waits for a yes"
+    return f"{usable}; {'approved' if report['asked'] else 'all of it was approved before'}"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.cli.clean import clean, one_line
 from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, VALUE_CHARS, listed, moment, seconds
 from agentfsm.cli.waits import pending_line, wish
 from agentfsm.core import codec
 from agentfsm.core.audit import audit
+from agentfsm.core.clean import clean, one_line
 from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult

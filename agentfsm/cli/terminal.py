@@ -13,7 +13,7 @@ from typing import Any, TextIO, cast
 
 import attrs
 
-from agentfsm.cli.clean import clean
+from agentfsm.core.clean import clean
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

@@ -9,10 +9,11 @@ import anyio
 import attrs
 
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.documents import message_json, run_json
+from agentfsm.cli.documents import run_json
 from agentfsm.cli.drive import way_to
 from agentfsm.cli.place import known_store, store_place
 from agentfsm.cli.reach import found_by, in_store
+from agentfsm.core.codec import message_json
 from agentfsm.core.difference import difference
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine import journal

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from agentfsm.cli.clean import one_line
 from agentfsm.cli.inquiry import question_lines
 from agentfsm.cli.plain import NOTE_CHARS, listed, moment
+from agentfsm.core.clean import one_line
 from agentfsm.core.effects import PendingKind
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from agentfsm.cli.clean import one_line
 from agentfsm.cli.plain import NOTE_CHARS, VALUE_CHARS, seconds
 from agentfsm.cli.show import CallView, turns_of
 from agentfsm.cli.waits import wish
+from agentfsm.core.clean import one_line
 from agentfsm.core.machine import State
 from agentfsm.engine.stream import AgentEvent, AgentEventType, StateChanged, ToolEvent, ToolEventType
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm.cli.clean import one_line
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.drive import how_it_ended, terminable
 from agentfsm.cli.place import masked
 from agentfsm.cli.reach import named_by
 from agentfsm.cli.terminal import aside
+from agentfsm.core.clean import one_line
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.machine import State
 from agentfsm.worker import Worker

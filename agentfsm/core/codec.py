@@ -169,6 +169,11 @@ def fields_of(event: events.Event) -> dict[str, Any]:
     return fields
 
 
+def message_json(message: Message) -> dict[str, Any]:
+    """Return a message of the history with its kind, for programs."""
+    return {"is": type(message).__name__, **attrs.asdict(message)}
+
+
 def decode_event(text: str, header: Header) -> events.Event:
     """Return the event that the text holds, of the run with that header.
 

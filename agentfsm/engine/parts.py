@@ -7,7 +7,7 @@ or not of the kind that it is said to be. So such a part would end the run; it i
 from __future__ import annotations
 
 from binascii import a2b_base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -55,28 +55,40 @@ def told(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
         pieces: Texts and parts, in reading order; each begins a line.
 
     Returns:
-        The text, and at most 20 parts of 30,000,000 characters together, each of which a provider may be shown. The
-        text names them by their number, "[image 1: image/png, 12,345 bytes]", and says of all others why they are not
-        among them.
+        The text, and the parts that `usable` lets through. The text names them by their number,
+        "[image 1: image/png, 12,345 bytes]", and says of all others why they are not among them.
     """
     lines: list[str] = []
     parts: list[Media] = []
-    room_chars = PARTS_CHARS
+    for piece in usable(pieces):
+        if not isinstance(piece, str):
+            parts.append(piece)
+            piece = f"[{name_of(piece, len(parts))}: {facts_of(piece)}]"  # noqa: PLW2901  its line
+        lines.append(piece)
+    return "\n".join(lines), tuple(parts)
+
+
+def usable(pieces: Iterable[str | Part]) -> Iterator[str | Media]:
+    """Yield texts, and at most 20 parts of 30,000,000 characters together, each of which a provider may be shown.
+
+    Args:
+        pieces: Texts and parts, in reading order. In place of a part that is not to be used, a text says why.
+    """
+    count, room_chars = 0, PARTS_CHARS
     for piece in pieces:
         if isinstance(piece, str | TextPart):
-            lines.append(piece if isinstance(piece, str) else piece.text)
+            yield piece if isinstance(piece, str) else piece.text
             continue
         part = _sound(piece)
-        flaw = _flaw(part) if len(parts) < MOST_PARTS else f"a result holds {MOST_PARTS} parts at most"
+        flaw = _flaw(part) if count < MOST_PARTS else f"a result holds {MOST_PARTS} parts at most"
         if flaw is None and len(part.url) > room_chars:
             flaw = "the parts of one result are too large together"
         if flaw is not None:
-            lines.append(left_out(kind_of(part), facts_of(part), flaw))
+            yield left_out(kind_of(part), facts_of(part), flaw)
             continue
-        parts.append(part)
+        count += 1
         room_chars -= len(part.url)
-        lines.append(f"[{name_of(part, len(parts))}: {facts_of(part)}]")
-    return "\n".join(lines), tuple(parts)
+        yield part
 
 
 def left_out(kind: str, facts: str, why: str) -> str:

@@ -11,7 +11,7 @@ given up, and made again from its beginning when the answer is there. What it as
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -19,6 +19,7 @@ import attrs
 import mcp.types as m
 from mcp import Client, MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 
 from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
@@ -140,6 +141,7 @@ async def call(
     name: str,
     arguments: dict[str, Any],
     report: ProgressFnT,
+    relist: Callable[[], Awaitable[None]],
 ) -> Outcome:
     """Call a tool of a server, with what people have answered; return what came of it, or what has to be asked.
 
@@ -150,6 +152,7 @@ async def call(
         name: The tool, as the server calls it.
         arguments: What it is given.
         report: Takes its progress.
+        relist: Lists the tools anew, and raises where the call is not to be made any more.
 
     Raises:
         MCPError: what the server, or the SDK, says of the request.
@@ -157,7 +160,7 @@ async def call(
     told = Told.of(ctx)
     if any(told.answers.get(key) is None for key, mark in told.asked if mark == _REQUIRED):
         return refused("the person declined to open the address that the server requires: this cannot be done")
-    attempt = _Attempt(client, name, arguments, report)
+    attempt = _Attempt(client, name, arguments, report, relist)
     try:
         if client.protocol_version in MODERN_PROTOCOL_VERSIONS:
             return await attempt.modern(told)
@@ -196,9 +199,26 @@ class _Attempt:
     name: str
     arguments: dict[str, Any]
     report: ProgressFnT
+    relist: Callable[[], Awaitable[None]]
 
     async def once(self, told: Mapping[str, m.ElicitResult] | None = None, state: str | None = None) -> Any:
-        """Make the request."""
+        """Make the request; once more, when the server finds that its headers do not fit the tool's schema.
+
+        They are made of the newest listing, so that one is fetched before. The SDK does so only where it also answers
+        what a server asks.
+        """
+        try:
+            return await self._send(told, state)
+        except MCPError as mismatch:
+            if mismatch.code != m.HEADER_MISMATCH or self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+                raise
+            try:
+                await self.relist()
+            except (MCPError, ValidationError) as error:
+                raise mismatch from error
+            return await self._send(told, state)
+
+    async def _send(self, told: Mapping[str, m.ElicitResult] | None, state: str | None) -> Any:
         return await self.client.session.call_tool(
             self.name,
             self.arguments,

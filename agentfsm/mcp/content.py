@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import re
 from binascii import a2b_base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import mcp.types as m
-from pydantic import ValidationError
 
-from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart, clean
 from agentfsm.core.parts import size_of
-from agentfsm.engine.parts import left_out
+from agentfsm.engine.parts import left_out, usable
 from agentfsm.engine.render import rendered, with_parts
 
 WORD_CHARS: Final = 300
 # Of a name, an address or a description that a server gives.
-PLACES_SHOWN: Final = 5
-# Of what could not be read.
 NOTHING: Final = "(done, no output)"
 REASONLESS: Final = "(failed, and the server did not say why)"
 
@@ -42,15 +39,18 @@ def content_of(result: m.CallToolResult) -> tuple[str, tuple[Media, ...]]:
     return text if text.strip() else REASONLESS if result.is_error else NOTHING, parts
 
 
-def unreadable(error: ValidationError) -> str:
-    """Return the content of a result that the SDK could not read: what in it is of no form that the protocol has."""
-    places = dict.fromkeys([".".join(map(str, each["loc"][:2])) for each in error.errors(include_url=False)])
-    shown = _line(", ".join([*places][:PLACES_SHOWN]))
-    more = f" and {len(places) - PLACES_SHOWN} more" if len(places) > PLACES_SHOWN else ""
-    return (
-        f"the server's result cannot be read: the protocol has no such form as {shown}{more}. "
-        "The call's effect may have happened: check before you call it again."
-    )
+def parts_of_block(block: m.ContentBlock) -> tuple[Part, ...]:
+    """Return what a block of a prompt holds, as parts of a message; texts stand for what cannot be shown."""
+    return _parts(_pieces(block))
+
+
+def parts_of_resource(contents: Iterable[m.TextResourceContents | m.BlobResourceContents]) -> tuple[Part, ...]:
+    """Return what was read from a resource, as parts of a message; texts stand for what cannot be shown."""
+    return _parts(map(_held, contents))
+
+
+def _parts(pieces: Iterable[str | Part]) -> tuple[Part, ...]:
+    return tuple(TextPart(text=clean(each)) if isinstance(each, str) else each for each in usable(pieces))
 
 
 def _pieces(block: m.ContentBlock) -> Iterator[str | Part]:
@@ -119,10 +119,13 @@ def _facts(data: str, kind: str) -> str:
 
 def _embedded(resource: m.TextResourceContents | m.BlobResourceContents) -> Iterator[str | Part]:
     yield f"[resource {_line(resource.uri)}{f', {_line(resource.mime_type)}' if resource.mime_type else ''}]"
+    yield _held(resource)
+
+
+def _held(resource: m.TextResourceContents | m.BlobResourceContents) -> str | Part:
     if isinstance(resource, m.TextResourceContents):
-        yield resource.text
-    else:
-        yield _part(resource.blob, _media_type(resource.mime_type), _line(resource.uri.rpartition("/")[2]))
+        return resource.text
+    return _part(resource.blob, _media_type(resource.mime_type), _line(resource.uri.rpartition("/")[2]))
 
 
 def _link(link: m.ResourceLink) -> str:

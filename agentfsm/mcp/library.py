@@ -6,12 +6,8 @@ and at prompts never. Only what a server has declared is asked for.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 import attrs
@@ -20,21 +16,14 @@ from mcp import Client, MCPError
 from pydantic import ValidationError
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import (
-    AssistantMessage,
-    AudioPart,
-    FilePart,
-    ImagePart,
-    Message,
-    Part,
-    TextPart,
-    UserMessage,
-    clean,
-)
+from agentfsm.core.messages import AssistantMessage, Message, Part, TextPart, UserMessage
+from agentfsm.core.parts import in_words
 from agentfsm.engine.context import Ended
 from agentfsm.engine.tools import Tool, make_tool
+from agentfsm.mcp.catalogue import Catalogue, every
 from agentfsm.mcp.connection import trouble
 from agentfsm.mcp.connection.link import Link
+from agentfsm.mcp.content import parts_of_block, parts_of_resource
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError
 from agentfsm.mcp.trust.names import tool_name
 
@@ -43,12 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_PAGES: Final = 200
-# Of a list: a server that goes on for ever is not followed.
-MOST_ENTRIES: Final = 10_000
-# Of a list.
-_MEDIA_TYPE: Final = re.compile(r"[a-zA-Z0-9!#$&^_.+-]{1,80}/[a-zA-Z0-9!#$&^_.+-]{1,80}")
-# Source: RFC 6838, 4.2.
 Capability = Literal["tools", "resources", "prompts", "completions"]
 
 
@@ -105,15 +88,6 @@ class Listing:
     has_resources: bool = False
 
 
-class _Page(Protocol):
-    """A page of a list."""
-
-    next_cursor: str | None
-
-
-P = TypeVar("P", bound=_Page)
-
-
 async def asked(
     link: Link, what: str, timeout_s: float, question: Callable[[Client], Awaitable[T]], *, proves: bool = True
 ) -> T:
@@ -159,12 +133,13 @@ def check_declared(client: Client, server: str, capability: Capability) -> None:
         )
 
 
-async def tools(link: Link, timeout_s: float, begun: Callable[[], object]) -> Listing:
+async def tools(link: Link, timeout_s: float, catalogue: Catalogue, begun: Callable[[], object]) -> Listing:
     """List the tools of a server; none where it has declared none.
 
     Args:
         link: The connection.
         timeout_s: Seconds for all pages.
+        catalogue: Keeps what the connection lists.
         begun: Called, in another thread, when there is a connection: what changes from then on, the server tells.
 
     Raises:
@@ -173,30 +148,11 @@ async def tools(link: Link, timeout_s: float, begun: Callable[[], object]) -> Li
 
     async def question(client: Client) -> Listing:
         begun()
-        declared = client.server_capabilities
-        found: list[m.Tool] = []
-        if declared.tools is not None:
-            found = await _every(lambda cursor: client.list_tools(cursor=cursor), lambda page: page.tools)
-        return Listing(tools=found, instructions=client.instructions, has_resources=declared.resources is not None)
+        found = await catalogue.ask(client)
+        has_resources = client.server_capabilities.resources is not None
+        return Listing(tools=found, instructions=client.instructions, has_resources=has_resources)
 
     return await asked(link, "its tools", timeout_s, question, proves=False)
-
-
-async def _every(page: Callable[[str | None], Awaitable[P]], entries: Callable[[P], Sequence[T]]) -> list[T]:
-    """Return the entries of all pages. A cursor that came before ends the list: what it leads to is known."""
-    found: list[T] = []
-    cursor: str | None = None
-    cursors: set[str] = set()
-    for _ in range(MOST_PAGES):
-        got = await page(cursor)
-        found += entries(got)
-        cursor = got.next_cursor
-        if cursor is None or cursor in cursors:
-            return found
-        if len(found) > MOST_ENTRIES:
-            break
-        cursors.add(cursor)
-    raise MCPError(m.INTERNAL_ERROR, f"its list has more than {MOST_PAGES} pages or {MOST_ENTRIES} entries")
 
 
 async def resources(link: Link, timeout_s: float) -> tuple[Resource, ...]:
@@ -204,7 +160,7 @@ async def resources(link: Link, timeout_s: float) -> tuple[Resource, ...]:
 
     async def question(client: Client) -> list[m.Resource]:
         check_declared(client, link.name, "resources")
-        return await _every(lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources)
+        return await every(lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources)
 
     return tuple(
         Resource(
@@ -224,7 +180,7 @@ async def templates(link: Link, timeout_s: float) -> tuple[ResourceTemplate, ...
 
     async def question(client: Client) -> list[m.ResourceTemplate]:
         check_declared(client, link.name, "resources")
-        return await _every(
+        return await every(
             lambda cursor: client.list_resource_templates(cursor=cursor), lambda page: page.resource_templates
         )
 
@@ -248,7 +204,7 @@ async def read(link: Link, timeout_s: float, uri: str) -> tuple[Part, ...]:
         return await client.read_resource(uri)
 
     result = await asked(link, f"the resource {uri[:200]!r}", timeout_s, question)
-    return tuple(_part_of_resource(each) for each in result.contents)
+    return parts_of_resource(result.contents)
 
 
 async def prompts(link: Link, timeout_s: float) -> tuple[Prompt, ...]:
@@ -256,7 +212,7 @@ async def prompts(link: Link, timeout_s: float) -> tuple[Prompt, ...]:
 
     async def question(client: Client) -> list[m.Prompt]:
         check_declared(client, link.name, "prompts")
-        return await _every(lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts)
+        return await every(lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts)
 
     return tuple(
         Prompt(
@@ -308,44 +264,13 @@ async def complete(
 
 
 def _message_of(message: m.PromptMessage) -> Message | None:
-    part = _part_of(message.content)
-    if message.role == "user":
-        blank = isinstance(part, TextPart) and not part.text.strip()
-        return None if blank else UserMessage(parts=(part,))  # no provider takes a blank one
-    text = part.text if isinstance(part, TextPart) else f"[{message.content.type}]"
-    return AssistantMessage(text=text) if text.strip() else None
-
-
-def _part_of(block: m.ContentBlock) -> Part:
-    match block:
-        case m.TextContent():
-            return TextPart(text=clean(block.text))
-        case m.ImageContent() | m.AudioContent():
-            return _part_of_data(block.data, block.mime_type, "")
-        case m.EmbeddedResource():
-            return _part_of_resource(block.resource)
-        case m.ResourceLink():
-            return TextPart(text=clean(f"{block.title or block.name}: {block.uri}"))
-
-
-def _part_of_resource(contents: m.TextResourceContents | m.BlobResourceContents) -> Part:
-    if isinstance(contents, m.TextResourceContents):
-        return TextPart(text=clean(contents.text))
-    return _part_of_data(contents.blob, contents.mime_type or "application/octet-stream", contents.uri)
-
-
-def _part_of_data(data: str, media_type: str, uri: str) -> Part:
-    media_type = media_type if _MEDIA_TYPE.fullmatch(media_type) else "application/octet-stream"
-    try:
-        raw = base64.b64decode(data, validate=True)
-    except (ValueError, binascii.Error):
-        return TextPart(text=f"[{media_type} that is not base64, {len(data)} characters]")
-    kind = media_type.partition("/")[0]
-    if kind == "image":
-        return ImagePart.of(raw, media_type)
-    if kind == "audio":
-        return AudioPart.of(raw, media_type)
-    return FilePart.of(raw, media_type, uri.rstrip("/").rpartition("/")[2])
+    """Return a message of a prompt; None where it says nothing, which no provider takes."""
+    parts = parts_of_block(message.content)
+    if all(isinstance(part, TextPart) and not part.text.strip() for part in parts):
+        return None
+    return (
+        UserMessage(parts=parts) if message.role == "user" else AssistantMessage(text="\n".join(map(in_words, parts)))
+    )
 
 
 def resource_tools(server: MCPServer) -> tuple[Tool[..., Any], ...]:
@@ -358,12 +283,11 @@ def resource_tools(server: MCPServer) -> tuple[Tool[..., Any], ...]:
             return trouble.ended(error, server.name, "list_resources")
         return [attrs.asdict(each, filter=lambda _, value: bool(value)) for each in found]
 
-    async def read_resource(uri: str) -> str | Ended:
+    async def read_resource(uri: str) -> list[Part] | Ended:
         try:
-            parts = await read(server.link, server.timeout_s, uri)
+            return list(await read(server.link, server.timeout_s, uri))
         except MCPServerError as error:
             return trouble.ended(error, server.name, "read_resource")
-        return "\n".join(each.text if isinstance(each, TextPart) else _named(each) for each in parts)
 
     about: dict[Callable[..., Any], str] = {
         list_resources: f"List the resources of the server {server.name}: what can be read there, by URI.",
@@ -379,8 +303,3 @@ def resource_tools(server: MCPServer) -> tuple[Tool[..., Any], ...]:
         )
         for function, description in about.items()
     )
-
-
-def _named(part: Part) -> str:
-    """Return what stands for a part that is no text."""
-    return json.dumps({"type": type(part).__name__, "url": getattr(part, "url", "")[:60]})

@@ -15,11 +15,12 @@ from agentfsm.core.messages import Message, Part
 from agentfsm.engine.tools import Tool
 from agentfsm.mcp import library
 from agentfsm.mcp.ask import Desk
+from agentfsm.mcp.catalogue import Catalogue
 from agentfsm.mcp.connection.launch import Http, Launch, Sse, Stdio
 from agentfsm.mcp.connection.link import START_S, Link
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.library import Prompt, Resource, ResourceTemplate
-from agentfsm.mcp.trust.admission import Admitted, admitted
+from agentfsm.mcp.trust.admission import Admitted, admitted, tell
 from agentfsm.mcp.trust.config import entries_in
 from agentfsm.mcp.trust.consent import Consent, Gate, start_text
 from agentfsm.mcp.trust.names import check_server, server_name_of
@@ -91,6 +92,8 @@ class MCPServer:
     version: int = attrs.field(default=0, init=False)
     desk: Desk = attrs.field(factory=Desk, init=False, repr=False)
     # Takes what the server asks in mid-call.
+    catalogue: Catalogue = attrs.field(factory=Catalogue, init=False, repr=False)
+    # What the connection at hand lists, which calls are compared with.
     link: Link = attrs.field(init=False)
     gate: Gate = attrs.field(init=False)
     is_stale: bool = attrs.field(default=True, init=False)
@@ -212,6 +215,7 @@ class MCPServer:
         """
         try:
             await self._list()
+            tell(self.name, self.admitted)
         except MCPServerError as error:
             self.is_stale = self.required or self.version > 0
             if self.required and not self.version:
@@ -222,7 +226,7 @@ class MCPServer:
             raise
 
     async def _list(self) -> None:
-        listing = await library.tools(await self._approved(), self.timeout_s, self._begin)
+        listing = await library.tools(await self._approved(), self.timeout_s, self.catalogue, self._begin)
         self.admitted = await admitted(self, listing)
         self.trouble = None
         self.version += 1
@@ -239,6 +243,8 @@ class MCPServer:
 
     async def approve(self) -> Admitted:
         """Have a person asked about all of the server that was not approved, keep what he says, and close it.
+
+        The log is told nothing: who calls this tells what came of it.
 
         Returns:
             What of it is used, what is refused, and what he has not approved.

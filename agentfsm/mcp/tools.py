@@ -12,6 +12,7 @@ from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.context import Ended, InputRequired, RunContext
 from agentfsm.engine.tools import Tool, make_tool
 from agentfsm.mcp.ask import call as call_asking
+from agentfsm.mcp.catalogue import NotAsAdmittedError
 from agentfsm.mcp.connection import trouble
 from agentfsm.mcp.content import content_of
 from agentfsm.mcp.outputs import OutputCheck
@@ -53,27 +54,54 @@ async def _withheld(**_arguments: Any) -> None:
 
 def _function(server: MCPServer, listed: m.Tool, check: OutputCheck | None) -> Callable[..., Any]:
     async def call(ctx: RunContext[Any], /, **arguments: Any) -> Ended:
+        is_sent = False
+
         async def ask(client: Client) -> m.CallToolResult | InputRequired:
+            nonlocal is_sent
+
             async def report(progress: float, total: float | None, message: str | None) -> None:
                 ctx.progress(message or f"{progress:g}{f' of {total:g}' if total else ''}")
 
-            return await call_asking(client, server.desk, ctx, name=listed.name, arguments=arguments, report=report)
+            async def relist() -> None:
+                await server.catalogue.check(client, listed, anew=True)
+
+            await server.catalogue.check(client, listed)
+            is_sent = True
+            return await call_asking(
+                client, server.desk, ctx, name=listed.name, arguments=arguments, report=report, relist=relist
+            )
 
         try:
             result = await server.link.ask(ask, patience_s=server.timeout_s)
+        except NotAsAdmittedError as error:
+            server.is_stale = True
+            return _changed(server, listed, error)
         except Exception as error:  # noqa: BLE001  what is no trouble of a request is raised again
-            return trouble.ended(error, server.name, listed.name)
+            return trouble.ended(error, server.name, listed.name, is_sent=is_sent)
         if isinstance(result, InputRequired):
             raise result
-        if check is not None and (flaw := check.flaw(result)) is not None:
-            return Ended(outcome=Outcome.FAILED, content=flaw, error_type=ErrorType.TOOL)
-        failed = bool(result.is_error)
-        content, parts = content_of(result)
-        return Ended(
-            outcome=Outcome.FAILED if failed else Outcome.DONE,
-            content=content,
-            error_type=ErrorType.TOOL if failed else None,
-            parts=parts,
-        )
+        return _end_of(result, check)
 
     return call
+
+
+def _changed(server: MCPServer, listed: m.Tool, error: NotAsAdmittedError) -> Ended:
+    text = (
+        f"{listed.name!r} was not called: the MCP server {server.name!r} has changed its tools since, and {error}. "
+        "Nothing was run. Its tools are looked at again before your next turn: use what there is then, or tell the "
+        "user that a person may have to approve the change."
+    )
+    return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.UNAVAILABLE)
+
+
+def _end_of(result: m.CallToolResult, check: OutputCheck | None) -> Ended:
+    if check is not None and (flaw := check.flaw(result)) is not None:
+        return Ended(outcome=Outcome.FAILED, content=flaw, error_type=ErrorType.TOOL)
+    failed = bool(result.is_error)
+    content, parts = content_of(result)
+    return Ended(
+        outcome=Outcome.FAILED if failed else Outcome.DONE,
+        content=content,
+        error_type=ErrorType.TOOL if failed else None,
+        parts=parts,
+    )

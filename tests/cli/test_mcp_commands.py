@@ -139,8 +139,12 @@ def test_the_tools_and_what_is_declared_of_them(approved):
     reading = NOTE | {"name": "look", "annotations": {"readOnlyHint": True}}
     configure(approved, notes=entry(trusted=True))
     offer(approved, reading, hidden)
-    approved("mcp", "approve", "servers.json", "--yes")
+    standing, refused = approved("mcp", "approve", "servers.json", "--yes").splitlines()
+    assert standing == "notes: 1 tool can be used; approved"
+    assert refused.startswith("  refused hide: ")
+    assert "hide" not in approved.err
     lines = approved("mcp", "tools", "servers.json").splitlines()
+    assert "hide" not in approved.err
     assert lines[0] == f"server notes: {sys.executable} server.py"
     assert lines[1:3] == ["  notes__look: read_only, concurrency_safe", "      Note it."]
     assert lines[3].startswith("  refused hide: ")
@@ -210,14 +214,14 @@ def test_prompts_and_resources(approved):
     assert lines[1:] == ["  notes://today (text/plain): Notes of today.", "  notes://{day}: a day"]
     assert approved("mcp", "read", "servers.json", "notes", "notes://today").splitlines() == [
         "It rains.",
-        "[image/png, 3 bytes: --json writes it whole]",
+        "[image/png, 8 bytes: --json writes it whole]",
     ]
     [server] = approved.json("mcp", "prompts", "servers.json")["servers"]
     assert server["prompts"][0]["name"] == "greet"
     [message] = approved.json("mcp", "prompt", "servers.json", "notes", "greet", "whom=Ann")["messages"]
     assert message["is"] == "UserMessage"
     text, image = approved.json("mcp", "read", "servers.json", "notes", "notes://today")["contents"]
-    assert (text["text"], image["url"]) == ("It rains.", "data:image/png;base64,aGk=")
+    assert (text["text"], image["url"]) == ("It rains.", "data:image/png;base64,iVBORw0KGgo=")
     approved("mcp", "prompt", "servers.json", "notes", "greet", "whom", code=2)
     assert "KEY=VALUE" in approved.err
 

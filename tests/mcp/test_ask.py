@@ -28,6 +28,12 @@ from mcp.shared.exceptions import UrlElicitationRequiredError
 
 LOG = Path(sys.argv[1])
 
+@pytest.fixture
+def anyio_backend():
+    """One event loop is enough here: connections live in one of their own, and `test_link.py` calls from both."""
+    return "asyncio"
+
+
 def note(text):
     with LOG.open("a") as file:
         file.write(text + "\\n")

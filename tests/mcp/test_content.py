@@ -11,9 +11,9 @@ import mcp.types as m
 import pytest
 from checks import results_of
 
-from agentfsm import Agent, AudioPart, FilePart, ImagePart, Outcome
+from agentfsm import Agent, AudioPart, FilePart, ImagePart, Outcome, TextPart
 from agentfsm.mcp import MCPServer
-from agentfsm.mcp.content import content_of
+from agentfsm.mcp.content import content_of, parts_of_block, parts_of_resource
 from agentfsm.testing import ScriptedModel, call, say
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 37
@@ -107,6 +107,30 @@ def test_a_link_is_a_line():
     told = "[link to a resource: file:///a.md, a.md, A, All of A., text/markdown, 12,345 bytes]"
     assert content(link) == (told, ())
     assert content(m.ResourceLink(uri="x:y", name="y", size=-1, description=" "))[0] == "[link to a resource: x:y, y]"
+
+
+# Outside of results
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "part"),
+    [
+        (PDF, "application/pdf", FilePart.of(PDF, name="b.bin")),
+        (PNG, "image/jpeg", ImagePart.of(PNG)),
+        (b"a,b", "text/csv", TextPart(text="a,b")),
+        (b"hi", "image/png", TextPart(text="[image left out, image/png, 2 bytes: its data is not image/png]")),
+    ],
+)
+def test_what_is_read_becomes_a_part(data, kind, part):
+    """What a result would not hold, a message does not hold either."""
+    resource = blob(data, kind).resource
+    assert parts_of_resource([resource]) == (part,)
+    assert parts_of_block(m.EmbeddedResource(resource=resource))[1:] == (part,)
+
+
+def test_half_a_pair_in_a_resource_is_mended():
+    """No store takes it."""
+    assert parts_of_resource([m.TextResourceContents(uri="x:y", text="a\ud800b")]) == (TextPart(text="a?b"),)
 
 
 # Structured content
@@ -249,8 +273,9 @@ async def test_what_the_sdk_cannot_read_is_a_failure_in_words(tmp_path):
         run = await agent.run("go")
     [result] = results_of(model.requests[1].messages)
     assert result.content == (
-        "the server's result cannot be read: the protocol has no such form as content.1, content.2. "
-        "The call's effect may have happened: check before you call it again."
+        "The answer of the MCP server 'demo' cannot be read, since it does not fit the protocol: the protocol has no "
+        "such form as content.1, content.2. The effect of 'look' may have happened. Trying again will not help: use "
+        "another tool, or tell the user."
     )
     assert (result.outcome, run.output) == (Outcome.FAILED, "done")
 

@@ -34,7 +34,7 @@ def no_leak(record):
         ("huge", ErrorType.TOOL, "too long to be taken in: a message of it has more than 1 MiB"),
         ("endless", ErrorType.TOOL, "Ask for less"),
         ("wrong-type", ErrorType.TOOL, "does not fit the protocol: the answer is no message of the protocol"),
-        ("no-content", ErrorType.TOOL, "does not fit the protocol: content"),
+        ("no-content", ErrorType.TOOL, "no such form as content"),
         ("toolless", ErrorType.UNKNOWN_TOOL, "there is no tool 'rude__act'"),
     ],
 )

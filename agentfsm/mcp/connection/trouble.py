@@ -36,6 +36,9 @@ from agentfsm.mcp.errors import MCPServerError, NoAnswerError, RestingError
 SAID_CHARS: Final = 500
 # Of what a server, or a library, says of an error: the cause stands at its beginning.
 
+PLACES_SHOWN: Final = 5
+# Of an answer, that could not be read.
+
 
 class TooLongError(Exception):
     """A message is longer than any that is taken in."""
@@ -269,13 +272,14 @@ def _fault_of_transport(error: Exception) -> Fault:
     return Fault.LOST if isinstance(error, httpx2.HTTPError) else Fault.UNAUTHORIZED  # what an `auth` of a user raises
 
 
-def ended(error: Exception, server: str, asked: str) -> Ended:
+def ended(error: Exception, server: str, asked: str, *, is_sent: bool = True) -> Ended:
     """Return the end of a call that failed.
 
     Args:
         error: What `Link.ask` has raised.
         server: The server's name.
         asked: What was asked of it: the tool's name there.
+        is_sent: Whether it came to that; else it is the listing of the tools before it that failed.
 
     Raises:
         RefusedError: when nothing was done, and it may be tried again.
@@ -294,6 +298,10 @@ def ended(error: Exception, server: str, asked: str) -> Ended:
     fault, said = _known(error)
     row = FAULTS[fault]
     text = row.words.format(server=server, asked=asked, said=said)
+    if not is_sent:
+        return _unlisted(
+            error, row, f"the MCP server {server!r} was connected to anew and did not list its tools: {said}"
+        )
     match row.way:
         case Way.REFUSED:
             refused = BusyError if fault is Fault.BUSY else RefusedError
@@ -304,6 +312,12 @@ def ended(error: Exception, server: str, asked: str) -> Ended:
             raise ModelRetry(text) from error
         case Way.FAILED:
             return _failed(text, row.error_type)
+
+
+def _unlisted(error: Exception, row: Row, text: str) -> Ended:
+    if row.way in {Way.REFUSED, Way.PASSING}:
+        raise RefusedError(text, getattr(error, "retry_after_s", None)) from error
+    return _failed(f"{text}. Nothing was run: use another tool, or tell the user.", row.error_type)
 
 
 def said_of(error: Exception) -> str:
@@ -318,14 +332,21 @@ def _known(error: Exception) -> tuple[Fault, str]:
         case MCPError():  # of the question itself
             return CODES.get(error.code, Fault.OTHER), brief(error.message)
         case ValidationError():
-            first = error.errors(include_url=False, include_input=False)[0]
-            return Fault.MALFORMED, brief(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+            return Fault.MALFORMED, brief(_unread(error))
         case TimeoutError():
             return Fault.LATE, words(error)
         case RuntimeError():  # of the SDK: structured content that does not fit the schema that the server gave
             return Fault.MALFORMED, brief(str(error))
         case _:
             raise error
+
+
+def _unread(error: ValidationError) -> str:
+    """Say where an answer is of no form that the protocol has; why is said of each form that it might be, to no use."""
+    errors = error.errors(include_url=False, include_input=False)
+    places = [*dict.fromkeys(".".join(map(str, each["loc"][:2])) for each in errors)]
+    more = f" and {len(places) - PLACES_SHOWN} more" if len(places) > PLACES_SHOWN else ""
+    return f"the protocol has no such form as {', '.join(places[:PLACES_SHOWN])}{more}"
 
 
 def _failed(text: str, error_type: ErrorType, *, retryable: bool = False) -> Ended:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 import mcp.types as m
 
-from agentfsm.cli.clean import clean, exact_json
+from agentfsm.core.clean import clean, exact_json
 from agentfsm.mcp.serving.asking import Asking, Context, UnansweredError, Underway
 
 QUESTION: Final = "approval"

@@ -19,7 +19,7 @@ import mcp.types as m
 from mcp import MCPError
 from pydantic import Field
 
-from agentfsm.cli.documents import message_json
+from agentfsm.core.codec import message_json
 from agentfsm.core.errors import AgentError, ArgumentsError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome

@@ -65,15 +65,13 @@ async def admitted(server: MCPServer, listing: Listing) -> Admitted:
     if server.resources_as_tools and listing.has_resources:
         taken = {tool.name for tool in tools}
         tools += [tool for tool in resource_tools(server) if tool.name not in taken]
-    found = Admitted(
+    return Admitted(
         tools=tuple(tools),
         instructions=None if _INSTRUCTIONS in reasons else said,
         refused=refused,
         withheld=withheld,
         idle=server.terms.idle(names),
     )
-    _tell(server.name, found)
-    return found
 
 
 def _sorted(server: MCPServer, listed: Sequence[m.Tool]) -> tuple[list[tuple[m.Tool, Tool[..., Any]]], dict[str, str]]:
@@ -109,7 +107,8 @@ def _flaw_of(instructions: str) -> str | None:
     return f"they have {size:,} characters, where {_LONGEST:,} are read" if size > _LONGEST else None
 
 
-def _tell(server: str, found: Admitted) -> None:
+def tell(server: str, found: Admitted) -> None:
+    """Write to the log what of a server is not used, and why."""
     for name, why in found.refused.items():
         _log.warning("the tool %r of the MCP server %r is left out: %s", name, server, why)
     for name, why in found.withheld.items():

@@ -6,7 +6,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.cli.clean import clean, exact_json, one_line
+from agentfsm.core.clean import clean, exact_json, one_line
 
 HIDING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 # Unicode's categories of controls, format characters (bidirectional, zero-width, tags), surrogates and line separators.
