@@ -28,12 +28,6 @@ from mcp.shared.exceptions import UrlElicitationRequiredError
 
 LOG = Path(sys.argv[1])
 
-@pytest.fixture
-def anyio_backend():
-    """One event loop is enough here: connections live in one of their own, and `test_link.py` calls from both."""
-    return "asyncio"
-
-
 def note(text):
     with LOG.open("a") as file:
         file.write(text + "\\n")
@@ -163,6 +157,12 @@ async def asker(ctx: Context) -> str:
 server.run()
 """
 )
+
+
+@pytest.fixture
+def anyio_backend():
+    """One event loop is enough here: connections live in one of their own, and `test_link.py` calls from both."""
+    return "asyncio"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import mcp.types as m
 
-from agentfsm.cli.clean import clean
+from agentfsm.core.clean import clean
 from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine.questions import fitting
