@@ -49,7 +49,7 @@ from agentfsm import (
     ask_user,
     tool,
 )
-from agentfsm.cli.clean import clean, one_line
+from agentfsm.core.clean import clean, one_line
 from agentfsm.core.effects import RunTools
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.run import arguments_of
