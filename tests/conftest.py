@@ -1,8 +1,40 @@
+"""What all tests share: the servers that they need, and the event loops that they run on.
+
+The core and the engine are tested on asyncio and on trio. Around them stand adapters, which reach an event loop by way
+of anyio and of the engine's own threads: each of their tests runs on one of the two, chosen by its name, and on both
+where BOTH_LOOPS is set, as `make soak` does.
+"""
+
+import os
+import re
+from zlib import crc32
+
 import pytest
 
 pytest_plugins = ["servers"]
 
+LOOPS = ("asyncio", "trio")
+ON_ONE = ("tests/mcp/", "tests/models/", "tests/recordings/", "tests/stores/")
 
-@pytest.fixture(params=["asyncio", "trio"])
+
+@pytest.fixture(params=LOOPS)
 def anyio_backend(request):
     return request.param
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out one of the two where one is enough."""
+    if os.environ.get("BOTH_LOOPS"):
+        return
+    left_out = [item for item in items if item.nodeid.startswith(ON_ONE) and is_other(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+
+
+def is_other(item):
+    """Whether a test is to run on the other event loop than this."""
+    loop = item.callspec.params.get("anyio_backend") if hasattr(item, "callspec") else None
+    if loop not in LOOPS:
+        return False
+    name = re.sub(rf"(?<=[\[-]){loop}(?=[\]-])", "", item.nodeid, count=1)
+    return LOOPS[crc32(name.encode()) % 2] != loop

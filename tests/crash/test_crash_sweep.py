@@ -147,9 +147,10 @@ def kill_at_random(scene: Scene, kills: int) -> Counter[int]:
 
 
 @on(("sqlite",))
-def test_workers_may_be_killed_at_random(scene):
-    """1,000 SIGKILLs from outside, at any time of any run: each run ends, and nothing is lost, repeated or hidden."""
-    assert len(kill_at_random(scene, 1_000)) > 6, "the kills were not spread over the runs"
+@pytest.mark.parametrize("kills", [250, pytest.param(1_000, marks=pytest.mark.soak)])
+def test_workers_may_be_killed_at_random(scene, kills):
+    """So many SIGKILLs from outside, at any time of any run: each run ends, and nothing is lost, repeated or hidden."""
+    assert len(kill_at_random(scene, kills)) > 6, "the kills were not spread over the runs"
 
 
 @on(("postgres",))

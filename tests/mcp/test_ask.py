@@ -160,12 +160,6 @@ server.run()
 
 
 @pytest.fixture
-def anyio_backend():
-    """One event loop is enough here: connections live in one of their own, and `test_link.py` calls from both."""
-    return "asyncio"
-
-
-@pytest.fixture
 def log(tmp_path):
     """Where the server notes what it has done."""
     return tmp_path / "log"

@@ -13,12 +13,6 @@ from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.connection import bounded
 
 
-@pytest.fixture
-def anyio_backend():
-    """One event loop is enough here: connections live in one of their own, and `test_link.py` calls from both."""
-    return "asyncio"
-
-
 def far(server, **options):
     """Return the server as an agent knows it."""
     return MCPServer.http(server.url, name="rude", confirm=False, **options)

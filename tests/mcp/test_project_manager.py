@@ -23,12 +23,6 @@ QUESTION = "Please look up which tasks alice still has to do"
 
 
 @pytest.fixture
-def anyio_backend():
-    """One event loop is enough here: connections live in one of their own, and `test_link.py` calls from both."""
-    return "asyncio"
-
-
-@pytest.fixture
 def example():
     """Load it anew, with its tasks as they are at first."""
     spec = importlib.util.spec_from_file_location("example_project_manager", FILE)

@@ -20,12 +20,6 @@ MEMORY = "@modelcontextprotocol/server-memory"
 CITY = "New York"
 
 
-@pytest.fixture
-def anyio_backend():
-    """One event loop is enough here: connections live in one of their own, and `test_link.py` calls from both."""
-    return "asyncio"
-
-
 def by_stdio(package, *args, **options):
     command, *rest = program(package, *args)
     return MCPServer.stdio(command, rest, confirm=False, **options)

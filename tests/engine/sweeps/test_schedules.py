@@ -29,7 +29,7 @@ from agentfsm.engine.tools import Tool
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
 
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else range(10_000)
-FEW = 4_000
+FEW = 2_000
 # In the usual suite.
 IN_A_ROW = 250
 # Schedules in one event loop: starting a loop takes as long as a schedule.
