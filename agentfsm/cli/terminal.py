@@ -8,7 +8,8 @@ import os
 import select
 import signal
 import sys
-from contextlib import AbstractContextManager, redirect_stdout, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
 import attrs
@@ -49,25 +50,35 @@ class Terminal:
 
     def ask(self, question: str) -> str | None:
         """Ask, and return the answer; None where there is none (Ctrl-D, or a signal that ends what goes on)."""
-        self.err(question, end=" ")
-        answer = sys.stdin.readline() if os.name != "posix" or _wait_for(sys.stdin) else ""
+        with _signals() as news:  # from before the question on: whoever reads it may press Ctrl-C at once
+            self.err(question, end=" ")
+            answer = sys.stdin.readline() if news is None or _wait_for(sys.stdin, news) else ""
         if not answer:
             self.err("")
         return answer.strip() if answer else None
 
 
-def _wait_for(stream: TextIO) -> bool:
+def _wait_for(stream: TextIO, news: int) -> bool:
     """Return when a terminal has a line to read, or a signal came, whose handler runs then; tell whether it has.
 
     A read that begins right behind a signal does not notice it: Ctrl-C would do nothing until the next line is typed.
     In an event loop its handler only cancels what runs, which has to come to an end first.
     """
+    readable, _, _ = select.select([stream.fileno(), news], [], [])
+    return stream.fileno() in readable
+
+
+@contextmanager
+def _signals() -> Iterator[int | None]:
+    """Open what can be read once a signal has come; None where there is no such thing."""
+    if os.name != "posix":
+        yield None
+        return
     news, told = os.pipe()
     os.set_blocking(told, False)
     before = signal.set_wakeup_fd(told)
     try:
-        readable, _, _ = select.select([stream.fileno(), news], [], [])
-        return stream.fileno() in readable
+        yield news
     finally:
         signal.set_wakeup_fd(before)
         os.close(news)
