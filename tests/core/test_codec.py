@@ -20,7 +20,7 @@ from agentfsm.core import events as e
 from agentfsm.core.codec import decode_header, decode_item, encode_header, encode_item, fields_of
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import Approve, Cancel, GiveInput, InboxItem, Input, Pause, Reject, Rerun, Settle, Wake
-from agentfsm.core.messages import AgentCost, AudioPart, FilePart, ImagePart, Outcome, TextPart, Usage
+from agentfsm.core.messages import AgentCost, AudioPart, FilePart, ImagePart, Outcome, TextPart, ToolResult, Usage
 from agentfsm.core.run import FORMAT, Header
 from agentfsm.core.settings import Settings
 
@@ -460,3 +460,12 @@ def test_what_is_no_value_of_a_journal_is_refused():
     """A value of another class is no inbox item, whatever fields it has: it would be written and never read again."""
     with pytest.raises(MisuseError, match="TextPart2 is no type of a journal"):
         encode_item(attrs.make_class("TextPart2", ["text"])("hello"))
+
+
+def test_a_message_for_programs_says_what_it_is():
+    """Its kind beside its fields, as JSON has them."""
+    result = ToolResult(call_id="t1.0", tool="look", outcome=Outcome.DONE, content="seen")
+    told = codec.message_json(result)
+    assert told["is"] == "ToolResult"
+    assert (told["call_id"], told["content"]) == ("t1.0", "seen")
+    assert json.loads(json.dumps(told)) == {**told, "parts": []}
