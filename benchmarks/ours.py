@@ -26,7 +26,7 @@ from agentfsm.ports import Durability, Emit, FinishReason, Model, ProposedCall, 
 from agentfsm.stores import MemoryStore, SQLiteStore
 from benchmarks.contender import ANSWER, PROMPT, Contender, Done, Job, Script, adder, earlier, ran, words
 
-WIDE = Limits(turns=3_000, tokens=10_000_000)
+WIDE = Limits(turns=3_000, tool_calls=3_000, tokens=10_000_000)
 # So that a long run is measured, and not its end.
 USAGE = Usage(input_tokens=1, output_tokens=1)
 BURST = 100
