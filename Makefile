@@ -30,7 +30,7 @@ test: check  ## pass the whole suite, on asyncio and trio; in two halves at once
 	$(BIN)/python -m pytest -m "not soak" $(REST); rest=$$?; \
 	wait $$engine; engine=$$?; cat .test-engine.log; exit $$((rest + engine))
 	$(BIN)/coverage report --include='agentfsm/core/*' --fail-under=100 --skip-covered
-	$(BIN)/coverage report --include='agentfsm/engine/*' --fail-under=95
+	$(BIN)/coverage report --include='agentfsm/engine/**' --fail-under=95
 
 check: $(VENV)/ready  ## ruff, mypy and pyright
 	$(BIN)/ruff check $(SRC)

@@ -39,12 +39,12 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
-from agentfsm.engine.context import Found, InputRequired, RunContext
-from agentfsm.engine.permission import Level, Permissions, Rule
-from agentfsm.engine.queue import ToolQueue
-from agentfsm.engine.registry import ToolRegistry
+from agentfsm.engine.queue.queue import ToolQueue
 from agentfsm.engine.replay import Divergence, Replay
-from agentfsm.engine.tools import Tool, tool
+from agentfsm.engine.tools.context import Found, InputRequired, RunContext
+from agentfsm.engine.tools.permission import Level, Permissions, Rule
+from agentfsm.engine.tools.registry import ToolRegistry
+from agentfsm.engine.tools.tool import Tool, tool
 from agentfsm.ports import Filter
 from agentfsm.subagent import COORDINATION
 
@@ -111,5 +111,5 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in ("ask_user", "wait"):  # made when they are asked for, since their schemas bring pydantic
-        return getattr(import_module("agentfsm.engine.builtin"), name)()
+        return getattr(import_module("agentfsm.engine.tools.builtin"), name)()
     raise AttributeError(f"module 'agentfsm' has no attribute {name!r}")

@@ -46,21 +46,21 @@ from agentfsm.core.messages import (
 from agentfsm.core.run import A_co, Header, Phase, Run, begin
 from agentfsm.core.settings import Settings
 from agentfsm.decisions import answered, awaited, decide, wake_callers
-from agentfsm.engine import journal as journals
-from agentfsm.engine import log
 from agentfsm.engine.audit import Audit, audit_of
-from agentfsm.engine.budget import Budget
-from agentfsm.engine.builtin import builtin
-from agentfsm.engine.cost import cost_of, session_cost_of
-from agentfsm.engine.engine import Engine
+from agentfsm.engine.drive import journal as journals
+from agentfsm.engine.drive.budget import Budget
+from agentfsm.engine.drive.cost import cost_of, session_cost_of
+from agentfsm.engine.drive.engine import Engine
+from agentfsm.engine.drive.journal import Journal
 from agentfsm.engine.fork import forked
-from agentfsm.engine.journal import Journal
 from agentfsm.engine.perform import drive_of, obey, run_steps
-from agentfsm.engine.permission import Permissions
-from agentfsm.engine.registry import ToolRegistry, ToolSource
 from agentfsm.engine.replay import Replay, replay
-from agentfsm.engine.stream import Stream, TypedStream
-from agentfsm.engine.tools import Arguments, Tool
+from agentfsm.engine.tools.builtin import builtin
+from agentfsm.engine.tools.permission import Permissions
+from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
+from agentfsm.engine.tools.tool import Arguments, Tool
+from agentfsm.engine.watch import log
+from agentfsm.engine.watch.stream import Stream, TypedStream
 from agentfsm.models import resolve
 from agentfsm.ports import (
     ALL,
@@ -86,8 +86,8 @@ if TYPE_CHECKING:
     from agentfsm.core.audit import AuditRecord
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import Decision, Posted
-    from agentfsm.engine.answers import Answers
-    from agentfsm.engine.stream import Listener
+    from agentfsm.engine.drive.answers import Answers
+    from agentfsm.engine.watch.stream import Listener
     from agentfsm.mcp.serving.service import MCPService
 
 LEASE_POLL_S: Final = 0.2
@@ -167,7 +167,7 @@ def _answers_of(agent: Agent) -> Answers | None:
     """Return what its answers have to be; loaded here, since that brings pydantic."""
     if agent.output_type is None and not agent.output_validators and agent.output_mode is None:
         return None
-    answers: Answers | None = import_module("agentfsm.engine.answers").answers_of(
+    answers: Answers | None = import_module("agentfsm.engine.drive.answers").answers_of(
         agent.output_type,
         agent.output_validators,
         agent.output_mode,

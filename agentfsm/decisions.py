@@ -13,8 +13,8 @@ from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, InputGiven, ToolFinished
 from agentfsm.core.inbox import GiveInput, Wake
 from agentfsm.core.run import Phase, Run
-from agentfsm.engine.journal import load
-from agentfsm.engine.questions import fitting
+from agentfsm.engine.drive.journal import load
+from agentfsm.engine.tools.questions import fitting
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Decision

@@ -18,12 +18,12 @@ from agentfsm.core.limits import OUT_OF_BUDGET, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, AgentCost, AssistantMessage, ErrorType, Outcome, Usage
 from agentfsm.core.run import Phase
-from agentfsm.engine.context import Ended, Paused, RunContext, ToolKind
-from agentfsm.engine.cost import cost_of
-from agentfsm.engine.family import Parent, child_id
-from agentfsm.engine.permission import Level
-from agentfsm.engine.stream import AgentEvent, AgentEventType
-from agentfsm.engine.tools import Arguments, Tool, make_tool
+from agentfsm.engine.drive.cost import cost_of
+from agentfsm.engine.drive.family import Parent, child_id
+from agentfsm.engine.tools.context import Ended, Paused, RunContext, ToolKind
+from agentfsm.engine.tools.permission import Level
+from agentfsm.engine.tools.tool import Arguments, Tool, make_tool
+from agentfsm.engine.watch.stream import AgentEvent, AgentEventType
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent

@@ -20,7 +20,7 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
-from agentfsm.engine.stream import TextDelta
+from agentfsm.engine.watch.stream import TextDelta
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.ports import Durability, Emit, FinishReason, Model, ProposedCall, Reply, Request, Store, TextChunk
 from agentfsm.stores import MemoryStore, SQLiteStore

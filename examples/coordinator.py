@@ -14,7 +14,7 @@ import anyio
 from agentfsm import Agent, Run, RunContext, Tool, ToolQueue, Usage, tool
 from agentfsm.core.effects import RunTools
 from agentfsm.core.errors import ModelError
-from agentfsm.engine.stream import AgentEvent, AgentEventType, StreamEvent, ToolEvent, ToolEventType
+from agentfsm.engine.watch.stream import AgentEvent, AgentEventType, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.models import Price
 from agentfsm.subagent import COORDINATION
 from agentfsm.testing import ScriptedModel, call, fail, say

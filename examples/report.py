@@ -16,7 +16,7 @@ import anyio
 from agentfsm import Agent, ModelRetry, Run, tool
 from agentfsm.context import SlidingWindow, Summarise
 from agentfsm.core.events import AnswerDrafted, Compacted, Continued, ToolsChosen
-from agentfsm.engine.stream import CallDelta, StreamEvent, ToolEvent, ToolEventType
+from agentfsm.engine.watch.stream import CallDelta, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.models import Fallback, OpenAIChat
 from agentfsm.testing import LocalServer, Say
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from agentfsm import Agent, ModelRetry, Run, RunContext, ToolRegistry, tool
 from agentfsm.core.messages import ToolResult
-from agentfsm.engine.permission import Permissions
+from agentfsm.engine.tools.permission import Permissions
 from agentfsm.testing import ScriptedModel, call, say
 
 

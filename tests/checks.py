@@ -20,8 +20,8 @@ from agentfsm.core.errors import RunError
 from agentfsm.core.events import Event, ToolStarted
 from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
 from agentfsm.core.run import Header, begin
-from agentfsm.engine.budget import Budget
-from agentfsm.engine.dispatch import Host
+from agentfsm.engine.drive.budget import Budget
+from agentfsm.engine.queue.dispatch import Host
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.clock import VirtualClock, run_virtual

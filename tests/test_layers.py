@@ -28,18 +28,21 @@ MAY_IMPORT = (
 )
 # Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
 
+ROOMS = ("schema", "tools", "watch", "queue", "drive", "think", "act")
+# Those of the engine, from the ground floor up; what lies beside them stands above them all.
+
 VENDORS = {
     "anthropic": "models/anthropic.py",
     "cattrs": "core/codec.py",
     "genai_prices": "models/prices.py",
-    "jsonschema_rs": "engine/schema_validator.py",
+    "jsonschema_rs": "engine/schema/validator.py",
     "mcp": "mcp/",
     "openai": "models/openai_api.py",
     "psycopg": "stores/postgres_link.py",
     "redis": "stores/redis_server.py",
     "rich": "cli/live.py",
     "sqlite3": "stores/sqlite_file.py",
-    "structlog": "engine/log.py",
+    "structlog": "engine/watch/log.py",
     "tiktoken": "tokens/tiktoken_counter.py",
     "trio": "testing/clock.py",
 }
@@ -84,6 +87,15 @@ def test_imports_point_down(path):
     part = part_of(path.relative_to(ROOT))
     assert part in MAY_IMPORT, "a new part: give it its place in the table above"
     assert own_parts(imports_in(path)) <= MAY_IMPORT[part]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_of_the_engine_rest_on_those_below(room):
+    """A room of the engine imports only from itself and from those below it."""
+    below = set(ROOMS[: ROOMS.index(room) + 1])
+    for path in sorted((ROOT / "engine" / room).glob("*.py")):
+        inside = {module.split(".")[2] for module in imports_in(path) if module.startswith("agentfsm.engine.")}
+        assert inside <= below, path.name
 
 
 @pytest.mark.parametrize("vendor", VENDORS)

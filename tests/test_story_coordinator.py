@@ -18,8 +18,8 @@ from agentfsm import Agent, Outcome, Run, State, tool
 from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Usage
-from agentfsm.engine.context import ToolKind
-from agentfsm.engine.stream import AgentEvent, ToolEvent, to_json
+from agentfsm.engine.tools.context import ToolKind
+from agentfsm.engine.watch.stream import AgentEvent, ToolEvent, to_json
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.subagent import COORDINATION
 from agentfsm.testing.models import FunctionModel, Line, ScriptedModel, call, fail, say

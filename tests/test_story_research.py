@@ -27,7 +27,7 @@ from test_examples import example
 
 from agentfsm import MisuseError, ModelRetry, Outcome, State, StopReason
 from agentfsm.core.errors import ArgumentsError
-from agentfsm.engine.stream import ToolEvent, ToolEventType
+from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 
 ROOT = Path(__file__).parent.parent
 TURN = ["think", "act", "reflect", "observe"]

@@ -7,7 +7,7 @@ from checks import names, sound, valid_history
 
 from agentfsm import Agent, MisuseError, Outcome, Run, State, StopReason, tool
 from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
-from agentfsm.engine.stream import RunEnded, StateChanged, TextDelta, ToolEvent
+from agentfsm.engine.watch.stream import RunEnded, StateChanged, TextDelta, ToolEvent
 from agentfsm.ports import FinishReason
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 
 import anyio
 import pytest
@@ -13,16 +12,15 @@ from agentfsm import Agent, MisuseError, Outcome, Run, RunContext, State, StopRe
 from agentfsm.core.errors import ModelUnavailableError, StoreError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult, Usage
-from agentfsm.engine.context import ToolKind
-from agentfsm.engine.permission import Level
-from agentfsm.engine.queue import ToolQueue
-from agentfsm.engine.registry import ToolRegistry
-from agentfsm.engine.stream import AgentEvent, AgentEventType, ToolEvent, ToolEventType
+from agentfsm.engine.queue.queue import ToolQueue
+from agentfsm.engine.tools.context import ToolKind
+from agentfsm.engine.tools.permission import Level
+from agentfsm.engine.tools.registry import ToolRegistry
+from agentfsm.engine.watch.stream import AgentEvent, AgentEventType, ToolEvent, ToolEventType
 from agentfsm.ports import Reply, Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
 
-needs_schemas = pytest.mark.skipif(find_spec("agentfsm.engine.json_schema") is None, reason="no JSON schemas yet")
 NO_RETRY = Limits(model_retries=0, errors=10)
 
 
@@ -117,7 +115,6 @@ async def test_a_first_message_may_be_made_of_the_arguments():
     assert newest(model.requests[0]) == "Please: find out!"
 
 
-@needs_schemas
 async def test_it_may_be_asked_by_a_schema():
     """`parameters=` is what the caller's model sees, and what its arguments are held against."""
     model = ScriptedModel("fine")

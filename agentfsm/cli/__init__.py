@@ -23,7 +23,7 @@ from agentfsm.cli.codes import Exit
 from agentfsm.cli.terminal import Terminal, tolerate
 from agentfsm.cli.words import parser
 from agentfsm.core.errors import AgentError
-from agentfsm.engine.render import describe
+from agentfsm.engine.queue.render import describe
 
 __all__ = ["main"]
 

@@ -21,7 +21,7 @@ from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Approve, Decision, Input, InputKind, Priority, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, parts_of
 from agentfsm.decisions import awaited
-from agentfsm.engine.family import child_id
+from agentfsm.engine.drive.family import child_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

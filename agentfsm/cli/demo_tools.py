@@ -17,8 +17,8 @@ import attrs
 
 from agentfsm.cli.demo_folder import Found, Walk, inside, is_binary, read
 from agentfsm.core.errors import ModelRetry
-from agentfsm.engine.context import RunContext
-from agentfsm.engine.tools import tool
+from agentfsm.engine.tools.context import RunContext
+from agentfsm.engine.tools.tool import tool
 
 SEARCHED: Final = 2_000
 # Files searched, and

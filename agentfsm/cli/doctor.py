@@ -25,7 +25,7 @@ from agentfsm.cli.plain import declared
 from agentfsm.cli.servers import joined
 from agentfsm.cli.target import load_agent
 from agentfsm.core.errors import AgentError, MisuseError
-from agentfsm.engine.check import Finding
+from agentfsm.engine.tools.check import Finding
 from agentfsm.stores.sqlite_file import connect_sqlite3
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from agentfsm.cli.watch import PlainView, view_of
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError, LeaseHeldError
 from agentfsm.core.machine import State
-from agentfsm.engine.render import describe
+from agentfsm.engine.queue.render import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.watch import View
     from agentfsm.core.effects import Pending
     from agentfsm.core.run import Header, Run
-    from agentfsm.engine.stream import StreamEvent
+    from agentfsm.engine.watch.stream import StreamEvent
     from agentfsm.ports import Store
 
 POLL_S: Final = 0.2

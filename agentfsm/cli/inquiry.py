@@ -10,7 +10,7 @@ import attrs
 from agentfsm.core.clean import exact_json
 from agentfsm.core.errors import MisuseError
 from agentfsm.decisions import answered
-from agentfsm.engine.arguments import expected
+from agentfsm.engine.schema.arguments import expected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -21,7 +21,7 @@ from agentfsm.core.clean import clean, one_line
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.run import Phase, Run
-from agentfsm.engine.stream import (
+from agentfsm.engine.watch.stream import (
     AgentEvent,
     CallDelta,
     StateChanged,

@@ -16,7 +16,7 @@ from agentfsm.core import diagram
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.run import begin
-from agentfsm.engine import journal
+from agentfsm.engine.drive import journal
 from agentfsm.ports import Filter
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from agentfsm.engine.tools import Tool
+    from agentfsm.engine.tools.tool import Tool
 
 VALUE_CHARS: Final = 60
 # Of an argument in a list of calls: a path or a question fits, a document does not.

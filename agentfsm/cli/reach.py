@@ -17,7 +17,7 @@ from agentfsm.cli.servers import joined
 from agentfsm.cli.target import agents_of, load_agent, parts_of, target_with
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
-from agentfsm.engine import journal
+from agentfsm.engine.drive import journal
 from agentfsm.ports import Model
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite import SQLiteStore

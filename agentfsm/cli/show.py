@@ -18,7 +18,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult
 from agentfsm.core.parts import in_words
 from agentfsm.core.run import arguments_of
-from agentfsm.engine.cost import cost_of
+from agentfsm.engine.drive.cost import cost_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

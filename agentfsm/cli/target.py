@@ -16,8 +16,8 @@ from typing import Any, Final
 from agentfsm.agent import Agent
 from agentfsm.cli.terminal import aside
 from agentfsm.core.errors import AgentError, MisuseError
-from agentfsm.engine.render import describe
-from agentfsm.engine.tools import Tool
+from agentfsm.engine.queue.render import describe
+from agentfsm.engine.tools.tool import Tool
 
 MCP: Final = "--mcp"
 # Stands between the name of an agent and each file of its servers.

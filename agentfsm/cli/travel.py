@@ -16,7 +16,7 @@ from agentfsm.cli.reach import found_by, in_store
 from agentfsm.core.codec import message_json
 from agentfsm.core.difference import difference
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine import journal
+from agentfsm.engine.drive import journal
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal

@@ -26,7 +26,7 @@ from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.run import Phase
-from agentfsm.engine.arguments import check_object
+from agentfsm.engine.schema.arguments import check_object
 
 if TYPE_CHECKING:
     from agentfsm.cli.reach import Command

@@ -20,7 +20,7 @@ import attrs
 from agentfsm.context.lexical import LexicalScorer
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import JSON, Usage
-from agentfsm.engine.render import describe
+from agentfsm.engine.queue.render import describe
 from agentfsm.ports import Ask, Scorer, Selection, ToolDefinition, ToolSelector
 from agentfsm.tally import BYTES
 

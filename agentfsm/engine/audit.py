@@ -11,7 +11,7 @@ import attrs
 
 from agentfsm.core.audit import AuditRecord, audit
 from agentfsm.core.errors import RunNotFoundError
-from agentfsm.engine.family import child_id
+from agentfsm.engine.drive.family import child_id
 from agentfsm.ports import Filter, Store, Summary
 
 if TYPE_CHECKING:

@@ -25,23 +25,23 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Usage, clean
 from agentfsm.core.run import Phase
-from agentfsm.engine.act import act, early_calls, mint, queue_of
-from agentfsm.engine.ask import FLAWS, Question, ask
-from agentfsm.engine.budget import Budget
-from agentfsm.engine.children import end_children, note_children
-from agentfsm.engine.compact import compacted, squeezed
-from agentfsm.engine.drive import Drive
-from agentfsm.engine.early import EarlyCalls
-from agentfsm.engine.engine import Engine
-from agentfsm.engine.offer import choose, offered
+from agentfsm.engine.act.calls import act, early_calls, mint, queue_of
+from agentfsm.engine.act.children import end_children, note_children
+from agentfsm.engine.drive.budget import Budget
+from agentfsm.engine.drive.drive import Drive
+from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.reflect import on_draft, on_results
-from agentfsm.engine.stream import BudgetWarning, UsageReported
+from agentfsm.engine.think.ask import FLAWS, Question, ask
+from agentfsm.engine.think.compact import compacted, squeezed
+from agentfsm.engine.think.early import EarlyCalls
+from agentfsm.engine.think.offer import choose, offered
+from agentfsm.engine.watch.stream import BudgetWarning, UsageReported
 from agentfsm.ports import Reply
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN, Tally, count_message
 from agentfsm.threads import event_loop
 
 if TYPE_CHECKING:
-    from agentfsm.engine.journal import Journal
+    from agentfsm.engine.drive.journal import Journal
 
 INPUT_SHARE: Final = 0.5
 # Of the window's room, for what comes in at once: the other half is for what was said before.

@@ -11,16 +11,16 @@ from agentfsm.core.errors import ModelError
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON, Usage
 from agentfsm.core.verdict import Action, Verdict
-from agentfsm.engine.access import context_of
-from agentfsm.engine.beside import ask_beside
+from agentfsm.engine.drive.access import context_of
+from agentfsm.engine.think.beside import ask_beside
 from agentfsm.ports import OutputForm, OutputMode
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import Reflect
     from agentfsm.core.run import Run
-    from agentfsm.engine.answers import Answers
-    from agentfsm.engine.drive import Drive
-    from agentfsm.engine.engine import Engine
+    from agentfsm.engine.drive.answers import Answers
+    from agentfsm.engine.drive.drive import Drive
+    from agentfsm.engine.drive.engine import Engine
     from agentfsm.ports import Judge
 
 _LADDER: Final = (

@@ -13,15 +13,15 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.run import Run, begin
-from agentfsm.engine.journal import Journal, prior_of
-from agentfsm.engine.log import Facts
-from agentfsm.engine.offer import offered
+from agentfsm.engine.drive.journal import Journal, prior_of
 from agentfsm.engine.perform import drive_of
+from agentfsm.engine.think.offer import offered
+from agentfsm.engine.watch.log import Facts
 from agentfsm.ports import Lease, Store
 from agentfsm.tally import Tally
 
 if TYPE_CHECKING:
-    from agentfsm.engine.engine import Engine
+    from agentfsm.engine.drive.engine import Engine
 
 PARTS: Final = ("the agent: its model, instructions, tools or settings", "the messages")
 # What the two hashes of a request are of.

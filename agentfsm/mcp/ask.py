@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import hash_of
-from agentfsm.engine.context import InputRequired, RunContext
+from agentfsm.engine.tools.context import InputRequired, RunContext
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientRequestContext

@@ -12,8 +12,8 @@ import mcp.types as m
 
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart, clean
 from agentfsm.core.parts import size_of
-from agentfsm.engine.parts import left_out, usable
-from agentfsm.engine.render import rendered, with_parts
+from agentfsm.engine.queue.parts import left_out, usable
+from agentfsm.engine.queue.render import rendered, with_parts
 
 WORD_CHARS: Final = 300
 # Of a name, an address or a description that a server gives.

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, Message, Part, TextPart, UserMessage
 from agentfsm.core.parts import in_words
-from agentfsm.engine.context import Ended
-from agentfsm.engine.tools import Tool, make_tool
+from agentfsm.engine.tools.context import Ended
+from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.mcp.catalogue import Catalogue, every
 from agentfsm.mcp.connection import trouble
 from agentfsm.mcp.connection.link import Link

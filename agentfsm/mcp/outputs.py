@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 import mcp.types as m
 
-from agentfsm.engine.arguments import explain
-from agentfsm.engine.schema_guard import Work, bounded, work
-from agentfsm.engine.schema_validator import compiled, reasons
+from agentfsm.engine.schema.arguments import explain
+from agentfsm.engine.schema.guard import Work, bounded, work
+from agentfsm.engine.schema.validator import compiled, reasons
 
 
 @attrs.frozen(kw_only=True)

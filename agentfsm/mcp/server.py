@@ -12,7 +12,7 @@ import httpx2
 import mcp.types as m
 
 from agentfsm.core.messages import Message, Part
-from agentfsm.engine.tools import Tool
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp import library
 from agentfsm.mcp.ask import Desk
 from agentfsm.mcp.catalogue import Catalogue

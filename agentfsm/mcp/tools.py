@@ -9,8 +9,8 @@ import mcp.types as m
 from mcp import Client
 
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.engine.context import Ended, InputRequired, RunContext
-from agentfsm.engine.tools import Tool, make_tool
+from agentfsm.engine.tools.context import Ended, InputRequired, RunContext
+from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.mcp.ask import call as call_asking
 from agentfsm.mcp.catalogue import NotAsAdmittedError
 from agentfsm.mcp.connection import trouble

@@ -17,7 +17,7 @@ import jiter
 from agentfsm.core.errors import MisuseError, ModelReplyError
 from agentfsm.core.messages import JSON, AssistantMessage, ToolResult, UserMessage
 from agentfsm.core.verdict import Action, Score, Verdict
-from agentfsm.engine.arguments import object_in
+from agentfsm.engine.schema.arguments import object_in
 from agentfsm.ports import Judge
 
 if TYPE_CHECKING:

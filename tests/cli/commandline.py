@@ -20,7 +20,7 @@ import pytest
 
 from agentfsm.cli import main
 from agentfsm.core.run import Run
-from agentfsm.engine import journal
+from agentfsm.engine.drive import journal
 from agentfsm.stores import SQLiteStore
 
 HANG_S = 60.0

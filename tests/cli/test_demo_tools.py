@@ -9,8 +9,8 @@ import pytest
 from agentfsm.cli import demo_folder
 from agentfsm.cli import demo_tools as tools
 from agentfsm.core.errors import ModelRetry
-from agentfsm.engine.context import RunContext
-from agentfsm.engine.render import result_text
+from agentfsm.engine.queue.render import result_text
+from agentfsm.engine.tools.context import RunContext
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from agentfsm.core import codec
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, Event, ToolFinished, ToolStarted
 from agentfsm.core.messages import AssistantMessage
-from agentfsm.engine import decide as engine_decide
-from agentfsm.engine.context import Found
-from agentfsm.engine.render import decided
+from agentfsm.engine.act import decide as engine_decide
+from agentfsm.engine.queue.render import decided
+from agentfsm.engine.tools.context import Found
 from agentfsm.ports import (
     CallChunk,
     Emit,

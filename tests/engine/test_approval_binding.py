@@ -11,7 +11,7 @@ from checks import Wrapped, names, results_of, sound, virtually
 from agentfsm import Agent, ConflictError, Outcome, PendingKind, Run, State, ToolCall, tool
 from agentfsm.core.events import ApprovalAsked
 from agentfsm.core.inbox import Approve, Cancel
-from agentfsm.engine.tools import Tool
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing.models import ScriptedModel, call, say
 

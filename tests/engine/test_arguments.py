@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.engine.arguments import check_object, expected, object_text
+from agentfsm.engine.schema.arguments import check_object, expected, object_text
 
 SURROGATE = "\ud800"
 BOM = "\ufeff"

@@ -6,7 +6,7 @@ import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from agentfsm.engine.breaker import FAILURES, OPEN_S, Breaker, BreakerState, Ticket
+from agentfsm.engine.tools.breaker import FAILURES, OPEN_S, Breaker, BreakerState, Ticket
 
 HANG_S = 20.0
 # A guard against hanging, never a bound that a test relies on.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.bulkhead import Bulkhead
+from agentfsm.engine.tools.bulkhead import Bulkhead
 
 HANG_S = 20.0
 # A guard against hanging, never a bound that a test relies on.

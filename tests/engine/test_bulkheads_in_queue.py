@@ -16,11 +16,11 @@ from checks import HANG_S, settled
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.engine.breaker import FAILURES, OPEN_S
-from agentfsm.engine.bulkhead import Bulkhead
-from agentfsm.engine.dispatch import Host
-from agentfsm.engine.queue import Session
-from agentfsm.engine.tools import Tool
+from agentfsm.engine.queue.dispatch import Host
+from agentfsm.engine.queue.queue import Session
+from agentfsm.engine.tools.breaker import FAILURES, OPEN_S
+from agentfsm.engine.tools.bulkhead import Bulkhead
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
 
 SHORT_S = 0.01

@@ -3,9 +3,9 @@
 import attrs
 import pytest
 
-from agentfsm.engine.check import Finding
-from agentfsm.engine.registry import ToolRegistry
-from agentfsm.engine.tools import tool
+from agentfsm.engine.tools.check import Finding
+from agentfsm.engine.tools.registry import ToolRegistry
+from agentfsm.engine.tools.tool import tool
 
 
 @tool(idempotent=True)

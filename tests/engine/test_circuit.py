@@ -13,8 +13,8 @@ from agentfsm import Agent, Limits, ModelRetry, Outcome, RunContext, Tool, ToolQ
 from agentfsm.core.errors import TransientError
 from agentfsm.core.events import ApprovalGiven
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
-from agentfsm.engine.breaker import FAILURES, OPEN_S, BreakerState
-from agentfsm.engine.permission import Permissions, Rule
+from agentfsm.engine.tools.breaker import FAILURES, OPEN_S, BreakerState
+from agentfsm.engine.tools.permission import Permissions, Rule
 from agentfsm.testing import ScriptedModel, VirtualClock, call, say
 
 OPEN = ErrorType.CIRCUIT_OPEN

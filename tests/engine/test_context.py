@@ -14,8 +14,8 @@ import pytest
 from checks import HANG_S, results_of, settled, sound, virtually
 
 from agentfsm import Agent, Limits, Outcome, Run, RunContext, State, tool
-from agentfsm.engine.context import Ending
-from agentfsm.engine.stream import ToolEvent, ToolEventType
+from agentfsm.engine.tools.context import Ending
+from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.testing import ScriptedModel, call, say
 
 Event = Any

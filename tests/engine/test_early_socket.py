@@ -14,7 +14,7 @@ from checks import HANG_S, names, results_of, sound
 
 from agentfsm import Agent, Limits, Settings, tool
 from agentfsm.core.events import ToolFinished
-from agentfsm.engine.stream import ToolEvent, ToolEventType, UsageReported
+from agentfsm.engine.watch.stream import ToolEvent, ToolEventType, UsageReported
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.testing.server import LocalServer, Say
 

@@ -13,7 +13,7 @@ from checks import calls_of, names, results_of, sound, sound_run, virtually
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, RunContext, State, Tool, tool
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven, ToolsChosen
 from agentfsm.core.messages import ErrorType
-from agentfsm.engine.permission import Permissions, Rule
+from agentfsm.engine.tools.permission import Permissions, Rule
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say

@@ -19,8 +19,8 @@ from agentfsm import Agent, ModelError, ModelRetry, Outcome, Tool, tool
 from agentfsm.core.errors import RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, ToolResult
 from agentfsm.core.run import Run
-from agentfsm.engine.breaker import FAILURES
-from agentfsm.engine.permission import Permissions, Rule
+from agentfsm.engine.tools.breaker import FAILURES
+from agentfsm.engine.tools.permission import Permissions, Rule
 from agentfsm.ports import Request
 from agentfsm.testing import ScriptedModel, call, fail, raw_call, say
 from agentfsm.testing.models import Call, Line

@@ -30,8 +30,8 @@ from agentfsm import (
 from agentfsm.core.events import InputGiven, ToolPaused
 from agentfsm.core.messages import ErrorType
 from agentfsm.core.run import Phase
-from agentfsm.engine.questions import ANSWER_CHARS, MOST_QUESTIONS, ROUNDS, STATE_CHARS
-from agentfsm.engine.stream import ToolEvent, ToolEventType
+from agentfsm.engine.tools.questions import ANSWER_CHARS, MOST_QUESTIONS, ROUNDS, STATE_CHARS
+from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 

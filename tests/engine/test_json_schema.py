@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
-from agentfsm.engine.json_schema import SchemaSignature, signature_of_schema
+from agentfsm.engine.schema.json_schema import SchemaSignature, signature_of_schema
 
 NEWEST = "https://json-schema.org/draft/2020-12/schema"
 CAT = {

@@ -13,7 +13,7 @@ from agentfsm.context import AllTools, AutoSelect, BySimilarity
 from agentfsm.core.errors import ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import Compacted, Event, ToolsOffered
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
-from agentfsm.engine.permission import Permissions
+from agentfsm.engine.tools.permission import Permissions
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, fail, say

@@ -14,7 +14,7 @@ from test_crash import Killed, Mortal
 
 from agentfsm import Agent, Found, Limits, MisuseError, Outcome, PendingKind, Run, RunContext, tool
 from agentfsm.core.events import ToolFinished
-from agentfsm.engine.tools import Arguments, Tool
+from agentfsm.engine.tools.tool import Arguments, Tool
 from agentfsm.testing.models import ScriptedModel, call, say
 
 

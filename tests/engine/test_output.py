@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from agentfsm import Agent, Limits, MisuseError, ModelRetry, RunContext, RunError, Settings, State, StopReason, tool
 from agentfsm.core import events as e
-from agentfsm.engine.stream import CallDelta, TextDelta
+from agentfsm.engine.watch.stream import CallDelta, TextDelta
 from agentfsm.ports import OutputMode
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel

@@ -27,8 +27,8 @@ from agentfsm.core.codec import LIMIT_CHARS, encode_event
 from agentfsm.core.events import Compacted, ToolFinished
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult
 from agentfsm.core.run import Header
-from agentfsm.engine import parts, render
-from agentfsm.engine.context import Ended
+from agentfsm.engine.queue import parts, render
+from agentfsm.engine.tools.context import Ended
 from agentfsm.testing.models import ScriptedModel, call, say
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 37

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.permission import Level, Permissions, Rule
-from agentfsm.engine.tools import tool
+from agentfsm.engine.tools.permission import Level, Permissions, Rule
+from agentfsm.engine.tools.tool import tool
 
 CHEAP = Rule("pay", lambda a: a.cents <= 500)
 DENIED = "pay is not permitted in this run"

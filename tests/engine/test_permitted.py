@@ -9,7 +9,7 @@ from checks import no_leases, results_of, sound
 
 from agentfsm import Agent, Limits, Outcome, RunContext, Settings, Tool, tool
 from agentfsm.core.messages import ErrorType
-from agentfsm.engine.permission import Level, Permissions, Rule
+from agentfsm.engine.tools.permission import Level, Permissions, Rule
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall
-from agentfsm.engine.context import ToolKind
-from agentfsm.engine.dispatch import Host
-from agentfsm.engine.plan import ALONE, NOTHING, READING, SAFE, Access, Order, Plan, access_of
+from agentfsm.engine.queue.dispatch import Host
+from agentfsm.engine.queue.plan import ALONE, NOTHING, READING, SAFE, Access, Order, Plan, access_of
+from agentfsm.engine.tools.context import ToolKind
 from agentfsm.testing.clock import VirtualClock, run_virtual
 
 

@@ -10,9 +10,9 @@ from checks import HANG_S, Keeping
 from agentfsm import MisuseError, ModelRetry, Outcome, ToolQueue, ToolRegistry, tool
 from agentfsm.core.errors import DuplicateToolError
 from agentfsm.core.messages import ToolCall, ToolResult
-from agentfsm.engine.context import ToolKind
-from agentfsm.engine.dispatch import Host
-from agentfsm.engine.stream import ToolEvent
+from agentfsm.engine.queue.dispatch import Host
+from agentfsm.engine.tools.context import ToolKind
+from agentfsm.engine.watch.stream import ToolEvent
 from agentfsm.testing.clock import VirtualClock, run_virtual
 
 

@@ -20,7 +20,7 @@ from checks import HANG_S
 from agentfsm import Agent, ModelRetry, Outcome, RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.events import ToolFinished
 from agentfsm.core.messages import ToolCall, ToolResult
-from agentfsm.engine.stream import ToolEvent
+from agentfsm.engine.watch.stream import ToolEvent
 from agentfsm.tally import BYTES_PER_TOKEN
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
 

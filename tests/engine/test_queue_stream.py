@@ -11,10 +11,10 @@ from checks import HANG_S
 
 from agentfsm import RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import Outcome, ToolCall
-from agentfsm.engine.context import ToolKind
-from agentfsm.engine.dispatch import Host
-from agentfsm.engine.outlet import BUFFER
-from agentfsm.engine.stream import ToolEvent, ToolEventType, to_json
+from agentfsm.engine.queue.dispatch import Host
+from agentfsm.engine.tools.context import ToolKind
+from agentfsm.engine.watch.outlet import BUFFER
+from agentfsm.engine.watch.stream import ToolEvent, ToolEventType, to_json
 from agentfsm.testing.clock import VirtualClock, run_virtual
 
 ENDS = {"tool_completed", "tool_error"}

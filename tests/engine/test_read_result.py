@@ -11,7 +11,7 @@ from checks import reach, results_of, sound
 from agentfsm import Agent, MisuseError, Outcome, Permissions, Run, RunContext, Settings, State, tool
 from agentfsm.core.events import ToolFinished
 from agentfsm.core.messages import ToolResult
-from agentfsm.engine.tools import SHOWN_BYTES, SHOWN_TOKENS
+from agentfsm.engine.tools.tool import SHOWN_BYTES, SHOWN_TOKENS
 from agentfsm.ports import Request, TokenCounter
 from agentfsm.stores import MemoryStore
 from agentfsm.tally import BYTES_PER_TOKEN

@@ -6,10 +6,10 @@ import attrs
 import pytest
 
 from agentfsm.core.errors import DuplicateToolError, MisuseError
-from agentfsm.engine.bulkhead import Bulkhead
-from agentfsm.engine.permission import Level
-from agentfsm.engine.registry import ToolRegistry
-from agentfsm.engine.tools import tool
+from agentfsm.engine.tools.bulkhead import Bulkhead
+from agentfsm.engine.tools.permission import Level
+from agentfsm.engine.tools.registry import ToolRegistry
+from agentfsm.engine.tools.tool import tool
 
 
 @tool(read_only=True, tags=["web", "weather"], limit=3)

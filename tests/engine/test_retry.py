@@ -9,7 +9,7 @@ from checks import names, sound, virtually
 from agentfsm import Agent, Limits, State, StopReason, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import ModelFaltered
-from agentfsm.engine.stream import CallDelta, TextDelta
+from agentfsm.engine.watch.stream import CallDelta, TextDelta
 from agentfsm.ports import Emit, Model, Reply, Request, TextChunk
 from agentfsm.testing.models import ScriptedModel, call, fail, say
 

@@ -21,7 +21,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
-from agentfsm.engine.breaker import BreakerState
+from agentfsm.engine.tools.breaker import BreakerState
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
 

@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult
-from agentfsm.engine.stream import ToolEvent, ToolEventType
+from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.testing.clock import VirtualClock, run_virtual
 
 SECONDS = {

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator
 from typing_extensions import TypedDict
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
-from agentfsm.engine.schema import Signature, signature_of
+from agentfsm.engine.schema.signature import Signature, signature_of
 
 Deps = TypeVar("Deps")
 

@@ -6,7 +6,7 @@ import pytest
 
 from agentfsm import Agent, AgentError, tool
 from agentfsm.core.errors import DuplicateToolError, RunNotFoundError
-from agentfsm.engine.registry import ToolRegistry
+from agentfsm.engine.tools.registry import ToolRegistry
 from agentfsm.testing import ScriptedModel, call, say
 
 

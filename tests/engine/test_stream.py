@@ -14,7 +14,7 @@ from checks import HANG_S, names, no_leases, sound
 from agentfsm import Agent, ConflictError, Run, State, StopReason, StoreError, tool
 from agentfsm.core.errors import LeaseHeldError, ModelError
 from agentfsm.core.messages import Usage
-from agentfsm.engine.stream import (
+from agentfsm.engine.watch.stream import (
     BUFFER,
     CallDelta,
     RunEnded,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
-from agentfsm.engine.json_schema import signature_of_schema
-from agentfsm.engine.schema import signature_of
-from agentfsm.engine.strict import strict_schema, without_nulls
+from agentfsm.engine.schema.json_schema import signature_of_schema
+from agentfsm.engine.schema.signature import signature_of
+from agentfsm.engine.schema.strict import strict_schema, without_nulls
 
 
 @attrs.frozen

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentfsm.core.errors import ModelRetry, ModelUnavailableError, RefusedError, TransientError
-from agentfsm.engine.transient import ERRORS, PASSING_STATUSES, Transient, transient
+from agentfsm.engine.queue.transient import ERRORS, PASSING_STATUSES, Transient, transient
 
 NOW_S = 1_800_000_000.0
 

@@ -32,7 +32,7 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAu
 from pydantic import AnyUrl
 
 from agentfsm import Agent
-from agentfsm.engine.tools import make_tool
+from agentfsm.engine.tools.tool import make_tool
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import ScriptedModel, call, say
 

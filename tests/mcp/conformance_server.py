@@ -13,8 +13,8 @@ import anyio
 
 from agentfsm import InputRequired, Question, ToolRegistry, tool
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, TextPart, UserMessage
-from agentfsm.engine.context import RunContext
-from agentfsm.engine.tools import make_tool
+from agentfsm.engine.tools.context import RunContext
+from agentfsm.engine.tools.tool import make_tool
 from agentfsm.mcp.serving.offers import Prompt, Resource
 from agentfsm.mcp.serving.service import MCPService
 

@@ -8,7 +8,7 @@ import anyio
 import mcp.types as m
 import pytest
 
-from agentfsm.engine.context import InputRequired
+from agentfsm.engine.tools.context import InputRequired
 from agentfsm.mcp.ask import UNTOLD, Desk, Told
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}

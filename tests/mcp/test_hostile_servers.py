@@ -7,7 +7,7 @@ import pytest
 from worlds import at_home, heard, leftovers, lives, one_call, rude
 
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.engine.breaker import BreakerState
+from agentfsm.engine.tools.breaker import BreakerState
 from agentfsm.mcp import MCPServerError
 from agentfsm.mcp.connection import stdio
 

@@ -11,7 +11,7 @@ from worlds import heard, leftovers, lives, one_call, rude, until
 from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, RefusedError
 from agentfsm.core.messages import Outcome
-from agentfsm.engine.context import RunContext
+from agentfsm.engine.tools.context import RunContext
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.connection import home
 from agentfsm.testing import ScriptedModel, say

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import MisuseError
-from agentfsm.engine.tools import NAME_CHARS
+from agentfsm.engine.tools.tool import NAME_CHARS
 from agentfsm.mcp import MCPServer
 from agentfsm.mcp.trust.names import check_server, server_name_of, tool_name
 

@@ -10,7 +10,7 @@ from node import program
 from agentfsm import Agent
 from agentfsm.cli import demo
 from agentfsm.core.messages import ErrorType, ImagePart, ToolResult
-from agentfsm.engine.stream import ToolEvent, ToolEventType
+from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import LocalServer, Say, ScriptedModel, call, say
 

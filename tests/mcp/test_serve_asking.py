@@ -10,7 +10,7 @@ from mcp import Client, ClientSession, MCPError
 from mcp.types import ClientCapabilities, ElicitationCapability, ElicitRequestURLParams, ElicitResult
 
 from agentfsm import InputRequired, Question, RunContext, tool
-from agentfsm.engine.questions import ROUNDS
+from agentfsm.engine.tools.questions import ROUNDS
 from agentfsm.mcp import MCPService
 from agentfsm.mcp.serving import asking as serve_asking
 

@@ -10,7 +10,7 @@ from mcp import Client, MCPError
 
 from agentfsm import Agent, Limits, RunContext, tool
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.builtin import ask_user
+from agentfsm.engine.tools.builtin import ask_user
 from agentfsm.mcp import MCPService
 from agentfsm.mcp.serving import runs as serve_runs
 from agentfsm.stores import MemoryStore

@@ -10,8 +10,8 @@ from mcp.types import ElicitResult
 
 from agentfsm import Permissions, RunContext, ToolRegistry, tool
 from agentfsm.core.errors import ModelRetry
-from agentfsm.engine.builtin import ask_user
-from agentfsm.engine.permission import Rule
+from agentfsm.engine.tools.builtin import ask_user
+from agentfsm.engine.tools.permission import Rule
 from agentfsm.mcp import MCPServerError, MCPService
 from agentfsm.mcp.serving import turns as serve_turns
 

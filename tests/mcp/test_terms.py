@@ -7,7 +7,7 @@ import pytest
 from listing import listed, names, tool
 
 from agentfsm import Agent, MisuseError
-from agentfsm.engine.permission import Permissions
+from agentfsm.engine.tools.permission import Permissions
 from agentfsm.mcp.trust.terms import Terms, described
 from agentfsm.testing import ScriptedModel, call, say
 

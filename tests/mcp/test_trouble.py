@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.engine.transient import transient
+from agentfsm.engine.queue.transient import transient
 from agentfsm.mcp import MCPServerError
 from agentfsm.mcp.connection import trouble
 from agentfsm.mcp.connection.trouble import FAULTS, Fault, Seen, TooLongError, Way, explained

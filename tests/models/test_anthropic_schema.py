@@ -7,7 +7,7 @@ import anthropic
 import pydantic
 import pytest
 
-from agentfsm.engine.strict import strict_schema
+from agentfsm.engine.schema.strict import strict_schema
 from agentfsm.models.anthropic_schema import supported_schema
 
 

@@ -15,7 +15,7 @@ from agentfsm.core.errors import (
     ModelUnavailableError,
 )
 from agentfsm.core.messages import ImagePart, TextPart, Usage, UserMessage
-from agentfsm.engine.stream import TextDelta
+from agentfsm.engine.watch.stream import TextDelta
 from agentfsm.models.fallback import Fallback
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price
@@ -392,7 +392,7 @@ async def test_all_are_closed():
 @pytest.fixture
 def pair(times, monkeypatch):
     """Return what runs an agent over two models of a server, by what the server says to each request."""
-    monkeypatch.setattr("agentfsm.engine.ask.anyio", SimpleNamespace(sleep=times.sleep))
+    monkeypatch.setattr("agentfsm.engine.think.ask.anyio", SimpleNamespace(sleep=times.sleep))
 
     async def run(*says):
         with LocalServer(says) as server:

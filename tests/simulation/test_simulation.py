@@ -24,9 +24,10 @@ from world import World, here
 from agentfsm.core import events as e
 from agentfsm.core.inbox import Approve
 from agentfsm.core.run import Phase
-from agentfsm.engine import decide, perform
-from agentfsm.engine.act import RunHost
-from agentfsm.engine.journal import Journal
+from agentfsm.engine import perform
+from agentfsm.engine.act import decide
+from agentfsm.engine.act.calls import RunHost
+from agentfsm.engine.drive.journal import Journal
 from agentfsm.stores import memory
 from agentfsm.stores.memory import MemoryStore
 

@@ -20,7 +20,7 @@ from mcp.client._transport import TransportStreams
 from mcp.client.session import ElicitationFnT, IncomingMessage
 
 from agentfsm.core.errors import ClosedError
-from agentfsm.engine.breaker import Breaker, BreakerState, Ticket
+from agentfsm.engine.tools.breaker import Breaker, BreakerState, Ticket
 from agentfsm.mcp.connection import changes, home, trouble
 from agentfsm.mcp.connection.bounded import is_of_use
 from agentfsm.mcp.connection.launch import Launch

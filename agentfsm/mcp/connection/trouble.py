@@ -29,8 +29,8 @@ from pydantic import ValidationError
 
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome, clean
-from agentfsm.engine.context import Ended
-from agentfsm.engine.transient import PASSING_STATUSES
+from agentfsm.engine.queue.transient import PASSING_STATUSES
+from agentfsm.engine.tools.context import Ended
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError, RestingError
 
 SAID_CHARS: Final = 500

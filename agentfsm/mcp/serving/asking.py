@@ -23,7 +23,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentfsm.core.effects import Question
 from agentfsm.core.run import Inquiry
-from agentfsm.engine.render import describe
+from agentfsm.engine.queue.render import describe
 from agentfsm.ports import Clock
 
 MOST_ASKED: Final = 1_000

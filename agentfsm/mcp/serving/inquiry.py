@@ -11,7 +11,7 @@ import mcp.types as m
 from agentfsm.core.clean import clean
 from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.questions import fitting
+from agentfsm.engine.tools.questions import fitting
 from agentfsm.mcp.serving.asking import Asked, Asking, Context, UnansweredError, Underway
 
 

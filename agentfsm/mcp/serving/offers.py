@@ -18,7 +18,7 @@ from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ImagePart, TextPart, UserMessage, data_of
-from agentfsm.engine.render import describe, result_text
+from agentfsm.engine.queue.render import describe, result_text
 from agentfsm.threads import in_thread
 
 T = TypeVar("T")

@@ -23,10 +23,10 @@ from agentfsm.core.codec import message_json
 from agentfsm.core.errors import AgentError, ArgumentsError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
-from agentfsm.engine import render
-from agentfsm.engine.context import Ended, RunContext
-from agentfsm.engine.registry import ToolRegistry
-from agentfsm.engine.tools import Tool, make_tool
+from agentfsm.engine.queue import render
+from agentfsm.engine.tools.context import Ended, RunContext
+from agentfsm.engine.tools.registry import ToolRegistry
+from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.mcp.serving.bus import Bus
 from agentfsm.mcp.serving.offers import Resource
 from agentfsm.ports import Filter, Summary

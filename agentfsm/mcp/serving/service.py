@@ -22,11 +22,11 @@ from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import ListenHandler
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine import render
-from agentfsm.engine.permission import Permissions
-from agentfsm.engine.queue import LIMIT, TIMEOUT_S, first_error
-from agentfsm.engine.registry import ToolRegistry, ToolSource
-from agentfsm.engine.tools import Tool
+from agentfsm.engine.queue import render
+from agentfsm.engine.queue.queue import LIMIT, TIMEOUT_S, first_error
+from agentfsm.engine.tools.permission import Permissions
+from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp.serving import http as web
 from agentfsm.mcp.serving.bus import Bus
 from agentfsm.mcp.serving.offers import Prompt, Resource, completed

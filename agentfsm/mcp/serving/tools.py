@@ -17,16 +17,16 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from agentfsm.core.errors import AgentError, ArgumentsError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, clean
-from agentfsm.engine import render
-from agentfsm.engine.context import InputRequired, Paused, RunContext, ToolKind
-from agentfsm.engine.decide import described, needs_approval, patience_s
-from agentfsm.engine.dispatch import End, Host, failed
-from agentfsm.engine.permission import Permissions
-from agentfsm.engine.questions import ROUNDS
-from agentfsm.engine.queue import LIMIT, TIMEOUT_S, ToolQueue
-from agentfsm.engine.registry import ToolRegistry
-from agentfsm.engine.stream import ToolEvent, ToolEventType
-from agentfsm.engine.tools import Bound, Tool
+from agentfsm.engine.act.decide import described, needs_approval, patience_s
+from agentfsm.engine.queue import render
+from agentfsm.engine.queue.dispatch import End, Host, failed
+from agentfsm.engine.queue.queue import LIMIT, TIMEOUT_S, ToolQueue
+from agentfsm.engine.tools.context import InputRequired, Paused, RunContext, ToolKind
+from agentfsm.engine.tools.permission import Permissions
+from agentfsm.engine.tools.questions import ROUNDS
+from agentfsm.engine.tools.registry import ToolRegistry
+from agentfsm.engine.tools.tool import Bound, Tool
+from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.mcp.serving.approval import Approval
 from agentfsm.mcp.serving.asking import Asking, Context, UnansweredError, Underway
 from agentfsm.mcp.serving.inquiry import inquired

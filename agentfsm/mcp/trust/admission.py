@@ -12,7 +12,7 @@ import mcp.types as m
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.hidden import hidden_in, spelt_out
-from agentfsm.engine.tools import Tool
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp.library import Listing, resource_tools
 from agentfsm.mcp.tools import tool_of, withheld_tool
 from agentfsm.mcp.trust.hidden import flaw_in

@@ -20,7 +20,7 @@ from agentfsm.core import events as e
 from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Usage
-from agentfsm.engine.engine import LONGEST_ANSWER_TOKENS
+from agentfsm.engine.drive.engine import LONGEST_ANSWER_TOKENS
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agentfsm import Agent, Limits, Outcome, Run, RunContext, Settings, StopReason, tool
 from agentfsm.cli.codes import Exit, of_run
 from agentfsm.core.messages import ErrorType, Usage
-from agentfsm.engine.stream import BudgetWarning, to_json
+from agentfsm.engine.watch.stream import BudgetWarning, to_json
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 

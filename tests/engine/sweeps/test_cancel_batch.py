@@ -17,10 +17,10 @@ from checks import HANG_S, Trap
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.engine.breaker import FAILURES, OPEN_S
-from agentfsm.engine.bulkhead import Bulkhead
-from agentfsm.engine.dispatch import Host
-from agentfsm.engine.tools import Tool
+from agentfsm.engine.queue.dispatch import Host
+from agentfsm.engine.tools.breaker import FAILURES, OPEN_S
+from agentfsm.engine.tools.bulkhead import Bulkhead
+from agentfsm.engine.tools.tool import Tool
 
 
 def is_free(*bulkheads: Bulkhead | None) -> bool:

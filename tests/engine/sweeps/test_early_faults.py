@@ -25,8 +25,8 @@ from test_early import FINISH, STREAM, Telling, chunk_of, done, reply_of
 from agentfsm import Agent, Limits, Outcome, Run, State, StopReason, tool
 from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.events import ToolFinished, ToolsChosen
-from agentfsm.engine.places import left_behind
-from agentfsm.engine.stream import ToolEvent, ToolEventType
+from agentfsm.engine.queue.places import left_behind
+from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.ports import CallChunk, Chunk, Emit, FinishChunk, FinishReason, Model, Reply, Store
 from agentfsm.testing.models import Call, ScriptedModel, call, raw_call
 

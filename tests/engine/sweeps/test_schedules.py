@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.engine.dispatch import Host
-from agentfsm.engine.plan import Plan
-from agentfsm.engine.tools import Tool
+from agentfsm.engine.queue.dispatch import Host
+from agentfsm.engine.queue.plan import Plan
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
 
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else range(10_000)

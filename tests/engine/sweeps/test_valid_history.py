@@ -48,7 +48,7 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
-from agentfsm.engine.tools import Tool
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.ports import (
     CallChunk,
     Emit,

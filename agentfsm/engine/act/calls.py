@@ -1,0 +1,330 @@
+"""ACT: decisions are taken in, calls run, and what happens to each is a fact in the journal before it counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.effects import RunTools, Wait
+from agentfsm.core.inbox import Approve, GiveInput, Posted, Rerun
+from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, clean
+from agentfsm.core.run import UNDECIDED, Inquiry, OpenCall, Phase, place_in
+from agentfsm.engine.act.children import returned
+from agentfsm.engine.act.decide import decide, inquired, needs_approval
+from agentfsm.engine.drive.access import absence, barred, context_of, turn_of
+from agentfsm.engine.drive.drive import Drive
+from agentfsm.engine.drive.engine import Engine
+from agentfsm.engine.drive.family import Parent
+from agentfsm.engine.queue.dispatch import End, Host, failed
+from agentfsm.engine.queue.queue import ToolQueue
+from agentfsm.engine.queue.render import decided, rounds_text
+from agentfsm.engine.schema.arguments import check_object, object_text, repair
+from agentfsm.engine.think.early import Attempt, EarlyCalls
+from agentfsm.engine.tools.builtin import builtin
+from agentfsm.engine.tools.context import InputRequired, Paused, RunContext, ToolKind
+from agentfsm.engine.tools.questions import ROUNDS
+from agentfsm.engine.tools.tool import Bound, Tool
+from agentfsm.engine.watch.stream import AgentEvent, ToolEvent
+from agentfsm.ports import ProposedCall
+from agentfsm.tally import BYTES, estimated_tokens
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
+    from agentfsm.engine.drive.journal import Journal
+    from agentfsm.engine.tools.registry import ToolRegistry
+
+MALFORMED_CHARS: Final = 2_000
+# Of arguments that are no JSON object, kept for the record and shown to the model.
+_NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+async def act(engine: Engine, drive: Drive, effect: RunTools | Wait) -> None:
+    """Run what may run; where nothing may and calls are open, leave the run as it is: it waits for a person."""
+    entries, asking, intended = drive.journal.run.open, engine.registry.asking, Phase.INTENDED
+    calls = effect.calls if isinstance(effect, RunTools) else ()
+    drive.unfinished = len(entries)
+    special = [each for each in entries if each.phase is not intended or each.call.name in asking]
+    refused = drive.budget.admit(_unfinished(entries) if special else entries)
+    if refused:
+        _refuse(drive, refused)
+    if special or refused:
+        await decide(engine, drive)
+        calls, waiting = _ready(drive), _unfinished(drive.journal.run.open)
+        drive.unfinished = len(waiting)
+        drive.budget.admit(waiting)  # some may have their result now
+    if not drive.unfinished:
+        drive.journal.commit(e.ToolsReturned())
+    elif calls:
+        await drive.queue.execute_all(calls)
+    elif drive.owes_drained:
+        await drive.queue.tell_drained()
+    drive.owes_drained = False
+
+
+def _unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
+    return [each for each in entries if each.phase is not Phase.FINISHED]
+
+
+def _refuse(drive: Drive, entries: Sequence[OpenCall]) -> None:
+    """Commit the results of calls that the budget has no place for, before anybody is asked about them."""
+    text = drive.budget.refusal()
+    results = [decided(entry.call, Outcome.SKIPPED, text) for entry in entries]
+    drive.journal.log.warning("calls_refused", turn=drive.journal.run.turn, calls=len(results))
+    drive.journal.commit(
+        *[e.ToolFinished(result=attrs.evolve(each, error_type=ErrorType.BUDGET)) for each in results],
+    )
+
+
+def _ready(drive: Drive) -> tuple[ToolCall, ...]:
+    """Return the calls that may run now: those before the first one that still needs a decision."""
+    ready: list[ToolCall] = []
+    for entry in drive.journal.run.open:
+        call_id = entry.call.id
+        if entry.phase in UNDECIDED and call_id not in drive.granted and call_id not in drive.woken:
+            break
+        if entry.phase is not Phase.FINISHED:
+            row = drive.granted.get(call_id)
+            ready.append(entry.call if row is None else _as_approved(entry.call, row))
+    return tuple(ready)
+
+
+def _as_approved(call: ToolCall, row: Posted) -> ToolCall:
+    """Return the call as a person let it run: with other arguments, where they changed them."""
+    edited = row.item.arguments if isinstance(row.item, Approve) else None
+    return call if edited is None else attrs.evolve(call, arguments=edited)
+
+
+@attrs.define(eq=False, repr=False)
+class RunHost(Host):
+    """Serves the calls of a run: what happens to each is committed, and what may not run is refused."""
+
+    engine: Engine
+    drive: Drive
+    held: list[ToolResult | e.ToolPaused] | None = None
+    # What became of calls that started before the reply was in the journal; None where it is committed as it comes.
+
+    def find(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
+        """Return the tool of that name: the agent's, or one that the engine brings along."""
+        return registry.get(name) or builtin(self.drive.journal.run, name) or self._answering(name)
+
+    def _answering(self, name: str) -> Tool[..., Any] | None:
+        """Return the tool whose arguments are the answer; a call of it that comes here came too early."""
+        answers = self.engine.answers
+        return None if answers is None or answers.tool is None or answers.tool.name != name else answers.tool
+
+    def names(self, registry: ToolRegistry) -> Sequence[str]:
+        """Return the names of the tools that the run has and may use."""
+        return [tool.name for tool in registry if self.absence(tool) is None]
+
+    def position(self, call: ToolCall, index: int) -> int:  # noqa: ARG002  of those that run now
+        """Return the call's place in the reply: some of its calls may have run before."""
+        return place_in(call.id)
+
+    def context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
+        """Make what a tool may know of its call."""
+        run = self.drive.journal.run
+        entry = _entry_of(run, call)
+        return attrs.evolve(
+            context_of(self.drive),
+            call_id=call.id,
+            idempotency_key=call.key,
+            attempt=max(1, entry.attempts),
+            inquiry=entry.inquiry or Inquiry(),
+            deadline=deadline,
+            kept=self._kept,
+            kept_parts=self._kept_parts,
+            parent=self._parent() if tool.kind is ToolKind.AGENT else None,
+        )
+
+    def _kept(self, call_id: str) -> str | None:
+        return next((result.content for result in self._results(call_id)), None)
+
+    def _kept_parts(self, call_id: str) -> tuple[Media, ...]:
+        return next((result.parts for result in self._results(call_id)), ())
+
+    def _results(self, call_id: str) -> Iterator[ToolResult]:
+        messages = self.drive.journal.run.messages
+        return (m for m in messages if isinstance(m, ToolResult) and m.call_id == call_id)
+
+    def _parent(self) -> Parent:
+        journal, drive = self.drive.journal, self.drive
+        return Parent(
+            run=journal.run,
+            store=journal.store,
+            clock=journal.clock,
+            budget=drive.budget,
+            depth_limit=self.engine.limits.depth,
+        )
+
+    def absence(self, tool: Tool[..., Any]) -> End | None:
+        """Say why no call of a tool can run, whatever its arguments, or None."""
+        return absence(self.engine, self.drive, tool)
+
+    def refusal(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:
+        """Say why a valid call may not run: not with these arguments, or not approved."""
+        return barred(self.engine, self.drive, tool, bound) or self._unapproved(call, tool, bound)
+
+    def _unapproved(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:
+        """Refuse a call that could not run when others were asked for their word, and now could."""
+        if not tool.asks or call.id in self.drive.granted:
+            return None
+        if self.drive.journal.run.entry(call.id).phase is not Phase.INTENDED:
+            return None
+        if tool.waits_for is None and not needs_approval(tool, tool.arguments(bound)):
+            return None
+        text = f"{call.name} needs a person's word, which nobody was asked for: call it again to have them asked."
+        return failed(text, ErrorType.BLOCKED, retryable=True)
+
+    async def starting(self, call: ToolCall, tool: Tool[..., Any]) -> None:
+        """Record that a call is about to run; what may have an effect does not start before that is durable."""
+        if tool.read_only and call.id not in self.drive.granted:
+            return
+        journal = self.drive.journal
+        facts, taken = self._spent(call.id)
+        if not tool.read_only:
+            facts.append(e.ToolStarted(call_id=call.id, repeatable=tool.repeatable))
+        if facts:
+            journal.commit(*facts, taken=taken)
+        if not tool.read_only:
+            await journal.flush()
+
+    def _spent(self, call_id: str) -> tuple[list[e.Event], list[int]]:
+        """Spend the decision that lets a call run: return what is to be recorded of it, and its row in the inbox."""
+        row = self.drive.granted.pop(call_id, None)
+        if row is None or not isinstance(row.item, Approve | Rerun | GiveInput):
+            return [], []
+        if isinstance(row.item, GiveInput):
+            return [e.InputGiven(call_id=call_id, by=row.item.by, answers=row.item.answers)], [row.number]
+        edited = row.item.arguments if isinstance(row.item, Approve) else None
+        return [e.ApprovalGiven(call_id=call_id, by=row.item.by, arguments=edited)], [row.number]
+
+    def finished(self, result: ToolResult) -> None:
+        """Record a call's result, as it comes; the last one ends the turn, in the same append."""
+        if self.held is not None:
+            self.held.append(result)
+            return
+        journal, drive = self.drive.journal, self.drive
+        drive.unfinished -= 1
+        if drive.budget.below:
+            result = returned(drive, result)
+        finished = e.ToolFinished(result=result)
+        ending = () if drive.unfinished else (e.ToolsReturned(),)
+        facts, taken = self._spent(result.call_id)  # where it was let run, and could not
+        journal.commit(*facts, finished, *ending, taken=taken)
+        drive.budget.ended()
+        if journal.log.is_read:
+            tool = (
+                result.tool if result.tool in drive.queue.registry else "(unknown)"
+            )  # what a model invents is no fact
+            outcome, wall_s = result.outcome.value, result.duration_s
+            journal.log.info("call", call=result.call_id, tool=tool, outcome=outcome, wall_s=wall_s)
+
+    def release(self) -> None:
+        """Record what was held back: the reply that asked for it is in the journal."""
+        held, self.held = self.held or [], None
+        for each in held:
+            if isinstance(each, ToolResult):
+                self.finished(each)
+            else:
+                self.drive.journal.commit(each)
+
+    async def paused(self, call: ToolCall, tool: Tool[..., Any], pause: Paused) -> End | None:
+        """Record what a call waits for; one that asks people again and again comes to an end."""
+        self.drive.woken -= {call.id}
+        run, waits, state = self.drive.journal.run, pause.pending, None
+        if isinstance(pause, InputRequired):
+            rounds = (_entry_of(run, call).inquiry or Inquiry()).rounds
+            if rounds >= ROUNDS:
+                return failed(rounds_text(call.name, rounds), ErrorType.TOOL)
+            now = await self.drive.journal.store.now()
+            waits = (inquired(run, tool, call, pause, rounds=rounds, now=now),)
+            state = pause.state
+        fact = e.ToolPaused(call_id=call.id, pending=waits, state=state)
+        if self.held is None:
+            self.drive.journal.commit(fact)
+        else:
+            self.held.append(fact)
+        return None
+
+    def count(self, text: str) -> int:
+        """Return the tokens of a text, exactly where a vocabulary is loaded."""
+        counter = self.drive.tally.counter
+        return estimated_tokens(text) if counter is BYTES else counter.count(text)
+
+
+def _entry_of(run: Run, call: ToolCall) -> OpenCall:
+    """Return the open call; as it was chosen, where the reply that chose it is not in the journal yet."""
+    found = next((entry for entry in run.open if entry.call.id == call.id), None)
+    return OpenCall(call=call) if found is None else found
+
+
+def early_calls(engine: Engine, drive: Drive) -> EarlyCalls:
+    """Return what starts read-only calls while a reply streams; their results wait for the reply to be journalled."""
+
+    def prepare() -> Attempt:
+        host = RunHost(engine, drive, held=[])
+        drive.budget.begin_calls()
+        return Attempt(attrs.evolve(drive.queue, host=host), host.release, drive.budget.take)
+
+    return EarlyCalls(prepare, mint=lambda index, call: mint(drive, index, call))
+
+
+def mint(drive: Drive, index: int, proposed: ProposedCall) -> ToolCall:
+    """Give a call of the reply its id and key, mend its arguments if need be, and set aside what is no JSON object."""
+    run = drive.journal.run
+    call_id = f"t{run.turns_before + run.turn + 1}.{index}"
+    known = drive.queue.host.find(drive.queue.registry, proposed.name) is not None
+    arguments = object_text(proposed.arguments)
+    flaw, mended = check_object(arguments), None
+    if flaw is not None:
+        mended = repair(proposed.arguments)
+    return ToolCall(
+        id=call_id,
+        name=proposed.name if known else _legal_name(proposed.name),
+        invented=not known,
+        arguments=arguments if flaw is None else mended or "{}",
+        key=f"{run.id}:{call_id}",
+        provider_id=clean(proposed.id),
+        malformed=None if flaw is None or mended else f"{flaw}; it began: {clean(arguments[:MALFORMED_CHARS])}",
+        repaired=clean(arguments[:MALFORMED_CHARS]) if mended else None,
+    )
+
+
+def _legal_name(name: str) -> str:
+    """Return an invented name in the letters that a provider takes back."""
+    return _NOT_IN_NAMES.sub("_", name)[:64] or "unnamed"
+
+
+def queue_of(engine: Engine, drive: Drive) -> ToolQueue:
+    """Return the queue of a driving call, which records each call's start and end in the journal."""
+    journal, limits = drive.journal, engine.limits
+    serial = engine.settings_of(journal.run).parallel_tool_calls is False
+    return ToolQueue(
+        engine.registry,
+        limit=1 if serial else limits.parallel,
+        timeout_s=limits.tool_timeout_s,
+        clock=engine.clock,
+        owner=journal.run.id,
+        host=RunHost(engine, drive),
+        watch=_tool_listener(journal) if journal.listen is not None else None,
+        retries_per_tool=limits.retries_per_tool,
+        retries_per_run=limits.retries_per_run,
+        retries=dict(journal.run.retries),
+    )
+
+
+def _tool_listener(journal: Journal) -> Callable[[ToolEvent | AgentEvent], None]:
+    """Return a listener that adds the run and the turn, which the queue does not know."""
+
+    def listen(event: ToolEvent | AgentEvent) -> None:
+        if journal.listen is None:
+            return
+        if isinstance(event, ToolEvent):
+            event = attrs.evolve(event, run_id=journal.run.id, turn=turn_of(journal.run))
+        journal.listen(event)
+
+    return listen

@@ -1,0 +1,340 @@
+"""What is said of open calls before any runs: who has to be asked, what was decided, what became of those in flight.
+
+The store's clock is read before the inbox is. So a decision that is not there when the time is up comes too late, since
+a store refuses it from that moment on; and one that is there was made in time, whenever it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from inspect import iscoroutinefunction
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.errors import ArgumentsError
+from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, Posted, Reject, Rerun, Settle
+from agentfsm.core.messages import Outcome, ToolCall, ToolResult, clean
+from agentfsm.core.run import UNDECIDED, OpenCall, Phase, arguments_of
+from agentfsm.engine.drive.access import absence, barred
+from agentfsm.engine.drive.drive import Drive
+from agentfsm.engine.drive.engine import Engine
+from agentfsm.engine.drive.journal import load
+from agentfsm.engine.queue import render
+from agentfsm.engine.queue.render import decided
+from agentfsm.engine.tools.context import Found, InputRequired, RunContext
+from agentfsm.engine.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, POLICIES, Arguments, Tool
+from agentfsm.threads import in_thread
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
+
+DESCRIPTION_CHARS: Final = 2_000
+# Of what a call will do, in the words of its tool: a sentence, not the whole of a letter.
+
+
+@attrs.frozen
+class _Arrived:
+    """What the inbox holds for open calls, and the store's time before it was read."""
+
+    now: float
+    decisions: dict[str, Posted]
+    # By call id.
+    has_input: bool
+
+
+async def decide(engine: Engine, drive: Drive) -> None:
+    """Commit what is to be said of open calls before any runs."""
+    arrived = await _arrived(drive)
+    facts: list[e.Event] = []
+    taken: list[int] = []
+    for entry in drive.journal.run.open:
+        row = arrived.decisions.get(entry.call.id)
+        if _waits_below(drive.journal.run, entry):
+            await _look_after(drive, entry, arrived.now)
+        elif row is not None and _lets_run(engine, entry, row):
+            drive.granted[entry.call.id] = row  # spent in the very append that marks the call as started
+        elif (fact := await _fact(engine, drive, entry, row, arrived)) is not None:
+            facts.append(fact)
+            taken += [row.number] if row is not None else []
+    if facts:
+        drive.journal.commit(*facts, taken=taken)
+
+
+async def _arrived(drive: Drive) -> _Arrived:
+    journal = drive.journal
+    now = await journal.store.now()
+    undecided = [entry for entry in journal.run.open if entry.phase in UNDECIDED]
+    late = any(item.expires_at is not None and now >= item.expires_at for item in journal.run.pending)
+    rows = await journal.rows(afresh=late) if undecided else ()  # a no by time is said after a look, not on hearsay
+    decisions = {row.item.call_id: row for row in rows if isinstance(row.item, Decision)}
+    return _Arrived(now, decisions, any(isinstance(row.item, Input) for row in rows))
+
+
+# Agents below.
+
+
+def _waits_below(run: Run, entry: OpenCall) -> bool:
+    """Whether the call waits for what is decided in the run of an agent below."""
+    return entry.phase is Phase.PAUSED and any(item.run_id != run.id for item in entry.waits)
+
+
+async def _look_after(drive: Drive, entry: OpenCall, now: float) -> None:
+    """Wake a paused call when what its agent waits for first was decided, or is due; once for each thing waited for."""
+    call_id = entry.call.id
+    first = {item.run_id: item for item in reversed(entry.waits)}
+    drive.woken -= {call_id}
+    if drive.tried.get(call_id) != entry.waits and any([await _may_go_on(drive, each, now) for each in first.values()]):
+        drive.tried[call_id] = entry.waits
+        drive.woken |= {call_id}
+
+
+async def _may_go_on(drive: Drive, item: Pending, now: float) -> bool:
+    if item.expires_at is not None and now >= item.expires_at:
+        return True
+    store = drive.journal.store
+    if item not in (await load(store, item.run_id)).pending:
+        return True  # somebody has driven it on
+    return any(_concerns(row, item) for row in await store.inbox(item.run_id))
+
+
+def _concerns(row: Posted, item: Pending) -> bool:
+    """Whether a row ends the wait."""
+    if isinstance(row.item, Decision):
+        return row.item.call_id == item.call_id
+    return isinstance(row.item, Cancel) or (isinstance(row.item, Input) and item.kind is PendingKind.INPUT)
+
+
+# One call.
+
+
+def _lets_run(engine: Engine, entry: OpenCall, row: Posted) -> bool:
+    """Whether a person has let the call run, as it is now."""
+    if isinstance(row.item, Approve):
+        return entry.phase is Phase.ASKED and row.item.digest == entry.digest and not _has_changed(engine, entry)
+    if isinstance(row.item, GiveInput):
+        return entry.phase is Phase.PAUSED and row.item.digest == entry.waits[0].digest
+    return isinstance(row.item, Rerun) and entry.phase is Phase.LOST
+
+
+async def _fact(engine: Engine, drive: Drive, entry: OpenCall, row: Posted | None, arrived: _Arrived) -> e.Event | None:
+    """Return what is to be recorded of an open call before any call runs, if anything."""
+    call, now = entry.call, arrived.now
+    is_late = entry.expires_at is not None and now >= entry.expires_at
+    match entry.phase, row.item if row is not None else None:
+        case Phase.INTENDED, _:
+            return _asked(engine, drive, call, now)
+        case Phase.RUNNING, _:
+            return await _recovered(engine, drive, call)
+        case Phase.ASKED, Reject(by=by, message=message):
+            return e.ToolFinished(result=_rejected(call, message), by=by)
+        case Phase.ASKED, None if is_late:
+            return e.ToolFinished(result=_rejected(call, "nobody answered in time"))
+        case Phase.ASKED, _ if row is not None or _has_changed(engine, entry):
+            return _asked_again(engine, drive, call, now)
+        case ((Phase.LOST | Phase.PAUSED), Settle(by=by, outcome=outcome, content=content)):
+            return e.ToolFinished(result=_settled(engine, drive, call, outcome, content), by=by)
+        case Phase.PAUSED, None:
+            return _waited(entry, arrived)
+    return None
+
+
+def _asked(engine: Engine, drive: Drive, call: ToolCall, now: float) -> e.Event | None:
+    """Return what is asked outside before the call counts; None where nothing is, or the call will not run anyway."""
+    tool = None if call.invented else engine.registry.get(call.name)
+    if tool is None or not tool.asks:
+        return None
+    arguments = _runnable(engine, drive, tool, call)
+    if arguments is None:
+        return None
+    if tool.waits_for is not None:
+        waits = Pending(
+            kind=tool.waits_for,
+            run_id=drive.journal.run.id,
+            call_id=call.id,
+            tool=call.name,
+            arguments=vars(arguments),
+            description=described(tool, arguments),
+            expires_at=now + patience_s(tool, arguments),
+        )
+        return e.ToolPaused(call_id=call.id, pending=(waits,))
+    return _question(tool, call, arguments, now) if needs_approval(tool, arguments) else None
+
+
+def _question(tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: float) -> e.ApprovalAsked:
+    return e.ApprovalAsked(
+        call_id=call.id,
+        expires_at=now + tool.approval_expires_s,
+        description=described(tool, arguments),
+        digest=tool.digest_of(call),
+    )
+
+
+def _asked_again(engine: Engine, drive: Drive, call: ToolCall, now: float) -> e.Event:
+    """Return what is recorded of a call whose tool has changed since a person was asked, or said yes to it."""
+    tool = engine.registry.get(call.name)
+    arguments = None if tool is None else _runnable(engine, drive, tool, call)
+    if tool is not None and arguments is not None:
+        return _question(tool, call, arguments, now)
+    content = "not run: the tool has changed since a person was asked about this call. Call it again, as it is now."
+    return e.ToolFinished(result=decided(call, Outcome.SKIPPED, content))
+
+
+def _runnable(engine: Engine, drive: Drive, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:
+    """Return the arguments of a call that could run; None where it will be refused, whoever says yes to it."""
+    if call.malformed is not None or absence(engine, drive, tool) is not None:
+        return None
+    try:
+        bound = tool.bound(call.arguments)
+    except ArgumentsError:
+        return None
+    return None if barred(engine, drive, tool, bound) is not None else tool.arguments(bound)
+
+
+def _has_changed(engine: Engine, entry: OpenCall) -> bool:
+    """Whether the tool is not what it was when a person was asked about the call."""
+    tool = engine.registry.get(entry.call.name)
+    return bool(entry.digest) and tool is not None and tool.digest_of(entry.call) != entry.digest
+
+
+def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:
+    """Whether a person has to say yes to a call with these arguments."""
+    if isinstance(tool.requires_approval, bool):
+        return tool.requires_approval
+    try:
+        return bool(tool.requires_approval(arguments))
+    except Exception:  # noqa: BLE001  what cannot say that nobody need be asked has not said it
+        return True
+
+
+def described(tool: Tool[..., Any], arguments: Arguments) -> str:
+    """Return what a call will do, where its tool says so, for the person who decides on it."""
+    if tool.describe is None:
+        return ""
+    try:
+        return clean(str(tool.describe(arguments))[:DESCRIPTION_CHARS])
+    except Exception as error:  # noqa: BLE001  the person still sees the tool and its arguments
+        return f"(its description failed: {render.describe(error)})"
+
+
+def _rejected(call: ToolCall, message: str) -> ToolResult:
+    content = f"not run: a person rejected it{f' ({message})' if message else ''}. Do not try it again unasked."
+    return decided(call, Outcome.REJECTED, content)
+
+
+# A call whose result comes from outside.
+
+
+def _settled(engine: Engine, drive: Drive, call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
+    """Return a result that comes from outside, of which the model is shown no more than of the tool's own."""
+    tool, result = engine.registry.get(call.name), decided(call, outcome, content)
+    shown = None if tool is None else render.shown_chars(result.content, tool, drive.queue.host.count)
+    return attrs.evolve(result, shown_chars=shown)
+
+
+def inquired(
+    run: Run,
+    tool: Tool[..., Any],
+    call: ToolCall,
+    pause: InputRequired,
+    *,
+    rounds: int,
+    now: float,
+) -> Pending:
+    """Return what a call waits for whose tool asks a person.
+
+    Args:
+        run: The run of the call.
+        tool: What asks.
+        call: The call that it was asked in.
+        pause: The questions.
+        rounds: How many times it has asked before.
+        now: Seconds since 1970 by the store's clock.
+    """
+    arguments = tool.arguments(tool.bind(call.arguments))
+    asked = [rounds, *map(attrs.asdict, pause.questions)]
+    return Pending(
+        kind=PendingKind.QUESTION,
+        run_id=run.id,
+        call_id=call.id,
+        tool=call.name,
+        arguments=arguments_of(call),
+        description="\n".join([each.message for each in pause.questions])[:DESCRIPTION_CHARS],
+        expires_at=now + patience_s(tool, arguments),
+        digest=hash_of(json.dumps(asked, sort_keys=True), DIGEST_CHARS),
+        questions=pause.questions,
+    )
+
+
+def patience_s(tool: Tool[..., Any], arguments: Arguments) -> float:
+    """Return the seconds for which an answer to what a tool asks counts."""
+    if not callable(tool.answer_expires_s):
+        return tool.answer_expires_s
+    try:
+        seconds = float(tool.answer_expires_s(arguments))
+    except Exception:  # noqa: BLE001  what cannot say how long it waits, waits as long as others do
+        return ANSWER_EXPIRES_S
+    return seconds if 0 <= seconds < inf else ANSWER_EXPIRES_S
+
+
+def _waited(entry: OpenCall, arrived: _Arrived) -> e.ToolFinished | None:
+    """Return the result of a call that waits for an answer, or for input, where that is there or its time is up."""
+    [item] = entry.waits
+    is_late = item.expires_at is not None and arrived.now >= item.expires_at
+    if item.kind is PendingKind.INPUT and (arrived.has_input or is_late):
+        content = "Something has come in; it follows." if arrived.has_input else "The time is up; nothing has come in."
+        return e.ToolFinished(result=decided(entry.call, Outcome.DONE, content))
+    if not is_late:
+        return None
+    content = "Nobody answered in time. Go on without, and say what you assumed; do not ask the same again."
+    return e.ToolFinished(result=decided(entry.call, Outcome.TIMED_OUT, content))
+
+
+# A call that was in flight when its worker died.
+
+
+async def _recovered(engine: Engine, drive: Drive, call: ToolCall) -> e.Event | None:
+    """Return what is recorded of it; None where it is run again."""
+    tool = None if call.invented else engine.registry.get(call.name)
+    policy = "ask" if tool is None else await _found_out(engine, drive, tool, call)
+    if isinstance(policy, Found):
+        content, parts = render.rendered(policy.result)
+        result = attrs.evolve(_settled(engine, drive, call, Outcome.DONE, content), parts=parts)
+        return e.ToolFinished(result=result, by="on_unknown")
+    drive.journal.log.warning("call_unknown", call=call.id, policy=policy)
+    if policy == "fail":
+        content = (
+            "outcome unknown: the program stopped while the call was under way, and its effect may have happened. "
+            "Check before you repeat it."
+        )
+        return e.ToolFinished(result=decided(call, Outcome.UNKNOWN, content), by="on_unknown")
+    return None if policy == "rerun" else e.ToolLost(call_id=call.id)
+
+
+async def _found_out(engine: Engine, drive: Drive, tool: Tool[..., Any], call: ToolCall) -> str | Found:
+    """Return what the tool declares, or what its function finds out; one that cannot tell leaves it to a person."""
+    if isinstance(tool.on_unknown, str):
+        return tool.on_unknown
+    limit_s = tool.timeout_s or engine.limits.tool_timeout_s
+    try:
+        arguments = tool.arguments(tool.bind(call.arguments))
+        ctx = drive.queue.host.context(call, tool, engine.clock.now() + limit_s)
+        with anyio.fail_after(limit_s):
+            found = await _asked_of(tool.on_unknown, ctx, arguments)
+    except Exception as error:  # noqa: BLE001  whatever it is, nothing was found out
+        drive.journal.log.warning("on_unknown_failed", call=call.id, error=type(error).__name__)
+        return "ask"
+    return found if isinstance(found, Found) or (isinstance(found, str) and found in POLICIES) else "ask"
+
+
+async def _asked_of(find_out: Callable[..., Any], ctx: RunContext[Any], arguments: Arguments) -> Any:
+    """Call a function, async or plain: a plain one in a thread, so that the event loop goes on."""
+    if iscoroutinefunction(find_out):
+        return await find_out(ctx, arguments)
+    return await in_thread(lambda: find_out(ctx, arguments)).wait()

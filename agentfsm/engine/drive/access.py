@@ -1,0 +1,67 @@
+"""What a run may use: whether a tool is there now, and may be called by it with these arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentfsm.core.machine import State
+from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.engine.drive.drive import Drive
+from agentfsm.engine.drive.engine import Engine
+from agentfsm.engine.queue import render
+from agentfsm.engine.queue.dispatch import End, failed
+from agentfsm.engine.tools.context import RunContext
+from agentfsm.engine.tools.tool import Arguments, Bound, Tool
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
+
+
+def absence(engine: Engine, drive: Drive, tool: Tool[..., Any]) -> End | None:
+    """Say why no call of a tool can run, whatever its arguments: withdrawn, not there now, or never permitted."""
+    run, permissions = drive.journal.run, engine.permissions
+    if tool.name in run.disabled:
+        return End(Outcome.SKIPPED, render.withdrawn_text(tool.name), ErrorType.WITHDRAWN)
+    if not is_enabled(tool, drive):
+        return End(Outcome.SKIPPED, render.absent_text(tool.name), ErrorType.WITHDRAWN)
+    if permissions is None or permissions.offers(tool, run.header.roles):
+        return None
+    reason = permissions.refusal(tool, run.header.roles, Arguments()) or f"{tool.name} is not permitted in this run"
+    return failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
+
+
+def barred(engine: Engine, drive: Drive, tool: Tool[..., Any], bound: Bound) -> End | None:
+    """Say that nobody could let a call with these arguments run."""
+    if engine.permissions is None:
+        return None
+    reason = engine.permissions.refusal(tool, drive.journal.run.header.roles, tool.arguments(bound))
+    return None if reason is None else failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
+
+
+def context_of(drive: Drive) -> RunContext[Any]:
+    """Return what a tool may know of the run, apart from any call."""
+    run = drive.journal.run
+    return RunContext(
+        deps=drive.deps,
+        run_id=run.id,
+        turn=turn_of(run),
+        user=run.header.user,
+        roles=run.header.roles,
+        metadata=run.metadata,
+    )
+
+
+def turn_of(run: Run) -> int:
+    """Return the turn that a call which runs now belongs to; while the reply streams it is not in the journal yet."""
+    return run.turn + 1 if run.state is State.THINK else run.turn
+
+
+def is_enabled(tool: Tool[..., Any], drive: Drive) -> bool:
+    """Whether a tool is there now; one that cannot say so is not."""
+    if isinstance(tool.enabled, bool):
+        return tool.enabled
+    try:
+        return bool(tool.enabled(context_of(drive)))
+    except Exception as error:  # noqa: BLE001  it has not said yes
+        drive.journal.log.warning("tool_enabled_failed", tool=tool.name, error=type(error).__name__)
+        return False

@@ -1,0 +1,228 @@
+"""The form of an answer: how a model is held to it, how its text becomes a value, and what else has to hold.
+
+A run keeps the answer as the text that the model wrote; the value is made of it when it is asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
+import jiter
+
+from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
+from agentfsm.core.messages import JSON
+from agentfsm.engine.schema.arguments import check_object, object_in, object_text
+from agentfsm.engine.schema.functions import context_of, parameters_of
+from agentfsm.engine.schema.signature import Form, form_of
+from agentfsm.engine.schema.strict import strict_schema, without_nulls
+from agentfsm.engine.tools.context import RunContext
+from agentfsm.engine.tools.tool import Tool, make_tool
+from agentfsm.engine.watch.stream import CallDelta, TextDelta
+from agentfsm.ports import OutputForm, OutputMode, Reply, ToolDefinition
+
+if TYPE_CHECKING:
+    from agentfsm.ports import Model
+
+FINAL_ANSWER: Final = "final_answer"
+# The tool whose arguments are the answer, and the name of the form.
+DESCRIPTION: Final = "Give the final answer. Call it once, alone, when the work is done."
+NOT_YET: Final = (
+    "Not yet: the other calls of this turn come first. Read their results, then give the final answer alone."
+)
+IN_WORDS: Final = "Your final answer is one JSON object that fits this JSON Schema, with nothing around it:\n{schema}"
+
+Validator: TypeAlias = Callable[..., Awaitable[object] | object]
+
+
+@attrs.frozen(kw_only=True)
+class _Check:
+    """A function of the user's that looks at a value."""
+
+    function: Validator
+    takes_context: bool
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Answers:
+    """What an agent's answers have to be."""
+
+    form: Form | None
+    # None for plain text.
+    checks: tuple[_Check, ...]
+    output: OutputForm | None = None
+    # For the request, in the modes SCHEMA and JSON.
+    definition: ToolDefinition | None = None
+    # Of the tool whose arguments are the answer, in the mode TOOL.
+    tool: Tool[..., Any] | None = None
+    # What answers a call of it that comes too early.
+    instructions: str = ""
+    # Added to the agent's own, in the modes JSON and PROMPT.
+
+    @property
+    def is_call(self) -> bool:
+        """Whether an answer can only be a call."""
+        return self.definition is not None and self.form is not None and not self.form.takes_text
+
+    @property
+    def how(self) -> str:
+        """How the model is to correct a refused answer."""
+        return "Give a corrected one." if self.tool is None else f"Call {FINAL_ANSWER} with a corrected one."
+
+    def unwrapped(self, reply: Reply) -> Reply:
+        """Return the reply with the arguments of the output tool as its text, where it calls nothing else."""
+        if self.tool is None or not reply.calls or any(call.name != FINAL_ANSWER for call in reply.calls):
+            return reply
+        return attrs.evolve(reply, text=object_text(reply.calls[0].arguments), calls=(), native=None)
+
+    def value(self, text: str) -> Any:
+        """Return what the text of an answer stands for.
+
+        Raises:
+            ArgumentsError: when it does not fit the form; it tells all problems at once.
+        """
+        if self.form is None:
+            return text
+        try:
+            return self.form.validate(self._object(text))
+        except ArgumentsError:
+            if self.form.takes_text:
+                return text
+            raise
+
+    def _object(self, text: str) -> str:
+        """Return the text as one strict JSON object."""
+        found = object_in(text)
+        if found is None:
+            flaw = check_object(object_text(text))
+            raise ArgumentsError(f"the answer is not a JSON object ({flaw}); send one, with nothing around it.")
+        if self.form is None or "null" not in found:
+            return found
+        return json.dumps(without_nulls(jiter.from_json(found.encode()), self.form.schema), ensure_ascii=False)
+
+    def partial(self, deltas: Iterable[TextDelta | CallDelta]) -> Any:
+        """Return as much of an answer as the beginning of a reply tells, as JSON values; None for nothing."""
+        pieces, is_answer = [], False
+        for delta in deltas:
+            if isinstance(delta, CallDelta):
+                is_answer = delta.name == FINAL_ANSWER if delta.name else is_answer
+                pieces.append(delta.arguments if is_answer else "")
+            elif self.tool is None:
+                pieces.append(delta.text)
+        text = "".join(pieces)
+        begun = text[text.find("{") :] if "{" in text else ""
+        try:
+            values = jiter.from_json(begun.encode(), partial_mode="trailing-strings") if begun else None
+        except ValueError:
+            return None
+        is_wrapped = self.form is not None and self.form.is_wrapped
+        return values.get("result") if is_wrapped and isinstance(values, dict) else values
+
+    async def check(self, text: str, context: RunContext[Any]) -> str | None:
+        """Say why an answer is refused, for the model; None where all is well.
+
+        What the user's own functions raise, other than `ModelRetry`, is theirs and passes through.
+        """
+        try:
+            value = self.value(text)
+            for each in self.checks:
+                found = each.function(context, value) if each.takes_context else each.function(value)
+                if inspect.isawaitable(found):
+                    await found
+        except (ArgumentsError, ModelRetry) as error:
+            return str(error)
+        return None
+
+
+def answers_of(
+    output_type: Any,
+    validators: Iterable[Validator],
+    mode: OutputMode | str | None,
+    model: Model,
+    names: Iterable[str],
+) -> Answers | None:
+    """Return what an agent's answers have to be; None where any text will do.
+
+    Args:
+        output_type: A type that JSON can carry; None and `str` stand for plain text.
+        validators: Functions of the value, or of the RunContext and the value, plain or async; plain ones run in the
+            event loop and must be quick. They raise ModelRetry to refuse it.
+        mode: How the model is held to the form; None for the best that it has and that can say the form.
+        model: Who answers.
+        names: Of the agent's tools.
+
+    Raises:
+        MisuseError: when the type has no JSON Schema, the model has not this mode, a function takes something else, or
+            a tool has the name of the output tool.
+    """
+    checks = tuple([_check_of(function) for function in validators])
+    if output_type is None or output_type is str:
+        if mode is not None:
+            raise MisuseError("output_mode says how a model is held to an output_type: give that, too")
+        return Answers(form=None, checks=checks) if checks else None
+    form = form_of(output_type)
+    if FINAL_ANSWER in names:
+        raise MisuseError(f"with an output_type, {FINAL_ANSWER!r} names the tool that gives the answer: rename yours")
+    chosen, schema = _chosen(form, mode, model)
+    return Answers(form=form, checks=checks, **_MEANS[chosen](form.schema if schema is None else schema))
+
+
+def _check_of(function: Validator) -> _Check:
+    name = getattr(function, "__name__", repr(function))
+    parameters = parameters_of(function, name)
+    context = context_of(parameters, RunContext, name)
+    if len(parameters) - (context is not None) != 1:
+        raise MisuseError(f"the output validator {name!r} takes one value, and a RunContext before it if need be")
+    return _Check(function=function, takes_context=context is not None)
+
+
+def _chosen(form: Form, mode: OutputMode | str | None, model: Model) -> tuple[OutputMode, Mapping[str, JSON] | None]:
+    """Return the mode, and the schema in strict form where that is sent."""
+    has = model.output_modes
+    if mode is not None and mode not in has:
+        raise MisuseError(f"{model.name} has no output_mode {str(mode)!r}; it has: {', '.join(has)}")
+    for each in has if mode is None else [OutputMode(mode)]:
+        if each is not OutputMode.SCHEMA:
+            return each, None
+        try:
+            return each, strict_schema(form.schema, FINAL_ANSWER)
+        except MisuseError:
+            if mode is not None or len(has) == 1:
+                raise
+    return OutputMode.PROMPT, None
+
+
+def _by_schema(schema: Mapping[str, JSON]) -> dict[str, Any]:
+    return {"output": OutputForm(name=FINAL_ANSWER, schema=schema)}
+
+
+def _by_tool(schema: Mapping[str, JSON]) -> dict[str, Any]:
+    about = schema.get("description")
+    description = f"{DESCRIPTION}\n{about}" if about else DESCRIPTION
+    definition = ToolDefinition(name=FINAL_ANSWER, description=description, parameters=schema)
+    anything: dict[str, JSON] = {"type": "object"}
+    tool = make_tool(_too_early, name=FINAL_ANSWER, description=DESCRIPTION, parameters=anything, read_only=True)
+    return {"definition": definition, "tool": tool}
+
+
+def _by_json(schema: Mapping[str, JSON]) -> dict[str, Any]:
+    return {"output": OutputForm(name=FINAL_ANSWER, schema=None)} | _by_prompt(schema)
+
+
+def _by_prompt(schema: Mapping[str, JSON]) -> dict[str, Any]:
+    return {"instructions": IN_WORDS.format(schema=json.dumps(schema, ensure_ascii=False))}
+
+
+_MEANS: Final[Mapping[OutputMode, Callable[[Mapping[str, JSON]], dict[str, Any]]]] = {
+    OutputMode.SCHEMA: _by_schema,
+    OutputMode.TOOL: _by_tool,
+    OutputMode.JSON: _by_json,
+    OutputMode.PROMPT: _by_prompt,
+}
+
+
+async def _too_early(**_answer: Any) -> str:
+    raise ModelRetry(NOT_YET)

@@ -1,0 +1,59 @@
+"""One driving call: a journal under its lease, and what its caller brought along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.effects import Pending
+from agentfsm.core.inbox import Posted
+from agentfsm.core.limits import StopReason
+from agentfsm.engine.drive.budget import Budget
+from agentfsm.engine.drive.journal import Journal
+from agentfsm.engine.queue.queue import ToolQueue
+from agentfsm.tally import Tally
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Drive:
+    """One driving call."""
+
+    journal: Journal
+    deps: Any
+    tally: Tally
+    # Counts the run's messages, each once.
+    budget: Budget
+    make_queue: Callable[[Drive], ToolQueue]
+    granted: dict[str, Posted] = attrs.field(factory=dict)
+    # Approvals that were read and not spent yet, by call id.
+    woken: frozenset[str] = frozenset()
+    # Paused calls that may go on.
+    unfinished: int = 0
+    # Calls of the turn that have no result yet.
+    owes_drained: bool = False
+    # Whether calls have run early and those who watch were not told yet that no other may run.
+    tried: dict[str, tuple[Pending, ...]] = attrs.field(factory=dict)
+    # What paused calls waited for when they were last woken.
+    warned: frozenset[str] = frozenset()
+    # Limits of which it was told that the run nears them.
+
+    _queue: ToolQueue | None = None
+
+    @property
+    def queue(self) -> ToolQueue:
+        """Runs the calls; made with the first of them, since many runs have none."""
+        if self._queue is None:
+            self._queue = self.make_queue(self)
+        return self._queue
+
+    def close(self) -> None:
+        """Part with the queue, which knows this call: as a ring, both would stay in memory until somebody looks."""
+        self._queue = None
+
+    def fail(self, reason: StopReason, message: str, *before: e.Event) -> None:
+        """Commit the end of the run, with what happened before it."""
+        self.journal.log.error("run_failed", reason=reason.value, turn=self.journal.run.turn)
+        self.journal.commit(*before, e.Failed(reason=reason, message=message))

@@ -1,0 +1,123 @@
+"""What an agent is made of, as the engine sees it: ports and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.compaction import Context
+from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.limits import Limits
+from agentfsm.core.settings import Settings
+from agentfsm.engine.tools.permission import Permissions
+from agentfsm.engine.tools.registry import ToolRegistry
+from agentfsm.ports import Clock, Judge, Model, TokenCounter, ToolDefinition, ToolSelector, plain_json
+from agentfsm.tally import Tally, count_tools
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
+    from agentfsm.engine.drive.answers import Answers
+
+ANSWER_TOKENS: Final = 4_096
+# Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
+LONGEST_ANSWER_TOKENS: Final = 16_384
+# What an answer without a cap is taken to need at most, where others spend from the same budget at once: as long as
+# many models can answer. One that answers longer is found out (see `budget`).
+
+
+@attrs.frozen(kw_only=True)
+class Engine:
+    """What an agent is made of: ports and settings. It holds nothing of any run."""
+
+    model: Model
+    instructions: str
+    registry: ToolRegistry
+    permissions: Permissions | None
+    selector: ToolSelector
+    limits: Limits
+    settings: Settings | Callable[[Run], Settings]
+    # The agent's, or what tells them for each turn.
+    context: Context
+    clock: Clock
+    answers: Answers | None
+    # What an answer has to be; None where any text will do.
+    judge: Judge | None
+    last_answer: bool
+    # Whether a run that is stopped for a loop is asked once more for what it has.
+    load_counter: Callable[[str], Awaitable[TokenCounter]]
+    # Loads the token counter for a model name; called only when a history comes near the window.
+    log_prompts: bool = False
+    _overhead: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
+    # Tokens of what every request holds, by encoding and tools.
+    _shapes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
+    # Hashes of the same, by tools.
+    _unpriced: set[str] = attrs.field(factory=set, init=False)
+    # Names of models of which the log was told that their price is not known.
+
+    @property
+    def narrows(self) -> bool:
+        """Whether a run may be offered fewer tools than there are, by permission or by what a tool says of itself."""
+        return self.permissions is not None or bool(self.registry.conditional)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether an answer is looked at before it counts."""
+        return self.answers is not None or self.judge is not None
+
+    def settings_of(self, run: Run) -> Settings:
+        """Return how the model is asked in the run's next turn."""
+        settings = self.settings(run) if callable(self.settings) else self.settings
+        return settings if run.header.settings is None else run.header.settings.over(settings)
+
+    def settings_beside(self, run: Run, max_tokens: int, *, own: bool) -> Settings:
+        """Return the settings for a question beside the run: short, without tools, and as always for the own model."""
+        base = self.settings_of(run) if own else Settings()
+        return attrs.evolve(base, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None, stop=())
+
+    def room_tokens(self, tally: Tally, settings: Settings) -> int:
+        """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
+        return self.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - tally.overhead
+
+    def allowance_tokens(self, tally: Tally, settings: Settings) -> int:
+        """Return what messages may fill of that before there is a compaction."""
+        return int(self.context.share * self.room_tokens(tally, settings))
+
+    def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition]) -> int:
+        """Return the tokens of instructions and tool definitions; counted once per counter and set of tools."""
+        key = counter.encoding, *self._key(tools)
+        tokens = self._overhead.get(key)
+        if tokens is None:
+            tokens = counter.count(self.instructions) + count_tools(tools, counter)
+            self._overhead[key] = tokens
+        return tokens
+
+    def request_digest(self, tally: Tally, tools: Sequence[ToolDefinition], settings: Settings) -> str:
+        """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
+        if settings is not self.settings:
+            shape = self._shape(settings, tools)
+        elif (known := self._shapes.get(key := self._key(tools))) is not None:
+            shape = known
+        else:
+            shape = self._shapes[key] = self._shape(settings, tools)
+        return f"{shape}-{tally.digest}"
+
+    def _shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:
+        told = [[tool.name, tool.description, plain_json(tool.parameters), tool.strict] for tool in tools]
+        asked = attrs.asdict(attrs.evolve(settings, stream=False))  # how it is sent is no part of it
+        output = None if self.answers is None or self.answers.output is None else plain_json(self.answers.output.schema)
+        parts = [self.model.name, self.instructions, told, asked, output]
+        return hash_of(json.dumps(parts, sort_keys=True, default=str), 8)
+
+    def is_first_unpriced(self, model: Model) -> bool:
+        """Whether a reply of this model is the first whose price is not known; the next one is not."""
+        is_first = model.name not in self._unpriced
+        self._unpriced.add(model.name)
+        return is_first
+
+    def _key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
+        """Return what stands for a set of tools; for all of them without a look at each."""
+        whole = tools is self.registry.definitions
+        return self.registry.version, None if whole else tuple([tool.name for tool in tools])

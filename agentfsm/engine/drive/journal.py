@@ -1,0 +1,307 @@
+"""The journal of a run that is being driven: its lease, ordered appends, and the wait for the disk.
+
+An append returns at once and may overlap the model call; `flush` waits until all of them are durable. Whoever is about
+to cause an effect flushes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Self
+
+import anyio
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, StoreError
+from agentfsm.core.inbox import Pause, due_at
+from agentfsm.core.machine import State
+from agentfsm.core.run import Run, begin
+from agentfsm.engine.watch.log import Facts
+from agentfsm.engine.watch.stream import Listener, StateChanged
+from agentfsm.ports import Clock, Commit, Durability, Lease, Store
+from agentfsm.threads import event_loop, waker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from agentfsm.core.events import Event
+    from agentfsm.core.inbox import Posted
+    from agentfsm.core.messages import Message
+    from agentfsm.ports import Stored
+
+_put = object.__setattr__
+
+SETTLE_S: Final = 5.0
+# Seconds that a driving call which is cut off may take to write what is under way.
+
+
+async def load(store: Store, run_id: str, at: int | None = None) -> Run:
+    """Fold a run from its journal.
+
+    Args:
+        store: Where it lives.
+        run_id: Its id.
+        at: The version to stop at; None for the newest.
+    """
+    stored = await store.read(run_id)
+    if at is not None and not 0 <= at <= len(stored.events):
+        raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
+    run = begin(stored.header, await prior_of(store, stored.header.after))
+    return run.fold(stored.events if at is None else stored.events[:at])
+
+
+async def prior_of(store: Store, run_id: str | None) -> tuple[Message, ...]:
+    """Return the messages of the run that another goes on from, with all that it went on from itself."""
+    chain: list[Stored] = []
+    while run_id is not None:
+        chain.append(await store.read(run_id))
+        run_id = chain[-1].header.after
+    messages: tuple[Message, ...] = ()
+    for stored in reversed(chain):
+        messages = begin(stored.header, messages).fold(stored.events).messages
+    return messages
+
+
+def date_of(seconds: float) -> float:
+    """Return a date in milliseconds: as text a tenth of a turn's bytes on disk would be digits that say nothing."""
+    return int(seconds * 1e3 + 0.5) / 1e3
+
+
+def _duration_of(seconds: float) -> float:
+    """Return a duration in microseconds, for the same reason."""
+    return int(seconds * 1e6 + 0.5) / 1e6
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Journal:
+    """One run under one lease, from the beginning of a driving call to its end."""
+
+    store: Store
+    lease: Lease
+    run: Run
+    clock: Clock
+    listen: Listener | None = None
+    see: Callable[[Run], None] | None = None
+    # Told of each new state of the run.
+    log: Facts
+    pause_before: frozenset[State] = frozenset()
+    # States that the run rests before.
+    scope: anyio.CancelScope | None = None
+    # Around the driving call; cancelled when somebody asks for the run's end, or takes it over.
+    _left: frozenset[int] = frozenset()
+    # Rows of the inbox that were read and not taken.
+    holds_pause: bool = False
+    # Whether one of them asks for a rest.
+    _last: Commit | None = None
+    _mark: float = 0.0
+    # The clock's reading at the newest event.
+    _epoch: float = 0.0
+    # What makes a reading of the clock a date; taken once, so that dates do not jump within a driving call.
+
+    @classmethod
+    async def open(
+        cls,
+        store: Store,
+        run: Run | str,
+        clock: Clock,
+        listen: Listener | None = None,
+        see: Callable[[Run], None] | None = None,
+        *,
+        exact: bool = False,
+        durability: Durability = "full",
+        pause_before: frozenset[State] = frozenset(),
+    ) -> Self:
+        """Take the lease of a run.
+
+        Args:
+            store: Where it lives.
+            run: A run at version 0 is created, unless its id is known; a later one must be the newest; of an id the
+                newest is loaded.
+            clock: For the times in the journal.
+            listen: Told of each change of state.
+            see: Given each new value of the run.
+            exact: Whether a run at version 0 must be new, too.
+            durability: Of what is appended.
+            pause_before: States that the run rests before, until it is resumed.
+
+        Raises:
+            ConflictError: when the run has moved on, or somebody else drives it.
+        """
+        lease, run = await _opened(store, run, durability, exact=exact)
+        journal = cls(
+            store=store,
+            lease=lease,
+            run=run,
+            clock=clock,
+            listen=listen,
+            see=see,
+            log=Facts(run.id, run.header.agent),
+            pause_before=pause_before,
+        )
+        journal._mark = clock.monotonic()
+        journal._epoch = clock.now() - journal._mark
+        lease.wake = waker(journal._interrupt)
+        return journal
+
+    def _interrupt(self) -> None:
+        if self.scope is not None:
+            self.scope.cancel()
+
+    @property
+    def used_s(self) -> float:
+        """Active seconds of the run, up to this moment."""
+        return self.run.duration_s + self.clock.monotonic() - self._mark
+
+    def _stamp(self, events: Sequence[Event]) -> None:
+        """Write the time into events that nobody else has seen yet: a copy would cost three times their making."""
+        now = self.clock.monotonic()
+        took_s, self._mark = _duration_of(now - self._mark), now
+        at = date_of(self._epoch + now)
+        for event in events:
+            _put(event, "at", at)
+            _put(event, "took_s", took_s)
+            took_s = 0.0
+
+    def commit(self, *events: Event, taken: Sequence[int] = ()) -> None:
+        """Stamp events, apply them and append them, in one transaction; returns before they are durable.
+
+        Raises:
+            IllegalTransitionError: when one does not fit; nothing is written.
+        """
+        self._stamp(events)
+        run = self.run.fold(events)
+        if self.pause_before and run.state is not self.run.state and run.state in self.pause_before:
+            rest = e.Paused(at=run.updated_at, message=f"before {run.state.upper()}")
+            events, run = (*events, rest), run.apply(rest)  # in the same append: no crash comes in between
+        self._last = self.store.append(self.lease, run, events, taken=taken)
+        self._advance(run, events, taken)
+
+    async def conclude(self, *events: Event, taken: Sequence[int] = ()) -> bool:
+        """Append the last events of a run, unless something has arrived in its inbox: then return False."""
+        mark = self._mark
+        self._stamp(events)
+        run = self.run.fold(events)
+        self._last = self.store.append(self.lease, run, events, taken=taken, final=True)
+        if not await _outcome(self._last, run):
+            self._mark = mark
+            return False
+        self._advance(run, events, taken)
+        return True
+
+    def _advance(self, run: Run, events: Sequence[Event], taken: Sequence[int]) -> None:
+        before, self.run = self.run, run
+        if taken:
+            self._left = self._left.difference(taken)
+        if self.see is not None:
+            self.see(run)
+        if self.listen is not None:
+            for change in _changes(before, events):
+                self.listen(change)
+
+    async def flush(self) -> None:
+        """Wait until everything appended is durable.
+
+        Raises:
+            LeaseLostError: when another worker owns the run.
+        """
+        if self._last is not None:
+            await self._last.wait()
+        if self.lease.lost:
+            raise LeaseLostError(f"run {self.run.id!r} was taken over by another worker")
+
+    async def rows(self, *, afresh: bool = False) -> tuple[Posted, ...]:
+        """Return what waits in the inbox and is due; asks the store only when it may hold something, or `afresh`.
+
+        What others have posted is told by the store with the appends and renewals, so that it may be seconds old.
+        """
+        if not afresh and not self.has_news and not self._left:
+            return ()
+        newest = self.lease.newest
+        rows = await self.store.inbox(self.run.id)
+        self.lease.seen = max([newest, self.lease.seen, *[row.number for row in rows]])
+        self._left = frozenset([row.number for row in rows])
+        self.holds_pause = any(isinstance(row.item, Pause) for row in rows)
+        if all(due_at(row.item) is None for row in rows):
+            return rows
+        now = self.lease.seen_at = await self.store.now()
+        return tuple([row for row in rows if (due_at(row.item) or 0.0) <= now])
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the store has told of rows in the inbox that nobody here has seen."""
+        return self.lease.newest > self.lease.seen
+
+    async def close(self) -> None:
+        """Give the lease back, behind the appends that are under way, and wait for both: shielded, bounded in time.
+
+        Whoever is told that a driving call has ended may take the lease at once.
+        """
+        self.lease.wake = None
+        released = self.store.release(self.lease)
+        commits = [released] if self._last is None else [self._last, released]
+        if all(each.is_settled for each in commits):
+            return await self._settle(commits)
+        with _shielded() as scope:
+            await self._settle(commits)
+        if scope.cancelled_caught:
+            self.log.error("journal_not_written", seconds=SETTLE_S)
+        return None
+
+    async def _settle(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            try:
+                await commit.wait()
+            except StoreError as error:
+                self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
+
+
+def _shielded() -> anyio.CancelScope:
+    loop = event_loop()
+    return loop.create_cancel_scope(shield=True, deadline=loop.current_time() + SETTLE_S)
+
+
+async def _outcome(commit: Commit, run: Run) -> bool:
+    """Wait for the outcome of the last append, shielded: once it is on its way, the run must know what became of it."""
+    if commit.is_settled:
+        return await commit.wait()
+    with _shielded():
+        return await commit.wait()
+    raise StoreError(f"the store did not write the end of run {run.id!r} within {SETTLE_S:g} s; resume it")
+
+
+def _changes(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
+    for event in events:
+        before, run = run, run.apply(event)
+        if run.state is not before.state:
+            yield StateChanged(run_id=run.id, turn=run.turn, state=run.state, event=type(event).__name__)
+
+
+async def _opened(store: Store, run: Run | str, durability: Durability, *, exact: bool) -> tuple[Lease, Run]:
+    if isinstance(run, str):
+        lease = await store.lease(run, durability=durability)
+        return lease, await _under(store, lease)
+    if run.version == 0:
+        header, lease = await store.create(run.header, durability=durability)
+        if lease.version == 0 and (header is run.header or header == run.header):
+            return lease, run
+        if lease.version == 0 or not exact:
+            return lease, await _under(store, lease)
+    else:
+        lease = await store.lease(run.id, durability=durability)
+    if lease.version == run.version:
+        return lease, run
+    store.release(lease)
+    raise ConflictError(
+        f"this is run {run.id!r} at version {run.version}, and its journal is at {lease.version}: "
+        f"go on from agent.load({run.id!r})",
+    )
+
+
+async def _under(store: Store, lease: Lease) -> Run:
+    """Load a run whose lease is held; where that fails, the lease is given back."""
+    try:
+        return await load(store, lease.run_id)
+    except BaseException:
+        store.release(lease)
+        raise

@@ -1,0 +1,373 @@
+"""One call, from its text to its result: the arguments, the checks, the attempts, the time.
+
+Whatever a tool does, its call gets exactly one result. What is written here holds for every call, whoever asked for
+it: a run by way of its `Host`, or a queue that works by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
+from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome, ToolCall, clean
+from agentfsm.engine.queue import render
+from agentfsm.engine.queue.places import Place, left_behind
+from agentfsm.engine.queue.transient import Transient, transient
+from agentfsm.engine.tools.breaker import Ticket
+from agentfsm.engine.tools.context import Ended, Paused, RunContext, ToolKind
+from agentfsm.engine.watch.stream import AgentEvent, ToolEvent, ToolEventType
+from agentfsm.tally import estimated_tokens
+from agentfsm.threads import event_loop, in_thread, is_foreign, isolated, soon
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import ToolResult
+    from agentfsm.engine.queue.plan import Access
+    from agentfsm.engine.tools.bulkhead import Bulkhead
+    from agentfsm.engine.tools.registry import ToolRegistry
+    from agentfsm.engine.tools.tool import Bound, Tool
+    from agentfsm.ports import Clock
+
+RETRY_WAIT_S: Final = 1.0
+# Seconds before the first retry, twice that before the second, where the service does not say: document C, 9.3.
+RATE_RETRIES: Final = 1
+# Attempts after the first where there were too many requests: more of them would not make them fewer.
+
+
+class End(NamedTuple):
+    """How a call ended."""
+
+    outcome: Outcome
+    text: str
+    error_type: ErrorType | None = None
+    retryable: bool = False
+    child: AgentCost | None = None
+    attempts: int = 1
+    parts: tuple[Media, ...] = ()
+
+
+def failed(text: str, error_type: ErrorType, *, retryable: bool = False, attempts: int = 1) -> End:
+    """Return the end of a call that has no result."""
+    return End(Outcome.FAILED, text, error_type, retryable, attempts=attempts)
+
+
+class Host:
+    """What calls need of whom they work for. As it stands, it serves a queue that works by itself."""
+
+    def find(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
+        """Return the tool of that name, or None."""
+        return registry.get(name)
+
+    def names(self, registry: ToolRegistry) -> Sequence[str]:
+        """Return the names to choose from, for a model that called a tool that there is not."""
+        return registry.names
+
+    def position(self, call: ToolCall, index: int) -> int:  # noqa: ARG002  others need it
+        """Return the call's place in the reply, given its place among the calls at hand."""
+        return index
+
+    def context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  others need it
+        """Make what a tool may know of its call; `deadline` is in seconds since 1970."""
+        return RunContext(deps=None, call_id=call.id, idempotency_key=call.key, deadline=deadline)
+
+    def absence(self, tool: Tool[..., Any]) -> End | None:  # noqa: ARG002  all tools are there
+        """Say why no call of a tool can run, whatever its arguments, or None."""
+        return None
+
+    def refusal(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:  # noqa: ARG002  nothing is refused here
+        """Say why a valid call may not run, or None: the one place where that is decided."""
+        return None
+
+    async def starting(self, call: ToolCall, tool: Tool[..., Any]) -> None:
+        """Do what has to be done right before the tool of a valid call runs; what it raises stops the queue."""
+
+    def finished(self, result: ToolResult) -> None:
+        """Take a result, as it comes."""
+
+    async def paused(self, call: ToolCall, tool: Tool[..., Any], pause: Paused) -> End | None:  # noqa: ARG002  nobody can answer here
+        """Take note that a call waits for what is outside; where that cannot be, say how the call ends instead."""
+        return failed("it waits for a decision that nobody can give here", ErrorType.BLOCKED, retryable=True)
+
+    def count(self, text: str) -> int:
+        """Return the tokens of a text, or about so many."""
+        return estimated_tokens(text)
+
+
+@attrs.define(eq=False, repr=False)
+class Job:
+    """A call on its way."""
+
+    index: int
+    call: ToolCall
+    tool: Tool[..., Any] | None
+    access: Access
+    bulkheads: tuple[Bulkhead, ...] = ()
+    # What it has to pass before it runs.
+    entered: int = 0
+    # How many of them it has passed.
+    bound: Bound | ArgumentsError | None = None
+    # Its arguments, where the plan had to look at them.
+    started: Callable[[], object] = lambda: None
+    # Called when the tool begins.
+    place: Place | None = None
+    # What a thread of it holds.
+
+    @property
+    def kind(self) -> ToolKind | None:
+        """What runs behind the tool; None where there is no such tool."""
+        return None if self.tool is None else self.tool.kind
+
+    @property
+    def estimate_s(self) -> float | None:
+        """Seconds that it usually takes, where the tool says so."""
+        return None if self.tool is None else self.tool.estimate_s
+
+    def arguments(self, tool: Tool[..., Any]) -> Bound:
+        """Return the arguments, which fit the schema; they are read once. The rule is asked when the call runs.
+
+        Raises:
+            ArgumentsError: when they do not fit.
+        """
+        if self.bound is None:
+            try:
+                self.bound = tool.bind(self.call.arguments)
+            except ArgumentsError as error:
+                self.bound = error
+        if isinstance(self.bound, ArgumentsError):
+            raise self.bound
+        return self.bound
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Dispatcher:
+    """Runs single calls."""
+
+    registry: ToolRegistry
+    host: Host
+    clock: Clock
+    owner: object
+    # Whose calls these are: a thread that outlives its call blocks later ones of the same owner only.
+    timeout_s: float
+    retries_per_tool: int
+    retries_per_run: int
+    retries: dict[str, int]
+    # Retries so far, by tool.
+    tell: Callable[[ToolEvent | AgentEvent], None] | None
+    # Where progress goes; None where nobody watches.
+
+    async def end_of(self, job: Job) -> End:
+        """Run a call, and return how it ended.
+
+        Raises:
+            Paused: when it waits for what is outside of the run.
+        """
+        call, tool = job.call, job.tool
+        if tool is None:
+            return failed(render.unknown_text(call.name, self.host.names(self.registry)), ErrorType.UNKNOWN_TOOL)
+        if (absence := self.host.absence(tool)) is not None:
+            return absence
+        if call.malformed is not None:
+            return failed(render.malformed_text(call.malformed), ErrorType.ARGUMENTS, retryable=True)
+        try:
+            bound = job.arguments(tool)
+            tool.check(bound)
+        except ArgumentsError as error:
+            return failed(clean(str(error)), ErrorType.ARGUMENTS, retryable=True)
+        if (refusal := self.host.refusal(call, tool, bound)) is not None:
+            return refusal
+        timeout_s = tool.timeout_s or self.timeout_s
+        places = left_behind(self.owner)
+        if places and (blocker := await _blocker(places, job.access, timeout_s)) is not None:
+            return failed(render.blocked_text(blocker), ErrorType.BLOCKED, retryable=True)
+        ticket = tool.breaker.admit(self.clock.monotonic())
+        if not isinstance(ticket, Ticket):
+            return failed(render.circuit_text(tool, ticket), ErrorType.CIRCUIT_OPEN, retryable=True)
+        try:
+            await self.host.starting(call, tool)
+            job.started()
+            end = await self._within(job, tool, bound, timeout_s)
+        except BaseException:
+            tool.breaker.withdrawn(ticket)
+            raise
+        if end.error_type in _PASSING:
+            tool.breaker.failed(ticket, self.clock.monotonic())
+        else:
+            tool.breaker.succeeded(ticket)
+        return end
+
+    async def _within(self, job: Job, tool: Tool[..., Any], bound: Bound, timeout_s: float) -> End:
+        """Try within the time of the call."""
+        scope = event_loop().create_cancel_scope()
+        # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
+        tries = _Tries(self, job, tool, bound, timeout_s, scope)
+        with scope:
+            return await tries.run()
+        text = render.timeout_text(tool, timeout_s)
+        return End(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.repeatable, attempts=tries.attempt)
+
+    def may_retry(self, tool: Tool[..., Any], error: BaseException, attempt: int, *, rate_limited: bool) -> bool:
+        """Whether a call that failed for a passing reason may be tried again now; counts it if so."""
+        if not tool.repeatable and not isinstance(error, RefusedError):
+            return False
+        if rate_limited and attempt > RATE_RETRIES:
+            return False
+        own = self.retries.get(tool.name, 0)
+        if own >= self.retries_per_tool or sum(self.retries.values()) >= self.retries_per_run:
+            return False
+        self.retries[tool.name] = own + 1
+        return True
+
+
+_PASSING: Final = frozenset({ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED})
+# What says that a service is down; wrong arguments, bugs and refusals say nothing of it.
+
+
+@attrs.define(eq=False, repr=False)
+class _Tries:
+    """The attempts at one call."""
+
+    dispatcher: Dispatcher
+    job: Job
+    tool: Tool[..., Any]
+    bound: Bound
+    timeout_s: float
+    scope: anyio.CancelScope
+    attempt: int = 1
+    _known: RunContext[Any] | None = None
+    # What the tool knows of its call, where it takes that.
+
+    async def run(self) -> End:
+        """Try until there is a result, or no retry is left."""
+        while True:
+            end = await self._once()
+            if isinstance(end, End):
+                return end
+            await anyio.sleep(end)
+            self.attempt += 1
+            await self.dispatcher.host.starting(self.job.call, self.tool)  # the run may have another owner by now
+
+    def arm(self) -> None:
+        """Set the timer, once."""
+        if self.scope.deadline == float("inf"):
+            self.scope.deadline = event_loop().current_time() + self.timeout_s + self.tool.grace_s
+
+    async def _once(self) -> End | float:
+        """Try once: return how it ended, or the seconds to wait before the next attempt."""
+        try:
+            value = await self._value()
+        except ModelRetry as hint:
+            return failed(render.retry_text(hint), ErrorType.RETRY, retryable=True, attempts=self.attempt)
+        except anyio.get_cancelled_exc_class() as cancellation:
+            if not is_foreign(cancellation):
+                if self._known is not None:
+                    self._known.ending.given_up = True
+                raise
+            return await self._failed(cancellation)
+        except BaseException as error:  # whatever a tool raises is its result, also the panic of a library in Rust
+            if self._is_ours(error):
+                raise
+            return await self._failed(error)
+        if isinstance(value, Ended):
+            return End(
+                value.outcome, value.content, value.error_type, value.retryable, value.child, self.attempt, value.parts
+            )
+        text, parts = render.rendered(value)
+        return End(Outcome.DONE, text, attempts=self.attempt, parts=parts)
+
+    def _is_ours(self, error: BaseException) -> bool:
+        """Whether an error is not the tool's: a pause, somebody at the keyboard, or an agent's journal."""
+        if isinstance(error, BaseExceptionGroup):
+            return error.subgroup(KeyboardInterrupt) is not None
+        if self.tool.kind is ToolKind.AGENT and (isinstance(error, StoreError) or not isinstance(error, Exception)):
+            return True
+        return isinstance(error, Paused | KeyboardInterrupt | GeneratorExit)
+
+    async def _value(self) -> Any:
+        tool, (args, kwargs) = self.tool, self.bound
+        if tool.takes_context:
+            args = (self._context(), *args)
+        if tool.is_async:
+            return await isolated(tool.function(*args, **kwargs), self.arm)
+        return await self._threaded(partial(tool.function, *args, **kwargs))
+
+    def _context(self) -> RunContext[Any]:
+        if self._known is not None:
+            self._known = attrs.evolve(self._known, attempt=self._known.attempt + 1)
+            return self._known
+        deadline = self.dispatcher.clock.now() + self.timeout_s
+        known = self.dispatcher.host.context(self.job.call, self.tool, deadline)
+        tell = self.dispatcher.tell
+        self._known = known if tell is None else self._watched(known, tell)
+        return self._known
+
+    def _watched(self, known: RunContext[Any], tell: Callable[[ToolEvent | AgentEvent], None]) -> RunContext[Any]:
+        """Return the same context, that tells progress until the call is given up; from any thread."""
+        call, home, in_loop = self.job.call, threading.get_ident(), soon()
+
+        def tell_open(event: ToolEvent) -> None:
+            if not known.ending.given_up:
+                tell(event)
+
+        def report(message: str) -> None:
+            event = ToolEvent(type=ToolEventType.PROGRESS, call_id=call.id, tool=call.name, message=message)
+            if threading.get_ident() == home:
+                tell_open(event)
+            else:
+                in_loop(partial(tell_open, event))
+
+        return attrs.evolve(known, report=report, tell=tell)
+
+    async def _threaded(self, function: Callable[[], Any]) -> Any:
+        """Run a plain function in a thread; a cancelled call leaves the thread behind, counted and with its place."""
+        place = Place(self.tool.name, self.job.access)
+        handed = in_thread(function, place.give_up)
+        self.arm()
+        try:
+            value = await handed.wait()
+        except anyio.get_cancelled_exc_class():
+            place.keep_for(self.dispatcher.owner)
+            self.job.place = place
+            raise
+        return await isolated(value) if isawaitable(value) else value
+
+    async def _failed(self, error: BaseException) -> End | float:
+        """Return the end that an exception is, or the seconds to wait before the next attempt."""
+        await checkpoint_if_cancelled()  # unless that is how the tool took its end
+        tool, passing = self.tool, transient(error)
+        if passing is None:
+            text, kind = render.failure_text(error, tool), ErrorType.TOOL
+            return failed(text, kind, retryable=tool.repeatable, attempts=self.attempt)
+        wait_s = passing.retry_after_s if passing.retry_after_s is not None else RETRY_WAIT_S * self.attempt
+        if self._has_time(wait_s) and self.dispatcher.may_retry(
+            tool, error, self.attempt, rate_limited=passing.rate_limited
+        ):
+            return wait_s
+        return self._unavailable(error, passing)
+
+    def _has_time(self, wait_s: float) -> bool:
+        self.arm()
+        return anyio.current_time() + wait_s < self.scope.deadline
+
+    def _unavailable(self, error: BaseException, passing: Transient) -> End:
+        tool = self.tool
+        kind = ErrorType.RATE_LIMITED if passing.rate_limited else ErrorType.UNAVAILABLE
+        text = render.unavailable_text(error, tool, self.attempt, passing.retry_after_s)
+        retryable = tool.repeatable or isinstance(error, RefusedError)
+        return failed(text, kind, retryable=retryable, attempts=self.attempt)
+
+
+async def _blocker(places: Sequence[Place], access: Access, timeout_s: float) -> str | None:
+    """Wait for threads that the call must not overlap; return the name of one that does not end in time."""
+    places = [place for place in places if not place.access.may_overlap(access)]
+    with anyio.move_on_after(timeout_s):
+        for place in places:
+            await place.given_up()
+        return None
+    return next((place.name for place in places if not place.is_free), None)

@@ -1,0 +1,302 @@
+"""Which calls of a reply may overlap, and which wait for which: the plan that the queue follows. Pure.
+
+A call touches everything or a set of keys (its locks), and shares what it touches or needs it for itself. Two calls
+may overlap when both share, or when they touch nothing in common; of two that may not, the later waits for the
+earlier. So what runs is always equal to the calls one after the other, in the model's order.
+
+A reader-writer table with keys below it finds the waits in time linear in the calls, also for thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+if TYPE_CHECKING:
+    from agentfsm.engine.tools.context import ToolKind
+    from agentfsm.engine.tools.tool import Arguments, Tool
+
+
+@attrs.frozen
+class Access:
+    """What a call touches, and whether it shares it."""
+
+    shared: bool
+    keys: frozenset[Hashable] | None
+    # None: it may touch anything.
+    reason: str
+    # In words, for who reads the plan.
+
+    def may_overlap(self, other: Access) -> bool:
+        """Whether calls with these accesses may run at the same time."""
+        if self.shared and other.shared:
+            return True
+        return self.keys is not None and other.keys is not None and self.keys.isdisjoint(other.keys)
+
+
+ALONE: Final = Access(shared=False, keys=None, reason="declares nothing, so it runs alone")
+READING: Final = Access(shared=True, keys=None, reason="read-only")
+SAFE: Final = Access(shared=True, keys=None, reason="declared concurrency-safe")
+NOTHING: Final = Access(shared=True, keys=frozenset(), reason="will not run")
+
+
+def access_of(tool: Tool[..., Any], arguments: Callable[[], Arguments]) -> Access:
+    """Return what a call touches; a declaration that fails or makes no sense counts for nothing, so the call is alone.
+
+    Args:
+        tool: What is called.
+        arguments: Makes the validated arguments; called only where the tool's declarations are functions of them.
+
+    Raises:
+        ArgumentsError: when the arguments do not fit.
+    """
+    safe = tool.concurrency_safe
+    if tool.locks is None and isinstance(safe, bool):
+        return ALONE if not safe else READING if tool.read_only else SAFE
+    given = arguments()
+    try:
+        shared = safe if isinstance(safe, bool) else _yes_or_no(safe(given))
+        keys = None if tool.locks is None else _keys(tool.locks(given))
+        return Access(shared=shared, keys=keys, reason=_reason(keys, shared=shared))
+    except Exception as error:  # noqa: BLE001  a declaration that breaks has declared nothing
+        why = f"its declaration failed ({type(error).__name__}), so it is alone"
+        return Access(shared=False, keys=None, reason=why)
+
+
+def _yes_or_no(answer: object) -> bool:
+    if not isinstance(answer, bool):  # other values are mistakes that read as a yes: a coroutine, a text
+        raise TypeError(type(answer).__name__)
+    return answer
+
+
+def _keys(keys: Iterable[Hashable]) -> frozenset[Hashable]:
+    return frozenset([keys] if isinstance(keys, str) else keys)
+
+
+def _reason(keys: frozenset[Hashable] | None, *, shared: bool) -> str:
+    if keys is None:
+        return "concurrency-safe with these arguments" if shared else "not safe with these arguments, so it runs alone"
+    names = ", ".join(sorted(map(str, keys))) or "nothing"
+    return f"{'shares' if shared else 'locks'} {names}"
+
+
+@attrs.define(eq=False, repr=False)
+class Group:
+    """Calls that later ones wait for together."""
+
+    batch: int = -1
+    # The highest batch among its calls.
+    members: list[int] = attrs.field(factory=list)
+    left: int = 0
+    # Calls, and groups before it, that have not ended.
+    waiting: list[Callable[[], None]] = attrs.field(factory=list)
+    # Called when all have ended.
+    before: Group | None = None
+    # The group that this one ends no sooner than.
+    after: list[Group] = attrs.field(factory=list)
+    # Groups that end no sooner than this one.
+
+    @property
+    def calls(self) -> Iterator[int]:
+        """The indexes of the calls that somebody who waits for this group waits for."""
+        group: Group | None = self
+        while group is not None:
+            yield from group.members
+            group = group.before
+
+    def join(self, index: int, batch: int) -> None:
+        """Take a call in."""
+        self.members.append(index)
+        self.left += 1
+        self.batch = max(self.batch, batch)
+
+    def end_one(self) -> None:
+        """Say that a call has ended, or a group before this one."""
+        ending = [self]
+        while ending:  # and not by recursion: thousands may follow one another
+            group = ending.pop()
+            group.left -= 1
+            if group.left:
+                continue
+            waiting, group.waiting = group.waiting, []
+            after, group.after = group.after, []
+            ending += after
+            for go_on in waiting:
+                go_on()
+
+    def then(self, after: Group) -> None:
+        """Let another group count as ended no sooner than this one."""
+        after.before = self
+        after.batch = max(after.batch, self.batch)
+        if self.left:
+            after.left += 1
+            self.after.append(after)
+
+
+@attrs.define(eq=False, repr=False)
+class Placed:
+    """A call's place in the order."""
+
+    index: int
+    batch: int
+    waits: list[Group]
+    # What has to end before it starts.
+    joined: list[Group]
+    # What it is part of, so that others can wait for it.
+    left: int
+    # How many of `waits` have not ended.
+
+
+@attrs.define(eq=False, repr=False)
+class _Key:
+    """Who holds a key: the newest call that needs it for itself, and those that share it since."""
+
+    owner: Group | None = None
+    sharing: Group | None = None
+
+
+@attrs.define(eq=False, repr=False)
+class Order:
+    """Takes calls one by one, in the model's order, and tells what each has to wait for."""
+
+    awaited: frozenset[str] = frozenset()
+    # Names that occur in any `after`.
+    _count: int = 0
+    _alone: Group | None = None
+    # The newest call that ran alone: everything behind it waits for it.
+    _since: Group = attrs.field(factory=Group)
+    # All calls from that one on: the next that runs alone waits for them.
+    _sharing: Group | None = None
+    # Calls that share everything, and came since the newest one that locks keys.
+    _locking: Group | None = None
+    # Calls that lock keys, and came since the newest one that shares everything.
+    _locks_last: bool = False
+    # Which of these two came last.
+    _keys: dict[Hashable, _Key] = attrs.field(factory=dict)
+    _named: dict[str, Group] = attrs.field(factory=dict)
+    _closed: set[str] = attrs.field(factory=set)
+    # Names whose group somebody waits for, so that the next call of the name starts a new one.
+
+    def place(self, name: str, access: Access, after: Collection[str] = ()) -> Placed:
+        """Take in the next call: of which tool, what it touches, and which tools' earlier calls it waits for."""
+        waits, joins = self._by_access(access)
+        for other in after:
+            if (group := self._named.get(other)) is not None:
+                waits.append(group)
+                self._closed.add(other)
+        batch = 1 + max([group.batch for group in waits]) if waits else 0
+        joins.append(self._since)
+        if name in self.awaited:
+            joins.append(self._name_group(name, chained=name not in after))
+        for group in joins:
+            group.join(self._count, batch)
+        waits = [group for group in waits if group.left]
+        self._count += 1
+        return Placed(self._count - 1, batch, waits, joins, len(waits))
+
+    def _name_group(self, name: str, *, chained: bool) -> Group:
+        """Return the group of a tool's newest calls; chained where the call does not itself wait for those before."""
+        group = self._named.get(name)
+        if group is None or name in self._closed:
+            before, group = group, Group()
+            if before is not None and chained:
+                before.then(group)
+            self._named[name] = group
+            self._closed.discard(name)
+        return group
+
+    def _by_access(self, access: Access) -> tuple[list[Group], list[Group]]:
+        """Return what such a call waits for, and what it becomes part of."""
+        waits = [] if self._alone is None else [self._alone]
+        if access.keys is not None:
+            return self._by_keys(access.keys, waits, shared=access.shared)
+        if access.shared:
+            if self._locking is not None:
+                waits.append(self._locking)
+            if self._sharing is None or self._locks_last:
+                self._sharing, self._locks_last = Group(), False
+            return waits, [self._sharing]
+        waits = [self._since]
+        self._alone, self._since = Group(), Group()
+        self._sharing = self._locking = None
+        self._keys.clear()
+        return waits, [self._alone]
+
+    def _by_keys(
+        self,
+        keys: Iterable[Hashable],
+        waits: list[Group],
+        *,
+        shared: bool,
+    ) -> tuple[list[Group], list[Group]]:
+        joins: list[Group] = []
+        if not shared:
+            if self._sharing is not None:
+                waits.append(self._sharing)
+            if self._locking is None or not self._locks_last:
+                self._locking, self._locks_last = Group(), True
+            joins.append(self._locking)
+        for key in keys:
+            held = self._keys.setdefault(key, _Key())
+            if shared:
+                waits += [held.owner] if held.owner is not None else []
+                held.sharing = held.sharing or Group()
+                joins.append(held.sharing)
+            else:
+                before = held.sharing or held.owner  # those that share it waited for its owner
+                waits += [before] if before is not None else []
+                held.owner, held.sharing = Group(), None
+                joins.append(held.owner)
+        return waits, joins
+
+
+@attrs.frozen(kw_only=True)
+class PlannedCall:
+    """What the queue would do with a call."""
+
+    index: int
+    # Its place in the reply, from 0.
+    call_id: str
+    tool: str
+    kind: ToolKind | None
+    # None for a tool that does not exist.
+    batch: int
+    # Calls of one batch may run together; a batch holds what waits for the batch before, at least in part.
+    waits: tuple[str, ...]
+    # The ids of the calls that it waits for, as far as others do not imply them.
+    locks: frozenset[Hashable] | None
+    # What it touches; None: it may touch anything.
+    shared: bool
+    reason: str
+    # Why it may, or may not, run beside others.
+    estimate_s: float | None = None
+    # Seconds, where the tool says so.
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """How the queue would run the calls of a reply. Nothing was run."""
+
+    calls: tuple[PlannedCall, ...]
+    # In the model's order.
+    limit: int
+    # How many may be in flight at once.
+
+    @property
+    def batches(self) -> tuple[tuple[str, ...], ...]:
+        """The ids of the calls, batch by batch."""
+        found: dict[int, list[str]] = {}
+        for call in self.calls:
+            found.setdefault(call.batch, []).append(call.call_id)
+        return tuple(tuple(found[batch]) for batch in sorted(found))
+
+    @property
+    def estimate_s(self) -> float:
+        """Seconds that the calls take together if each takes what its tool says (0 where it says nothing)."""
+        ends: dict[str, float] = {}
+        for call in self.calls:
+            start = max((ends[waited] for waited in call.waits), default=0.0)
+            ends[call.call_id] = start + (call.estimate_s or 0.0)
+        return max(ends.values(), default=0.0)

@@ -1,0 +1,224 @@
+"""Results and errors as text for the model: what happened, whether to try again, what to do instead."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.errors import RefusedError
+from agentfsm.core.messages import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Media,
+    Outcome,
+    Part,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    clean,
+)
+from agentfsm.core.run import place_in
+from agentfsm.engine.queue.parts import PARTS_CHARS, told
+from agentfsm.tally import BYTES
+
+if TYPE_CHECKING:
+    from agentfsm.core.errors import ModelRetry
+from agentfsm.engine.tools.tool import Tool
+
+NAMES_SHOWN = 30
+# Tools listed when one is unknown: enough to choose from, not the whole catalogue again.
+ERROR_CHARS = 2_000
+# Of an error's own text: the cause stands at its beginning.
+RECORD_CHARS = 60_000_000
+# Of a result as JSON: a record of the journal holds 64 million, and more than the result.
+ESCAPED_CHARS = 6
+# JSON may write a character as so many.
+SLACK = 0.98
+# What is kept may be denser than the whole: a little less each time makes two rounds enough.
+HEAD, WHOLE = 3, 4
+# Of what is shown of a long result, three quarters are its beginning.
+_PARTS: Final[frozenset[type]] = frozenset({TextPart, ImagePart, AudioPart, FilePart})
+_MAY_HOLD_PARTS: Final[frozenset[type]] = _PARTS | {list, tuple}
+
+
+def rendered(value: object) -> tuple[str, tuple[Media, ...]]:
+    """Return what a tool returned as text, and its parts: it may be a part, or a list with parts among its items."""
+    if type(value) in _MAY_HOLD_PARTS:
+        items = value if isinstance(value, list | tuple) else [value]
+        if not _PARTS.isdisjoint(map(type, items)):
+            return with_parts([item if isinstance(item, Part) else result_text(item) for item in items])
+    return result_text(value), ()
+
+
+def with_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
+    """Return a text in which each part is named at its place, and the parts, as far as a record can hold both.
+
+    Args:
+        pieces: What was returned, in reading order.
+    """
+    text, parts = told(pieces)
+    return kept(clean(text), RECORD_CHARS - PARTS_CHARS), parts
+
+
+def result_text(value: object) -> str:
+    """Return what a tool returned as text: a str as it is, everything else as JSON, not ASCII-escaped."""
+    if value is None:
+        return "(done, no output)"
+    try:
+        return clean(str.__str__(value)) if isinstance(value, str) else _json(value)
+    except Exception as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
+        return f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe(error)})"
+
+
+def decided(call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
+    """Return the result of a call that was decided and not run."""
+    content = kept(clean(content))
+    return ToolResult(call_id=call.id, tool=call.name, outcome=outcome, content=content, index=place_in(call.id))
+
+
+def kept(text: str, room_chars: int = RECORD_CHARS) -> str:
+    """Return a result as far as a record of the journal can hold it: whole, or its two ends.
+
+    Args:
+        text: The result.
+        room_chars: What it may take as JSON, characters.
+    """
+    if len(text) * ESCAPED_CHARS <= room_chars or len(json.dumps(text, ensure_ascii=False)) <= room_chars:
+        return text
+    end = room_chars // ESCAPED_CHARS // 2
+    return f"{text[:end]}\n[... {len(text) - 2 * end} characters were dropped: too many to be kept ...]\n{text[-end:]}"
+
+
+def shown_chars(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> int | None:
+    """Return how many characters of a result the model is shown, within the tool's tokens and bytes; None for all."""
+    if len(text) * 4 <= min(tool.shown_tokens, tool.shown_bytes):
+        return None  # a character has four bytes at most, and a token one at least
+    shown, part = len(text), text
+    while (share := _share(part, tool, count)) < 1:
+        shown = int(shown * share * SLACK)
+        part = text[: shown * HEAD // WHOLE] + text[len(text) - shown // WHOLE :]
+    return None if shown == len(text) else shown
+
+
+def _share(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> float:
+    return min(tool.shown_bytes / max(BYTES.count(text), 1), tool.shown_tokens / max(count(text), 1))
+
+
+def _json(value: object) -> str:
+    core = _pydantic_core()
+    try:
+        return str(core.to_json(value, fallback=_plain).decode())
+    except core.PydanticSerializationError as error:
+        if "surrogates" not in str(error):  # half of a surrogate pair somewhere in it is replaced below
+            raise
+    return clean(json.dumps(core.to_jsonable_python(value, fallback=_plain), ensure_ascii=False))
+
+
+@cache
+def _pydantic_core() -> Any:
+    """Return pydantic's writer: it is loaded with the first schema, not with this module."""
+    return import_module("pydantic_core")
+
+
+def _plain(value: Any) -> Any:
+    return attrs.asdict(value, recurse=False) if attrs.has(type(value)) else str(value)
+
+
+def describe(error: BaseException) -> str:
+    """Return the error's type and text; never raises, and never shows a traceback. Of a group, what is in it."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(describe(each) for each in error.exceptions)[:ERROR_CHARS]
+    text = _words(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return clean(str(error)[:ERROR_CHARS])
+    except Exception:  # noqa: BLE001  a broken __str__ must not hide the error
+        return "(its text cannot be read)"
+
+
+def retry_text(hint: ModelRetry) -> str:
+    """Say what the tool wants instead."""
+    return _words(hint) or "not like this; try other arguments"
+
+
+def failure_text(error: BaseException, tool: Tool[..., Any]) -> str:
+    """Say that a tool failed."""
+    return f"{describe(error)}. {_advice(tool)}"
+
+
+def unavailable_text(error: BaseException, tool: Tool[..., Any], attempts: int, retry_after_s: float | None) -> str:
+    """Say that a tool failed for a passing reason, and was tried again where that was allowed."""
+    tried = f" after {attempts} attempts" if attempts > 1 else ""
+    later = "" if retry_after_s is None else f" It asks to wait {retry_after_s:g} s."
+    nothing = "Nothing was done. " if isinstance(error, RefusedError) else ""
+    way_on = "Go on with what you have, or try again later."
+    advice = way_on if nothing or tool.repeatable else f"{_advice(tool)} Else go on with what you have."
+    return f"{tool.name} is not available right now{tried} ({describe(error)}).{later} {nothing}{advice}"
+
+
+def circuit_text(tool: Tool[..., Any], wait_s: float) -> str:
+    """Say that a tool is not called for a while, since it keeps failing."""
+    return (
+        f"{tool.name} was not called: its last calls all failed, so it rests. Try again in {max(1, round(wait_s))} s, "
+        "or go on without it."
+    )
+
+
+def absent_text(name: str) -> str:
+    """Say that a tool is not there now."""
+    return f"{name} is not there now, and nothing was run; go on without it"
+
+
+def blocked_text(name: str) -> str:
+    """Say that a call could not start beside what still runs."""
+    return f"blocked: {name} is still running from an earlier call. Nothing was run; try again later."
+
+
+def not_permitted_text(reason: str) -> str:
+    """Say that a call may not run, for good."""
+    return f"{reason}. Nothing was run, and trying again will not help: do something else, or tell the user."
+
+
+def withdrawn_text(name: str) -> str:
+    """Say that a tool is gone."""
+    return f"{name} is withdrawn for the rest of this run; go on without it"
+
+
+def timeout_text(tool: Tool[..., Any], timeout_s: float) -> str:
+    """Say that a call was cut off."""
+    return f"no result within {timeout_s:g} s, so the call was cut off. {_advice(tool)}"
+
+
+def _advice(tool: Tool[..., Any]) -> str:
+    if tool.repeatable:
+        return "It may be called again; other arguments or another tool may do better."
+    return "Its effect may have happened, in whole or in part: check before you call it again."
+
+
+def rounds_text(name: str, rounds: int) -> str:
+    """Say that a tool asks people again and again."""
+    return f"{name} has asked for input {rounds} times and still asks for more: it was given up."
+
+
+def malformed_text(reason: str) -> str:
+    """Say why the arguments are no JSON object."""
+    return f"the arguments are not a JSON object ({reason}). Nothing was run: call again with valid JSON."
+
+
+def unknown_text(name: str, known: Sequence[str]) -> str:
+    """Say that there is no such tool, and which there are."""
+    nearest = difflib.get_close_matches(name[:100], known, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    listed = ", ".join(known[:NAMES_SHOWN]) or "none"
+    more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
+    return clean(f"there is no tool {name[:100]!r}.{hint} Nothing was run. Tools: {listed}{more}.")

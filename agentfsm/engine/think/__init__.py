@@ -1,0 +1,1 @@
+"""THINK: what the model is shown and told of, and asking it."""

@@ -1,0 +1,218 @@
+"""Asking the model: one request, within the budget, and retries where they can help."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import attrs
+
+from agentfsm.core.errors import LimitError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.messages import Usage
+from agentfsm.engine.drive.budget import NO_USAGE, Budget
+from agentfsm.engine.drive.engine import ANSWER_TOKENS, LONGEST_ANSWER_TOKENS, Engine
+from agentfsm.engine.watch.log import redacted
+from agentfsm.engine.watch.stream import CallDelta, TextDelta, ThinkingDelta, deltas
+from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Model, Reply, Request, TextChunk, ThinkingChunk
+from agentfsm.tally import BYTES_PER_TOKEN
+
+if TYPE_CHECKING:
+    from agentfsm.core.effects import AskModel
+    from agentfsm.core.run import Run
+    from agentfsm.core.settings import Settings
+    from agentfsm.engine.drive.journal import Journal
+    from agentfsm.engine.think.early import EarlyCalls
+    from agentfsm.ports import ToolDefinition
+    from agentfsm.tally import Tally
+
+FLAWS: Final = {
+    FinishReason.LENGTH: "the answer was cut off at the length limit; allow more with Settings(max_tokens=...), or a "
+    "larger token budget",
+    FinishReason.CONTENT_FILTER: "the provider's content filter cut the answer off",
+}
+# Answers that must not be taken for whole ones, and that asking again would not mend.
+
+_MODES: Final = frozenset({"auto", "none", "required"})
+# Choices that name no tool.
+
+
+@attrs.define(eq=False, repr=False)
+class Question:
+    """What the model is to be asked, and where what comes of it goes."""
+
+    engine: Engine
+    journal: Journal
+    effect: AskModel
+    tally: Tally
+    budget: Budget
+    tools: Sequence[ToolDefinition]
+    digest: str
+    # Of the request, for its record.
+    settings: Settings
+    # Of this turn.
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the reply is to come in pieces."""
+        return self.journal.listen is not None or self.settings.stream
+
+
+async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Reply, Usage]:
+    """Ask until a usable reply comes, at most 1 + `Limits.model_retries` times; return it, and what it cost.
+
+    Args:
+        question: What to ask.
+        early: Hears the reply while it streams.
+
+    Raises:
+        LimitError: when the token budget leaves no room for an answer.
+        ModelError: when the model cannot be asked; those that a retry may help only after the last one.
+    """
+    engine, journal, effect = question.engine, question.journal, question.effect
+    if engine.log_prompts:
+        journal.log.debug("prompt", turn=effect.turn, text=redacted(str(effect.messages[-1:])))
+    attempt, wasted = 1, NO_USAGE
+    while True:
+        if early is not None:
+            early.begin()
+        try:
+            reply, usage = await _attempt(question, _emitter(question, attempt, early))
+        except LimitError as error:
+            error.usage = wasted
+            raise
+        except (ModelUnavailableError, ModelReplyError) as error:
+            if early is not None:
+                early.drop()
+            wasted += error.usage or Usage()
+            error.usage = wasted
+            if attempt > engine.limits.model_retries:
+                raise
+            wait_s = _wait_s(engine, error, attempt)
+            kind = type(error).__name__
+            journal.log.warning("model_retry", turn=effect.turn, attempt=attempt, wait_s=wait_s, error=kind)
+            await anyio.sleep(wait_s)
+            attempt += 1
+        except ModelError as error:
+            error.usage = wasted + (error.usage or Usage())
+            raise
+        else:
+            return reply, usage + wasted if wasted.tokens else usage
+
+
+async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]:
+    """Ask once, with what it may cost held back; return the reply and what it did cost."""
+    engine, budget = question.engine, question.budget
+    asked = question.tally.estimate
+    wanted = question.settings.max_tokens or ANSWER_TOKENS
+    longest = question.settings.max_tokens or LONGEST_ANSWER_TOKENS
+    granted, held = await budget.reserve(asked, wanted, longest, engine.model.cost_usd)
+    usage = NO_USAGE
+    try:
+        request = _request(question, granted if granted < wanted else None)
+        reply = _usable(engine, await reply_of(engine.model, request, emit))
+        usage = _usage(question, reply)
+    except ModelError as error:
+        usage = error.usage = priced(engine, question.journal, engine.model, error.usage or Usage())
+        raise
+    finally:
+        budget.settle(held, usage)
+    return reply, usage
+
+
+def _request(question: Question, cap_tokens: int | None) -> Request:
+    engine, settings, answers = question.engine, question.settings, question.engine.answers
+    choice = settings.tool_choice
+    if choice is None and answers is not None and answers.is_call and settings.reasoning_effort is None:
+        settings = attrs.evolve(settings, tool_choice="required")  # models that think may refuse to be forced
+    if choice is not None and choice not in _MODES and all(choice != tool.name for tool in question.tools):
+        settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
+    return Request(
+        instructions=engine.instructions,
+        messages=question.effect.messages,
+        tools=question.tools,
+        settings=settings if cap_tokens is None else attrs.evolve(settings, max_tokens=cap_tokens),
+        output=None if answers is None else answers.output,
+        timeout_s=engine.limits.model_timeout_s,
+    )
+
+
+async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> Reply:
+    """Ask a model once.
+
+    Raises:
+        ModelError: when it cannot be asked, or was not reached.
+    """
+    try:
+        return await model.reply(request, emit)
+    except OSError as error:  # a model of the user's own, which does not translate it
+        raise ModelUnavailableError(f"{model.name} cannot be reached: {error}") from error
+
+
+def _usable(engine: Engine, reply: Reply) -> Reply:
+    if not reply.calls and not reply.text.strip() and reply.finish_reason not in FLAWS:
+        raise ModelReplyError(f"{engine.model.name} gave an empty reply ({reply.finish_reason})", reply.usage)
+    return reply
+
+
+def _wait_s(engine: Engine, error: Exception, attempt: int) -> float:
+    """Return how long to wait: what the server asked for, else doubled each time with jitter; never over the cap."""
+    limits = engine.limits
+    asked = getattr(error, "retry_after_s", None)
+    backoff = limits.retry_wait_s * 2 ** (attempt - 1) * random.uniform(1.0, 1.5)  # noqa: S311  spreads, hides nothing
+    return float(min(asked if asked is not None else backoff, limits.retry_wait_max_s))
+
+
+def _usage(question: Question, reply: Reply) -> Usage:
+    usage = reply.usage
+    if usage is None:
+        written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
+        asked = question.tally.estimate
+        usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
+    return priced(question.engine, question.journal, question.engine.model, usage)
+
+
+def priced(engine: Engine, journal: Journal, model: Model, usage: Usage) -> Usage:
+    """Return the usage of one reply with its price; where that is not known, the log says so, once for each model."""
+    usage = usage.priced(model.cost_usd)
+    if usage.unpriced and engine.is_first_unpriced(model):
+        journal.log.info("price_unknown", model=model.name)
+    return usage
+
+
+def _emitter(question: Question, attempt: int, early: EarlyCalls | None) -> Emit | None:
+    """Return what takes the model's chunks; None where nothing needs to be streamed."""
+    listen, run, turn = question.journal.listen, question.journal.run, question.effect.turn
+    if not question.is_streamed:
+        return None
+    ids = run.turns_before + run.turn + 1
+    text_delta = deltas(TextDelta, run.id, turn, attempt)
+
+    def emit(chunk: Chunk) -> None:
+        if isinstance(chunk, TextChunk):
+            if listen is not None:
+                listen(text_delta(chunk.text))
+            return
+        if isinstance(chunk, ThinkingChunk):
+            if listen is not None:
+                listen(ThinkingDelta(run_id=run.id, turn=turn, attempt=attempt, text=chunk.text))
+            return
+        if early is not None:
+            early.hear(chunk)
+        if listen is not None and isinstance(chunk, CallChunk):
+            listen(_call_delta(run, turn, attempt, ids, chunk))
+
+    return emit
+
+
+def _call_delta(run: Run, turn: int, attempt: int, ids: int, chunk: CallChunk) -> CallDelta:
+    return CallDelta(
+        run_id=run.id,
+        turn=turn,
+        attempt=attempt,
+        index=chunk.index,
+        call_id=f"t{ids}.{chunk.index}",
+        name=chunk.name,
+        arguments=chunk.arguments,
+    )

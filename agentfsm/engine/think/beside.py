@@ -1,0 +1,67 @@
+"""Asking a model something beside the run (which tools, how good, in short), within the run's budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentfsm.core.errors import LimitError, ModelError
+from agentfsm.core.messages import TextPart, Usage, UserMessage
+from agentfsm.engine.think.ask import priced, reply_of
+from agentfsm.ports import Request
+from agentfsm.tally import estimated_tokens
+
+if TYPE_CHECKING:
+    from agentfsm.engine.drive.drive import Drive
+    from agentfsm.engine.drive.engine import Engine
+    from agentfsm.ports import Model, OutputForm
+
+
+async def ask_beside(
+    engine: Engine,
+    drive: Drive,
+    instructions: str,
+    question: str,
+    *,
+    max_tokens: int,
+    model: Model | None = None,
+    output: OutputForm | None = None,
+) -> tuple[str, Usage]:
+    """Ask once, without tools and without a turn, and return the answer and what it cost.
+
+    Args:
+        engine: Whose limits hold.
+        drive: The driving call that pays.
+        instructions: What the model is to do.
+        question: Of any length.
+        max_tokens: The longest answer.
+        model: Who is asked; None for the agent's own, with its settings.
+        output: The form of the answer, where the model can be held to it.
+
+    Raises:
+        ModelError: when it cannot be asked, or the budget has no room; with what was spent.
+    """
+    asked = estimated_tokens(instructions + question)
+    who = engine.model if model is None else model
+    try:
+        granted, held = await drive.budget.reserve(asked, max_tokens, max_tokens, who.cost_usd)
+    except LimitError as error:  # what is left may do for an answer
+        raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
+    usage = Usage()
+    try:
+        request = Request(
+            instructions=instructions,
+            messages=(UserMessage(parts=(TextPart(text=question),)),),
+            settings=engine.settings_beside(drive.journal.run, granted, own=model is None),
+            output=output,
+            timeout_s=engine.limits.model_timeout_s,
+        )
+        reply = await reply_of(who, request)
+        counted = Usage(input_tokens=asked, output_tokens=estimated_tokens(reply.text), estimated=True)
+        usage = priced(engine, drive.journal, who, reply.usage or counted)
+    except ModelError as error:
+        usage = error.usage = priced(engine, drive.journal, who, error.usage or usage)
+        raise
+    else:
+        return reply.text, usage
+    finally:
+        drive.budget.settle(held, usage)

@@ -1,0 +1,172 @@
+"""Making room in the context window: the policies work on groups, and what is left of these becomes one event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.compaction import AFTER_CUT, NOTE_TOKENS, Group, Room, groups_of, layout_of, tokens_of
+from agentfsm.core import events as e
+from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError
+from agentfsm.core.messages import Usage
+from agentfsm.core.view import Removed, Summarised, note
+from agentfsm.engine.think.beside import ask_beside
+from agentfsm.engine.think.offer import offered
+from agentfsm.tally import BYTES, count_message
+
+if TYPE_CHECKING:
+    from agentfsm.core.settings import Settings
+    from agentfsm.engine.drive.drive import Drive
+    from agentfsm.engine.drive.engine import Engine
+    from agentfsm.ports import Model, ToolDefinition
+
+MOST_CUTS: Final = 2
+# Compactions in a row: one by our count and one by the provider's, or two by the provider's, which leave a quarter.
+REASON_CHARS: Final = 200
+# Of an error's text, in `Compacted.why`, which every journal keeps.
+
+
+async def compacted(
+    engine: Engine,
+    drive: Drive,
+    tools: Sequence[ToolDefinition],
+    settings: Settings,
+) -> e.Compacted | None:
+    """Return the event that makes room in the context window; None where there is enough, or no more can be made."""
+    run, tally = drive.journal.run, drive.tally
+    tally.follow(run)
+    if tally.shown <= engine.allowance_tokens(tally, settings) or run.cuts:  # right behind one there is no more to cut
+        return None
+    await _count_tokens(engine, drive, tools)
+    allowance, room = engine.allowance_tokens(tally, settings), engine.room_tokens(tally, settings)
+    if tally.shown <= allowance:
+        return None
+    why = f"{tally.shown:,} tokens of messages, {room:,} of room in the window of {engine.model.name}"
+    return await _compacted(engine, drive, AFTER_CUT * allowance, allowance, why)
+
+
+async def squeezed(engine: Engine, drive: Drive, error: ModelError) -> e.Compacted | None:
+    """Return the event that halves what is shown, where the provider found too long what had been counted as fitting.
+
+    None where there were so many already that another would not help, or no more can be made.
+    """
+    run, tally = drive.journal.run, drive.tally
+    if run.cuts >= MOST_CUTS or len(run.messages) == 1:  # the task alone
+        return None
+    await _count_tokens(engine, drive, offered(engine, drive))
+    half = AFTER_CUT * tally.shown
+    return await _compacted(engine, drive, half, half, str(error)[:REASON_CHARS])
+
+
+async def _count_tokens(engine: Engine, drive: Drive, tools: Sequence[ToolDefinition]) -> None:
+    """Count with the model's own vocabulary, where only bytes were counted: a sure bound, but a coarse one."""
+    tally = drive.tally
+    if tally.counter is BYTES:
+        counter = await engine.load_counter(engine.model.name)
+        tally.overhead = engine.overhead_tokens(counter, tools)
+        tally.recount(drive.journal.run, counter)
+
+
+async def _compacted(engine: Engine, drive: Drive, target: float, limit: float, why: str) -> e.Compacted | None:
+    """Let the policies work until it fits, and return what came of it."""
+    run, tally = drive.journal.run, drive.tally
+    aside = _Aside(engine, drive)
+    count = partial(count_message, counter=tally.counter)
+    room = Room(
+        tokens=int(target) - NOTE_TOKENS,
+        limit_tokens=int(limit) - NOTE_TOKENS,
+        history=run.messages,
+        model=engine.model,
+        count=count,
+        ask=aside.ask,
+    )
+    groups, names = await _worked(engine, groups_of(run, tally), room, aside)
+    start, head = layout_of(groups, len(run.messages))
+    before, after = (
+        tally.shown,
+        tokens_of(groups) + sum(count(note(entry)) for entry in head if isinstance(entry, Removed)),
+    )
+    if after >= before and not aside.usage.tokens:
+        return None
+    if after >= before:  # what was asked for in vain is paid for all the same
+        start, head, after, names = run.window, run.layout, before, []
+    drive.journal.log.info("compacted", before=before, after=after, policies=", ".join(names))
+    return e.Compacted(
+        start=start,
+        head=head,
+        tokens_before=before,
+        tokens_after=after,
+        why="; ".join([why, *aside.flaws]),
+        policies=tuple(names),
+        usage=aside.usage,
+    )
+
+
+async def _worked(
+    engine: Engine,
+    groups: tuple[Group, ...],
+    room: Room,
+    aside: _Aside,
+) -> tuple[tuple[Group, ...], list[str]]:
+    """Return what the policies leave of the groups, and which of them changed something."""
+    names: list[str] = []
+    for policy in engine.context.policies:
+        if room.fits(groups):
+            break
+        aside.policy = type(policy).__name__
+        left = tuple(await policy.compact(groups, room))
+        if left != groups:
+            _check(aside.policy, groups, left)
+            names.append(aside.policy)
+        groups = left
+    return groups, names
+
+
+def _check(policy: str, before: Sequence[Group], left: Sequence[Group]) -> None:
+    """Check that a policy has kept what must be kept, and made nothing up.
+
+    Raises:
+        MisuseError: when it has not.
+    """
+    spans = [each.shown for each in left if not isinstance(each.shown, Summarised)]
+    places = {(span.start, span.end) for each in before if not isinstance(span := each.shown, Summarised)}
+    firsts = [span.start for span in spans]
+    if not {(span.start, span.end) for span in spans} <= places or firsts != sorted(set(firsts)):
+        raise MisuseError(f"{policy} returned groups that it was not given, or not in their order, or one twice")
+    if sum(each.is_task or each.is_newest for each in left) < sum(each.is_task or each.is_newest for each in before):
+        raise MisuseError(f"{policy} dropped the task or the newest group: groups with `is_task` or `is_newest` stay")
+
+
+@attrs.define(eq=False, repr=False)
+class _Aside:
+    """Asks models for the policies, and keeps account of what that cost and why it failed."""
+
+    engine: Engine
+    drive: Drive
+    policy: str = ""
+    # The one that is at work.
+    usage: Usage = Usage()
+    flaws: list[str] = attrs.field(factory=list)
+
+    async def ask(self, model: Model | None, instructions: str, question: str, tokens: int) -> str:
+        """Ask, as `compaction.Ask` says."""
+        try:
+            text, usage = await ask_beside(
+                self.engine,
+                self.drive,
+                instructions,
+                question,
+                max_tokens=tokens,
+                model=model,
+            )
+            self.usage += usage
+            if not text.strip():
+                raise ModelReplyError("it gave an empty reply")
+        except ModelError as error:
+            self.usage += error.usage or Usage()
+            self.flaws.append(f"{self.policy}: {str(error)[:REASON_CHARS]}")
+            raise
+        return text.strip()

@@ -1,0 +1,180 @@
+"""Calls that start while the model still streams: the read-only ones at the head of the reply.
+
+A call is complete when the next one begins, or the model says why it stopped; nothing is parsed before that. What
+starts here changes nothing in the world, so a reply that fails is simply dropped with it: nothing was journalled. All
+other calls wait until the reply is whole and in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup
+
+from agentfsm.engine.queue.queue import Session, ToolQueue, first_error
+from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import ToolCall
+
+WHOLE = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
+# Reasons to stop that say that the last call is complete.
+
+
+@attrs.define(eq=False, repr=False)
+class _Workers:
+    """Starts workers that can be cancelled together, apart from the model that still streams beside them."""
+
+    tasks: TaskGroup
+    dropped: bool = False
+    _scopes: list[anyio.CancelScope] = attrs.field(factory=list)
+
+    def start_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.tasks.start_soon(self._scoped, work)
+
+    async def _scoped(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with anyio.CancelScope() as scope:
+            self._scopes.append(scope)
+            if not self.dropped:
+                await work()
+
+    def drop(self) -> None:
+        self.dropped = True
+        for scope in self._scopes:
+            scope.cancel()
+
+
+@attrs.define(eq=False, repr=False)
+class _Draft:
+    """A call as it streams in."""
+
+    name: str = ""
+    pieces: list[str] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class Attempt:
+    """What serves the calls of one attempt at the model: what a dropped one still does must reach no other."""
+
+    queue: ToolQueue
+    # Its host holds results back until the reply is in the journal.
+    release: Callable[[], None]
+    # Lets the results go that were held back.
+    take: Callable[[], bool]
+    # Takes a place among the calls that the run may make; False where there is none.
+
+
+@attrs.define(eq=False, repr=False)
+class EarlyCalls:
+    """What a streamed reply has started. One for each THINK; each attempt at the model begins anew."""
+
+    prepare: Callable[[], Attempt]
+    # Makes what each attempt at the model needs.
+    mint: Callable[[int, ProposedCall], ToolCall]
+    # Makes a call of what the model wrote, by its place in the reply, as it is done when that is whole.
+    _attempt: Attempt | None = None
+    _workers: _Workers | None = None
+    _session: Session | None = None
+    _tasks: TaskGroup = attrs.field(factory=anyio.create_task_group, init=False)
+    _drafts: dict[int, _Draft] = attrs.field(factory=dict)
+    _started: list[ToolCall] = attrs.field(factory=list)
+    _is_open: bool = False
+    # Whether the next call may still start: all before it have.
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        self.drop()
+        try:
+            return await self._tasks.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            first = first_error(group)
+            if first is error:
+                return False  # the body's own: it goes on as it is
+            raise first from first.__cause__
+
+    def begin(self) -> None:
+        """Begin with a new attempt at the model: what an earlier one started is cancelled and forgotten."""
+        self.drop()
+        self._attempt, self._workers = self.prepare(), _Workers(self._tasks)
+        self._session = Session(self._attempt.queue, self._workers.start_soon)
+        self._drafts, self._started, self._is_open = {}, [], True
+
+    def drop(self) -> None:
+        """Cancel what runs, and forget what has ended."""
+        if self._workers is not None:
+            self._workers.drop()
+        self._workers = self._session = None
+        self._is_open = False
+
+    def hear(self, chunk: Chunk) -> None:
+        """Take the next piece of the reply."""
+        if not self._is_open or isinstance(chunk, TextChunk | ThinkingChunk):
+            return
+        if isinstance(chunk, FinishChunk):
+            if chunk.reason in WHOLE:
+                self._complete()
+            self._is_open = False
+            return
+        self._hear_call(chunk)
+
+    def _hear_call(self, chunk: CallChunk) -> None:
+        newest = len(self._drafts) - 1
+        if chunk.index > newest:
+            self._complete()
+        if chunk.index not in (newest, newest + 1) or chunk.index < 0:
+            self.drop()  # out of order: what was taken for complete may not have been
+            return
+        draft = self._drafts.setdefault(chunk.index, _Draft())
+        draft.name += chunk.name
+        draft.pieces.append(chunk.arguments)
+
+    def _complete(self) -> None:
+        """Start the newest call, if all before it were started and it may."""
+        if not self._is_open or len(self._drafts) != len(self._started) + 1 or self._session is None:
+            return
+        draft, queue = self._drafts[len(self._started)], self._session.queue
+        name = draft.name
+        tool = queue.host.find(queue.registry, name)
+        if tool is None or not tool.may_start_early or queue.registry.bulkheads(tool):
+            self._is_open = False
+            return
+        call = self.mint(len(self._started), ProposedCall(id="", name=name, arguments="".join(draft.pieces)))
+        if call.malformed is not None or call.repaired is not None:
+            self._is_open = False
+            return
+        if self._attempt is None or not self._attempt.take():
+            self._is_open = False
+            return
+        self._started.append(call)
+        self._session.add(call)
+        self._session.spread()
+
+    def keep(self, calls: Sequence[ToolCall]) -> bool:
+        """Compare what was started with the whole reply, and drop all where they differ; return whether any is left."""
+        self._is_open = False
+        shapes = [_shape(call) for call in calls[: len(self._started)]]
+        if shapes != [_shape(call) for call in self._started]:
+            self.drop()
+        return bool(self._started) and self._session is not None
+
+    async def finish(self) -> None:
+        """Let the results go, and wait until all that was started has ended."""
+        if self._session is not None and self._attempt is not None:
+            self._attempt.release()
+            await self._session.drain()
+
+
+def _shape(call: ToolCall) -> tuple[str, str, str]:
+    return call.id, call.name, call.arguments

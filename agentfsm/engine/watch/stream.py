@@ -1,0 +1,426 @@
+"""What a watcher sees: typed, numbered events while a run is driven, and the stream that hands them out.
+
+These are not the journal's facts: they are finer (each piece of text), and nothing depends on their being seen.
+None of them stays, so they have no slots, which take twice as long to fill as a dict.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias, TypeVar
+
+import anyio
+import attrs
+
+from agentfsm.core.machine import State
+from agentfsm.core.messages import ToolResult, Usage
+from agentfsm.core.run import Run
+from agentfsm.engine.tools.context import ToolKind
+from agentfsm.threads import event_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable, Iterator
+    from types import TracebackType
+
+T = TypeVar("T")
+
+BUFFER: Final = 256
+# Events that wait for a slow reader before neighbouring deltas are merged: some seconds of a fast model.
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class StateChanged:
+    """The run moved along an arrow of the table."""
+
+    seq: int = 0
+    # The event's number in the stream, from 1 without gaps; set when it is handed out, as in all events here.
+    run_id: str
+    turn: int
+    state: State
+    event: str
+    # The name of the journal's event that moved it.
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class TextDelta:
+    """A piece of the answer's text."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    attempt: int
+    # From 1; a higher one replaces the text of the lower ones, since the model is asked anew.
+    text: str
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class ThinkingDelta:
+    """A piece of what the model thinks before it answers, where its provider shows that."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    attempt: int
+    # As of a TextDelta.
+    text: str
+
+
+_Piece = TypeVar("_Piece", TextDelta, ThinkingDelta)
+
+
+def deltas(kind: type[_Piece], run_id: str, turn: int, attempt: int) -> Callable[[str], _Piece]:
+    """Return what makes a delta of each piece of a text.
+
+    Each copies the fields of the first but for the text, since there is one for each token of a reply: 0.2 us, where
+    making it anew takes 0.6.
+    """
+    fields = kind(run_id=run_id, turn=turn, attempt=attempt, text="").__dict__
+    new = object.__new__
+
+    def delta(text: str) -> _Piece:
+        event = new(kind)
+        own = event.__dict__
+        own |= fields
+        own["text"] = text
+        return event
+
+    return delta
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class CallDelta:
+    """A piece of a tool call."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    attempt: int
+    index: int
+    # Which call of the reply, from 0.
+    call_id: str
+    name: str
+    # The tool's name with the first piece, then empty.
+    arguments: str
+    # The next piece of the arguments' JSON text.
+
+
+class ToolEventType(StrEnum):
+    """What happened to a tool call."""
+
+    QUEUED = "tool_queued"
+    STARTED = "tool_started"
+    PROGRESS = "tool_progress"
+    COMPLETED = "tool_completed"
+    ERROR = "tool_error"
+    PAUSED = "tool_paused"
+    DRAINED = "queue_drained"
+
+
+class AgentEventType(StrEnum):
+    """What happened to an agent that is a tool."""
+
+    STARTED = "agent_started"
+    PROGRESS = "agent_progress"
+    COMPLETED = "agent_completed"
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class ToolEvent:
+    """Something happened to a tool call."""
+
+    seq: int = 0
+    type: ToolEventType
+    run_id: str = ""
+    turn: int = 0
+    call_id: str = ""
+    # Empty for queue_drained, as `tool`.
+    tool: str = ""
+    kind: ToolKind | None = None
+    # Whether an agent is behind it; None for a tool that does not exist, and for queue_drained.
+    position: int | None = None
+    # tool_queued: the place in call order, from 0.
+    estimate_s: float | None = None
+    # tool_queued: seconds that it usually takes, where the tool says so.
+    duration_s: float | None = None
+    # tool_completed and tool_error.
+    success: bool | None = None
+    # tool_completed and tool_error.
+    message: str = ""
+    # tool_error: what went wrong. tool_progress: what the tool says.
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class AgentEvent:
+    """Something happened to an agent that is a tool. Each agent_started has one agent_completed."""
+
+    seq: int = 0
+    type: AgentEventType
+    run_id: str
+    # The run whose tool it is.
+    call_id: str
+    agent: str
+    child_id: str
+    # The agent's own run.
+    turn: int
+    limit: int
+    # agent_progress: the turn that it is in, from 1, of so many.
+    duration_s: float | None = None
+    # agent_completed, as `success`.
+    success: bool | None = None
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class UsageReported:
+    """A model call was paid for."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    usage: Usage
+    # Of this call.
+    total: Usage
+    # Of the run so far.
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class BudgetWarning:
+    """The run has used the share `Limits.warn_at` of a limit; told once for each in a driving call."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    limit: str
+    # Its name in `Limits`: "turns", "tokens", "usd", "seconds" or "tool_calls".
+    used: float
+    # So many...
+    of: float
+    # ...of so many.
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class RunEnded:
+    """The driving call is at its end: the run is over or waits. The last event of a stream."""
+
+    seq: int = 0
+    run_id: str
+    turn: int
+    run: Run
+
+
+StreamEvent: TypeAlias = (
+    StateChanged
+    | TextDelta
+    | ThinkingDelta
+    | CallDelta
+    | ToolEvent
+    | AgentEvent
+    | UsageReported
+    | BudgetWarning
+    | RunEnded
+)
+Listener: TypeAlias = Callable[[StreamEvent], None]
+
+
+class Feed(Generic[T]):
+    """Events of something under way, handed out as they come: the part that `Stream` and `QueueStream` share."""
+
+    def __init__(self, drive: Callable[[], Awaitable[object]]) -> None:
+        """Prepare the feed; `drive` is called when the block is entered."""
+        self._drive = drive
+        self._events: deque[T] = deque()
+        self._full = BUFFER  # how many of them are merged
+        self._seq = 0
+        self._news: anyio.Event | None = None  # there is one while the reader waits
+        self._over = False
+        self._error: BaseException | None = None
+
+    async def __aenter__(self) -> Self:
+        self._new_event = event_loop().create_event
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._run)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        self._tasks.cancel_scope.cancel()
+        if isinstance(error, Exception):  # the reader's own: it is not for the task group to wrap it
+            await self._tasks.__aexit__(None, None, None)
+            return False
+        suppressed = await self._tasks.__aexit__(kind, error, trace)
+        if kind is None:
+            self._raise()
+        return suppressed
+
+    async def _run(self) -> None:
+        try:
+            await self._drive()
+        except Exception as error:  # noqa: BLE001  it is raised to the reader, not in the task
+            self._error = error
+        finally:
+            self._over = True
+            if self._news is not None:
+                self._news.set()
+
+    def _put(self, event: T) -> None:
+        self._events.append(event)
+        if len(self._events) >= self._full:
+            self._events = deque(_merged(self._events))
+            self._full = max(BUFFER, 2 * len(self._events))  # so that what cannot be merged is not tried each time
+        if self._news is not None:
+            self._news.set()
+            self._news = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._events:
+            if self._over:
+                self._raise()
+                raise StopAsyncIteration
+            if self._news is None:
+                self._news = self._new_event()
+            await self._news.wait()
+        self._seq += 1
+        event = self._events.popleft()
+        event.__dict__["seq"] = self._seq  # ours alone until it is handed out: no need for a copy
+        return event
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+class Stream(Feed[StreamEvent]):
+    """Events of one driving call: `async with agent.stream("...") as s: async for event in s: ...`.
+
+    Nothing is dropped: when the reader is slow, neighbouring deltas are merged. Leaving the block early cancels the
+    driving call, which leaves a run that `resume` continues. An error of the driving call is raised where the events
+    end, or where the block is left.
+
+    Attributes:
+        run: The newest state of the run; None before the first step.
+    """
+
+    def __init__(self, drive: Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[Any]]]) -> None:
+        """Prepare the stream; `drive` is called when the block is entered."""
+        super().__init__(self._watched)
+        self.run: Run[Any] | None = None
+        self._driven = drive
+
+    @property
+    def partial(self) -> Any:
+        """The answer of an agent with an `output_type`, as far as the events handed out tell; JSON values, unvalidated.
+
+        None before there is anything of it. It is made when it is asked for, of all that was written: asked after each
+        delta, that is a square of the answer's length.
+        """
+        return None
+
+    async def _watched(self) -> None:
+        self.run = await self._driven(self._put, self._see)
+        self._put(RunEnded(run_id=self.run.id, turn=self.run.turn, run=self.run))
+
+    def _see(self, run: Run[Any]) -> None:
+        self.run = run
+
+
+class TypedStream(Stream):
+    """A stream of an agent whose answers have a form: it keeps what is written of the newest reply."""
+
+    def __init__(
+        self,
+        drive: Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[Any]]],
+        read: Callable[[Sequence[TextDelta | CallDelta]], Any],
+    ) -> None:
+        """Prepare the stream; `read` makes as much of an answer as the deltas of a reply tell."""
+        super().__init__(drive)
+        self._read = read
+        self._draft: list[TextDelta | CallDelta] = []
+
+    @property
+    def partial(self) -> Any:
+        """As of a `Stream`."""
+        return self._read(self._draft)
+
+    async def __anext__(self) -> StreamEvent:
+        event = await super().__anext__()
+        if isinstance(event, TextDelta | CallDelta):
+            newest = self._draft[-1] if self._draft else event
+            if (newest.turn, newest.attempt) != (event.turn, event.attempt):
+                self._draft.clear()
+            self._draft.append(event)
+        return event
+
+
+class QueueStream(Feed["ToolEvent | AgentEvent"]):
+    """Events of calls that run by themselves: `async with queue.stream(calls) as s: async for event in s: ...`.
+
+    Leaving the block early cancels what runs.
+
+    Attributes:
+        results: The results in call order, when the events have ended.
+    """
+
+    def __init__(
+        self, execute: Callable[[Callable[[ToolEvent | AgentEvent], None]], Awaitable[list[ToolResult]]]
+    ) -> None:
+        """Prepare the stream; `execute` is called when the block is entered."""
+        super().__init__(self._watched)
+        self.results: list[ToolResult] = []
+        self._execute = execute
+
+    async def _watched(self) -> None:
+        self.results = await self._execute(self._put)
+
+
+_PIECES: Final = {TextDelta: ("text",), ThinkingDelta: ("text",), CallDelta: ("name", "arguments")}
+# What of a delta is joined to that of its neighbours.
+
+
+def _merged(events: Iterable[Any]) -> Iterator[Any]:
+    """Yield the events, with one delta for neighbouring ones that belong together."""
+    for _, group in groupby(events, _kinship):
+        deltas = list(group)
+        if len(deltas) == 1:
+            yield deltas[0]
+        else:
+            joined = {name: "".join([getattr(delta, name) for delta in deltas]) for name in _PIECES[type(deltas[0])]}
+            yield attrs.evolve(deltas[0], **joined)
+
+
+def _kinship(event: Any) -> object:
+    """Return what deltas that belong together have in common, and no two other events have."""
+    if type(event) in _PIECES:
+        return type(event), event.turn, event.attempt, getattr(event, "call_id", None)
+    return id(event)
+
+
+def to_json(event: StreamEvent) -> dict[str, Any]:
+    """Return the event as a dict of JSON values, with its type's name under "type"."""
+    kind = event.type if isinstance(event, ToolEvent | AgentEvent) else _NAMES[type(event)]
+    fields = {"type": str(kind), "seq": event.seq, "run_id": event.run_id, "turn": event.turn}
+    if isinstance(event, RunEnded):
+        return {**fields, "state": event.run.state, "stop_reason": event.run.stop_reason}
+    own = attrs.asdict(event, filter=lambda a, v: a.name not in fields and v is not None)
+    return {**fields, **own}
+
+
+_NAMES: Final[dict[type, str]] = {
+    StateChanged: "state_changed",
+    TextDelta: "text_delta",
+    ThinkingDelta: "thinking_delta",
+    CallDelta: "call_delta",
+    UsageReported: "usage",
+    BudgetWarning: "budget_warning",
+    RunEnded: "run_ended",
+}
