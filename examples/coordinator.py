@@ -11,12 +11,24 @@ from typing import Any
 
 import anyio
 
-from agentfsm import Agent, Run, RunContext, Tool, ToolQueue, Usage, tool
+from agentfsm import (
+    COORDINATION,
+    Agent,
+    AgentEvent,
+    AgentEventType,
+    ModelError,
+    Run,
+    RunContext,
+    StreamEvent,
+    Tool,
+    ToolEvent,
+    ToolEventType,
+    ToolQueue,
+    Usage,
+    tool,
+)
 from agentfsm.core.effects import RunTools
-from agentfsm.core.errors import ModelError
-from agentfsm.engine.watch.stream import AgentEvent, AgentEventType, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.models import Price
-from agentfsm.subagent import COORDINATION
 from agentfsm.testing import ScriptedModel, call, fail, say
 from agentfsm.testing.models import Line
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import anyio
 
-from agentfsm import Agent, Run, RunContext, tool
-from agentfsm.core.messages import ToolResult
+from agentfsm import Agent, Run, RunContext, ToolResult, tool
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import FunctionModel

@@ -13,10 +13,9 @@ from typing import Any
 
 import anyio
 
-from agentfsm import Agent, ModelRetry, Run, tool
+from agentfsm import Agent, CallDelta, ModelRetry, Run, StreamEvent, ToolEvent, ToolEventType, tool
 from agentfsm.context import SlidingWindow, Summarise
 from agentfsm.core.events import AnswerDrafted, Compacted, Continued, ToolsChosen
-from agentfsm.engine.watch.stream import CallDelta, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.models import Fallback, OpenAIChat
 from agentfsm.testing import LocalServer, Say
 

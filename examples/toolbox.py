@@ -19,9 +19,7 @@ import anyio
 import attrs
 from pydantic import Field
 
-from agentfsm import Agent, ModelRetry, Run, RunContext, ToolRegistry, tool
-from agentfsm.core.messages import ToolResult
-from agentfsm.engine.tools.permission import Permissions
+from agentfsm import Agent, ModelRetry, Permissions, Run, RunContext, ToolRegistry, ToolResult, tool
 from agentfsm.testing import ScriptedModel, call, say
 
 

@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 
 import anyio
 
-from agentfsm import Agent, Run, tool
-from agentfsm.core.messages import ToolResult
+from agentfsm import Agent, Run, ToolResult, tool
 from agentfsm.mcp import MCPServer, MCPService
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
