@@ -288,7 +288,7 @@ class Agent(Generic[A_co]):
             depth=0 if parent is None else parent.header.depth + 1,
             metadata=_checked_json(metadata, "metadata") if metadata else {},
         )
-        return self._typed(begin(header, () if after is None else after.messages))
+        return self._typed(begin(header, after))
 
     def _parts(self, prompt: Prompt) -> tuple[Part, ...]:
         """Normalise what a user said.
@@ -473,8 +473,8 @@ class Agent(Generic[A_co]):
             ConflictError: when the id is taken.
         """
         stored = await self.store.read(run_id)
-        prior = await journals.prior_of(self.store, stored.header.after)
-        whole = begin(stored.header, prior).fold(stored.events)
+        before = await journals.before_of(self.store, stored.header)
+        whole = begin(stored.header, before).fold(stored.events)
         at = len(stored.events) - whole.is_over if at is None else at
         if not 0 <= at <= len(stored.events):
             raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
@@ -490,12 +490,12 @@ class Agent(Generic[A_co]):
             forked_from=run_id,
             forked_at=at,
         )
-        events = forked(header, prior, stored.events[:at], edit or {}, self.tools)
+        events = forked(header, before, stored.events[:at], edit or {}, self.tools)
         found, lease = await self.store.create(header, events=events, durability=self.durability)
         await self.store.release(lease).wait()
         if found != header:
             raise ConflictError(f"run {header.id!r} exists already; choose another id")
-        return self._typed(begin(header, prior).fold(events))
+        return self._typed(begin(header, before).fold(events))
 
     async def replay(self, run_id: str, *, deps: Any = None) -> Replay:
         """Fold a run from its journal with no model and no tool called, and check the hash of each request.

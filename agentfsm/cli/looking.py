@@ -91,7 +91,7 @@ def _read(run_id: str, at: int | None, given: str | None) -> tuple[Run, tuple[Ev
         if at is not None and not 0 <= at <= newest:
             raise MisuseError(f"run {run_id} has the versions 0 to {newest}, and not {at}")
         events = stored.events[:at]
-        found = begin(stored.header, await journal.prior_of(store, stored.header.after)).fold(events)
+        found = begin(stored.header, await journal.before_of(store, stored.header)).fold(events)
         return found, events, (await top_of(store, stored.header)).id
 
     return in_store(store, act)

@@ -379,22 +379,30 @@ class Run(Generic[A_co]):
         return last.text if isinstance(last, AssistantMessage) else ""
 
 
-def begin(header: Header, prior: tuple[Message, ...] = ()) -> Run:
-    """Return the run that the header describes, at version 0."""
-    run, history = _fresh(header, prior), (*prior, *header.history)
-    if not history:
-        return run
-    has_cut = any(isinstance(message, ToolResult) and message.cut is not None for message in history)
-    return attrs.evolve(run, turns_before=turns_of(history), has_cut=has_cut)
+def begin(header: Header, before: Run[Any] | None = None) -> Run:
+    """Return the run that the header describes, at version 0.
+
+    Args:
+        header: Entry 0 of its journal.
+        before: The run that it goes on from, where `header.after` names one. What a compaction has left of that one's
+            messages is what the model is shown of them from here on: they were paid for to become short.
+    """
+    run = _fresh(header)
+    has_cut = any(isinstance(message, ToolResult) and message.cut is not None for message in header.history)
+    if before is not None:
+        has_cut = has_cut or before.has_cut
+        run = attrs.evolve(run, prior=before.messages, window=before.window, layout=before.layout, head=before.head)
+    history = (*run.prior, *header.history)
+    return attrs.evolve(run, turns_before=turns_of(history), has_cut=has_cut) if history else run
 
 
 _BLANK: Final = dict(vars(Run(header=Header(id="", prompt=(), created_at=0.0))))
 
 
-def _fresh(header: Header, prior: tuple[Message, ...]) -> Run:
+def _fresh(header: Header) -> Run:
     """Return a new run. Made as `apply` makes one, from a dict: 35 fields written one by one cost seven times that."""
     run: Run = object.__new__(Run)
-    fields = {**_BLANK, "header": header, "prior": prior, "updated_at": header.created_at}
+    fields = {**_BLANK, "header": header, "updated_at": header.created_at}
     object.__setattr__(run, "__dict__", fields)
     return run
 

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentfsm.core.events import Event
-    from agentfsm.core.messages import Message
     from agentfsm.core.run import Header
     from agentfsm.engine.tools.registry import ToolRegistry
 
 
 def forked(
     header: Header,
-    prior: tuple[Message, ...],
+    before: Run | None,
     events: Sequence[Event],
     edit: Mapping[int, Event],
     registry: ToolRegistry,
@@ -37,7 +36,7 @@ def forked(
 
     Args:
         header: Of the fork.
-        prior: The messages that it goes on from.
+        before: The run that it goes on from, where there is one.
         events: The first events of the run that is forked.
         edit: Events in the place of some of these, by version: event 1 is the first.
         registry: The tools of the agent that goes on.
@@ -49,7 +48,7 @@ def forked(
     if unknown:
         raise MisuseError(f"the fork begins with the versions 1 to {len(events)}: there is no {unknown[0]} to edit")
     prefix = tuple([edit.get(version, event) for version, event in enumerate(events, 1)])
-    run = begin(header, prior).fold(prefix)
+    run = begin(header, before).fold(prefix)
     if run.is_over:
         raise MisuseError(f"at version {run.version} the run is over ({run.stop_reason}): fork it at an earlier one")
     at = run.updated_at

@@ -13,7 +13,7 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.run import Run, begin
-from agentfsm.engine.drive.journal import Journal, prior_of
+from agentfsm.engine.drive.journal import Journal, before_of
 from agentfsm.engine.perform import drive_of
 from agentfsm.engine.think.offer import offered
 from agentfsm.engine.watch.log import Facts
@@ -67,7 +67,7 @@ async def replay(engine: Engine, store: Store, run_id: str, deps: Any = None) ->
         RunNotFoundError: when the store holds no such run.
     """
     stored = await store.read(run_id)
-    run = begin(stored.header, await prior_of(store, stored.header.after))
+    run = begin(stored.header, await before_of(store, stored.header))
     nobody = Lease(run_id=run_id, token=0, version=0)  # it is never appended to
     journal = Journal(store=store, lease=nobody, run=run, clock=engine.clock, log=Facts(run_id, run.header.agent))
     drive = drive_of(engine, journal, deps, Tally(first=run.first))

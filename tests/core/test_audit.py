@@ -73,12 +73,12 @@ def check_audit(run, events, records):
 @given(
     data=st.data(),
     steps=st.integers(0, 30),
-    prior=st.sampled_from([(), EARLIER]),
+    before=st.sampled_from(EARLIER),
     history=st.sampled_from([(), HISTORY]),
 )
-def test_every_call_is_told_once_whatever_happens(data, steps, prior, history):
+def test_every_call_is_told_once_whatever_happens(data, steps, before, history):
     """At any version of a random legal run, and at whatever end, the audit holds its calls and nothing else."""
-    first = run = begin(header(history=history), prior)
+    first = run = begin(header(history=history), before)
     events = []
     while not run.is_over:
         event = (going_on if len(events) < steps else ending)(run, data.draw)

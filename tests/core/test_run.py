@@ -104,12 +104,17 @@ def test_the_header_shows_through():
 # OBSERVE
 
 
+def after(messages):
+    """A run that has said that."""
+    return attrs.evolve(begin(header(id="r0")), messages=messages)
+
+
 def test_the_first_look_takes_in_the_prompt():
     """History that the run goes on from, then the prompt, then what has arrived; later looks add what is new."""
-    earlier, given = (UserMessage(parts=PROMPT), answer()), (SystemMessage(text="house rules"),)
+    said, given = (UserMessage(parts=PROMPT), answer()), (SystemMessage(text="house rules"),)
     late = Input(kind=InputKind.TIMER, parts=(TextPart(text="ping"),))
-    run = begin(header(history=given), prior=earlier).apply(e.Observed(inputs=(late,)))
-    assert run.messages == (*earlier, *given, TASK, late.message)
+    run = begin(header(history=given), after(said)).apply(e.Observed(inputs=(late,)))
+    assert run.messages == (*said, *given, TASK, late.message)
     again = run.fold([chosen(), finished(), e.ToolsReturned(), e.Continued()])
     assert again.apply(e.Observed()).messages == again.messages
     assert again.apply(e.Observed(inputs=(late, late))).messages == (*again.messages, late.message, late.message)
@@ -117,7 +122,7 @@ def test_the_first_look_takes_in_the_prompt():
 
 def test_a_run_cancelled_before_it_began_keeps_its_conversation():
     """The next run of the session goes on from this one's messages, so they must hold the earlier ones."""
-    run = begin(header(), prior=(TASK, answer())).apply(failed())
+    run = begin(header(), after((TASK, answer()))).apply(failed())
     assert run.messages == (TASK, answer(), TASK)
     assert (run.calls, run.errors) == ((), ())
 
@@ -364,7 +369,7 @@ def test_only_done_has_an_output(run, words):
 def test_records_leave_out_what_came_before():
     """Calls and errors are the run's own, with its own turn numbers, though the ids count on."""
     earlier = begin(header()).fold([e.Observed(), *round_trip(1, Outcome.FAILED), e.Observed(), *round_trip(2)])
-    run = begin(header(id="r2"), prior=earlier.messages)
+    run = begin(header(id="r2"), earlier)
     assert run.turns_before == 2
     run = run.fold([e.Observed(), *round_trip(3, Outcome.FAILED, "no"), e.Observed(), *round_trip(4)])
     sound_history(run.messages)

@@ -19,6 +19,7 @@ from agentfsm.core.machine import TABLE, State
 from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult, Usage
 from agentfsm.core.run import UNDECIDED, Phase, begin
 from agentfsm.core.verdict import Action, Verdict
+from agentfsm.core.view import plain_layout, view
 
 text = st.text(max_size=12)
 usage = st.builds(
@@ -55,7 +56,11 @@ continued = st.builds(
 )
 agents = st.none() | st.builds(Fingerprint, instructions=text, model=text)
 
-EARLIER = (TASK, AssistantMessage(calls=(call(turn=4),)), result("t4.0"), answer())
+_SAID = (TASK, AssistantMessage(calls=(call(turn=4),)), result("t4.0"), answer())
+_LAYOUT = plain_layout(3, task=0)
+WHOLE = attrs.evolve(begin(header(id="r0")), messages=_SAID)
+EARLIER = (None, WHOLE, attrs.evolve(WHOLE, window=3, layout=_LAYOUT, head=view(_LAYOUT, _SAID)))
+# What a run may go on from: nothing, a run, and one whose history a compaction has shortened.
 GIVEN = (SystemMessage(text="rules"), AssistantMessage(calls=(call(turn=2),)), result("t2.0"))
 
 
@@ -285,12 +290,12 @@ CHECKS = (
 @given(
     data=st.data(),
     steps=st.integers(0, 30),
-    prior=st.sampled_from([(), EARLIER]),
+    before=st.sampled_from(EARLIER),
     history=st.sampled_from([(), GIVEN]),
 )
-def test_whatever_happens_the_promises_hold(data, steps, prior, history):
+def test_whatever_happens_the_promises_hold(data, steps, before, history):
     """After every event of a random legal run all checks hold, and the journal read back folds to the same run."""
-    first = run = replayed = begin(header(history=history), prior)
+    first = run = replayed = begin(header(history=history), before)
     events = []
     while not run.is_over:
         event = (going_on if len(events) < steps else ending)(run, data.draw)

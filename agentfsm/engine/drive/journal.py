@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import Posted
-    from agentfsm.core.messages import Message
+    from agentfsm.core.run import Header
     from agentfsm.ports import Stored
 
 _put = object.__setattr__
@@ -47,20 +47,20 @@ async def load(store: Store, run_id: str, at: int | None = None) -> Run:
     stored = await store.read(run_id)
     if at is not None and not 0 <= at <= len(stored.events):
         raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
-    run = begin(stored.header, await prior_of(store, stored.header.after))
+    run = begin(stored.header, await before_of(store, stored.header))
     return run.fold(stored.events if at is None else stored.events[:at])
 
 
-async def prior_of(store: Store, run_id: str | None) -> tuple[Message, ...]:
-    """Return the messages of the run that another goes on from, with all that it went on from itself."""
+async def before_of(store: Store, header: Header) -> Run | None:
+    """Return the run that another goes on from, with all that it went on from itself; None where there is none."""
     chain: list[Stored] = []
-    while run_id is not None:
-        chain.append(await store.read(run_id))
-        run_id = chain[-1].header.after
-    messages: tuple[Message, ...] = ()
+    while header.after is not None:
+        chain.append(await store.read(header.after))
+        header = chain[-1].header
+    run: Run | None = None
     for stored in reversed(chain):
-        messages = begin(stored.header, messages).fold(stored.events).messages
-    return messages
+        run = begin(stored.header, run).fold(stored.events)
+    return run
 
 
 def date_of(seconds: float) -> float:

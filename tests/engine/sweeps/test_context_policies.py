@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import anyio
 import pytest
-from checks import names, no_leases, sound
+from checks import names, no_leases, sound, valid_history
 from test_compaction import Words
 from wire_rules import check_wires
 
@@ -183,6 +183,27 @@ async def test_a_summary_reads_each_message_once_in_a_long_run(store):
     await sound(agent, run)
 
 
+async def test_what_a_run_was_summarised_to_is_what_the_next_one_is_shown(store):
+    """A conversation goes on from the summary, shown as it was, and nothing is summarised twice."""
+    scribe, first, second = Scribe(), Surveyor(25), Surveyor(25)
+    context = [Summarise(model=scribe.model), SlidingWindow()]
+    before = await agent_of(first, store, context=context).run(TASK, session="coast")
+    summaries = len(scribe.requests)
+    agent = agent_of(second, store, context=context)
+    run = await agent.run("and the hills", session="coast")
+    shown = second.requests[0].messages
+    assert tuple(shown[: len(before.shown)]) == before.shown
+    assert [message.text for message in shown[len(before.shown) :]] == ["and the hills"]
+    assert run.messages[: len(before.messages)] == before.messages
+    assert len(scribe.requests) > summaries > 0
+    read = "".join(request.messages[0].text for request in scribe.requests)
+    assert all(read.count(f'look({{\\"at\\": {at},') <= 2 for at in range(1, 26))  # by either run once
+    assert (await agent.load(run.id)).shown == run.shown
+    assert (await agent.replay(run.id)).is_faithful
+    valid_history(run.shown)
+    await sound(agent, run)
+
+
 async def test_a_run_resumed_at_any_place_shows_the_same(store):
     """Another process makes the same of the journal, and asks the same."""
     context = [TrimResults(chars=200), Summarise(model=Scribe().model), SlidingWindow()]
@@ -201,6 +222,16 @@ async def test_a_run_resumed_at_any_place_shows_the_same(store):
 
 
 # Trimmed results
+
+
+async def test_the_next_run_of_a_conversation_can_read_on_as_well(store):
+    """Where the history that it goes on from shows less than there is, it has the tool for it."""
+    agent = agent_of(Surveyor(14), store, context=TrimResults(chars=60))
+    await agent.run(TASK, session="coast")
+    model = Surveyor(1)
+    run = await agent_of(model, store, context=TrimResults(chars=60)).run("and the hills", session="coast")
+    assert [definition.name for definition in model.requests[0].tools] == ["look", "read_result"]
+    assert any(isinstance(entry, Span) and entry.chars == 60 for entry in run.layout)
 
 
 async def test_what_is_shortened_can_be_read_on(store):
