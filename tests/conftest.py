@@ -10,8 +10,14 @@ import re
 from zlib import crc32
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["servers"]
+
+settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
+settings.register_profile("soak", deadline=None, max_examples=1_000)
+settings.load_profile("suite")
+# The suite draws the same examples each time; `make soak` draws others, and many.
 
 LOOPS = ("asyncio", "trio")
 ON_ONE = ("tests/mcp/", "tests/models/", "tests/recordings/", "tests/stores/")

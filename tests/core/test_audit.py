@@ -4,7 +4,7 @@ import hashlib
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sample_runs import (
     APPROVED,
@@ -69,7 +69,6 @@ def check_audit(run, events, records):
         assert not (run.is_over and record.is_open)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     data=st.data(),
     steps=st.integers(0, 30),

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import attrs
 from hypothesis import event as note
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sample_runs import INQUIRED, TASK, WAITED, answer, call, header, result, sound_history
 
@@ -286,7 +286,6 @@ CHECKS = (
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     data=st.data(),
     steps=st.integers(0, 30),

@@ -8,7 +8,7 @@ import warnings
 import anyio
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import ToolQueue, ToolRegistry, tool
@@ -211,7 +211,6 @@ NAPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(naps=NAPS)
 def test_the_estimate_is_what_the_calls_take(naps):
     """With room for all, calls that take what they say take together what the plan says: the queue follows it."""
@@ -281,7 +280,6 @@ def closed(direct: list[set[int]]) -> list[set[int]]:
     return found
 
 
-@settings(max_examples=500, deadline=None)
 @given(wanted=CALLS)
 def test_the_plan_is_the_naive_one(wanted):
     """Each call waits, by itself or through others, for exactly those before it that it must not overlap."""

@@ -280,18 +280,20 @@ def test_a_timer_wakes_a_run():
     in_time(main)
 
 
-@pytest.mark.parametrize(("prompt", "after_s"), [("wait", 60), ("pay", 7 * 86_400), ("ask_user", 7 * 86_400)])
-def test_a_wait_ends_by_itself(prompt, after_s):
+@pytest.mark.parametrize(
+    ("prompt", "after_s", "poll_s"), [("wait", 60, 10), ("pay", 7 * 86_400, 3_600), ("ask_user", 7 * 86_400, 3_600)]
+)
+def test_a_wait_ends_by_itself(prompt, after_s, poll_s):
     """When its time is up the run is due, and goes on without what it waited for."""
 
     async def main(agent, clock):
         await agent.submit(prompt, id="r")
         begun = clock.now()
         async with anyio.create_task_group() as others:
-            others.start_soon(lambda: agent.worker(poll_s=10))
-            await over(agent, 20)
+            others.start_soon(lambda: agent.worker(poll_s=poll_s))
+            await over(agent, 2 * poll_s)
             others.cancel_scope.cancel()
-        assert after_s <= clock.now() - begun < after_s + 60
+        assert after_s <= clock.now() - begun < after_s + 6 * poll_s
 
     in_time(main)
 
