@@ -40,7 +40,7 @@ from agentfsm.core.messages import (
     SessionCost,
     Usage,
     check_history,
-    clean,
+    encodable,
     parts_of,
 )
 from agentfsm.core.run import A_co, Header, Phase, Run, begin
@@ -608,7 +608,7 @@ class Agent(Generic[A_co]):
             ConflictError: when it was decided already, or the time is up.
         """
         run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL)
-        await decide(self.store, run, item, Reject(call_id=call_id, by=by, message=clean(message)))
+        await decide(self.store, run, item, Reject(call_id=call_id, by=by, message=encodable(message)))
 
     async def answer(
         self,
@@ -653,7 +653,7 @@ class Agent(Generic[A_co]):
             raise MisuseError(f"the result of {call_id} is text: give the content, with failed=True if there is none")
         outcome = Outcome.FAILED if failed else Outcome.DONE
         return await decide(
-            self.store, run, item, Settle(call_id=call_id, by=by, outcome=outcome, content=clean(content))
+            self.store, run, item, Settle(call_id=call_id, by=by, outcome=outcome, content=encodable(content))
         )
 
     async def settle(
@@ -687,9 +687,9 @@ class Agent(Generic[A_co]):
         if rerun:
             decision = Rerun(call_id=call_id, by=by)
         elif failed is not None:
-            decision = Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=clean(failed))
+            decision = Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=encodable(failed))
         else:
-            decision = Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=clean(result or ""))
+            decision = Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=encodable(result or ""))
         await decide(self.store, run, item, decision)
 
     async def send(
@@ -992,7 +992,7 @@ def _checked_id(run_id: str) -> str:
 
 def _checked_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(clean(json.dumps(dict(value), allow_nan=False, ensure_ascii=False))))
+        return dict(json.loads(encodable(json.dumps(dict(value), allow_nan=False, ensure_ascii=False))))
     except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"{what} must be plain JSON, since they are stored with the run: {error}") from None
 

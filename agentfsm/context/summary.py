@@ -11,7 +11,15 @@ import attrs
 from agentfsm.compaction import Group, Room, tokens_of
 from agentfsm.context.trim import at_least
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.messages import AssistantMessage, Message, SystemMessage, TextPart, ToolResult, UserMessage, clean
+from agentfsm.core.messages import (
+    AssistantMessage,
+    Message,
+    SystemMessage,
+    TextPart,
+    ToolResult,
+    UserMessage,
+    encodable,
+)
 from agentfsm.core.view import Summarised
 from agentfsm.ports import ContextPolicy, Model
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN
@@ -102,7 +110,7 @@ class Summarise(ContextPolicy):
             so_far = json.dumps(record, ensure_ascii=False) if record else "none yet"
             question = f"The record so far: {so_far}\n\nThe messages since, a line each:\n{portion}"
             written = await room.ask(self.model, directions, question, most)
-            record = _clipped(clean(written), most, room)
+            record = _clipped(encodable(written), most, room)
         return record
 
 

@@ -25,7 +25,7 @@ from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import InboxItem, InputKind, Priority
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import ErrorType, Media, Message, Outcome, Part, clean
+from agentfsm.core.messages import ErrorType, Media, Message, Outcome, Part, encodable
 from agentfsm.core.run import FORMAT, Header
 from agentfsm.core.verdict import Action
 from agentfsm.core.view import Shown
@@ -232,7 +232,7 @@ def _record(write: Callable[[Any], str], value: object, known: int | None = None
         raise MisuseError(f"the record cannot be written as JSON ({error}): metadata must be plain JSON") from None
     if len(text) > LIMIT_CHARS:
         raise MisuseError(f"the record has {len(text):,} characters, more than the {LIMIT_CHARS:,} that one may have")
-    return clean(text if known == FORMAT else f'{{"v":{FORMAT},{text[1:]}')
+    return encodable(text if known == FORMAT else f'{{"v":{FORMAT},{text[1:]}')
 
 
 def _load(text: str, version: int | None = None) -> tuple[dict[str, Any], int]:

@@ -367,7 +367,7 @@ class ToolResult:
 Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult
 
 
-def clean(text: str) -> str:
+def encodable(text: str) -> str:
     """Return the text without lone surrogates, which no wire and no database takes."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -460,7 +460,7 @@ def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
             raise MisuseError(f"a prompt is text or a sequence of {kinds}, not {type(part).__name__}")
     # No provider takes a blank part back.
     parts = tuple([part for part in parts if not isinstance(part, TextPart) or part.text.strip()])
-    parts = tuple([TextPart(text=clean(part.text)) if isinstance(part, TextPart) else part for part in parts])
+    parts = tuple([TextPart(text=encodable(part.text)) if isinstance(part, TextPart) else part for part in parts])
     if not parts:
         msg = "the prompt is empty: say what the agent shall do, for example agent.run('Summarise notes.md')"
         raise MisuseError(msg)

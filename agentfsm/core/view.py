@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from agentfsm.core.messages import Message, SystemMessage, ToolResult, clean
+from agentfsm.core.messages import Message, SystemMessage, ToolResult, encodable
 from agentfsm.core.parts import name_of
 
 LIST_FACTOR: Final = 4
@@ -143,7 +143,7 @@ def _first_items(result: ToolResult, chars: int, items: int) -> ToolResult | Non
             "records": records[:count],
             "note": f"the others are not shown: ask for a narrower result, or read all in result {result.call_id}",
         }
-        text = clean(json.dumps(told, ensure_ascii=False))
+        text = encodable(json.dumps(told, ensure_ascii=False))
         if len(text) <= chars:
             return attrs.evolve(result, content=text, shown_chars=None)
     return None

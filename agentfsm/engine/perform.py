@@ -23,7 +23,7 @@ from agentfsm.core.errors import (
 from agentfsm.core.inbox import URGENCY, Cancel, Input, Pause, Posted
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Usage, clean
+from agentfsm.core.messages import AssistantMessage, Usage, encodable
 from agentfsm.core.run import Phase
 from agentfsm.engine.act.calls import act, early_calls, mint, queue_of
 from agentfsm.engine.act.children import end_children, note_children
@@ -283,12 +283,12 @@ async def _hear(
         calls = tuple([mint(drive, index, call) for index, call in enumerate(reply.calls)])
         if mended := [call.id for call in calls if call.repaired is not None]:
             journal.log.warning("arguments_repaired", calls=", ".join(mended))
-        message = AssistantMessage(text=clean(reply.text), calls=calls, native=reply.native)
+        message = AssistantMessage(text=encodable(reply.text), calls=calls, native=reply.native)
         journal.commit(e.ToolsChosen(message=message, usage=usage, request=request, model=model))
         if early is not None and early.keep(calls):
             await _finish_early(drive, early)
         return None
-    message = AssistantMessage(text=clean(reply.text), native=reply.native)
+    message = AssistantMessage(text=encodable(reply.text), native=reply.native)
     draft = partial(e.AnswerDrafted, message=message, usage=usage, request=request, model=model)
     if (flaw := FLAWS.get(reply.finish_reason)) is not None:
         # A model that thinks may be cut off before its first word, and no provider takes an empty message back.
@@ -304,7 +304,7 @@ async def _hear(
 def _part_with(drive: Drive, reply: Reply, usage: Usage, request: str) -> None:
     """End a run with the last words that it was asked for: `Run.partial`, and no answer."""
     why = "the run went round in circles after every warning; its last words are in run.partial"
-    if text := clean(reply.text).strip():
+    if text := encodable(reply.text).strip():
         said: e.Event = e.AnswerDrafted(message=AssistantMessage(text=text), usage=usage, request=request)
     else:
         said = e.ModelFaltered(error="the last reply said nothing", usage=usage, request=request)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import mcp.types as m
 
-from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart, clean
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart, encodable
 from agentfsm.core.parts import size_of
 from agentfsm.engine.queue.parts import left_out, usable
 from agentfsm.engine.queue.render import rendered, with_parts
@@ -50,7 +50,7 @@ def parts_of_resource(contents: Iterable[m.TextResourceContents | m.BlobResource
 
 
 def _parts(pieces: Iterable[str | Part]) -> tuple[Part, ...]:
-    return tuple(TextPart(text=clean(each)) if isinstance(each, str) else each for each in usable(pieces))
+    return tuple(TextPart(text=encodable(each)) if isinstance(each, str) else each for each in usable(pieces))
 
 
 def _pieces(block: m.ContentBlock) -> Iterator[str | Part]:

@@ -39,8 +39,8 @@ from agentfsm.core.messages import (
     ToolResult,
     Usage,
     UserMessage,
-    clean,
     data_of,
+    encodable,
 )
 from agentfsm.models.anthropic_schema import supported_schema
 from agentfsm.models.wire import (
@@ -488,7 +488,7 @@ def _native(blocks: Sequence[_Block]) -> Native | None:
     if all(block.is_plain for block in blocks):
         return None
     content = json.dumps([block.whole() for block in blocks], ensure_ascii=False)
-    return Native(provider=PROVIDER, content=clean(content))
+    return Native(provider=PROVIDER, content=encodable(content))
 
 
 @attrs.define(eq=False, repr=False)

@@ -11,7 +11,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.inbox import Approve, GiveInput, Posted, Rerun
-from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, clean
+from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, encodable
 from agentfsm.core.run import UNDECIDED, Inquiry, OpenCall, Phase, place_in
 from agentfsm.engine.act.children import returned
 from agentfsm.engine.act.decide import decide, inquired, needs_approval
@@ -288,9 +288,9 @@ def mint(drive: Drive, index: int, proposed: ProposedCall) -> ToolCall:
         invented=not known,
         arguments=arguments if flaw is None else mended or "{}",
         key=f"{run.id}:{call_id}",
-        provider_id=clean(proposed.id),
-        malformed=None if flaw is None or mended else f"{flaw}; it began: {clean(arguments[:MALFORMED_CHARS])}",
-        repaired=clean(arguments[:MALFORMED_CHARS]) if mended else None,
+        provider_id=encodable(proposed.id),
+        malformed=None if flaw is None or mended else f"{flaw}; it began: {encodable(arguments[:MALFORMED_CHARS])}",
+        repaired=encodable(arguments[:MALFORMED_CHARS]) if mended else None,
     )
 
 

@@ -20,7 +20,7 @@ from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, Posted, Reject, Rerun, Settle
-from agentfsm.core.messages import Outcome, ToolCall, ToolResult, clean
+from agentfsm.core.messages import Outcome, ToolCall, ToolResult, encodable
 from agentfsm.core.run import UNDECIDED, OpenCall, Phase, arguments_of
 from agentfsm.engine.drive.access import absence, barred
 from agentfsm.engine.drive.drive import Drive
@@ -218,7 +218,7 @@ def described(tool: Tool[..., Any], arguments: Arguments) -> str:
     if tool.describe is None:
         return ""
     try:
-        return clean(str(tool.describe(arguments))[:DESCRIPTION_CHARS])
+        return encodable(str(tool.describe(arguments))[:DESCRIPTION_CHARS])
     except Exception as error:  # noqa: BLE001  the person still sees the tool and its arguments
         return f"(its description failed: {render.describe(error)})"
 

@@ -17,7 +17,7 @@ import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
-from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome, ToolCall, clean
+from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome, ToolCall, encodable
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.places import Place, left_behind
 from agentfsm.engine.queue.transient import Transient, transient
@@ -179,7 +179,7 @@ class Dispatcher:
             bound = job.arguments(tool)
             tool.check(bound)
         except ArgumentsError as error:
-            return failed(clean(str(error)), ErrorType.ARGUMENTS, retryable=True)
+            return failed(encodable(str(error)), ErrorType.ARGUMENTS, retryable=True)
         if (refusal := self.host.refusal(call, tool, bound)) is not None:
             return refusal
         timeout_s = tool.timeout_s or self.timeout_s

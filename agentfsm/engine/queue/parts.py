@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from agentfsm.core.messages import FilePart, ImagePart, Media, Part, TextPart, clean, data_of
+from agentfsm.core.messages import FilePart, ImagePart, Media, Part, TextPart, data_of, encodable
 from agentfsm.core.parts import facts_of, kind_of, name_of
 
 PART_CHARS: Final = 20_000_000
@@ -98,13 +98,13 @@ def left_out(kind: str, facts: str, why: str) -> str:
 
 def _sound(part: Media) -> Media:
     """Return a part as the journal can hold it: text that is text, and the media type that its data has."""
-    url = clean(part.url)
+    url = encodable(part.url)
     carried = data_of(part)
     if carried is not None:
         kind, data = carried
         url = f"data:{_kind(part, kind.strip().lower(), data)};base64,{data}"
     part = part if url == part.url else attrs.evolve(part, url=url)
-    return attrs.evolve(part, name=clean(str(part.name))) if isinstance(part, FilePart) else part
+    return attrs.evolve(part, name=encodable(str(part.name))) if isinstance(part, FilePart) else part
 
 
 def _kind(part: Media, said: str, data: str) -> str:

@@ -22,7 +22,7 @@ from agentfsm.core.messages import (
     TextPart,
     ToolCall,
     ToolResult,
-    clean,
+    encodable,
 )
 from agentfsm.core.run import place_in
 from agentfsm.engine.queue.parts import PARTS_CHARS, told
@@ -64,7 +64,7 @@ def with_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
         pieces: What was returned, in reading order.
     """
     text, parts = told(pieces)
-    return kept(clean(text), RECORD_CHARS - PARTS_CHARS), parts
+    return kept(encodable(text), RECORD_CHARS - PARTS_CHARS), parts
 
 
 def result_text(value: object) -> str:
@@ -72,14 +72,14 @@ def result_text(value: object) -> str:
     if value is None:
         return "(done, no output)"
     try:
-        return clean(str.__str__(value)) if isinstance(value, str) else _json(value)
+        return encodable(str.__str__(value)) if isinstance(value, str) else _json(value)
     except Exception as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
         return f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe(error)})"
 
 
 def decided(call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
     """Return the result of a call that was decided and not run."""
-    content = kept(clean(content))
+    content = kept(encodable(content))
     return ToolResult(call_id=call.id, tool=call.name, outcome=outcome, content=content, index=place_in(call.id))
 
 
@@ -118,7 +118,7 @@ def _json(value: object) -> str:
     except core.PydanticSerializationError as error:
         if "surrogates" not in str(error):  # half of a surrogate pair somewhere in it is replaced below
             raise
-    return clean(json.dumps(core.to_jsonable_python(value, fallback=_plain), ensure_ascii=False))
+    return encodable(json.dumps(core.to_jsonable_python(value, fallback=_plain), ensure_ascii=False))
 
 
 @cache
@@ -141,7 +141,7 @@ def describe(error: BaseException) -> str:
 
 def _words(error: BaseException) -> str:
     try:
-        return clean(str(error)[:ERROR_CHARS])
+        return encodable(str(error)[:ERROR_CHARS])
     except Exception:  # noqa: BLE001  a broken __str__ must not hide the error
         return "(its text cannot be read)"
 
@@ -221,4 +221,4 @@ def unknown_text(name: str, known: Sequence[str]) -> str:
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     listed = ", ".join(known[:NAMES_SHOWN]) or "none"
     more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
-    return clean(f"there is no tool {name[:100]!r}.{hint} Nothing was run. Tools: {listed}{more}.")
+    return encodable(f"there is no tool {name[:100]!r}.{hint} Nothing was run. Tools: {listed}{more}.")

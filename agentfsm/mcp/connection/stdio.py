@@ -31,7 +31,7 @@ from mcp.os.win32.utilities import ServerProcess
 from mcp.shared.message import SessionMessage
 from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
-from agentfsm.core.messages import clean
+from agentfsm.core.messages import encodable
 from agentfsm.mcp.connection.bounded import MESSAGE_BYTES, is_of_use
 
 LAST_WORDS_BYTES: Final = 2_000
@@ -63,7 +63,7 @@ class Epitaph:
             f"a message of it has more than {MESSAGE_BYTES >> 20} MiB" if self.is_too_long else "",
             "" if self.exit_code is None else _ended_with(self.exit_code),
             f"it wrote to its standard output, where only messages belong: {self.rubbish!r}" if self.rubbish else "",
-            f"its last words: {words}" if (words := clean(self.errors.decode("utf-8", "replace").strip())) else "",
+            f"its last words: {words}" if (words := self.errors.decode("utf-8", "replace").strip()) else "",
         ]
         return "; ".join(filter(None, said))
 
@@ -159,7 +159,7 @@ class _Talk:
         except ValueError:
             message = _mended(line) or _failed_answer(line)
         if message is None and not self.epitaph.rubbish:
-            self.epitaph.rubbish = clean(line[: 4 * RUBBISH_CHARS].decode("utf-8", "replace"))[:RUBBISH_CHARS].strip()
+            self.epitaph.rubbish = line[: 4 * RUBBISH_CHARS].decode("utf-8", "replace")[:RUBBISH_CHARS].strip()
         return message
 
     async def write(self) -> None:
@@ -221,7 +221,7 @@ def _mended(line: bytes) -> Any:
     """Return a message in which only halves of surrogate pairs are wrong, which some languages let through."""
     try:
         return jsonrpc_message_adapter.validate_json(
-            clean(json.dumps(json.loads(line), ensure_ascii=False)), by_name=False
+            encodable(json.dumps(json.loads(line), ensure_ascii=False)), by_name=False
         )
     except (ValueError, RecursionError):
         return None

@@ -28,7 +28,7 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
-from agentfsm.core.messages import ErrorType, Outcome, clean
+from agentfsm.core.messages import ErrorType, Outcome, encodable
 from agentfsm.engine.queue.transient import PASSING_STATUSES
 from agentfsm.engine.tools.context import Ended
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError, RestingError
@@ -350,7 +350,7 @@ def _unread(error: ValidationError) -> str:
 
 
 def _failed(text: str, error_type: ErrorType, *, retryable: bool = False) -> Ended:
-    return Ended(outcome=Outcome.FAILED, content=clean(text), error_type=error_type, retryable=retryable)
+    return Ended(outcome=Outcome.FAILED, content=encodable(text), error_type=error_type, retryable=retryable)
 
 
 def words(error: BaseException) -> str:
