@@ -10,12 +10,14 @@ import re
 from zlib import crc32
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["servers"]
 
-settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
-settings.register_profile("soak", deadline=None, max_examples=1_000)
+ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A slow machine is no bug.
+settings.register_profile("suite", ANY_MACHINE, max_examples=40, derandomize=True)
+settings.register_profile("soak", ANY_MACHINE, max_examples=1_000)
 settings.load_profile("suite")
 # The suite draws the same examples each time; `make soak` draws others, and many.
 

@@ -205,14 +205,14 @@ async def check(policies: Sequence[ContextPolicy], groups: Any, turns: Any, wind
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(groups=GROUPS, turns=st.lists(TURNS, min_size=3, max_size=10), window=st.integers(400, 2_000))
 def test_whatever_the_policies_do_a_request_is_whole(name, groups, turns, window):
     """Alone or one after the other, once or twice in a run: valid for both vendors, with the task and what is new."""
     anyio.run(check, ONE_BY_ONE[name], groups, turns, window)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     policies=st.lists(st.sampled_from([each for line in ONE_BY_ONE.values() for each in line]), max_size=5),
     groups=GROUPS,

@@ -19,7 +19,7 @@ import pytest
 import requests
 import trio
 import urllib3
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.core.errors import ModelRetry, ModelUnavailableError, RefusedError, TransientError
@@ -395,7 +395,6 @@ VALUES = PLAIN | st.builds(lambda value: {"Retry-After": value}, PLAIN)
 NAMES = ("status_code", "status", "code", "response", "headers", "retry_after", "retry_after_s", "reason")
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES | st.builds(Answer, VALUES, VALUES), max_size=4))
 def test_anything(attributes):
     """Whatever an error carries, nothing is raised, and a wait is a number that can be waited."""

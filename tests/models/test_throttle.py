@@ -6,7 +6,7 @@ import threading
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import Agent
@@ -218,7 +218,6 @@ def test_a_fallback_goes_round_a_line_that_is_too_long():
     run_virtual(play)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 40), st.floats(0.01, 30), st.floats(0, 90)), min_size=1, max_size=12),
     st.integers(1, 4),

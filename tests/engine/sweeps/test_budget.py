@@ -8,7 +8,7 @@ import anyio
 import attrs
 import pytest
 from checks import HANG_S, fresh, results_of, valid_history, virtually
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentfsm import Agent, Outcome, Run, StopReason, tool
@@ -128,7 +128,6 @@ async def play(shape: list, limits: Limits, store, clock) -> tuple[Run, Till, Ag
     return run, till, agent
 
 
-@settings(max_examples=150, deadline=None)
 @given(FAMILY, st.integers(300, 20_000))
 @example([([Bill(answer=800, empty=True)] * 3, None)] * 2, 1_000)
 def test_children_in_parallel_never_overspend_tokens(shape, tokens):
@@ -139,7 +138,6 @@ def test_children_in_parallel_never_overspend_tokens(shape, tokens):
     assert run.usage.tokens == till.tokens, "each token is counted once"
 
 
-@settings(max_examples=150, deadline=None)
 @given(FAMILY, st.floats(1.0, 40.0))
 @example([([Bill(answer=800, empty=True)] * 3, None)] * 2, 3.0)
 def test_children_in_parallel_never_overspend_money(shape, usd):
@@ -151,7 +149,6 @@ def test_children_in_parallel_never_overspend_money(shape, usd):
     assert agent.cost(run).usd == pytest.approx(till.usd)
 
 
-@settings(max_examples=40, deadline=None)
 @given(FAMILY)
 def test_a_rich_family_is_not_held_up(shape):
     """Where there is enough for all, every child gives its answer."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 import attrs
 from checks import fresh, results_of, valid_history, virtually
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import Agent, Outcome, Run, Settings, tool
@@ -147,7 +147,6 @@ ANSWER = LONGEST + 2_000 + 100
 # Tokens of one request and its answer here; attempts that falter are in the bill of the turn.
 
 
-@settings(max_examples=30, deadline=None)
 @given(FAMILY, st.integers(300, 150_000), CUTS)
 def test_eight_agents_exceed_their_tokens_by_one_answer_at_most(shape, tokens, cuts):
     """Whatever the models do with their caps, and wherever processes end: N tokens and one answer."""
@@ -157,7 +156,6 @@ def test_eight_agents_exceed_their_tokens_by_one_answer_at_most(shape, tokens, c
     assert run.usage.tokens == total(found), "each token is counted once, in the journal of the one that paid"
 
 
-@settings(max_examples=30, deadline=None)
 @given(FAMILY, st.floats(0.3, 150.0), CUTS)
 def test_eight_agents_exceed_their_money_by_one_answer_at_most(shape, usd, cuts):
     """The same for US dollars."""

@@ -7,7 +7,7 @@ from functools import partial
 import anyio
 import pytest
 from checks import names, results_of, sound, valid_history, virtually
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import Agent, Limits, Outcome, Run, RunContext, Settings, StopReason, tool
@@ -94,7 +94,6 @@ async def counted(store) -> int:
     return sum(result.outcome is not Outcome.SKIPPED for result in results)
 
 
-@settings(max_examples=30, deadline=None)
 @given(FAMILY, st.integers(1, 60))
 def test_eight_agents_never_make_one_call_too_many(shape, allowed):
     """Whatever each wants to call, at once: those that begin are no more than the coordinator was allowed."""
@@ -113,7 +112,6 @@ def test_eight_agents_never_make_one_call_too_many(shape, allowed):
     assert run.called == done, "each call is counted once"
 
 
-@settings(max_examples=30, deadline=None)
 @given(FAMILY, st.integers(1, 60), CUTS)
 def test_nor_when_processes_end_in_the_middle(shape, allowed, cuts):
     """The journals say what was called before; what goes on does not begin to count anew."""

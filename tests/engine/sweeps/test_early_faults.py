@@ -16,7 +16,7 @@ import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 from checks import HANG_S, Trap, names, results_of, settled, sound, sound_run, virtually
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_cancel import Trapped
 from test_crash import Killed, Mortal
@@ -654,7 +654,6 @@ CALLS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(CHUNKS, max_size=10), st.lists(CALLS, max_size=4), st.integers(0, 2))
 def test_whatever_comes_in_pieces_the_results_are_those_of_the_reply(chunks, calls, seconds):
     """Random pieces and a random reply, with time passing in between; None lets a second pass."""

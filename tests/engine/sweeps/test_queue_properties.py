@@ -9,7 +9,7 @@ import anyio
 import attrs
 import pytest
 from checks import Keeping
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import Outcome, ToolQueue, ToolRegistry, tool
@@ -107,7 +107,6 @@ def check_time(jobs: list[Job], limit: int, took: float) -> None:
     assert took <= bound + 1e-6
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs=JOBS, limit=st.integers(1, 6))
 def test_the_promises_hold_for_any_batch(jobs, limit):
     """Results in call order and one for each, failures isolated, unsafe calls alone, the limit kept, no idle time."""
@@ -137,7 +136,6 @@ def test_thousands_of_seeded_schedules():
     assert calls > 3_000
 
 
-@settings(max_examples=100, deadline=None)
 @given(jobs=JOBS, limit=st.integers(1, 4), when=st.integers(0, 40))
 def test_a_cancel_at_any_moment_leaves_only_finished_results(jobs, limit, when):
     """What was handed over before the cancel had run to its end, once, and nothing runs after it."""

@@ -18,7 +18,7 @@ import anyio
 import attrs
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import ToolQueue, ToolRegistry, tool
@@ -524,7 +524,6 @@ def table_tools(steps: Sequence[Step], table: dict[str, int]) -> list[Tool[..., 
     ]
 
 
-@settings(max_examples=200, deadline=None)
 @given(steps=STEPS, limit=st.integers(1, 8), seed=st.integers(0, 1_000))
 def test_what_locks_its_keys_does_what_it_would_do_alone(steps, limit, seed):
     """The same results, and the same state in the end, as one call after the other: for any batch, at any pace."""

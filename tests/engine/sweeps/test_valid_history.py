@@ -16,7 +16,7 @@ import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 from checks import HANG_S, Trap, calls_of, no_leases, results_of, sound_run, valid_history
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cancel import Trapped
 from test_compaction import Words
@@ -606,7 +606,6 @@ def lead(story: Sequence[tuple[dict[str, Any], Sequence[tuple[str, int]]]], *, i
     run_virtual(play)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(story=chapters, in_session=st.booleans())
 def test_any_exits_of_any_conversation_leave_a_valid_history(story, in_session):
     """Whatever is called, several exits one after the other, and the same again in runs that go on from there."""
@@ -614,7 +613,7 @@ def test_any_exits_of_any_conversation_leave_a_valid_history(story, in_session):
 
 
 @pytest.mark.soak
-@settings(max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10_000)
 @given(story=chapters, in_session=st.booleans())
 def test_ten_thousand_conversations_leave_a_valid_history(story, in_session):
     """The same for many more."""
