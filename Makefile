@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 SRC := agentfsm tests benchmarks examples
 TRACED := tests/engine tests/core
 SWEEPS := tests/engine/sweeps
-REST := $(filter-out $(TRACED) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
+WORLDS := tests/simulation tests/crash
+REST := $(filter-out $(TRACED) $(WORLDS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 
 .PHONY: help demo test check bench soak docs diagram format clean
 
@@ -26,7 +27,7 @@ test: check  ## pass the whole suite, on asyncio and trio; in two halves at once
 	$(BIN)/coverage erase
 	@{ $(BIN)/coverage run -m pytest -m "not soak" -k "not trio" $(TRACED) --ignore=$(SWEEPS) && \
 		$(BIN)/python -m pytest -m "not soak" -k trio $(TRACED) --ignore=$(SWEEPS) && \
-		$(BIN)/python -m pytest -m "not soak" $(SWEEPS); } > .test-engine.log 2>&1 & engine=$$!; \
+		$(BIN)/python -m pytest -m "not soak" $(SWEEPS) $(WORLDS); } > .test-engine.log 2>&1 & engine=$$!; \
 	$(BIN)/python -m pytest -m "not soak" $(REST); rest=$$?; \
 	wait $$engine; engine=$$?; cat .test-engine.log; exit $$((rest + engine))
 	$(BIN)/coverage report --include='agentfsm/core/*' --fail-under=100 --skip-covered
@@ -35,8 +36,7 @@ test: check  ## pass the whole suite, on asyncio and trio; in two halves at once
 check: $(VENV)/ready  ## ruff, mypy and pyright
 	$(BIN)/ruff check $(SRC)
 	$(BIN)/ruff format --check $(SRC)
-	$(BIN)/mypy
-	$(BIN)/pyright
+	@{ $(BIN)/mypy & mypy=$$!; $(BIN)/pyright && wait $$mypy; }
 
 bench: $(VENV)/ready  ## measure against a bare loop in the same process (ROW=turns: one row; PEERS=1: other frameworks)
 	$(BIN)/python -m benchmarks $(if $(PEERS),peers) $(ROW)

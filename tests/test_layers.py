@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,7 @@ def part_of(path):
     return path.parts[0].removesuffix(".py")
 
 
+@cache
 def imports_in(path):
     return imports_of(path.read_text(encoding="utf-8"), ("agentfsm", *path.relative_to(ROOT).parts[:-1]))
 

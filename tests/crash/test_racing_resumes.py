@@ -64,7 +64,14 @@ async def check_journals(store: Callable[[], Store], run_ids: Sequence[str]) -> 
 
 @on_each
 def test_workers_race_for_runs(cradle, store_of, folder):
-    """1,000 runs that a person has let go on, each resumed by two processes at once: each call is made once."""
+    """Runs that a person has let go on, each resumed by two processes at once: each call is made once."""
+    race(cradle, store_of, folder / "books", heats_of(200))
+
+
+@on_each
+@pytest.mark.soak
+def test_workers_race_for_a_thousand_runs(cradle, store_of, folder):
+    """The same, longer."""
     race(cradle, store_of, folder / "books", heats_of(1_000))
 
 

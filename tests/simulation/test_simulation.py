@@ -31,7 +31,7 @@ from agentfsm.engine.drive.journal import Journal
 from agentfsm.stores import memory
 from agentfsm.stores.memory import MemoryStore
 
-FEW = 2_000
+FEW = 500
 # In the usual suite.
 MANY = 100_000
 # In a soak.

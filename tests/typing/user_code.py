@@ -1,4 +1,4 @@
-"""What users type, after 1-product.md: checked by mypy --strict and pyright, never run."""
+"""What users type, and what they get for it: checked by mypy --strict and pyright, never run."""
 # pyright: standard
 
 from __future__ import annotations
