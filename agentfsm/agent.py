@@ -360,7 +360,7 @@ class Agent(Generic[A_co]):
 
     def stream(
         self, prompt_or_run: Prompt | Run[A_co], *, deps: Any = None, resume: bool = False, **start: Any
-    ) -> Stream:
+    ) -> Stream[A_co]:
         """Drive a run while somebody watches: `async with agent.stream("...") as s: async for event in s: ...`.
 
         Args:
@@ -371,7 +371,7 @@ class Agent(Generic[A_co]):
         """
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
 
-        def drive(listen: Listener, see: Callable[[Run[Any]], None]) -> Awaitable[Run[Any]]:
+        def drive(listen: Listener, see: Callable[[Run[Any]], None]) -> Awaitable[Run[A_co]]:
             return self._drive(run, deps, listen=listen, see=see, resume=resume)
 
         answers = self._engine.answers

@@ -202,7 +202,7 @@ async def watched() -> None:
     async with agent.stream("Refund order 17") as stream:
         async for event in stream:
             assert_type(event.seq, int)
-    assert_type(stream.run, Run[Any] | None)
+    assert_type(stream.run, Run[str] | None)
 
 
 async def people(run_id: str) -> None:
@@ -283,6 +283,7 @@ class Refund:
 async def answers() -> None:
     """The type of the answer is the agent's, and that of its runs; without one it is text."""
     typed = Agent("openai:gpt-4o", output_type=Refund)
+    assert_type(typed.stream("Refund order 17").run, Run[Refund] | None)
     run = await typed.run("Refund order 17")
     assert_type(run.output, Refund)
     assert_type((await typed.resume(run.id)).output, Refund)

@@ -17,7 +17,7 @@ import attrs
 
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ToolResult, Usage
-from agentfsm.core.run import Run
+from agentfsm.core.run import A_co, Run
 from agentfsm.engine.tools.context import ToolKind
 from agentfsm.threads import event_loop
 
@@ -207,7 +207,7 @@ class RunEnded:
     seq: int = 0
     run_id: str
     turn: int
-    run: Run
+    run: Run[Any]
 
 
 StreamEvent: TypeAlias = (
@@ -300,7 +300,11 @@ class Feed(Generic[T]):
             raise error
 
 
-class Stream(Feed[StreamEvent]):
+Drive: TypeAlias = "Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[A_co]]]"
+# Drives a run while it tells what happens, and each new state of the run.
+
+
+class Stream(Feed[StreamEvent], Generic[A_co]):
     """Events of one driving call: `async with agent.stream("...") as s: async for event in s: ...`.
 
     Nothing is dropped: when the reader is slow, neighbouring deltas are merged. Leaving the block early cancels the
@@ -311,10 +315,10 @@ class Stream(Feed[StreamEvent]):
         run: The newest state of the run; None before the first step.
     """
 
-    def __init__(self, drive: Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[Any]]]) -> None:
+    def __init__(self, drive: Drive[A_co]) -> None:
         """Prepare the stream; `drive` is called when the block is entered."""
         super().__init__(self._watched)
-        self.run: Run[Any] | None = None
+        self.run: Run[A_co] | None = None
         self._driven = drive
 
     @property
@@ -330,16 +334,16 @@ class Stream(Feed[StreamEvent]):
         self.run = await self._driven(self._put, self._see)
         self._put(RunEnded(run_id=self.run.id, turn=self.run.turn, run=self.run))
 
-    def _see(self, run: Run[Any]) -> None:
+    def _see(self, run: Run[Any]) -> None:  # the agent's own, and so of its type
         self.run = run
 
 
-class TypedStream(Stream):
+class TypedStream(Stream[A_co]):
     """A stream of an agent whose answers have a form: it keeps what is written of the newest reply."""
 
     def __init__(
         self,
-        drive: Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[Any]]],
+        drive: Drive[A_co],
         read: Callable[[Sequence[TextDelta | CallDelta]], Any],
     ) -> None:
         """Prepare the stream; `read` makes as much of an answer as the deltas of a reply tell."""
