@@ -25,7 +25,7 @@ from agentfsm.core.events import Observed
 from agentfsm.core.run import begin
 from agentfsm.ports import Durability, Store
 from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
-from agentfsm.testing.conformance import Driver, header
+from agentfsm.testing.conformance.driving import Driver, header
 from benchmarks.contender import PROMPT, Script, ran
 from benchmarks.ours import contender, following, job, summing
 from benchmarks.rows import CPU, MS, US, WALL, remembered, size_of, timed

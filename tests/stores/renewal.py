@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from agentfsm.core.inbox import Cancel
-from agentfsm.testing.conformance import Driver, words
+from agentfsm.testing.conformance.driving import Driver, words
 
 
 async def beat(store):

@@ -10,7 +10,7 @@ from agentfsm.core.errors import LeaseHeldError, MisuseError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.conformance import Driver, header
+from agentfsm.testing.conformance.driving import Driver, header
 
 APPENDS = 3
 # Queued together before each wait.

@@ -12,7 +12,7 @@ from agentfsm.core.errors import ConflictError, LeaseLostError
 from agentfsm.core.events import AnswerGiven, Observed
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.stores.threaded import JOINED_CHARS
-from agentfsm.testing.conformance import DONE, Driver, refused
+from agentfsm.testing.conformance.driving import DONE, Driver, refused
 
 
 async def test_appends_that_wait_are_one_job(store):

@@ -5,7 +5,8 @@ import pytest
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.events import Observed
 from agentfsm.stores import MemoryStore, memory
-from agentfsm.testing.conformance import DONE, Driver, StoreConformance, finished, header, ids
+from agentfsm.testing.conformance import StoreConformance
+from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, ids
 
 
 class TestMemoryStore(StoreConformance):

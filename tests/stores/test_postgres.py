@@ -27,12 +27,13 @@ from agentfsm.ports import Filter
 from agentfsm.stores import PostgresStore, postgres, threaded, writer
 from agentfsm.stores.owner import Owner
 from agentfsm.stores.postgres_link import Link
-from agentfsm.testing.conformance import DONE, HOSTILE, Driver, StoreConformance, finished, header, refused, words
+from agentfsm.testing.conformance import StoreConformance
+from agentfsm.testing.conformance.driving import DONE, HOSTILE, Driver, finished, header, refused, words
 
 FORKS = """
 import gc, os, sys, anyio
 from agentfsm.stores import PostgresStore
-from agentfsm.testing.conformance import DONE, Driver, finished, header
+from agentfsm.testing.conformance.driving import DONE, Driver, finished, header
 from agentfsm.core.events import Observed
 
 def session():

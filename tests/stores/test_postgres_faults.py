@@ -18,7 +18,7 @@ from agentfsm.core.errors import AgentError, CorruptError, LeaseHeldError, Misus
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.stores import PostgresStore, postgres_link
-from agentfsm.testing.conformance import DONE, Driver, finished, header, refused, words
+from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, words
 
 PASSWORD_WANTED = (3, 5, 10, 11)
 # The server's requests that the client answers, by the number that follows "R".

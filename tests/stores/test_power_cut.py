@@ -32,7 +32,7 @@ from agentfsm.core.run import begin
 from agentfsm.ports import Commit, Durability, Lease, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore, owner
 from agentfsm.stores.sqlite_file import Connect, connect_sqlite3
-from agentfsm.testing.conformance import header
+from agentfsm.testing.conformance.driving import header
 from agentfsm.testing.models import FunctionModel
 
 MEMORY = Path("/dev/shm")  # noqa: S108  the folders in it have names of their own

@@ -19,18 +19,8 @@ from agentfsm.ports import Filter
 from agentfsm.stores import redis as redis_store
 from agentfsm.stores.owner import Owner
 from agentfsm.stores.redis import RedisStore
-from agentfsm.testing.conformance import (
-    DONE,
-    Driver,
-    StoreConformance,
-    finished,
-    header,
-    ids,
-    refused,
-    rests,
-    until,
-    words,
-)
+from agentfsm.testing.conformance import StoreConformance
+from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, ids, refused, rests, until, words
 
 TTL_S = 1000.0
 

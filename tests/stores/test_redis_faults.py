@@ -21,7 +21,7 @@ from agentfsm.core.inbox import Approve, Reject
 from agentfsm.ports import Filter
 from agentfsm.stores import redis_server
 from agentfsm.stores.redis import RedisStore
-from agentfsm.testing.conformance import DONE, Driver, finished, header, ids, refused, words
+from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, ids, refused, words
 
 
 @pytest.fixture(scope="module")
@@ -506,7 +506,7 @@ FORK = """
 import os, sys, anyio
 from agentfsm.core.events import Observed
 from agentfsm.stores.redis import RedisStore
-from agentfsm.testing.conformance import DONE, Driver, header
+from agentfsm.testing.conformance.driving import DONE, Driver, header
 
 store = RedisStore(sys.argv[1], accept_loss="everything")
 

@@ -10,7 +10,7 @@ from agentfsm.core.errors import MisuseError, StoreError, TooNewError
 from agentfsm.core.events import Observed
 from agentfsm.stores.redis import RedisStore
 from agentfsm.stores.redis_server import LOSSES, SCHEMA
-from agentfsm.testing.conformance import Driver, finished, header, words
+from agentfsm.testing.conformance.driving import Driver, finished, header, words
 
 SETTINGS = {
     "nothing": {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no", "save": ""},

@@ -20,7 +20,8 @@ from agentfsm.core.run import begin
 from agentfsm.stores import SQLiteStore, writer
 from agentfsm.stores.sqlite_file import connect_sqlite3
 from agentfsm.stores.writer import Job
-from agentfsm.testing.conformance import DONE, Driver, StoreConformance, finished, header, refused, rests, words
+from agentfsm.testing.conformance import StoreConformance
+from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, rests, words
 
 
 @attrs.define

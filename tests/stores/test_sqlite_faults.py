@@ -12,7 +12,7 @@ from agentfsm.core.errors import CorruptError, LeaseLostError, RunNotFoundError,
 from agentfsm.core.events import Observed
 from agentfsm.core.run import Header
 from agentfsm.stores import SQLiteStore, sqlite_file, writer
-from agentfsm.testing.conformance import DONE, Driver, finished, header, refused, words
+from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, words
 
 WORLD = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR | 4 << 8, sqlite3.SQLITE_READONLY)
 

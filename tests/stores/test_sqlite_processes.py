@@ -14,7 +14,7 @@ from agentfsm.core.errors import LeaseHeldError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.conformance import Driver, finished, header, turn_of
+from agentfsm.testing.conformance.driving import Driver, finished, header, turn_of
 
 WORKER = Path(__file__).with_name("sqlite_worker.py")
 

@@ -8,7 +8,7 @@ from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Approve
 from agentfsm.ports import Clock
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing.conformance import DONE, Driver, header, words
+from agentfsm.testing.conformance.driving import DONE, Driver, header, words
 
 NOON = 1_800_000_000.0
 DAY_S = 86_400.0

@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.conformance import Driver, header
+from agentfsm.testing.conformance.driving import Driver, header
 from agentfsm.testing.crash import Cradle, connect, crash_point, hear, tell
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])

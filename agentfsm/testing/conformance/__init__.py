@@ -1,0 +1,52 @@
+"""The checks that every store has to pass, for users who write one of their own.
+
+    from agentfsm.testing.conformance import StoreConformance
+
+    class TestMyStore(StoreConformance):
+        @pytest.fixture
+        async def store(self):
+            store = MyStore(...)  # new and empty for each test
+            yield store
+            await store.aclose()
+
+        @pytest.fixture
+        async def other(self, store):
+            other = MyStore(...)  # on the same data, as another process would have it
+            yield other
+            await other.aclose()
+
+Inherit, override the fixtures, and run pytest: each `test_` method is one promise, told in its docstring. They need
+anyio's pytest plugin and its fixture `anyio_backend`, which decides whether they run on asyncio, on trio, or on both.
+Without the fixture `other` what takes two store objects is skipped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agentfsm.testing.conformance.appends import Appends
+from agentfsm.testing.conformance.creation import Creation
+from agentfsm.testing.conformance.deletion import Deletion
+from agentfsm.testing.conformance.inbox import Inbox
+from agentfsm.testing.conformance.leases import Leases
+from agentfsm.testing.conformance.lists import Lists
+
+if TYPE_CHECKING:
+    from agentfsm.ports import Store
+
+
+@pytest.mark.anyio
+class StoreConformance(Creation, Leases, Appends, Inbox, Lists, Deletion):
+    """What a store promises. Override `store` with a fixture that yields a new and empty one."""
+
+    @pytest.fixture
+    async def store(self) -> Store:
+        """Return the store to check."""
+        raise NotImplementedError("override the fixture `store` with one that yields your store, new and empty")
+
+    @pytest.fixture
+    async def other(self) -> Store:
+        """Return a second store object on the data of the first, as another process would have it."""
+        pytest.skip("this store has one object for its data; else override the fixture `other`")

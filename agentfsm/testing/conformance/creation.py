@@ -1,0 +1,192 @@
+"""Its clock, new runs, and what a commit survives."""
+
+# ruff: noqa: S101, PLR2004  a test kit asserts, and its numbers speak for themselves
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.events import Event, Observed
+from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import State
+from agentfsm.core.messages import (
+    AssistantMessage,
+    ImagePart,
+    Outcome,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
+from agentfsm.core.run import Header, begin
+from agentfsm.testing.conformance.driving import DONE, HOSTILE, Driver, finished, header, ids, turn_of, words
+
+if TYPE_CHECKING:
+    from agentfsm.ports import Durability, Lease, Store
+
+
+class Creation:
+    """Its clock, new runs, and what a commit survives."""
+
+    # The clock.
+
+    async def test_the_clock_tells_the_date(self, store: Store) -> None:
+        """Dates are seconds since 1970, and those of a server are about those of this machine."""
+        assert abs(await store.now() - time.time()) < 86_400
+
+    async def test_the_clock_moves_on(self, store: Store) -> None:
+        """Time passes, and does not go back."""
+        first = now = await store.now()
+        with anyio.fail_after(10):
+            while now == first:
+                now = await store.now()
+        assert now > first
+
+    # Create.
+
+    async def test_a_new_run_is_at_version_0(self, store: Store) -> None:
+        """A run that is created has a header and no events."""
+        stored, lease = await store.create(header())
+        assert (stored, lease.run_id, lease.version) == (header(), "r1", 0)
+        assert (await store.read("r1")).events == ()
+
+    async def test_a_header_comes_back_as_it_was(self, store: Store) -> None:
+        """Every field of the header is kept, awkward text included."""
+        call = ToolCall(id="t1.0", name="n", arguments="{}", key="k")
+        result = ToolResult(call_id="t1.0", tool="n", outcome=Outcome.DONE, content="x")
+        whole = Header(
+            id="r1",
+            prompt=(TextPart(text=HOSTILE), ImagePart(url="data:image/png;base64,AA==")),
+            created_at=1_800_000_000.25,
+            session="s1",
+            after="r0",
+            history=(
+                SystemMessage(text="note"),
+                UserMessage(parts=(TextPart(text="hi"),)),
+                AssistantMessage(calls=(call,)),
+                result,
+            ),
+            agent="sorter",
+            agent_version="2",
+            fingerprint=Fingerprint(instructions="i", model="m", tools={"n": "h"}),
+            target="module:agent",
+            user="ann",
+            roles=("admin", "ops"),
+            parent="r0",
+            depth=1,
+            forked_from="r0",
+            forked_at=3,
+            metadata={"ticket": 7, "deep": {"list": [1, None, True, "x"]}},
+        )
+        stored, _lease = await store.create(whole)
+        assert stored == whole
+        assert (await store.read("r1")).header == whole
+
+    async def test_the_same_id_and_prompt_is_the_same_run(self, store: Store) -> None:
+        """A request that arrives twice does not start two runs: the second finds the first."""
+        await finished(store)
+        stored, lease = await store.create(header(created_at=1_900_000_000.0))
+        assert stored == header()
+        assert lease.version == 2
+
+    async def test_the_same_id_with_another_prompt_is_refused(self, store: Store) -> None:
+        """An id stands for one prompt, and the run that has it is not touched."""
+        await finished(store)
+        with pytest.raises(ConflictError, match="another prompt"):
+            await store.create(header(prompt="Burn the notes"))
+        assert (await store.read("r1")).header == header()
+
+    async def test_a_driven_run_cannot_be_created_again(self, store: Store) -> None:
+        """The same request at the same time is refused while the first is at work."""
+        driver = await Driver.of(store)
+        with pytest.raises(LeaseHeldError):
+            await store.create(header())
+        assert not driver.lease.lost
+
+    async def test_of_many_that_create_one_id_one_wins(self, store: Store) -> None:
+        """However many race for one id, one drives it."""
+        leases: list[Lease] = []
+
+        async def race() -> None:
+            try:
+                leases.append((await store.create(header()))[1])
+            except LeaseHeldError:
+                return
+
+        async with anyio.create_task_group() as group:
+            for _ in range(30):
+                group.start_soon(race)
+        assert len(leases) == 1
+
+    async def test_a_journal_may_begin_with_events(self, store: Store) -> None:
+        """A run may be created with its first events: they are read, they count in the list, and appends go on."""
+        first = Observed(at=1.0)
+        events = (first, *turn_of(begin(header()).apply(first)))
+        head, lease = await store.create(header(), events=events)
+        assert (lease.version, (await store.read("r1")).events) == (6, events)
+        (line,) = await store.runs()
+        assert (line.state, line.turn, line.version, line.tokens, line.updated_at) == (State.THINK, 1, 6, 7, 7.0)
+        assert await Driver(store, lease, begin(head).fold(events)).append(DONE).wait()
+        assert (await store.read("r1")).events == (*events, DONE)
+
+    async def test_a_journal_begins_once(self, store: Store) -> None:
+        """The same id again finds the run as it is: what it was to begin with is not written twice."""
+        _head, lease = await store.create(header(), events=(Observed(at=1.0),))
+        await store.release(lease).wait()
+        _head, lease = await store.create(header(), events=(Observed(at=2.0), DONE))
+        assert (lease.version, (await store.read("r1")).events) == (1, (Observed(at=1.0),))
+
+    async def test_a_run_may_begin_with_its_end(self, store: Store) -> None:
+        """A copy of a whole run is over: it takes no posts, and its session goes on from it."""
+        _head, lease = await store.create(header(session="s"), events=(Observed(), DONE))
+        await store.release(lease).wait()
+        assert [(line.state, line.stop_reason) for line in await store.runs()] == [(State.DONE, StopReason.COMPLETED)]
+        with pytest.raises(ConflictError, match="over"):
+            await store.post("r1", "k", words("x"))
+        stored, _lease = await store.create(header("r2", session="s"))
+        assert stored.after == "r1"
+
+    async def test_a_journal_may_begin_with_many_events(self, store: Store) -> None:
+        """Five hundred events are one beginning."""
+        events: tuple[Event, ...] = (Observed(at=1.0),)
+        run = begin(header()).fold(events)
+        for _ in range(100):
+            more = turn_of(run)
+            run = run.fold(more)
+            events = (*events, *more)
+        _head, lease = await store.create(header(), events=events)
+        assert (lease.version, (await store.read("r1")).events) == (501, events)
+
+    # Durability.
+
+    async def test_a_lease_says_what_its_appends_survive(self, store: Store) -> None:
+        """Whoever takes a lease chooses: "full" or "normal", and "full" where nothing was said."""
+        choices: tuple[Durability, ...] = ("full", "normal")
+        for number, durability in enumerate(choices):
+            _head, lease = await store.create(header(f"r{number}"), durability=durability)
+            assert lease.durability == durability
+            run = begin(header(f"r{number}")).apply(Observed())
+            assert await store.append(lease, run, (Observed(),)).wait()
+            await store.release(lease).wait()
+            lease = await store.lease(f"r{number}", durability=durability)
+            assert lease.durability == durability
+            await store.release(lease).wait()
+        assert (await store.create(header()))[1].durability == "full"
+        assert (await store.lease("r0")).durability == "full"
+
+    async def test_another_durability_is_refused(self, store: Store) -> None:
+        """Any other word is a slip of the pen, and neither creates a run nor takes a lease."""
+        await finished(store)
+        with pytest.raises(MisuseError):
+            await store.create(header("r2"), durability="ful")  # type: ignore[arg-type]
+        with pytest.raises(MisuseError):
+            await store.lease("r1", durability="FULL")  # type: ignore[arg-type]
+        assert ids(await store.runs()) == ["r1"]
+        assert await store.lease("r1")

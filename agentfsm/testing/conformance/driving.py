@@ -1,0 +1,250 @@
+"""Runs to check stores with: made, driven and left as the engine does it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import attrs
+import pytest
+
+from agentfsm.core.effects import Pending, PendingKind, Question
+from agentfsm.core.errors import StoreError
+from agentfsm.core.events import (
+    Accepted,
+    AnswerDrafted,
+    AnswerGiven,
+    ApprovalAsked,
+    ApprovalGiven,
+    Compacted,
+    Continued,
+    Event,
+    Failed,
+    InputGiven,
+    Judged,
+    ModelFaltered,
+    Observed,
+    Paused,
+    Resumed,
+    ToolFinished,
+    ToolLost,
+    ToolPaused,
+    ToolsChosen,
+    ToolsOffered,
+    ToolsReturned,
+    ToolStarted,
+)
+from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.inbox import Input, InputKind
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import (
+    AgentCost,
+    AssistantMessage,
+    ErrorType,
+    ImagePart,
+    Outcome,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    Usage,
+)
+from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.verdict import Action, Score, Verdict
+from agentfsm.core.view import Removed, Span, Summarised
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentfsm.ports import Commit, Lease, Store, Summary
+
+HOSTILE: Final = (
+    "NUL \x00, escape \x1b[31m, bidi \u202e, zero width \u200b, tag \U000e0041, emoji 👩‍👩‍👧, quotes '\"`;--, \\ \n\r\t"
+)
+# Text that is awkward to store, and has to come back as it was.
+FAR: Final = 9e9
+# Seconds since 1970: a moment that no test lives to see, in the year 2255.
+DONE: Final = AnswerGiven(message=AssistantMessage(text="done"), usage=Usage(input_tokens=7, output_tokens=3))
+
+
+def header(run_id: str = "r1", prompt: str = "Sort the notes", **fields: object) -> Header:
+    """Return the header of a run to create."""
+    values: dict[str, object] = {"created_at": 1_800_000_000.0, **fields}
+    return Header(id=run_id, prompt=(TextPart(text=prompt),), **values)  # type: ignore[arg-type]
+
+
+def words(text: str, due_at: float | None = None) -> Input:
+    """Return an input of the user's."""
+    return Input(parts=(TextPart(text=text),), due_at=due_at)
+
+
+async def until(store: Store, at: float) -> None:
+    """Return once the store's clock has come to that moment, seconds since 1970."""
+    while await store.now() < at:  # noqa: ASYNC110  a clock has no event to wait for
+        await anyio.sleep(0.01)
+
+
+def ids(lines: Sequence[Summary]) -> list[str]:
+    """Return the ids of a list's lines."""
+    return [line.id for line in lines]
+
+
+def turn_of(run: Run) -> tuple[Event, ...]:
+    """Return the events of the run's next turn, with one call."""
+    call = ToolCall(id=f"t{run.turn + 1}.0", name="look", arguments='{"at":"x"}', key=f"k{run.turn}")
+    result = ToolResult(call_id=call.id, tool="look", outcome=Outcome.DONE, content="seen")
+    return (
+        ToolsChosen(at=5.0, message=AssistantMessage(calls=(call,)), usage=Usage(input_tokens=5, output_tokens=2)),
+        ToolFinished(at=6.0, took_s=0.5, result=result),
+        ToolsReturned(at=6.0),
+        Continued(at=6.0),
+        Observed(at=7.0),
+    )
+
+
+@attrs.define(eq=False, repr=False)
+class Driver:
+    """A run that is being driven, as the engine does it."""
+
+    store: Store
+    lease: Lease
+    run: Run
+
+    @classmethod
+    async def of(cls, store: Store, head: Header | None = None) -> Driver:
+        """Create a run, or take up one that exists."""
+        head, lease = await store.create(head or header())
+        stored = await store.read(head.id)
+        return cls(store, lease, begin(head).fold(stored.events))
+
+    @classmethod
+    async def again(cls, store: Store, run_id: str = "r1") -> Driver:
+        """Take up a run that exists."""
+        lease = await store.lease(run_id)
+        stored = await store.read(run_id)
+        return cls(store, lease, begin(stored.header).fold(stored.events))
+
+    def append(self, *events: Event, taken: Sequence[int] = (), final: bool = False) -> Commit:
+        """Apply and append events; the run moves on."""
+        self.run = self.run.fold(events)
+        return self.store.append(self.lease, self.run, events, taken=taken, final=final)
+
+    def turn(self) -> tuple[Event, ...]:
+        """Return the events of a whole turn with one call."""
+        return turn_of(self.run)
+
+    async def ask(self, expires_at: float = FAR, at: float = 0.0) -> None:
+        """Let the run wait for a person: it is then in ACT, at version 3."""
+        chosen, *_rest = self.turn()
+        asked = ApprovalAsked(at=at, call_id=f"t{self.run.turn + 1}.0", expires_at=expires_at)
+        await self.append(Observed(), chosen, asked).wait()
+
+    async def release(self, seen: int = 0, seen_at: float = 0.0) -> None:
+        """Give the lease back, having looked at the inbox up to that number, and for timers at that moment."""
+        self.lease.seen, self.lease.seen_at = seen, seen_at
+        await self.store.release(self.lease).wait()
+
+
+async def finished(store: Store, head: Header | None = None, at: float = 0.0) -> Run:
+    """Drive a run to DONE, and give its lease back."""
+    driver = await Driver.of(store, head)
+    await driver.append(Observed(at=at), attrs.evolve(DONE, at=at)).wait()
+    await driver.release()
+    return driver.run
+
+
+async def rests(store: Store, head: Header | None = None, expires_at: float = FAR) -> None:
+    """Drive a run until it waits for a person, and give its lease back."""
+    driver = await Driver.of(store, head)
+    await driver.ask(expires_at)
+    await driver.release()
+
+
+def every_event() -> tuple[Event, ...]:
+    """Return one event of each type, with all fields set. They make no run: a journal does not look at that."""
+    call = ToolCall(
+        id="t1.0", name="n", arguments='{"a":[1,2.5,null]}', key="k", provider_id="p", malformed="{", repaired="{,"
+    )
+    usage = Usage(input_tokens=1, output_tokens=2, cached_tokens=1, cost_usd=0.125, estimated=True)
+    below = AgentCost(agent="b", run_id="r1.t1.0.t1.0", usage=usage, usd=None, turns=1)
+    child = AgentCost(
+        agent="a", run_id="r1.t1.0", usage=usage, usd=0.5, turns=2, tool_calls=("n",), duration_s=1.5, children=(below,)
+    )
+    result = ToolResult(
+        call_id="t1.0",
+        tool="n",
+        outcome=Outcome.TIMED_OUT,
+        content=HOSTILE,
+        index=3,
+        started_at=1.5,
+        duration_s=0.25,
+        attempts=2,
+        error_type=ErrorType.TIMEOUT,
+        retryable=True,
+        shown_chars=9,
+        child=child,
+        parts=(ImagePart(url="data:image/png;base64,AA=="),),
+    )
+    waits = Pending(
+        kind=PendingKind.APPROVAL,
+        run_id="r1.t1.0",
+        call_id="t1.0",
+        tool="n",
+        arguments={"a": [1, 2.5, None]},
+        description=HOSTILE,
+        expires_at=9.5,
+        digest="d",
+    )
+    asks = Pending(
+        kind=PendingKind.QUESTION,
+        run_id="r1",
+        call_id="t1.0",
+        questions=(
+            Question(key="who", message=HOSTILE, schema={"properties": {"a": {"type": "integer"}}}),
+            Question(key="pay", message="x", url="https://example.org/pay"),
+        ),
+    )
+    said = AssistantMessage(text=HOSTILE, calls=(call,))
+    parts = (TextPart(text="x"), ImagePart(url="https://example.org/x.png", detail="low"))
+    return (
+        Observed(at=1.5, took_s=0.5, inputs=(Input(kind=InputKind.TIMER, parts=parts),)),
+        ToolsChosen(at=2.0, message=said, usage=usage, request="q"),
+        AnswerGiven(at=2.0, message=said, usage=usage, request="q"),
+        AnswerDrafted(at=2.0, message=said, usage=usage, request="q"),
+        ModelFaltered(at=2.0, error=HOSTILE, usage=usage, request="q"),
+        Compacted(
+            at=2.0,
+            start=3,
+            head=(Span(start=0, end=1), Summarised(count=2, text=HOSTILE), Removed(count=1)),
+            tokens_before=9,
+            tokens_after=4,
+            why="window",
+            policies=("Summarise",),
+        ),
+        ToolsOffered(at=2.0, tools=("n",), how="similarity", usage=usage),
+        ToolStarted(at=2.0, call_id="t1.0", repeatable=True),
+        ToolFinished(at=2.0, result=result, by="ann"),
+        ToolLost(at=2.0, call_id="t1.0"),
+        ToolPaused(at=2.0, call_id="t1.0", pending=(waits,)),
+        ToolPaused(at=2.0, call_id="t1.0", pending=(asks,), state='{"a": [1, null]}'),
+        InputGiven(at=2.0, call_id="t1.0", by="ann", answers={"who": {"a": 1, "b": [HOSTILE]}, "pay": None}),
+        ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE, digest="d"),
+        ApprovalGiven(at=2.0, call_id="t1.0", by="ann", arguments='{"a":1}'),
+        ToolsReturned(at=2.0),
+        Judged(at=2.0, verdict=Verdict(action=Action.REPLAN, scores=(Score(criterion="x", score=2),), note=HOSTILE)),
+        Continued(at=2.0, note=HOSTILE, loop=True, disabled=("n",), refused=True, is_last=True, asks=HOSTILE),
+        Accepted(at=2.0),
+        Paused(at=2.0, by="ann", message=HOSTILE),
+        Resumed(at=2.0, fingerprint=Fingerprint(instructions="i", model="m", tools={"n": "h"}), changes=(HOSTILE,)),
+        Failed(at=2.0, reason=StopReason.CANCELLED, message=HOSTILE),
+    )
+
+
+def at_version(run: Run, version: int) -> Run:
+    """Return the run as if it were at another version, for events that make no run."""
+    return attrs.evolve(run, version=version)
+
+
+async def refused(commit: Commit, kind: type[StoreError]) -> None:
+    """Check that the append is refused, by its wait."""
+    with pytest.raises(kind):
+        await commit.wait()

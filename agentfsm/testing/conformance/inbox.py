@@ -1,0 +1,298 @@
+"""What is posted to a run, and when it is taken."""
+
+# ruff: noqa: S101, PLR2004  a test kit asserts, and its numbers speak for themselves
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import attrs
+import pytest
+
+from agentfsm.core.errors import ConflictError, RunNotFoundError
+from agentfsm.core.events import AnswerDrafted, Failed, Observed
+from agentfsm.core.inbox import (
+    Approve,
+    Cancel,
+    GiveInput,
+    Input,
+    InputKind,
+    Pause,
+    Priority,
+    Reject,
+    Rerun,
+    Settle,
+    Wake,
+)
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, TextPart
+from agentfsm.testing.conformance.driving import DONE, FAR, HOSTILE, Driver, finished, header, words
+
+if TYPE_CHECKING:
+    from agentfsm.core.inbox import InboxItem
+    from agentfsm.ports import Store
+
+
+class Inbox:
+    """What is posted to a run, and when it is taken."""
+
+    # The inbox.
+
+    async def test_a_post_waits_in_the_inbox(self, store: Store) -> None:
+        """Rows are read oldest first, with the numbers that their posts returned."""
+        await Driver.of(store)
+        rows = [await store.post("r1", f"k{n}", words(str(n))) for n in range(5)]
+        assert await store.inbox("r1") == tuple(rows)
+        numbers = [row.number for row in rows]
+        assert numbers == sorted(set(numbers))
+        assert numbers[0] > 0
+
+    async def test_every_item_comes_back_as_it_was(self, store: Store) -> None:
+        """No field of any item is lost."""
+        items: list[InboxItem] = [
+            Input(kind=InputKind.WEBHOOK, parts=(TextPart(text=HOSTILE), ImagePart(url="https://example.org/x"))),
+            Input(parts=(TextPart(text="later"),), priority=Priority.LOW, due_at=FAR + 0.25),
+            Approve(call_id="t1.0", by="ann", arguments='{"a":1}', digest="d"),
+            Reject(call_id="t1.0", by="ann", message=HOSTILE),
+            Settle(call_id="t1.0", by="ann", outcome=Outcome.FAILED, content=HOSTILE),
+            GiveInput(call_id="t1.0", by="ann", answers={"who": {"a": HOSTILE}, "pay": None}, digest="d"),
+            Rerun(call_id="t1.0", by="ann"),
+            Cancel(by="ann", message=HOSTILE),
+            Pause(by="ann", message=HOSTILE),
+            Wake(run_id="r1.t1.0"),
+        ]
+        await Driver.of(store)
+        for number, item in enumerate(items):
+            await store.post("r1", f"k{number}", item)
+        assert [row.item for row in await store.inbox("r1")] == items
+
+    async def test_the_first_post_of_a_key_wins(self, store: Store) -> None:
+        """A second post of the kind is shown the winner, and adds nothing."""
+        await Driver.of(store)
+        first = await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="ann"))
+        second = await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="bob"))
+        assert second == first
+        assert await store.inbox("r1") == (first,)
+
+    async def test_the_opposite_decision_is_refused(self, store: Store) -> None:
+        """A second post that says something else is an error that names the winner."""
+        await Driver.of(store)
+        await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="ann"))
+        with pytest.raises(ConflictError, match="ann"):
+            await store.post("r1", "approval:t1.0", Reject(call_id="t1.0", by="bob"))
+
+    async def test_a_decision_is_what_it_comes_down_to(self, store: Store) -> None:
+        """Who says the same in other words agrees; another outcome, or other arguments, are another decision."""
+        await Driver.of(store)
+        sent = Settle(call_id="t1.0", by="ann", outcome=Outcome.DONE, content="sent")
+        edited = Approve(call_id="t1.1", by="ann", arguments='{"a":1}')
+        first = {"k0": await store.post("r1", "k0", sent), "k1": await store.post("r1", "k1", edited)}
+        assert await store.post("r1", "k0", attrs.evolve(sent, by="bob")) == first["k0"]
+        assert await store.post("r1", "k1", attrs.evolve(edited, by="bob")) == first["k1"]
+        given = GiveInput(call_id="t1.2", by="ann", answers={"a": {"n": 1}})
+        first["k2"] = await store.post("r1", "k2", given)
+        assert await store.post("r1", "k2", attrs.evolve(given, by="bob")) == first["k2"]
+        others: tuple[tuple[str, InboxItem], ...] = (
+            ("k0", attrs.evolve(sent, outcome=Outcome.FAILED)),
+            ("k0", attrs.evolve(sent, content="lost")),
+            ("k0", Rerun(call_id="t1.0")),
+            ("k1", attrs.evolve(edited, arguments=None)),
+            ("k2", attrs.evolve(given, answers={"a": {"n": True}})),
+            ("k2", attrs.evolve(given, answers={"a": None})),
+        )
+        for key, item in others:
+            with pytest.raises(ConflictError, match="ann"):
+                await store.post("r1", key, item)
+        assert await store.inbox("r1") == tuple(first.values())
+
+    async def test_of_many_posts_of_a_key_one_wins(self, store: Store) -> None:
+        """However many race for a key, all are shown the same winner."""
+        await Driver.of(store)
+        winners = []
+
+        async def race(number: int) -> None:
+            winners.append(await store.post("r1", "k", words(str(number))))
+
+        async with anyio.create_task_group() as group:
+            for number in range(30):
+                group.start_soon(race, number)
+        assert len(winners) == 30
+        assert winners == [winners[0]] * 30
+
+    async def test_keys_are_of_one_run(self, store: Store) -> None:
+        """The same key in another run is another key."""
+        await Driver.of(store, header("r1"))
+        await Driver.of(store, header("r2"))
+        await store.post("r1", "k", words("one"))
+        await store.post("r2", "k", words("two"))
+        assert [row.item for row in await store.inbox("r2")] == [words("two")]
+
+    async def test_awkward_keys_are_keys(self, store: Store) -> None:
+        """Keys may hold any text."""
+        await Driver.of(store)
+        row = await store.post("r1", HOSTILE, words("x"))
+        assert (row.key, await store.inbox("r1")) == (HOSTILE, (row,))
+
+    async def test_taken_rows_are_struck(self, store: Store) -> None:
+        """An append strikes the rows that its events took in, and no others."""
+        driver = await Driver.of(store)
+        rows = [await store.post("r1", f"k{n}", words(str(n))) for n in range(4)]
+        await driver.append(Observed(), taken=[rows[0].number, rows[2].number]).wait()
+        assert await store.inbox("r1") == (rows[1], rows[3])
+
+    async def test_a_key_stays_taken(self, store: Store) -> None:
+        """A post that arrives again after it was taken in is not taken in twice."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", words("x"))
+        await driver.append(Observed(), taken=[row.number]).wait()
+        assert await store.post("r1", "k", words("x")) == row
+        assert await store.inbox("r1") == ()
+
+    async def test_numbers_grow_after_rows_were_taken(self, store: Store) -> None:
+        """No number is given twice, taken or not."""
+        driver = await Driver.of(store)
+        first = await store.post("r1", "k1", words("x"))
+        await driver.append(Observed(), taken=[first.number]).wait()
+        assert (await store.post("r1", "k2", words("y"))).number > first.number
+
+    async def test_unknown_runs_are_said_to_be_unknown(self, store: Store) -> None:
+        """No operation invents a run."""
+        for operation in (
+            store.post("nowhere", "k", words("x")),
+            store.inbox("nowhere"),
+            store.read("nowhere"),
+            store.delete("nowhere"),
+        ):
+            with pytest.raises(RunNotFoundError, match="nowhere"):
+                await operation
+        assert await store.runs() == ()
+
+    async def test_a_finished_run_takes_no_posts(self, store: Store) -> None:
+        """Input for a run that is over is refused, whether it is done or failed."""
+        await finished(store)
+        with pytest.raises(ConflictError, match="over"):
+            await store.post("r1", "k", words("x"))
+        failed = await Driver.of(store, header("r2"))
+        await failed.append(Failed(reason=StopReason.CANCELLED, message="")).wait()
+        with pytest.raises(ConflictError, match="cancelled"):
+            await store.post("r2", "k", words("x"))
+
+    async def test_a_finished_run_still_shows_winners(self, store: Store) -> None:
+        """Who decided is shown also when the run is over: a late click is not an error."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", Approve(call_id="t1.0", by="ann"))
+        await driver.append(Observed(), DONE, taken=[row.number]).wait()
+        assert await store.post("r1", "k", Approve(call_id="t1.0", by="bob")) == row
+
+    async def test_a_run_does_not_end_over_its_inbox(self, store: Store) -> None:
+        """A final append to an inbox that holds something writes nothing, and says so."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        row = await store.post("r1", "k", words("wait!"))
+        before = driver.run
+        assert await driver.append(DONE, final=True).wait() is False
+        assert ((await store.read("r1")).events, await store.inbox("r1")) == ((Observed(),), (row,))
+        driver.run = before
+        drafted = AnswerDrafted(message=AssistantMessage(text="done"))
+        assert await driver.append(drafted, taken=[row.number]).wait()
+
+    async def test_a_final_append_may_take_what_is_left(self, store: Store) -> None:
+        """What the append itself takes does not stand in its way; anything else does."""
+        driver = await Driver.of(store)
+        rows = [await store.post("r1", f"k{n}", words(str(n))) for n in range(2)]
+        before = driver.run
+        assert await driver.append(Observed(), DONE, taken=[rows[0].number], final=True).wait() is False
+        assert len(await store.inbox("r1")) == 2
+        driver.run = before
+        taken = [row.number for row in rows]
+        assert await driver.append(Observed(), DONE, taken=taken, final=True).wait() is True
+
+    async def test_an_empty_inbox_lets_a_run_end(self, store: Store) -> None:
+        """A final append to an empty inbox is written; rows that were taken before do not count."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", words("x"))
+        await driver.append(Observed(), taken=[row.number]).wait()
+        assert await driver.append(DONE, final=True).wait() is True
+
+    async def test_input_at_the_last_moment_is_not_lost(self, store: Store) -> None:
+        """Of a post and the end of the run that race, one is refused: no post is accepted and never read."""
+        for number in range(20):
+            driver = await Driver.of(store, header(f"r{number}"))
+            await driver.append(Observed()).wait()
+            posted, ended = await self._raced(driver, post_first=bool(number % 2))
+            assert posted is not ended
+
+    async def _raced(self, driver: Driver, *, post_first: bool) -> tuple[bool, bool]:
+        outcome = {}
+
+        async def post() -> None:
+            try:
+                await driver.store.post(driver.run.id, "k", words("x"))
+            except ConflictError:
+                outcome["posted"] = False
+            else:
+                outcome["posted"] = True
+
+        async def end() -> None:
+            outcome["ended"] = await driver.append(DONE, final=True).wait()
+
+        async with anyio.create_task_group() as group:
+            for racer in (post, end) if post_first else (end, post):
+                group.start_soon(racer)
+        return outcome["posted"], outcome["ended"]
+
+    # Time and the inbox.
+
+    async def test_a_post_that_comes_too_late_is_refused(self, store: Store) -> None:
+        """A decision after its time is none: it is refused, is not in the inbox, and does not take the key."""
+        await Driver.of(store)
+        now = await store.now()
+        with pytest.raises(ConflictError, match="time"):
+            await store.post("r1", "k", Approve(call_id="t1.0", by="ann"), before=now - 1.0)
+        assert await store.inbox("r1") == ()
+        row = await store.post("r1", "k", Reject(call_id="t1.0", by="bob"))
+        assert await store.inbox("r1") == (row,)
+
+    async def test_a_post_in_time_is_accepted(self, store: Store) -> None:
+        """As long as the moment has not come, it is in time."""
+        await Driver.of(store)
+        row = await store.post("r1", "k", Approve(call_id="t1.0"), before=await store.now() + 3600.0)
+        assert await store.inbox("r1") == (row,)
+
+    async def test_who_comes_too_late_is_shown_the_winner(self, store: Store) -> None:
+        """What was decided in time is shown also when the time is up: a second click is not an error."""
+        await Driver.of(store)
+        row = await store.post("r1", "k", Approve(call_id="t1.0", by="ann"))
+        assert await store.post("r1", "k", Approve(call_id="t1.0", by="bob"), before=1.0) == row
+        with pytest.raises(ConflictError, match="ann"):
+            await store.post("r1", "k", Reject(call_id="t1.0", by="bob"), before=1.0)
+
+    async def test_a_timer_does_not_hold_up_the_end(self, store: Store) -> None:
+        """A row that is not due yet is in the inbox, its number is told, and a final append is written over it."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", words("later", FAR))
+        assert (await store.inbox("r1"), driver.lease.newest) == ((row,), row.number)
+        assert await driver.append(Observed(), DONE, final=True).wait() is True
+
+    async def test_a_timer_that_is_due_holds_up_the_end(self, store: Store) -> None:
+        """A row whose time has come is a row like others, whatever waits beside it, until it is taken."""
+        driver = await Driver.of(store)
+        for number in range(3):
+            await store.post("r1", f"later{number}", words("later", FAR))
+        row = await store.post("r1", "k", words("now", await store.now() - 1.0))
+        before = driver.run
+        assert await driver.append(Observed(), DONE, final=True).wait() is False
+        driver.run = before
+        assert await driver.append(Observed(), DONE, taken=[row.number], final=True).wait() is True
+
+    async def test_a_timer_may_be_taken_before_its_time(self, store: Store) -> None:
+        """What an append takes it takes, and that does not count for what is left."""
+        driver = await Driver.of(store)
+        later = await store.post("r1", "later", words("later", FAR))
+        row = await store.post("r1", "k", words("now"))
+        before = driver.run
+        assert await driver.append(Observed(), DONE, taken=[later.number], final=True).wait() is False
+        driver.run = before
+        assert await driver.append(Observed(), taken=[later.number]).wait()
+        assert await store.inbox("r1") == (row,)

@@ -1,0 +1,331 @@
+"""Who drives a run, and what they are told."""
+
+# ruff: noqa: S101, PLR2004  a test kit asserts, and its numbers speak for themselves
+
+from __future__ import annotations
+
+import gc
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError
+from agentfsm.core.events import Observed
+from agentfsm.core.inbox import Cancel
+from agentfsm.core.run import begin
+from agentfsm.testing.conformance.driving import DONE, Driver, at_version, finished, header, ids, refused, words
+from agentfsm.threads import waker
+
+if TYPE_CHECKING:
+    from agentfsm.ports import Lease, Store
+
+
+class Leases:
+    """Who drives a run, and what they are told."""
+
+    # Leases.
+
+    async def test_a_run_that_nobody_created_cannot_be_leased(self, store: Store) -> None:
+        """There is no lease of an unknown run."""
+        with pytest.raises(RunNotFoundError, match="nowhere"):
+            await store.lease("nowhere")
+
+    async def test_a_lease_is_exclusive(self, store: Store) -> None:
+        """While one drives nobody else can, and the error says which run."""
+        driver = await Driver.of(store)
+        with pytest.raises(LeaseHeldError, match="r1"):
+            await store.lease("r1")
+        assert await driver.append(Observed()).wait()
+
+    async def test_a_lease_given_back_can_be_taken(self, store: Store) -> None:
+        """The next owner starts at the version that the last one left."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        await driver.release()
+        assert (await store.lease("r1")).version == 1
+
+    async def test_the_fencing_token_grows(self, store: Store) -> None:
+        """Each owner has a higher token than the one before it."""
+        tokens = []
+        for _ in range(3):
+            _head, lease = await store.create(header())
+            tokens.append(lease.token)
+            await store.release(lease).wait()
+        assert tokens == sorted(set(tokens))
+
+    async def test_of_many_that_want_the_lease_one_gets_it(self, store: Store) -> None:
+        """However many race for the lease, one holds it."""
+        await finished(store)
+        leases: list[Lease] = []
+
+        async def race() -> None:
+            try:
+                leases.append(await store.lease("r1"))
+            except LeaseHeldError:
+                return
+
+        async with anyio.create_task_group() as group:
+            for _ in range(30):
+                group.start_soon(race)
+        assert len(leases) == 1
+
+    async def test_of_many_one_drives_at_a_time(self, store: Store) -> None:
+        """Tasks that all want a run get it in turn: each finds what the one before it left, and nobody cuts in."""
+        await finished(store, header("r0"))
+        await (await Driver.of(store)).release()
+
+        async def drive() -> None:
+            while True:
+                try:
+                    lease = await store.lease("r1")
+                    break
+                except LeaseHeldError:
+                    await anyio.lowlevel.checkpoint()
+            run = at_version(begin(header()), lease.version)
+            for _ in range(2):
+                run = at_version(run, run.version + 1)
+                assert await store.append(lease, run, (Observed(at=float(lease.token)),)).wait()
+                await anyio.lowlevel.checkpoint()
+            await store.release(lease).wait()
+
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(drive)
+        events = (await store.read("r1")).events
+        drives = [(token, len(list(group))) for token, group in groupby(events, key=lambda event: event.at)]
+        assert [count for _token, count in drives] == [2] * 20
+        assert drives == sorted(drives)
+
+    async def test_an_orderly_owner_is_no_crash(self, store: Store) -> None:
+        """Who gives a run back has not crashed, nor has it who created it."""
+        _head, lease = await store.create(header())
+        assert lease.crashes == 0
+        for _ in range(2):
+            await store.release(lease).wait()
+            lease = await store.lease("r1")
+            assert lease.crashes == 0
+        await store.release(lease).wait()
+        assert (await store.create(header()))[1].crashes == 0
+
+    async def test_a_lease_can_be_given_back_twice(self, store: Store) -> None:
+        """Giving back what is not held is harmless."""
+        driver = await Driver.of(store)
+        await driver.release()
+        await driver.release()
+        await store.lease("r1")
+
+    async def test_a_late_release_leaves_the_new_owner_alone(self, store: Store) -> None:
+        """Only the owner's own release ends its lease."""
+        late = await Driver.of(store)
+        await late.release()
+        now = await Driver.again(store)
+        await late.release()
+        with pytest.raises(LeaseHeldError):
+            await store.lease("r1")
+        assert await now.append(Observed()).wait()
+
+    async def test_a_lease_that_was_dropped_is_free(self, store: Store) -> None:
+        """An owner that was thrown away without a release does not block its own process."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        del driver
+        gc.collect()
+        assert (await store.lease("r1")).version == 1
+
+    # What a lease is told.
+
+    async def test_a_lease_is_told_of_posts(self, store: Store) -> None:
+        """The owner learns the newest number without asking."""
+        driver = await Driver.of(store)
+        row = await store.post("r1", "k", words("x"))
+        assert driver.lease.newest == row.number
+        assert not driver.lease.cancelled
+
+    async def test_a_lease_knows_what_was_posted_before(self, store: Store) -> None:
+        """Posts to a run that nobody drives are known to its next owner."""
+        driver = await Driver.of(store)
+        await driver.release()
+        row = await store.post("r1", "k", words("x"))
+        await store.post("r1", "cancel", Cancel())
+        lease = await store.lease("r1")
+        assert lease.newest > row.number
+        assert lease.cancelled
+
+    async def test_cancel_reaches_the_owner(self, store: Store) -> None:
+        """A request to stop marks the lease, and wakes who drives."""
+        driver = await Driver.of(store)
+        woken = anyio.Event()
+        driver.lease.wake = waker(woken.set)
+        await store.post("r1", "cancel", Cancel(by="ann"))
+        with anyio.fail_after(10):
+            await woken.wait()
+        assert driver.lease.cancelled
+
+    async def test_input_wakes_nobody(self, store: Store) -> None:
+        """Input is for the next look at the inbox; it interrupts nothing."""
+        driver = await Driver.of(store)
+        woken: list[bool] = []
+        driver.lease.wake = lambda: woken.append(True)
+        await store.post("r1", "k", words("x"))
+        await driver.append(Observed()).wait()
+        assert woken == []
+
+    async def test_a_new_run_has_nothing_to_tell(self, store: Store) -> None:
+        """A fresh lease knows of no posts and no cancel."""
+        driver = await Driver.of(store)
+        assert (driver.lease.newest, driver.lease.cancelled, driver.lease.lost) == (0, False, False)
+
+    # Two workers.
+
+    async def test_two_workers_share_their_runs(self, store: Store, other: Store) -> None:
+        """What one has written the other reads and lists, and goes on with."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        assert (await other.read("r1")).events == (Observed(),)
+        assert [(line.id, line.driven) for line in await other.runs()] == [("r1", True)]
+        await driver.release()
+        assert [line.driven for line in await other.runs()] == [False]
+        driver = await Driver.again(other)
+        assert await driver.append(DONE, final=True).wait()
+        assert len((await store.read("r1")).events) == 2
+
+    async def test_of_two_workers_one_drives(self, store: Store, other: Store) -> None:
+        """A lease holds against the other worker: it cannot take or delete the run, and is not told that it is due."""
+        driver = await Driver.of(store, header(agent="a"))
+        for operation in (other.lease("r1"), other.create(header(agent="a")), other.delete("r1")):
+            with pytest.raises(LeaseHeldError):
+                await operation
+        assert await other.due("a") == ()
+        token = driver.lease.token
+        await driver.release()
+        assert await other.due("a") == ("r1",)
+        assert (await other.lease("r1")).token > token
+
+    async def test_of_two_workers_that_create_a_run_one_wins(self, store: Store, other: Store) -> None:
+        """A request that reaches both is driven once, and both see one run."""
+        leases: list[Lease] = []
+
+        async def race(worker: Store) -> None:
+            try:
+                leases.append((await worker.create(header()))[1])
+            except LeaseHeldError:
+                return
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(race, store)
+                group.start_soon(race, other)
+        assert len(leases) == 1
+        assert ids(await store.runs()) == ids(await other.runs()) == ["r1"]
+
+    async def test_of_two_workers_that_start_in_a_session_one_wins(self, store: Store, other: Store) -> None:
+        """A session has one run that is not over, whoever starts it."""
+        started = []
+
+        async def race(worker: Store, number: int) -> None:
+            try:
+                started.append(await worker.create(header(f"r{number}", session="s")))
+            except ConflictError:
+                return
+
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(race, (store, other)[number % 2], number)
+        assert len(started) == 1
+        assert len(await store.runs()) == 1
+
+    async def test_two_workers_that_want_a_run_drive_in_turn(self, store: Store, other: Store) -> None:
+        """Each finds what the other left; an append of one is never between two of the other."""
+        await (await Driver.of(store)).release()
+
+        async def drive(worker: Store) -> None:
+            done = 0
+            while done < 10:
+                try:
+                    lease = await worker.lease("r1")
+                except LeaseHeldError:
+                    continue
+                run = at_version(begin(header()), lease.version)
+                for _ in range(2):
+                    run = at_version(run, run.version + 1)
+                    assert await worker.append(lease, run, (Observed(at=float(lease.token)),)).wait()
+                await worker.release(lease).wait()
+                done += 1
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(drive, store)
+            group.start_soon(drive, other)
+        events = (await store.read("r1")).events
+        drives = [(token, len(list(group))) for token, group in groupby(events, key=lambda event: event.at)]
+        assert [count for _token, count in drives] == [2] * 20
+        assert drives == sorted(drives)
+
+    async def test_an_owner_learns_what_another_worker_posts(self, store: Store, other: Store) -> None:
+        """With its next append at the latest the owner knows of posts and of a cancel, which wakes it."""
+        driver = await Driver.of(store)
+        woken = anyio.Event()
+        driver.lease.wake = waker(woken.set)
+        row = await other.post("r1", "k", words("x"))
+        await driver.append(Observed()).wait()
+        assert (driver.lease.newest, driver.lease.cancelled) == (row.number, False)
+        await other.post("r1", "cancel", Cancel())
+        assert await driver.append(DONE, final=True).wait() is False
+        with anyio.fail_after(10):
+            await woken.wait()
+        assert (driver.lease.cancelled, len(await store.inbox("r1"))) == (True, 2)
+
+    async def test_of_two_workers_that_post_a_key_one_wins(self, store: Store, other: Store) -> None:
+        """All are shown the same winner, and the inbox holds one row."""
+        await Driver.of(store)
+        winners = []
+
+        async def race(worker: Store) -> None:
+            winners.append(await worker.post("r1", "k", words("x")))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(race, store)
+                group.start_soon(race, other)
+        assert winners == [winners[0]] * 20
+        assert await other.inbox("r1") == (winners[0],)
+
+    async def test_a_stalled_owner_writes_nothing_over_another_worker(self, store: Store, other: Store) -> None:
+        """An owner that was replaced by another worker is refused, whatever it has queued."""
+        late = await Driver.of(store)
+        await late.release()
+        now = await Driver.again(other)
+        commits = [late.append(Observed()), late.append(DONE, final=True)]
+        for commit in commits:
+            await refused(commit, LeaseLostError)
+        assert await now.append(Observed(at=1.0)).wait()
+        assert (await store.read("r1")).events == (Observed(at=1.0),)
+
+    async def test_who_stops_waiting_for_a_lease_holds_none(self, store: Store, other: Store) -> None:
+        """A run whose creation or taking was cancelled in the middle is free for the others, at once."""
+        taken: list[Lease] = []  # by a store that has done it before anybody had to wait
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            taken.append((await store.create(header()))[1])
+        for each in taken:
+            store.release(each)
+        taken.clear()
+        assert (await store.read("r1")).events == ()  # what was asked for is done before what is asked for later
+        lease = await other.lease("r1")
+        await other.release(lease).wait()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            taken.append(await store.lease("r1"))
+        for each in taken:
+            store.release(each)
+        assert (await store.read("r1")).events == ()
+        assert (await other.lease("r1")).crashes == 0
+
+    async def test_a_worker_that_leaves_gives_its_runs_back(self, store: Store, other: Store) -> None:
+        """What a store that is closed drove is free for the others, at once and without a crash."""
+        driver = await Driver.of(store)
+        await driver.append(Observed()).wait()
+        await store.aclose()
+        lease = await other.lease("r1")
+        assert (lease.version, lease.crashes) == (1, 0)
