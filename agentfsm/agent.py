@@ -45,6 +45,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.run import A_co, Header, Phase, Run, begin
 from agentfsm.core.settings import Settings
+from agentfsm.core.times import date_of
 from agentfsm.decisions import answered, awaited, decide, wake_callers
 from agentfsm.engine.audit import Audit, audit_of
 from agentfsm.engine.drive import journal as journals
@@ -310,7 +311,7 @@ class Agent(Generic[A_co]):
         return Header(
             id=self.new_id() if run_id is None else _checked_id(run_id),
             prompt=prompt,
-            created_at=journals.date_of(self.clock.now()),
+            created_at=date_of(self.clock.now()),
             agent=self.name,
             agent_version=self.version,
             fingerprint=self.fingerprint,

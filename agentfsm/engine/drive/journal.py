@@ -17,6 +17,7 @@ from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, Sto
 from agentfsm.core.inbox import Pause, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin
+from agentfsm.core.times import date_of, duration_of
 from agentfsm.engine.watch.log import Facts
 from agentfsm.engine.watch.stream import Listener, StateChanged
 from agentfsm.ports import Clock, Commit, Durability, Lease, Store
@@ -61,16 +62,6 @@ async def before_of(store: Store, header: Header) -> Run | None:
     for stored in reversed(chain):
         run = begin(stored.header, run).fold(stored.events)
     return run
-
-
-def date_of(seconds: float) -> float:
-    """Return a date in milliseconds: as text a tenth of a turn's bytes on disk would be digits that say nothing."""
-    return int(seconds * 1e3 + 0.5) / 1e3
-
-
-def _duration_of(seconds: float) -> float:
-    """Return a duration in microseconds, for the same reason."""
-    return int(seconds * 1e6 + 0.5) / 1e6
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -156,7 +147,7 @@ class Journal:
     def _stamp(self, events: Sequence[Event]) -> None:
         """Write the time into events that nobody else has seen yet: a copy would cost three times their making."""
         now = self.clock.monotonic()
-        took_s, self._mark = _duration_of(now - self._mark), now
+        took_s, self._mark = duration_of(now - self._mark), now
         at = date_of(self._epoch + now)
         for event in events:
             _put(event, "at", at)

@@ -18,6 +18,7 @@ import attrs
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.core.times import date_of, duration_of
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import Dispatcher, End, Host, Job, failed
 from agentfsm.engine.queue.places import left_behind
@@ -237,8 +238,8 @@ class ToolQueue:
             outcome=end.outcome,
             content=content,
             index=self.host.position(job.call, job.index),
-            started_at=started_at,
-            duration_s=duration_s,
+            started_at=date_of(started_at),
+            duration_s=duration_of(duration_s),
             attempts=end.attempts,
             error_type=end.error_type,
             retryable=end.retryable,
