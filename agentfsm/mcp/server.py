@@ -12,6 +12,7 @@ import httpx2
 import mcp.types as m
 
 from agentfsm.core.messages import Message, Part
+from agentfsm.engine.tools.bulkhead import Bulkhead, passed
 from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp import library
 from agentfsm.mcp.ask import Desk
@@ -96,8 +97,10 @@ class MCPServer:
     # What the connection at hand lists, which calls are compared with.
     link: Link = attrs.field(init=False)
     gate: Gate = attrs.field(init=False)
-    is_stale: bool = attrs.field(default=True, init=False)
+    has_news: bool = attrs.field(default=True, init=False)
     # Whether the server was not asked yet, was started anew, or has said that its tools have changed.
+    _asking: Bulkhead = attrs.field(factory=lambda: Bulkhead(1), init=False)
+    # So that of several runs, of any agents, one asks; a person is asked once.
 
     def __attrs_post_init__(self) -> None:
         check_server(self.name)
@@ -105,6 +108,11 @@ class MCPServer:
             name=self.name, launch=self.launch, start_s=self.start_s, heard=self._hear, elicit=self.desk.elicit
         )
         self.gate = Gate(server=self.name, pins=self.pins, consent=self.consent, origin=self.origin)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether there is something to wait for: news, or the first answer, whoever has asked for it."""
+        return self.has_news or (not self.version and self._asking.in_use > 0)
 
     @property
     def tools(self) -> tuple[Tool[..., Any], ...]:
@@ -213,16 +221,22 @@ class MCPServer:
             MCPServerError: when it is not approved, or the server was never asked with success and cannot be.
             MisuseError: when there is a constraint on a tool that there is not.
         """
+        known = self.version
+        async with passed(self._asking):
+            if self.has_news or self.version == known:  # else somebody was faster
+                await self._update()
+
+    async def _update(self) -> None:
         try:
             await self._list()
             tell(self.name, self.admitted)
         except MCPServerError as error:
-            self.is_stale = self.required or self.version > 0
+            self.has_news = self.required or self.version > 0
             if self.required and not self.version:
                 raise
             self._note(error)
         except BaseException:
-            self.is_stale = True
+            self.has_news = True
             raise
 
     async def _list(self) -> None:
@@ -308,11 +322,11 @@ class MCPServer:
     async def aclose(self) -> None:
         """Close the connection; the next use opens another, and asks anew."""
         await self.link.aclose()
-        self.is_stale = True
+        self.has_news = True
 
     def _begin(self) -> None:
-        self.is_stale = False
+        self.has_news = False
 
     def _hear(self, message: object) -> None:
         if isinstance(message, m.ToolListChangedNotification):
-            self.is_stale = True
+            self.has_news = True

@@ -74,7 +74,7 @@ def _function(server: MCPServer, listed: m.Tool, check: OutputCheck | None) -> C
         try:
             result = await server.link.ask(ask, patience_s=server.timeout_s)
         except NotAsAdmittedError as error:
-            server.is_stale = True
+            server.has_news = True
             return _changed(server, listed, error)
         except Exception as error:  # noqa: BLE001  what is no trouble of a request is raised again
             return trouble.ended(error, server.name, listed.name, is_sent=is_sent)

@@ -3,12 +3,13 @@
 import random
 import threading
 
+import anyio
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.tools.bulkhead import Bulkhead
+from agentfsm.engine.tools.bulkhead import Bulkhead, passed
 
 HANG_S = 20.0
 # A guard against hanging, never a bound that a test relies on.
@@ -246,3 +247,34 @@ class Crowd(RuleBasedStateMachine):
 
 
 TestCrowd = Crowd.TestCase
+
+
+# A block behind it
+
+
+async def test_a_block_is_passed_one_at_a_time_and_in_order():
+    """Who comes later waits; who gives up, waiting or inside, leaves the place to the next."""
+    bulkhead, inside, seen = Bulkhead(1), [], []
+
+    async def enter(name, scope):
+        with scope:
+            async with passed(bulkhead):
+                inside.append(name)
+                assert len(inside) == 1
+                seen.append(name)
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    inside.remove(name)
+
+    scopes = {name: anyio.CancelScope() for name in "abcd"}
+    async with anyio.create_task_group() as tasks:
+        for name, scope in scopes.items():
+            tasks.start_soon(enter, name, scope)
+            await anyio.wait_all_tasks_blocked()
+        for name, then in (("b", ["a"]), ("a", ["c"]), ("c", ["d"]), ("d", [])):
+            scopes[name].cancel()
+            while inside != then:  # noqa: ASYNC110  it comes by way of the loop's own door
+                await anyio.sleep(0.001)
+    assert seen == ["a", "c", "d"]
+    assert (bulkhead.in_use, bulkhead.waiting) == (0, 0)

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 
+import anyio
 import pytest
 from listing import listed, names, tool
 
@@ -133,6 +134,58 @@ async def test_a_server_that_was_started_anew_is_looked_at_again(tmp_path):
     await server.link.aclose()
     await server.link.ask(lambda client: client.list_tools())
     assert server.is_stale
+    await server.aclose()
+
+
+async def test_runs_that_begin_at_once_wait_for_one_listing(tmp_path):
+    """Each has the tools in its first turn, of whatever agent it is, and a person is asked once."""
+
+    class Slow(Person):
+        async def __call__(self, proposal):
+            await anyio.sleep(0.2)  # as people do
+            return await super().__call__(proposal)
+
+    person = Slow(True, True)
+    (server,) = MCPServer.load(configured(tmp_path, listed(tmp_path, tool())), pins=MemoryPins(), consent=person)
+    models = [ScriptedModel(say("", call("demo__search", q="x")), "done") for _ in range(4)]
+    shared = Agent(models[0], tools=[server])
+    agents = [shared, shared.with_(model=models[1]), Agent(models[2], tools=[server]), Agent(models[3], tools=[server])]
+    async with anyio.create_task_group() as runs:
+        for agent in agents:
+            runs.start_soon(agent.step, agent.start("go"))
+    assert [agent.tools.names for agent in agents] == [("demo__search",)] * 4
+    assert len(person.asked) == 2  # how it is started, and what it lists
+    assert server.version == 1
+    await server.aclose()
+
+
+async def test_one_that_is_cut_off_while_it_asks_does_not_speak_for_the_others(tmp_path):
+    """Who has waited behind it asks anew, and nobody waits for ever."""
+
+    class Away(Person):
+        async def __call__(self, proposal):
+            if not self.asked:
+                self.asked.append(proposal)
+                await anyio.sleep_forever()
+            return await super().__call__(proposal)
+
+    person = Away(True, True)
+    (server,) = MCPServer.load(configured(tmp_path, listed(tmp_path, tool())), pins=MemoryPins(), consent=person)
+    first = anyio.CancelScope()
+
+    async def cut_off():
+        with first:
+            await server.update()
+
+    async with anyio.create_task_group() as runs:
+        runs.start_soon(cut_off)
+        while not person.asked:  # noqa: ASYNC110  a person has no event
+            await anyio.sleep(0.01)
+        assert server.is_stale
+        runs.start_soon(server.update)
+        await anyio.wait_all_tasks_blocked()
+        first.cancel()
+    assert [each.name for each in server.tools] == ["demo__search"]
     await server.aclose()
 
 

@@ -188,7 +188,7 @@ async def test_tools_that_are_known_stay_when_they_cannot_be_listed_anew(record)
     """A server that is down between two turns does not end the run."""
     server = rude("plain", record)
     await server.update()
-    server.link.launch.command, server.is_stale = "no-such-command", True
+    server.link.launch.command, server.has_news = "no-such-command", True
     await server.aclose()
     await server.update()
     assert [tool.name for tool in server.tools] == ["rude__act"]

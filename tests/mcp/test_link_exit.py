@@ -32,7 +32,7 @@ ENDS = {
         import atexit
         from agentfsm.core.errors import AgentError
         print(agent.run_sync("act").output, flush=True)
-        server.is_stale = True
+        server.has_news = True
         async def late():
             try:
                 await server.link.ask(lambda client: client.list_tools())

@@ -7,12 +7,15 @@ being woken and his coming, or a run with many calls would keep all others out.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeAlias
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.threads import Bell, ring
 
 Wake: TypeAlias = Callable[[], None]
 
@@ -129,6 +132,25 @@ class Bulkhead:
         del self._waiting[wake]
         self._woken.add(wake)
         return wake
+
+
+@asynccontextmanager
+async def passed(bulkhead: Bulkhead) -> AsyncIterator[None]:
+    """Wait for a place, in any event loop, and give it back at the end of the block."""
+    bell = Bell()
+    wake = partial(ring, [bell])
+    if not bulkhead.try_enter(wake):
+        bulkhead.on_room(wake)
+        try:
+            await bell.event.wait()
+        except BaseException:
+            bulkhead.off(wake)
+            raise
+        bulkhead.try_enter(wake)  # the place is kept for it
+    try:
+        yield
+    finally:
+        bulkhead.leave()
 
 
 def _nobody() -> None:
