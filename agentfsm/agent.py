@@ -97,10 +97,10 @@ WORKER_RUNS: Final = 100
 # Runs that a worker drives at once: they wait for models most of the time.
 WORKER_POLL_S: Final = 1.0
 # Seconds between two looks of a worker: a question to the store costs less than 1 ms, and a user waits a second.
-NEWEST: Final = 2**31
-# As a version to read after: where only the header is wanted.
 TALLIES: Final = 1_000
 # Runs whose token counts are kept between two steps, so that each message is counted once.
+CONVERSATIONS: Final = 64
+# Of which the last run is kept, so that the next one need not read all that was said.
 
 Prompt = str | Part | tuple[Part, ...] | list[Part]
 
@@ -236,6 +236,8 @@ class Agent(Generic[A_co]):
     _fingerprints: dict[int, Fingerprint] = attrs.field(init=False, factory=dict)
     # By the registry's version, since tools may be registered later.
     _tallies: OrderedDict[tuple[str, float], Tally] = attrs.field(init=False, factory=OrderedDict)
+    _ended: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
+    # The last runs of conversations, by id.
 
     # The ladder.
 
@@ -415,7 +417,7 @@ class Agent(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store holds no such run.
         """
-        return self._typed(await journals.load(self.store, run_id, at))
+        return self._typed(await journals.load(self.store, run_id, at, self._ended))
 
     async def history(self, run_id: str) -> tuple[Event, ...]:
         """Return the journal of a run: what happened, oldest first; event number n made version n.
@@ -718,7 +720,7 @@ class Agent(Generic[A_co]):
         """
         item = Input(kind=kind, parts=self._parts(content), priority=priority, due_at=at)
         posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
-        header = (await self.store.read(run_id, after=NEWEST)).header
+        header = (await self.store.read(run_id, after=journals.NEWEST)).header
         await wake_callers(self.store, run_id, header.parent, posted.key)
         return posted
 
@@ -732,7 +734,7 @@ class Agent(Generic[A_co]):
             ConflictError: when the run is over.
             MisuseError: when it works for another run, which is the one to pause.
         """
-        parent = (await self.store.read(run_id, after=NEWEST)).header.parent
+        parent = (await self.store.read(run_id, after=journals.NEWEST)).header.parent
         if parent is not None:
             raise MisuseError(f"run {run_id!r} works for run {parent!r}: pause that one")
         await self.store.post(run_id, f"pause:{secrets.token_hex(8)}", Pause(by=by, message=message))
@@ -906,6 +908,7 @@ class Agent(Generic[A_co]):
             exact=once,
             durability=self.durability,
             pause_before=self.pause_before,
+            ended=self._ended,
         )
         del run  # the journal has its newest value: this one would stay for as long, at 900 bytes
         journal.run = cast("Run", self._typed(journal.run))
@@ -963,11 +966,17 @@ class Agent(Generic[A_co]):
         return self._tallies.pop((run.id, run.created_at), None) or Tally(first=run.first)
 
     def _keep(self, run: Run, tally: Tally) -> None:
-        if run.is_over:
-            return
-        self._tallies[run.id, run.created_at] = tally
-        if len(self._tallies) > TALLIES:
-            self._tallies.popitem(last=False)
+        """Keep what the next driving call, or the next run of the conversation, would have to read or count anew."""
+        if not run.is_over:
+            self._tallies[run.id, run.created_at] = tally
+            if len(self._tallies) > TALLIES:
+                self._tallies.popitem(last=False)
+        elif run.header.session is not None or run.prior:
+            if run.header.after is not None:
+                self._ended.pop(run.header.after, None)
+            self._ended[run.id] = run
+            if len(self._ended) > CONVERSATIONS:
+                self._ended.popitem(last=False)
 
 
 @attrs.define(eq=False, repr=False)

@@ -379,6 +379,41 @@ async def test_a_session_goes_on_from_its_last_run(store):
     await sound(agent, third)
 
 
+async def test_what_was_said_is_not_read_from_its_beginning_each_time(store, monkeypatch):
+    """Going on costs the same at the thousandth run: what the agent has just said it has at hand."""
+    agent, reads = echo_agent(store), []
+    read = type(store).read
+
+    async def counted(self, run_id, after=0):
+        stored = await read(self, run_id, after)
+        reads.append(len(stored.events))
+        return stored
+
+    monkeypatch.setattr(type(store), "read", counted)
+    costs = []
+    for number in range(6):
+        reads.clear()
+        await agent.run(str(number), session="ann")
+        costs.append(sum(reads))
+    assert costs == [0] * 6
+    again = await echo_agent(store).run("6", session="ann")  # another process
+    assert sum(reads) > 6
+    assert [message.text for message in again.messages][-4:] == ["5", "re: 5", "6", "re: 6"]
+    last = await agent.run("7", session="ann")
+    assert last.prior == again.messages
+    assert (await agent.load(last.id)) == last == await echo_agent(store).load(last.id)
+
+
+async def test_a_run_at_hand_that_stands_for_another_by_now_is_not_gone_on_from(store):
+    """Ids may be used again, once what they stood for is deleted."""
+    agent = echo_agent(store)
+    await agent.run("one", id="r", session="ann")
+    await store.delete("r")
+    await echo_agent(store).run("another", id="r", session="ann")
+    run = await agent.run("two", session="ann")
+    assert [message.text for message in run.messages] == ["another", "re: another", "two", "re: two"]
+
+
 async def test_a_session_has_one_live_run(store):
     """A second run is refused, and the error names the first, until that one is over."""
     agent = echo_agent(store)

@@ -6,8 +6,8 @@ to cause an effect flushes first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import anyio
 import attrs
@@ -33,35 +33,53 @@ if TYPE_CHECKING:
 
 _put = object.__setattr__
 
+Ended: TypeAlias = Mapping[str, Run[Any]]
+# Runs that are over, by id.
+_NONE: Final[Ended] = {}
+NEWEST: Final = 2**31
+# As a version to read after: where only the header is wanted.
 SETTLE_S: Final = 5.0
 # Seconds that a driving call which is cut off may take to write what is under way.
 
 
-async def load(store: Store, run_id: str, at: int | None = None) -> Run:
+async def load(store: Store, run_id: str, at: int | None = None, ended: Ended = _NONE) -> Run:
     """Fold a run from its journal.
 
     Args:
         store: Where it lives.
         run_id: Its id.
         at: The version to stop at; None for the newest.
+        ended: As in `before_of`.
     """
     stored = await store.read(run_id)
     if at is not None and not 0 <= at <= len(stored.events):
         raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
-    run = begin(stored.header, await before_of(store, stored.header))
+    run = begin(stored.header, await before_of(store, stored.header, ended))
     return run.fold(stored.events if at is None else stored.events[:at])
 
 
-async def before_of(store: Store, header: Header) -> Run | None:
-    """Return the run that another goes on from, with all that it went on from itself; None where there is none."""
+async def before_of(store: Store, header: Header, ended: Ended = _NONE) -> Run | None:
+    """Return the run that another goes on from, with all that it went on from itself; None where there is none.
+
+    Args:
+        store: Where they live.
+        header: Of the run that goes on.
+        ended: Runs at hand, so that a conversation need not be read from its beginning each time.
+    """
     chain: list[Stored] = []
-    while header.after is not None:
+    run: Run | None = None
+    while header.after is not None and (run := await _at_hand(store, ended.get(header.after))) is None:
         chain.append(await store.read(header.after))
         header = chain[-1].header
-    run: Run | None = None
     for stored in reversed(chain):
         run = begin(stored.header, run).fold(stored.events)
     return run
+
+
+async def _at_hand(store: Store, known: Run | None) -> Run | None:
+    """Return a run that is over, unless its id stands for another by now."""
+    is_same = known is not None and (await store.read(known.id, after=NEWEST)).header == known.header
+    return known if is_same else None
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -102,6 +120,7 @@ class Journal:
         exact: bool = False,
         durability: Durability = "full",
         pause_before: frozenset[State] = frozenset(),
+        ended: Ended = _NONE,
     ) -> Self:
         """Take the lease of a run.
 
@@ -115,11 +134,12 @@ class Journal:
             exact: Whether a run at version 0 must be new, too.
             durability: Of what is appended.
             pause_before: States that the run rests before, until it is resumed.
+            ended: As in `before_of`.
 
         Raises:
             ConflictError: when the run has moved on, or somebody else drives it.
         """
-        lease, run = await _opened(store, run, durability, exact=exact)
+        lease, run = await _opened(store, run, durability, ended, exact=exact)
         journal = cls(
             store=store,
             lease=lease,
@@ -268,16 +288,18 @@ def _changes(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
             yield StateChanged(run_id=run.id, turn=run.turn, state=run.state, event=type(event).__name__)
 
 
-async def _opened(store: Store, run: Run | str, durability: Durability, *, exact: bool) -> tuple[Lease, Run]:
+async def _opened(
+    store: Store, run: Run | str, durability: Durability, ended: Ended, *, exact: bool
+) -> tuple[Lease, Run]:
     if isinstance(run, str):
         lease = await store.lease(run, durability=durability)
-        return lease, await _under(store, lease)
+        return lease, await _under(store, lease, ended)
     if run.version == 0:
         header, lease = await store.create(run.header, durability=durability)
         if lease.version == 0 and (header is run.header or header == run.header):
             return lease, run
         if lease.version == 0 or not exact:
-            return lease, await _under(store, lease)
+            return lease, await _under(store, lease, ended)
     else:
         lease = await store.lease(run.id, durability=durability)
     if lease.version == run.version:
@@ -289,10 +311,10 @@ async def _opened(store: Store, run: Run | str, durability: Durability, *, exact
     )
 
 
-async def _under(store: Store, lease: Lease) -> Run:
+async def _under(store: Store, lease: Lease, ended: Ended) -> Run:
     """Load a run whose lease is held; where that fails, the lease is given back."""
     try:
-        return await load(store, lease.run_id)
+        return await load(store, lease.run_id, ended=ended)
     except BaseException:
         store.release(lease)
         raise
