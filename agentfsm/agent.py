@@ -963,20 +963,31 @@ class Agent(Generic[A_co]):
                 )
 
     def _tally_of(self, run: Run) -> Tally:
-        return self._tallies.pop((run.id, run.created_at), None) or Tally(first=run.first)
+        own = self._tallies.pop((run.id, run.created_at), None)
+        return own or self._tally_before(run) or Tally(first=run.first)
+
+    def _tally_before(self, run: Run) -> Tally | None:
+        """Take the count of the run that this one goes on from, where that is at hand."""
+        last = self._ended.get(run.header.after or "")
+        if last is None or last.messages is not run.prior:
+            return None
+        tally = self._tallies.pop((last.id, last.created_at), None)
+        if tally is not None:
+            tally.go_on(run.first)
+        return tally
 
     def _keep(self, run: Run, tally: Tally) -> None:
         """Keep what the next driving call, or the next run of the conversation, would have to read or count anew."""
-        if not run.is_over:
-            self._tallies[run.id, run.created_at] = tally
-            if len(self._tallies) > TALLIES:
-                self._tallies.popitem(last=False)
-        elif run.header.session is not None or run.prior:
-            if run.header.after is not None:
-                self._ended.pop(run.header.after, None)
+        if run.is_over:
+            if run.header.session is None and not run.prior:
+                return
+            self._ended.pop(run.header.after or "", None)
             self._ended[run.id] = run
             if len(self._ended) > CONVERSATIONS:
                 self._ended.popitem(last=False)
+        self._tallies[run.id, run.created_at] = tally
+        if len(self._tallies) > TALLIES:
+            self._tallies.popitem(last=False)
 
 
 @attrs.define(eq=False, repr=False)

@@ -214,6 +214,10 @@ class Tally:
         if run.head is not self._head or run.window != self._window:
             self._take_head(run)
 
+    def go_on(self, first: int) -> None:
+        """Count on for a run that goes on from this one; its own messages start at `first`."""
+        self.first, self.task = first, None
+
     def _take_head(self, run: Run) -> None:
         self._window, self._head = run.window, run.head
         self.head_tokens = tuple(self._tokens_in_head(run))

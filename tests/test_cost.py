@@ -83,15 +83,15 @@ def agent_of(turns: int, width: int = 1, **options: Any) -> Agent:
     return Agent(Scripted(turns, width), tools=[add] if turns else [], limits=WIDE, **options)
 
 
-async def finished(agent: Agent) -> None:
+async def finished(agent: Agent, **start: Any) -> None:
     """Run the agent, and see that it did its work."""
-    run = await agent.run("go")
+    run = await agent.run("go", **start)
     assert run.output == "done"
 
 
-async def counted(agent: Agent) -> Counter[str]:
+async def counted(agent: Agent, **start: Any) -> Counter[str]:
     """Return which functions one run calls, and how often; a first run has filled the caches."""
-    await finished(agent)
+    await finished(agent, **start)
     calls: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, arg: Any) -> None:
@@ -102,7 +102,7 @@ async def counted(agent: Agent) -> Counter[str]:
 
     sys.setprofile(note)
     try:
-        await finished(agent)
+        await finished(agent, **start)
     finally:
         sys.setprofile(None)
     return calls
@@ -140,6 +140,18 @@ async def test_a_late_turn_does_what_an_early_one_does():
     """Turn 400 makes as many calls as turn 30: nothing in a turn goes over the history."""
     early, late = await per_turn(SHORT, LONG), await per_turn(400, 420)
     assert sum(late.values()) == pytest.approx(sum(early.values()), rel=0.01)
+
+
+async def test_a_late_message_of_a_conversation_does_what_an_early_one_does():
+    """The 50th run of a session makes as many calls as the fourth: what was said is neither read nor counted again."""
+    agent = agent_of(1)
+    await finished(agent, session="ann")
+    await finished(agent, session="ann")
+    early = await counted(agent, session="ann")
+    for _ in range(45):
+        await finished(agent, session="ann")
+    late = await counted(agent, session="ann")
+    assert late.total() == pytest.approx(early.total(), rel=0.01)
 
 
 async def test_each_thing_is_done_once(tmp_path: Path):

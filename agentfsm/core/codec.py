@@ -35,6 +35,9 @@ FIRST: Final = 1
 LIMIT_CHARS = 64 * 1024 * 1024
 # The longest record written or read: no model takes more, and a larger one would hurt every later reader.
 
+LIMIT_DEPTH = 200
+# Of metadata and answers: strict readers of JSON take no more.
+
 _AnyEvent: Any = Union[events.EVENTS]  # noqa: UP007  built from the list, so that there is one list
 _UNIONS: Final[tuple[Any, ...]] = (Part, Media, Message, InboxItem, Shown, _AnyEvent)
 _TAGGED: Final = frozenset(kind for union in _UNIONS for kind in get_args(union))
@@ -42,7 +45,23 @@ _TAGGED: Final = frozenset(kind for union in _UNIONS for kind in get_args(union)
 # Values to text. It is done for each event of each run, so the function for a class names its fields one after the
 # other, as one would by hand: a turn's five events take 8 us. Through dicts and json.dumps they take 18.
 
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def _json(value: object) -> str:
+    """Write what may be any JSON, if every reader can read it: how deep they go differs, also from Python to Python."""
+    text = _dumps(value)
+    if text.count("[") + text.count("{") > LIMIT_DEPTH and _is_too_deep(value):
+        raise ValueError(f"it is nested deeper than {LIMIT_DEPTH}")
+    return text
+
+
+def _is_too_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(LIMIT_DEPTH):
+        held = [each for each in level if isinstance(each, dict | list | tuple)]
+        level = [item for each in held for item in (each.values() if isinstance(each, dict) else each)]
+    return bool(level)
 
 
 class _Writers(dict[type, Callable[[Any], str]]):

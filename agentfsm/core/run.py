@@ -387,13 +387,22 @@ def begin(header: Header, before: Run[Any] | None = None) -> Run:
         before: The run that it goes on from, where `header.after` names one. What a compaction has left of that one's
             messages is what the model is shown of them from here on: they were paid for to become short.
     """
-    run = _fresh(header)
-    has_cut = any(isinstance(message, ToolResult) and message.cut is not None for message in header.history)
+    run, history = _fresh(header), header.history
     if before is not None:
-        has_cut = has_cut or before.has_cut
-        run = attrs.evolve(run, prior=before.messages, window=before.window, layout=before.layout, head=before.head)
-    history = (*run.prior, *header.history)
-    return attrs.evolve(run, turns_before=turns_of(history), has_cut=has_cut) if history else run
+        run = attrs.evolve(
+            run,
+            prior=before.messages,
+            turns_before=max(before.turns_before, turns_of(before.messages[before.first :])),
+            has_cut=before.has_cut,
+            window=before.window,
+            layout=before.layout,
+            head=before.head,
+        )
+    if not history:
+        return run
+    has_cut = any(isinstance(message, ToolResult) and message.cut is not None for message in history)
+    turns = max(run.turns_before, turns_of(history))
+    return attrs.evolve(run, turns_before=turns, has_cut=run.has_cut or has_cut)
 
 
 _BLANK: Final = dict(vars(Run(header=Header(id="", prompt=(), created_at=0.0))))

@@ -101,6 +101,8 @@ class MemoryStore(Store):
     _records: dict[str, _Record] = attrs.field(factory=dict, init=False)
     _finished: OrderedDict[str, None] = attrs.field(factory=OrderedDict, init=False)
     _followed: Counter[str] = attrs.field(factory=Counter, init=False)
+    _sessions: dict[str, list[str]] = attrs.field(factory=dict, init=False)
+    # The ids of their runs, oldest first.
     # How many kept runs go on from a run.
     _numbers: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
     # Of inbox rows.
@@ -126,6 +128,8 @@ class MemoryStore(Store):
             record = self._records[header.id] = _Record(begin(header).fold(events), list(events))
             if header.after is not None:
                 self._followed[header.after] += 1
+            if header.session is not None:
+                self._sessions.setdefault(header.session, []).append(header.id)
             if record.run.is_over:
                 self._retire(header.id)
         elif record.run.header.prompt != header.prompt:
@@ -135,7 +139,7 @@ class MemoryStore(Store):
     def _in_session(self, header: Header) -> Header:
         if header.session is None:
             return header
-        runs = [r.run for r in self._records.values() if r.run.session == header.session]
+        runs = [self._records[run_id].run for run_id in self._sessions.get(header.session, ())[-1:]]
         return checked_session(header, [(run.id, run.state) for run in runs])
 
     async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:
@@ -192,8 +196,13 @@ class MemoryStore(Store):
 
     def _forget(self, run_id: str) -> str | None:
         """Drop a run; return the run that it went on from, if that is over and no other goes on from it."""
-        after = self._records.pop(run_id).run.header.after
+        header = self._records.pop(run_id).run.header
+        after = header.after
         self._finished.pop(run_id, None)
+        if header.session is not None:
+            self._sessions[header.session].remove(run_id)
+            if not self._sessions[header.session]:
+                del self._sessions[header.session]
         if after is None:
             return None
         self._followed[after] -= 1
@@ -268,7 +277,7 @@ class MemoryStore(Store):
 
     async def delete_session(self, session: str) -> int:
         """Remove all runs of a session, and the runs below them; return how many of the session they were."""
-        ids = [run_id for run_id, record in self._records.items() if record.run.session == session]
+        ids = list(self._sessions.get(session, ()))
         self._remove(self._removable(ids))
         return len(ids)
 

@@ -419,11 +419,18 @@ def endless():
     return value
 
 
-@pytest.mark.parametrize("value", [nested(5_000), endless()], ids=["deep", "endless"])
+@pytest.mark.parametrize("value", [nested(199), nested(5_000), endless()], ids=["too deep", "deep", "endless"])
 def test_metadata_ends_somewhere(value):
     """Metadata that is nested without end, or nearly so, is a misuse as well."""
     with pytest.raises(MisuseError):
         encode_header(header(metadata={"value": value}))
+
+
+@pytest.mark.parametrize("value", [nested(197), [{"wide": []}] * 5_000, "[" * 5_000], ids=["deep", "wide", "text"])
+def test_metadata_may_be_large(value):
+    """What is wide or long is not deep."""
+    head = header(metadata={"value": value})
+    assert decode_header(encode_header(head)) == head
 
 
 def test_costs_end_somewhere():

@@ -201,6 +201,9 @@ async def test_what_a_run_was_summarised_to_is_what_the_next_one_is_shown(store)
     assert (await agent.load(run.id)).shown == run.shown
     assert (await agent.replay(run.id)).is_faithful
     valid_history(run.shown)
+    third = await agent.run("and the lake", session="coast")  # counted on from the second, and not anew
+    assert third.shown[: len(run.shown)] == run.shown
+    assert (await agent.replay(third.id)).is_faithful
     await sound(agent, run)
 
 
