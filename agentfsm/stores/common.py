@@ -67,8 +67,8 @@ def checked_session(header: Header, runs: Iterable[tuple[str, State]]) -> Header
     for run_id, state in runs:
         if state not in FINAL:
             raise ConflictError(
-                f"session {header.session!r} has a run that is not over: {run_id}; finish it, or cancel it, "
-                "before the next one starts",
+                f"session {header.session!r} has a run that is not over: {run_id}; before the next one starts, go on "
+                f"with it by agent.resume({run_id!r}), or end it by agent.cancel({run_id!r})",
             )
         last = run_id
     return attrs.evolve(header, after=last)
