@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from math import inf
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast
 
 import anyio
 import attrs
@@ -101,6 +101,9 @@ TALLIES: Final = 1_000
 # Runs whose token counts are kept between two steps, so that each message is counted once.
 CONVERSATIONS: Final = 64
 # Of which the last run is kept, so that the next one need not read all that was said.
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 Prompt = str | Part | tuple[Part, ...] | list[Part]
 
@@ -720,7 +723,7 @@ class Agent(Generic[A_co]):
         """
         item = Input(kind=kind, parts=self._parts(content), priority=priority, due_at=at)
         posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
-        header = (await self.store.read(run_id, after=journals.NEWEST)).header
+        header = await journals.header_of(self.store, run_id)
         await wake_callers(self.store, run_id, header.parent, posted.key)
         return posted
 
@@ -734,7 +737,7 @@ class Agent(Generic[A_co]):
             ConflictError: when the run is over.
             MisuseError: when it works for another run, which is the one to pause.
         """
-        parent = (await self.store.read(run_id, after=journals.NEWEST)).header.parent
+        parent = (await journals.header_of(self.store, run_id)).parent
         if parent is not None:
             raise MisuseError(f"run {run_id!r} works for run {parent!r}: pause that one")
         await self.store.post(run_id, f"pause:{secrets.token_hex(8)}", Pause(by=by, message=message))
@@ -982,12 +985,8 @@ class Agent(Generic[A_co]):
             if run.header.session is None and not run.prior:
                 return
             self._ended.pop(run.header.after or "", None)
-            self._ended[run.id] = run
-            if len(self._ended) > CONVERSATIONS:
-                self._ended.popitem(last=False)
-        self._tallies[run.id, run.created_at] = tally
-        if len(self._tallies) > TALLIES:
-            self._tallies.popitem(last=False)
+            _put(self._ended, run.id, run, CONVERSATIONS)
+        _put(self._tallies, (run.id, run.created_at), tally, TALLIES)
 
 
 @attrs.define(eq=False, repr=False)
@@ -1003,6 +1002,13 @@ class _Steps(AsyncIterator[Run[A_co]]):
         if self._run.version == before.version:
             raise StopAsyncIteration
         return self._run
+
+
+def _put(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
+    """Keep a value, and let the oldest go where there are more than `most`."""
+    kept[key] = value
+    if len(kept) > most:
+        kept.popitem(last=False)
 
 
 def _checked_id(run_id: str) -> str:

@@ -13,7 +13,7 @@ from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, InputGiven, ToolFinished
 from agentfsm.core.inbox import GiveInput, Wake
 from agentfsm.core.run import Phase, Run
-from agentfsm.engine.drive.journal import load
+from agentfsm.engine.drive.journal import header_of, load
 from agentfsm.engine.tools.questions import fitting
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ async def wake_callers(store: Store, run_id: str, parent: str | None, why: str) 
     while parent is not None:
         try:
             await store.post(parent, f"wake:{run_id}:{why}", Wake(run_id=run_id))
-            parent = (await store.read(parent)).header.parent
+            parent = (await header_of(store, parent)).parent
         except (RunNotFoundError, ConflictError):  # it is gone, or over: nobody there waits any more
             return
 

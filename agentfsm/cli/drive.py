@@ -24,6 +24,7 @@ from agentfsm.cli.watch import PlainView, view_of
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError, LeaseHeldError
 from agentfsm.core.machine import State
+from agentfsm.engine.drive.journal import header_of
 from agentfsm.engine.queue.render import describe
 
 if TYPE_CHECKING:
@@ -276,5 +277,5 @@ def terminable() -> Iterator[None]:
 async def top_of(store: Store, header: Header) -> Header:
     """Return the header of the run that a sub-agent's run works for in the end; of any other run its own."""
     while header.parent is not None:
-        header = (await store.read(header.parent)).header
+        header = await header_of(store, header.parent)
     return header

@@ -36,7 +36,7 @@ _put = object.__setattr__
 Ended: TypeAlias = Mapping[str, Run[Any]]
 # Runs that are over, by id.
 _NONE: Final[Ended] = {}
-NEWEST: Final = 2**31
+_NEWEST: Final = 2**31
 # As a version to read after: where only the header is wanted.
 SETTLE_S: Final = 5.0
 # Seconds that a driving call which is cut off may take to write what is under way.
@@ -56,6 +56,11 @@ async def load(store: Store, run_id: str, at: int | None = None, ended: Ended = 
         raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
     run = begin(stored.header, await before_of(store, stored.header, ended))
     return run.fold(stored.events if at is None else stored.events[:at])
+
+
+async def header_of(store: Store, run_id: str) -> Header:
+    """Return a run's header, without its events."""
+    return (await store.read(run_id, after=_NEWEST)).header
 
 
 async def before_of(store: Store, header: Header, ended: Ended = _NONE) -> Run | None:
@@ -78,7 +83,7 @@ async def before_of(store: Store, header: Header, ended: Ended = _NONE) -> Run |
 
 async def _at_hand(store: Store, known: Run | None) -> Run | None:
     """Return a run that is over, unless its id stands for another by now."""
-    is_same = known is not None and (await store.read(known.id, after=NEWEST)).header == known.header
+    is_same = known is not None and await header_of(store, known.id) == known.header
     return known if is_same else None
 
 

@@ -23,6 +23,7 @@ from agentfsm.core.codec import message_json
 from agentfsm.core.errors import AgentError, ArgumentsError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.engine.drive.journal import header_of
 from agentfsm.engine.queue import render
 from agentfsm.engine.tools.context import Ended, RunContext
 from agentfsm.engine.tools.registry import ToolRegistry
@@ -47,8 +48,6 @@ POLL_S: Final = 1.0
 # Seconds between two looks at a run that another process may drive.
 PARALLEL: Final = 100
 # Runs driven at once, as by `Agent.worker`.
-NEWEST: Final = 2**31
-# As a version to read after: where only the header is wanted.
 DUE: Final = 1_000
 # Runs that are looked through for one that waits and has news.
 PAGE: Final = 50
@@ -336,7 +335,7 @@ class ServedRuns:
         run = await self.agent.load(run_id)
         header = run.header
         while header.agent != self.agent.name and header.parent is not None:
-            header = (await self.agent.store.read(header.parent, after=NEWEST)).header
+            header = await header_of(self.agent.store, header.parent)
         if header.agent != self.agent.name:
             raise RunNotFoundError(f"there is no run {run_id!r} of {self.agent.name!r} in the store")
         return run

@@ -1,7 +1,5 @@
 """The journal: what is written is there, whole and once."""
 
-# ruff: noqa: S101, PLR2004  a test kit asserts, and its numbers speak for themselves
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,5 @@
 """What may be deleted, and what is old."""
 
-# ruff: noqa: S101, PLR2004  a test kit asserts, and its numbers speak for themselves
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from agentfsm.core.effects import Pending, PendingKind, Question
-from agentfsm.core.errors import StoreError
+from agentfsm.core.errors import LeaseHeldError, StoreError
 from agentfsm.core.events import (
     Accepted,
     AnswerDrafted,
@@ -53,7 +53,7 @@ from agentfsm.core.verdict import Action, Score, Verdict
 from agentfsm.core.view import Removed, Span, Summarised
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from agentfsm.ports import Commit, Lease, Store, Summary
 
@@ -237,6 +237,22 @@ def every_event() -> tuple[Event, ...]:
         Resumed(at=2.0, fingerprint=Fingerprint(instructions="i", model="m", tools={"n": "h"}), changes=(HOSTILE,)),
         Failed(at=2.0, reason=StopReason.CANCELLED, message=HOSTILE),
     )
+
+
+async def winners(take: Callable[[], Awaitable[Lease]]) -> list[Lease]:
+    """Return the leases that many get who want one at once; the others are told that it is held."""
+    leases: list[Lease] = []
+
+    async def race() -> None:
+        try:
+            leases.append(await take())
+        except LeaseHeldError:
+            return
+
+    async with anyio.create_task_group() as group:
+        for _ in range(30):
+            group.start_soon(race)
+    return leases
 
 
 def at_version(run: Run, version: int) -> Run:

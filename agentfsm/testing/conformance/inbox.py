@@ -1,7 +1,5 @@
 """What is posted to a run, and when it is taken."""
 
-# ruff: noqa: S101, PLR2004  a test kit asserts, and its numbers speak for themselves
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
