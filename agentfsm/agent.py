@@ -52,6 +52,7 @@ from agentfsm.engine.drive import journal as journals
 from agentfsm.engine.drive.budget import Budget
 from agentfsm.engine.drive.cost import cost_of, session_cost_of
 from agentfsm.engine.drive.engine import Engine
+from agentfsm.engine.drive.gate import Gate
 from agentfsm.engine.drive.journal import Journal
 from agentfsm.engine.fork import forked
 from agentfsm.engine.perform import drive_of, obey, run_steps
@@ -362,6 +363,7 @@ class Agent(Generic[A_co]):
         Returns:
             The run: in DONE with its `output`, in ERROR with its `stop_reason`, or waiting, with what for in `pending`.
         """
+        await Gate.passed()  # before anything is made: a thousand may begin at once
         return await self._drive(self.start(prompt, **start), deps)
 
     def stream(
@@ -896,6 +898,7 @@ class Agent(Generic[A_co]):
         above: Budget | None = None,
     ) -> Run[A_co]:
         """Take the lease, perform effects until the run is over or waits, and give the lease back."""
+        gate = await Gate.passed()
         is_stored = isinstance(run, str)
         if not is_stored:
             self.check_price()
@@ -921,7 +924,7 @@ class Agent(Generic[A_co]):
                     self.check_price()
                 self._take_up(journal, resume=resume)
             drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run), above)
-            await (obey(self._engine, drive) if obeys else run_steps(self._engine, drive, once=once))
+            await (obey(self._engine, drive) if obeys else run_steps(self._engine, drive, gate, once=once))
             self._keep(journal.run, drive.tally)
             drive.close()
             return cast("Run[A_co]", journal.run)

@@ -30,6 +30,7 @@ from agentfsm.engine.act.children import end_children, note_children
 from agentfsm.engine.drive.budget import Budget
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.engine import Engine
+from agentfsm.engine.drive.gate import Gate
 from agentfsm.engine.reflect import on_draft, on_results
 from agentfsm.engine.think.ask import FLAWS, Question, ask
 from agentfsm.engine.think.compact import compacted, squeezed
@@ -47,7 +48,7 @@ INPUT_SHARE: Final = 0.5
 # Of the window's room, for what comes in at once: the other half is for what was said before.
 
 
-async def run_steps(engine: Engine, drive: Drive, *, once: bool = False) -> None:
+async def run_steps(engine: Engine, drive: Drive, gate: Gate, *, once: bool = False) -> None:
     """Perform effects until the run is over or waits, within the active time that its limits leave."""
     journal = drive.journal
     left_s = max(0.0, engine.limits.seconds - journal.run.duration_s)
@@ -59,6 +60,8 @@ async def run_steps(engine: Engine, drive: Drive, *, once: bool = False) -> None
     loop = event_loop()
     with loop.create_cancel_scope(deadline=loop.current_time() + left_s) as journal.scope:
         while not (before := journal.run).is_over:
+            if not gate.is_open():
+                await gate.wait()
             await step(engine, drive)
             if once or journal.run is before:
                 break

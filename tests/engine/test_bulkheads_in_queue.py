@@ -257,7 +257,7 @@ def test_calls_that_started_early_count_for_the_limit():
 
     async def play() -> list[ToolResult]:
         async with anyio.create_task_group() as tasks:
-            session = Session(queue_of(watch.tool("work"), limit=2), tasks.start_soon)
+            session = Session(queue_of(watch.tool("work"), limit=2), tasks.create_task)
             for call in calls(*["work"] * 5):
                 session.add(call)
                 session.spread()

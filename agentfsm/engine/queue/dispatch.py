@@ -204,9 +204,10 @@ class Dispatcher:
 
     async def _within(self, job: Job, tool: Tool[..., Any], bound: Bound, timeout_s: float) -> End:
         """Try within the time of the call."""
-        scope = event_loop().create_cancel_scope()
+        loop = event_loop()
+        scope = loop.create_cancel_scope()
         # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
-        tries = _Tries(self, job, tool, bound, timeout_s, scope)
+        tries = _Tries(self, job, tool, bound, timeout_s, scope, loop.current_time)
         with scope:
             return await tries.run()
         text = render.timeout_text(tool, timeout_s)
@@ -239,6 +240,8 @@ class _Tries:
     bound: Bound
     timeout_s: float
     scope: anyio.CancelScope
+    now: Callable[[], float]
+    # The event loop's time.
     attempt: int = 1
     _known: RunContext[Any] | None = None
     # What the tool knows of its call, where it takes that.
@@ -256,7 +259,7 @@ class _Tries:
     def arm(self) -> None:
         """Set the timer, once."""
         if self.scope.deadline == float("inf"):
-            self.scope.deadline = event_loop().current_time() + self.timeout_s + self.tool.grace_s
+            self.scope.deadline = self.now() + self.timeout_s + self.tool.grace_s
 
     async def _once(self) -> End | float:
         """Try once: return how it ended, or the seconds to wait before the next attempt."""

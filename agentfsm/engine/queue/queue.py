@@ -42,7 +42,7 @@ PATIENCE_S: Final = 1.0
 _NOBODY: Final[Wake] = lambda: None  # noqa: E731  what has never had to wait
 Listen = Callable[[Any], object]
 Watch = Callable[[ToolEvent | AgentEvent], None]
-Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
+Start = Callable[[Coroutine[Any, Any, None]], object]
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -299,7 +299,7 @@ class Session:
     """
 
     queue: ToolQueue
-    start_soon: Start | None = None
+    start: Start | None = None
     # Starts a worker beside the caller; None: the calls run one by one.
     _order: Order = attrs.field(
         init=False, default=attrs.Factory(lambda session: Order(session.queue.registry.awaited), takes_self=True)
@@ -313,6 +313,8 @@ class Session:
     _called: dict[int, Parked] = attrs.field(factory=dict)
     # Those of them for which there is room now, until they are taken.
     _workers: int = 0
+    _coming: int = 0
+    # Workers that have not begun yet: for each, one of the ready calls is spoken for.
     _results: dict[int, ToolResult] = attrs.field(factory=dict)
     _news: anyio.Event | None = None
     # Set for whoever drains when nothing is in flight any more, or a bulkhead has room.
@@ -352,25 +354,25 @@ class Session:
         else:
             try:
                 async with anyio.create_task_group() as tasks:
-                    self.start_soon = tasks.start_soon
+                    self.start = tasks.create_task
                     await self.drain()
             except BaseExceptionGroup as group:  # what the host raised, or what no tool may raise
                 raise first_error(group) from None
             finally:
-                self.start_soon = None
+                self.start = None
         if self.queue.is_watched:
             await self.queue.tell_drained()
 
     async def drain(self) -> None:
         """Run calls until none is left that could start."""
-        attends = self.start_soon is not None and any(job.bulkheads for job in self._jobs)
+        attends = self.start is not None and any(job.bulkheads for job in self._jobs)
         try:
             while self._ready or self._workers or self._parked:
                 if attends:  # so that somebody is there when a bulkhead has room
                     self.spread()
                     await self._wait()
-                elif self._ready and self._workers < self.queue.limit:
-                    self._workers += 1
+                elif self._wanted > 0:
+                    self._count_worker()
                     await self._work()
                 else:
                     await self._wait()
@@ -413,23 +415,38 @@ class Session:
 
     async def _work(self) -> None:
         """Run ready calls, one after the other; whoever starts this counts it as a worker."""
+        self._coming -= 1
+        loop = event_loop()
         try:
             while self._ready:
                 index = heappop(self._ready)
-                await event_loop().checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
-                if self._enter(index):
+                await loop.checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
+                if not self._enter(index):
+                    continue
+                if self._wanted > 0:
                     await noticed(self._run(index), self.spread)
+                else:
+                    await self._run(index)
         finally:
             self._workers -= 1
             if not self._workers:
                 self._wake()
 
+    @property
+    def _wanted(self) -> int:
+        """How many workers more the ready calls could do with."""
+        return min(self.queue.limit - self._workers, len(self._ready) - self._coming)
+
     def spread(self) -> None:
         """Start workers for ready calls."""
-        if self.start_soon is not None:
-            for _ in range(min(self.queue.limit - self._workers, len(self._ready))):
-                self._workers += 1
-                self.start_soon(self._work)
+        if self.start is not None:
+            for _ in range(self._wanted):
+                self._count_worker()
+                self.start(self._work())
+
+    def _count_worker(self) -> None:
+        self._workers += 1
+        self._coming += 1
 
     async def _run(self, index: int) -> None:
         job, result = self._jobs[index], None

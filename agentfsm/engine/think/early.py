@@ -30,22 +30,18 @@ class _Workers:
     """Starts workers that can be cancelled together, apart from the model that still streams beside them."""
 
     tasks: TaskGroup
-    dropped: bool = False
-    _scopes: list[anyio.CancelScope] = attrs.field(factory=list)
+    _is_dropped: bool = False
+    _handles: list[anyio.TaskHandle[None]] = attrs.field(factory=list)
 
-    def start_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self.tasks.start_soon(self._scoped, work)
-
-    async def _scoped(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        with anyio.CancelScope() as scope:
-            self._scopes.append(scope)
-            if not self.dropped:
-                await work()
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._handles.append(self.tasks.create_task(work))
+        if self._is_dropped:
+            self._handles[-1].cancel()
 
     def drop(self) -> None:
-        self.dropped = True
-        for scope in self._scopes:
-            scope.cancel()
+        self._is_dropped = True
+        for handle in self._handles:
+            handle.cancel()
 
 
 @attrs.define(eq=False, repr=False)
@@ -108,7 +104,7 @@ class EarlyCalls:
         """Begin with a new attempt at the model: what an earlier one started is cancelled and forgotten."""
         self.drop()
         self._attempt, self._workers = self.prepare(), _Workers(self._tasks)
-        self._session = Session(self._attempt.queue, self._workers.start_soon)
+        self._session = Session(self._attempt.queue, self._workers.start)
         self._drafts, self._started, self._is_open = {}, [], True
 
     def drop(self) -> None:

@@ -1,0 +1,147 @@
+"""The gate: a crowd of runs shares the rounds of an event loop with whatever else lives in it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from agentfsm import Agent, tool
+from agentfsm.engine.drive.gate import ROUND, Gate
+from agentfsm.ports import ProposedCall, Reply
+from agentfsm.testing import FunctionModel, ScriptedModel
+
+CROWD = 5 * ROUND
+
+
+async def crowd(agent):
+    """Run the agent many times at once."""
+    async with anyio.create_task_group() as runs:
+        for _ in range(CROWD):
+            runs.start_soon(agent.run, "go")
+
+
+async def wait_in_turn(gate, count, arrived, passed):
+    """Let so many tasks wait at a gate, and note who came and who passed."""
+
+    async def step(number):
+        arrived.append(number)
+        await gate.wait()
+        passed.append(number)
+
+    async with anyio.create_task_group() as steps:
+        for number in range(count):
+            steps.start_soon(step, number)
+
+
+async def test_a_crowd_leaves_room_for_others_in_each_round_of_the_loop():
+    """Between two looks of a task that always wants to run, no more steps are done than a round has room for."""
+    asked, looks = 0, []
+
+    def reply(_request):
+        nonlocal asked
+        asked += 1
+        return "done"
+
+    async def look():
+        while True:
+            looks.append(asked)
+            await checkpoint()
+
+    async with anyio.create_task_group() as others:
+        others.start_soon(look)
+        await crowd(Agent(FunctionModel(reply)))
+        others.cancel_scope.cancel()
+    assert asked == CROWD
+    steps = [after - before for before, after in pairwise(looks)]
+    assert max(steps) <= 2 * ROUND  # trio does a round in any order, so parts of two may lie between two looks
+
+
+async def test_replies_that_come_together_are_taken_in_by_rounds():
+    """Where all models answer in the same moment, others are heard in between, too."""
+    let, waiting, went_on, looks = anyio.Event(), 0, 0, []
+
+    @tool(read_only=True)
+    async def note() -> str:
+        """Take a note."""
+        nonlocal went_on
+        went_on += 1
+        return "noted"
+
+    async def reply(request):
+        nonlocal waiting
+        if len(request.messages) > 1:
+            return "done"
+        waiting += 1
+        await let.wait()
+        return Reply(calls=(ProposedCall(id="c", name="note", arguments="{}"),))
+
+    async def look():
+        while waiting < CROWD:
+            await checkpoint()
+        let.set()
+        while True:
+            looks.append(went_on)
+            await checkpoint()
+
+    async with anyio.create_task_group() as others:
+        others.start_soon(look)
+        await crowd(Agent(FunctionModel(reply), tools=[note]))
+        others.cancel_scope.cancel()
+    assert went_on == CROWD
+    steps = [after - before for before, after in pairwise(looks)]
+    assert max(steps) <= 2 * ROUND
+
+
+async def test_who_waits_passes_in_the_order_of_coming():
+    """A round takes those who came first."""
+    arrived, passed = [], []
+    await wait_in_turn(Gate(), 2 * ROUND + 5, arrived, passed)
+    assert len(passed) == 2 * ROUND + 5
+    for start in range(0, len(passed), ROUND):
+        assert set(passed[start : start + ROUND]) == set(arrived[start : start + ROUND])
+
+
+async def test_who_is_cancelled_leaves_the_others_their_turn():
+    """Waiting steps that are cancelled are forgotten, and all others pass."""
+    gate, arrived, passed = Gate(), [], []
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await wait_in_turn(gate, ROUND, [], passed)
+        assert not passed
+        tasks.start_soon(wait_in_turn, gate, 3 * ROUND, arrived, passed)
+    assert sorted(passed) == sorted(arrived)
+    await gate.wait()  # whoever comes later, too
+
+
+async def test_a_run_alone_goes_through_many_rounds():
+    """A single run of more steps than a round has room for just goes on."""
+    agent = Agent(ScriptedModel(*["done"] * 50))
+    for _ in range(50):
+        assert (await agent.run("go")).output == "done"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_event_loops_in_several_threads_have_gates_of_their_own(backend):
+    """One agent may be driven from many loops at once."""
+    agent = Agent(FunctionModel(lambda _request: "done"))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: anyio.run(crowd, agent, backend=backend), range(4)))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_gate_of_a_loop_goes_with_it(backend):
+    """Nothing is kept of an event loop that has ended."""
+
+    async def seen():
+        return weakref.ref(await Gate.passed())
+
+    gate = anyio.run(seen, backend=backend)
+    gc.collect()
+    assert gate() is None
