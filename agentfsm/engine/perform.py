@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 INPUT_SHARE: Final = 0.5
 # Of the window's room, for what comes in at once: the other half is for what was said before.
+_GATED: Final = frozenset({State.THINK, State.ACT})
+# Before them a run goes by the gate of its event loop; what is done in other states is short, and goes along.
 
 
 async def run_steps(engine: Engine, drive: Drive, gate: Gate, *, once: bool = False) -> None:
@@ -60,7 +62,7 @@ async def run_steps(engine: Engine, drive: Drive, gate: Gate, *, once: bool = Fa
     loop = event_loop()
     with loop.create_cancel_scope(deadline=loop.current_time() + left_s) as journal.scope:
         while not (before := journal.run).is_over:
-            if not gate.is_open():
+            if before.state in _GATED and not gate.is_open():
                 await gate.wait()
             await step(engine, drive)
             if once or journal.run is before:
