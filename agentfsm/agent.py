@@ -43,6 +43,7 @@ from agentfsm.core.messages import (
     encodable,
     parts_of,
 )
+from agentfsm.core.plain import encode_json
 from agentfsm.core.run import A_co, Header, Phase, Run, begin
 from agentfsm.core.settings import Settings
 from agentfsm.core.times import date_of
@@ -363,8 +364,8 @@ class Agent(Generic[A_co]):
         Returns:
             The run: in DONE with its `output`, in ERROR with its `stop_reason`, or waiting, with what for in `pending`.
         """
-        await Gate.passed()  # before anything is made: a thousand may begin at once
-        return await self._drive(self.start(prompt, **start), deps)
+        gate = await Gate.passed()  # before anything is made: a thousand may begin at once
+        return await self._drive(self.start(prompt, **start), deps, gate=gate)
 
     def stream(
         self, prompt_or_run: Prompt | Run[A_co], *, deps: Any = None, resume: bool = False, **start: Any
@@ -896,9 +897,10 @@ class Agent(Generic[A_co]):
         listen: Listener | None = None,
         see: Callable[[Run], None] | None = None,
         above: Budget | None = None,
+        gate: Gate | None = None,
     ) -> Run[A_co]:
         """Take the lease, perform effects until the run is over or waits, and give the lease back."""
-        gate = await Gate.passed()
+        gate = gate or await Gate.passed()
         is_stored = isinstance(run, str)
         if not is_stored:
             self.check_price()
@@ -1022,7 +1024,7 @@ def _checked_id(run_id: str) -> str:
 
 def _checked_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(encodable(json.dumps(dict(value), allow_nan=False, ensure_ascii=False))))
+        return dict(json.loads(encodable(encode_json(dict(value)))))
     except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"{what} must be plain JSON, since they are stored with the run: {error}") from None
 

@@ -26,6 +26,7 @@ from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import InboxItem, InputKind, Priority
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Media, Message, Outcome, Part, encodable
+from agentfsm.core.plain import dumps, encode_json
 from agentfsm.core.run import FORMAT, Header
 from agentfsm.core.verdict import Action
 from agentfsm.core.view import Shown
@@ -35,9 +36,6 @@ FIRST: Final = 1
 LIMIT_CHARS = 64 * 1024 * 1024
 # The longest record written or read: no model takes more, and a larger one would hurt every later reader.
 
-LIMIT_DEPTH = 200
-# Of metadata and answers: strict readers of JSON take no more.
-
 _AnyEvent: Any = Union[events.EVENTS]  # noqa: UP007  built from the list, so that there is one list
 _UNIONS: Final[tuple[Any, ...]] = (Part, Media, Message, InboxItem, Shown, _AnyEvent)
 _TAGGED: Final = frozenset(kind for union in _UNIONS for kind in get_args(union))
@@ -45,31 +43,13 @@ _TAGGED: Final = frozenset(kind for union in _UNIONS for kind in get_args(union)
 # Values to text. It is done for each event of each run, so the function for a class names its fields one after the
 # other, as one would by hand: a turn's five events take 8 us. Through dicts and json.dumps they take 18.
 
-_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-
-
-def _json(value: object) -> str:
-    """Write what may be any JSON, if every reader can read it: how deep they go differs, also from Python to Python."""
-    text = _dumps(value)
-    if text.count("[") + text.count("{") > LIMIT_DEPTH and _is_too_deep(value):
-        raise ValueError(f"it is nested deeper than {LIMIT_DEPTH}")
-    return text
-
-
-def _is_too_deep(value: object) -> bool:
-    level = [value]
-    for _ in range(LIMIT_DEPTH):
-        held = [each for each in level if isinstance(each, dict | list | tuple)]
-        level = [item for each in held for item in (each.values() if isinstance(each, dict) else each)]
-    return bool(level)
-
 
 class _Writers(dict[type, Callable[[Any], str]]):
     """By class: what writes a value of it as a JSON object; made when it is first needed."""
 
     def __missing__(self, kind: type) -> Callable[[Any], str]:
         scope: dict[str, Any] = {"text": encode_basestring, "number": _number, "integer": int.__repr__}
-        scope |= {"other": _json, "tagged": _tagged, "of": self}
+        scope |= {"other": encode_json, "tagged": _tagged, "of": self}
         lines = [_line(field, scope) for field in attrs.fields(attrs.resolve_types(kind))]
         lines.sort(key=lambda line: line.startswith("if"))  # what is always there comes first
         body = "\n    ".join(lines)
@@ -112,7 +92,7 @@ _SIMPLE: Final[Mapping[Any, str]] = {str: "text", float: "number", int: "integer
 
 
 def _number(value: float) -> str:
-    return repr(value) if type(value) is float and math.isfinite(value) else _json(value)
+    return repr(value) if type(value) is float and math.isfinite(value) else dumps(value)
 
 
 def _tagged(value: object) -> str:

@@ -115,6 +115,22 @@ def test_metadata_that_contains_itself_is_refused():
         Agent(ScriptedModel()).start("hello", metadata=bad)
 
 
+def nested(depth):
+    """Return an object of so many levels."""
+    value: dict[str, object] = {}
+    for _ in range(depth - 1):
+        value = {"in": value}
+    return value
+
+
+def test_metadata_that_some_readers_could_not_follow_is_refused():
+    """What is deeper than 200 levels is refused before anything is stored; up to there it is kept."""
+    agent = Agent(ScriptedModel())
+    assert agent.start("hello", metadata=nested(200)).metadata == nested(200)
+    with pytest.raises(MisuseError, match="metadata must be plain JSON.*deeper than 200"):
+        agent.start("hello", metadata=nested(201))
+
+
 def test_metadata_is_a_copy_that_nobody_can_change():
     """What the caller changes later is not the run's, and the run's own is read-only."""
     mine = {"order": {"id": 17}}

@@ -12,6 +12,7 @@ import attrs
 from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import encodable
+from agentfsm.core.plain import encode_json
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
@@ -140,7 +141,7 @@ def fitting(question: Question, content: Any) -> dict[str, Any]:
     if not isinstance(content, Mapping | None):
         raise MisuseError(f"the answer to {question.key!r} has to be an object, not {type(content).__name__}")
     try:
-        text = encodable(json.dumps(dict(content or {}), ensure_ascii=False, allow_nan=False))
+        text = encodable(encode_json(dict(content or {})))
     except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"the answer to {question.key!r} has to be plain JSON: {error}") from None
     if len(text) > ANSWER_CHARS:

@@ -1,0 +1,32 @@
+"""Plain JSON: what every reader can read back."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+LIMIT_DEPTH: Final = 200
+# How deep readers go differs, also from Python to Python; strict ones take no more.
+
+dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+# Without a look at the depth.
+
+
+def encode_json(value: object) -> str:
+    """Write a value as JSON text.
+
+    Raises:
+        TypeError, ValueError, RecursionError: when it is no plain JSON, or nested deeper than `LIMIT_DEPTH`.
+    """
+    text = dumps(value)
+    if text.count("[") + text.count("{") > LIMIT_DEPTH and _is_too_deep(value):
+        raise ValueError(f"it is nested deeper than {LIMIT_DEPTH}")
+    return text
+
+
+def _is_too_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(LIMIT_DEPTH):
+        held = [each for each in level if isinstance(each, dict | list | tuple)]
+        level = [item for each in held for item in (each.values() if isinstance(each, dict) else each)]
+    return bool(level)
