@@ -127,7 +127,7 @@ def test_metadata_that_some_readers_could_not_follow_is_refused():
     """What is deeper than 200 levels is refused before anything is stored; up to there it is kept."""
     agent = Agent(ScriptedModel())
     assert agent.start("hello", metadata=nested(200)).metadata == nested(200)
-    with pytest.raises(MisuseError, match="metadata must be plain JSON.*deeper than 200"):
+    with pytest.raises(MisuseError, match=r"metadata must be plain JSON.*deeper than 200"):
         agent.start("hello", metadata=nested(201))
 
 
