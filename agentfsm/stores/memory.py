@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter, OrderedDict
+from threading import RLock
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -101,13 +102,16 @@ class MemoryStore(Store):
     _records: dict[str, _Record] = attrs.field(factory=dict, init=False)
     _finished: OrderedDict[str, None] = attrs.field(factory=OrderedDict, init=False)
     _followed: Counter[str] = attrs.field(factory=Counter, init=False)
+    # How many kept runs go on from a run.
     _sessions: dict[str, list[str]] = attrs.field(factory=dict, init=False)
     # The ids of their runs, oldest first.
-    # How many kept runs go on from a run.
     _numbers: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
     # Of inbox rows.
     _tokens: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
     # Of leases: unique in the store, so that a lease of a deleted run says nothing of a new one with its id.
+    _lock: RLock = attrs.field(factory=RLock, init=False)
+    # An agent may be driven from event loops in several threads. Reentrant: a thread that collects garbage while it
+    # holds this may give a lease back.
 
     async def now(self) -> float:
         """Seconds since 1970 by the clock."""
@@ -122,19 +126,20 @@ class MemoryStore(Store):
     ) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
         checked_durability(durability)
-        record = self._records.get(header.id)
-        if record is None:
-            header = self._in_session(header)
-            record = self._records[header.id] = _Record(begin(header).fold(events), list(events))
-            if header.after is not None:
-                self._followed[header.after] += 1
-            if header.session is not None:
-                self._sessions.setdefault(header.session, []).append(header.id)
-            if record.run.is_over:
-                self._retire(header.id)
-        elif record.run.header.prompt != header.prompt:
-            raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
-        return record.run.header, self._take(record, durability)
+        with self._lock:
+            record = self._records.get(header.id)
+            if record is None:
+                header = self._in_session(header)
+                record = self._records[header.id] = _Record(begin(header).fold(events), list(events))
+                if header.after is not None:
+                    self._followed[header.after] += 1
+                if header.session is not None:
+                    self._sessions.setdefault(header.session, []).append(header.id)
+                if record.run.is_over:
+                    self._retire(header.id)
+            elif record.run.header.prompt != header.prompt:
+                raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
+            return record.run.header, self._take(record, durability)
 
     def _in_session(self, header: Header) -> Header:
         if header.session is None:
@@ -144,7 +149,8 @@ class MemoryStore(Store):
 
     async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:
         """Take the lease of a run that exists."""
-        return self._take(self._record(run_id), checked_durability(durability))
+        with self._lock:
+            return self._take(self._record(run_id), checked_durability(durability))
 
     def _take(self, record: _Record, durability: Durability) -> Lease:
         if record.lease is not None:
@@ -171,21 +177,24 @@ class MemoryStore(Store):
         final: bool = False,
     ) -> Commit:
         """Write events and strike inbox rows; what is wrong is raised by the wait, as in the other stores."""
-        record = self._records.get(lease.run_id)
-        before = run.version - len(events)
-        if record is None or record.lease is not lease:
-            return _Written(LeaseLostError(f"run {lease.run_id!r}: this lease was given back or lost; take it again"))
-        if record.run.version != before:
-            return _Written(ConflictError(f"run {run.id!r} is at version {record.run.version}, not {before}"))
-        if final and {row.number for row in record.inbox.values() if self._is_due(row)} - set(taken):
-            return _REFUSED
-        for number in taken:
-            record.inbox.pop(number, None)
-        record.events.extend(events)
-        record.run = run
-        if run.is_over:
-            self._retire(run.id)
-        return WRITTEN
+        with self._lock:
+            record = self._records.get(lease.run_id)
+            before = run.version - len(events)
+            if record is None or record.lease is not lease:
+                return _Written(
+                    LeaseLostError(f"run {lease.run_id!r}: this lease was given back or lost; take it again")
+                )
+            if record.run.version != before:
+                return _Written(ConflictError(f"run {run.id!r} is at version {record.run.version}, not {before}"))
+            if final and {row.number for row in record.inbox.values() if self._is_due(row)} - set(taken):
+                return _REFUSED
+            for number in taken:
+                record.inbox.pop(number, None)
+            record.events.extend(events)
+            record.run = run
+            if run.is_over:
+                self._retire(run.id)
+            return WRITTEN
 
     def _retire(self, run_id: str) -> None:
         self._finished[run_id] = None
@@ -213,48 +222,54 @@ class MemoryStore(Store):
 
     def release(self, lease: Lease) -> Commit:
         """Give the lease back."""
-        record = self._records.get(lease.run_id)
-        if record is not None and record.lease is lease:
-            record.holder = None
-            record.seen, record.seen_at = max(record.seen, lease.seen), max(record.seen_at, lease.seen_at)
-        return WRITTEN
+        with self._lock:
+            record = self._records.get(lease.run_id)
+            if record is not None and record.lease is lease:
+                record.holder = None
+                record.seen, record.seen_at = max(record.seen, lease.seen), max(record.seen_at, lease.seen_at)
+            return WRITTEN
 
     async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> Posted:
         """Put an item into the inbox; the first post of a key wins."""
-        record = self._record(run_id)
-        if (winner := record.keys.get(key)) is not None:
-            return told_winner(run_id, winner, item)
-        told_over(run_id, record.run.state, record.run.stop_reason)
-        told_late(run_id, before, self.clock.now())
-        row = Posted(number=next(self._numbers), key=key, item=item)
-        record.keys[key] = record.inbox[row.number] = row
-        if (lease := record.lease) is not None:
-            lease.newest = row.number
-            lease.cancelled = lease.cancelled or isinstance(item, Cancel)
-            if isinstance(item, Cancel) and lease.wake is not None:
-                lease.wake()
-        return row
+        with self._lock:
+            record = self._record(run_id)
+            if (winner := record.keys.get(key)) is not None:
+                return told_winner(run_id, winner, item)
+            told_over(run_id, record.run.state, record.run.stop_reason)
+            told_late(run_id, before, self.clock.now())
+            row = Posted(number=next(self._numbers), key=key, item=item)
+            record.keys[key] = record.inbox[row.number] = row
+            if (lease := record.lease) is not None:
+                lease.newest = row.number
+                lease.cancelled = lease.cancelled or isinstance(item, Cancel)
+                if isinstance(item, Cancel) and lease.wake is not None:
+                    lease.wake()
+            return row
 
     async def inbox(self, run_id: str) -> tuple[Posted, ...]:
         """Return the rows that are not taken yet, oldest first."""
-        return tuple(self._record(run_id).inbox.values())
+        with self._lock:
+            return tuple(self._record(run_id).inbox.values())
 
     async def read(self, run_id: str, after: int = 0) -> Stored:
         """Return the header and the events after that version."""
-        record = self._record(run_id)
-        return Stored(header=record.run.header, events=tuple(record.events[max(after, 0) :]))
+        with self._lock:
+            record = self._record(run_id)
+            return Stored(header=record.run.header, events=tuple(record.events[max(after, 0) :]))
 
     async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
         """Return the newest runs that the filter takes, newest first."""
-        lines = [summary_of(r.run, driven=r.lease is not None) for r in reversed(self._records.values())]
-        taken = [line for line in lines if where.takes(line)]
-        return tuple(sorted(taken, key=lambda line: line.created_at, reverse=True)[: max(limit, 0)])
+        with self._lock:
+            lines = [summary_of(r.run, driven=r.lease is not None) for r in reversed(self._records.values())]
+            taken = [line for line in lines if where.takes(line)]
+            return tuple(sorted(taken, key=lambda line: line.created_at, reverse=True)[: max(limit, 0)])
 
     async def due(self, agent: str, *, limit: int = 100) -> tuple[str, ...]:
         """Return the ids of runs of that agent that a worker can move on now, those that rest longest first."""
-        records = [r for r in self._records.values() if r.run.header.agent == agent and self._is_in_reach(r)]
-        records.sort(key=lambda record: record.run.updated_at)
-        return tuple([record.run.id for record in records[: max(limit, 0)]])
+        with self._lock:
+            records = [r for r in self._records.values() if r.run.header.agent == agent and self._is_in_reach(r)]
+            records.sort(key=lambda record: record.run.updated_at)
+            return tuple([record.run.id for record in records[: max(limit, 0)]])
 
     def _is_in_reach(self, record: _Record) -> bool:
         run, now = record.run, self.clock.now()
@@ -272,23 +287,26 @@ class MemoryStore(Store):
 
     async def delete(self, run_id: str) -> None:
         """Remove a run that nobody drives, and the runs below it."""
-        self._record(run_id)
-        self._remove(self._removable([run_id]))
+        with self._lock:
+            self._record(run_id)
+            self._remove(self._removable([run_id]))
 
     async def delete_session(self, session: str) -> int:
         """Remove all runs of a session, and the runs below them; return how many of the session they were."""
-        ids = list(self._sessions.get(session, ()))
-        self._remove(self._removable(ids))
-        return len(ids)
+        with self._lock:
+            ids = list(self._sessions.get(session, ()))
+            self._remove(self._removable(ids))
+            return len(ids)
 
     async def prune(self, before: float) -> int:
         """Remove what is over and old, and nothing still needs."""
-        runs = {run_id: record.run for run_id, record in self._records.items()}
-        kept = {run_id for run_id, run in runs.items() if not run.is_over or run.updated_at >= before}
-        while more := runs.keys() & set(_needed(runs, kept)) - kept:
-            kept |= more
-        self._remove(runs.keys() - kept)
-        return len(runs) - len(kept)
+        with self._lock:
+            runs = {run_id: record.run for run_id, record in self._records.items()}
+            kept = {run_id for run_id, run in runs.items() if not run.is_over or run.updated_at >= before}
+            while more := runs.keys() & set(_needed(runs, kept)) - kept:
+                kept |= more
+            self._remove(runs.keys() - kept)
+            return len(runs) - len(kept)
 
     def _removable(self, ids: Iterable[str]) -> list[str]:
         """Return these runs and those of agents below them, if nobody drives one of them or goes on from one."""

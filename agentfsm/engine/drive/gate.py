@@ -7,9 +7,9 @@ health check, no other request. Who comes when the round is full waits for one o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -28,15 +28,22 @@ Soon: TypeAlias = Callable[[Callable[[], object]], object]
 
 
 @attrs.define(eq=False, repr=False)
+class _Round:
+    """A round to come."""
+
+    begun: anyio.Event
+    steps: int = 0
+    # That wait for it.
+
+
+@attrs.define(eq=False, repr=False)
 class Gate:
     """Where steps wait for a round that has room for them."""
 
     _room: int = ROUND
     # Steps that may pass in this round.
-    _waiting: dict[anyio.Event, None] = attrs.field(factory=dict)
-    # In the order of their coming; a dict, so that whoever is cancelled leaves at no cost.
-    _is_called: bool = False
-    # Whether the event loop is to begin the next round.
+    _rounds: deque[_Round] = attrs.field(factory=deque)
+    # Those to come, all of them full but the last.
 
     @classmethod
     async def passed(cls) -> Gate:
@@ -58,33 +65,28 @@ class Gate:
 
     async def wait(self) -> None:
         """Wait for a round that has room for one more step."""
-        opened = event_loop().create_event()
-        self._waiting[opened] = None
-        if not self._is_called:
-            self._call(_soon())
-        try:
-            await opened.wait()
-        finally:
-            self._waiting.pop(opened, None)
+        if not self._rounds or self._rounds[-1].steps == ROUND:
+            self._add_round()
+        last = self._rounds[-1]
+        last.steps += 1
+        await last.begun.wait()
+
+    def _add_round(self) -> None:
+        loop = event_loop()
+        self._rounds.append(_Round(loop.create_event()))
+        if len(self._rounds) == 1:
+            native: Any = loop.current_token()
+            self._call(getattr(native, "call_soon", None) or native.run_sync_soon)
 
     def _call(self, soon: Soon) -> None:
-        self._is_called = True
         soon(partial(self._begin_round, soon))
 
     def _begin_round(self, soon: Soon) -> None:
-        passing = list(islice(self._waiting, ROUND))
-        for opened in passing:
-            del self._waiting[opened]
-            opened.set()
-        self._room, self._is_called = ROUND - len(passing), False
-        if self._waiting:
+        this = self._rounds.popleft()
+        self._room = ROUND - this.steps
+        this.begun.set()
+        if self._rounds:
             self._call(soon)
-
-
-def _soon() -> Soon:
-    native: Any = event_loop().current_token()
-    soon: Soon = getattr(native, "call_soon", None) or native.run_sync_soon
-    return soon
 
 
 _gates: Final[WeakKeyDictionary[object, Gate]] = WeakKeyDictionary()

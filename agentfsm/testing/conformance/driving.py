@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -258,6 +259,32 @@ async def winners(take: Callable[[], Awaitable[Lease]]) -> list[Lease]:
 def at_version(run: Run, version: int) -> Run:
     """Return the run as if it were at another version, for events that make no run."""
     return attrs.evolve(run, version=version)
+
+
+async def drive_in_turn(store: Store, times: int) -> None:
+    """Drive the run so many times, two events each, in turn with all others who want it."""
+    done = 0
+    while done < times:
+        try:
+            lease = await store.lease("r1")
+        except LeaseHeldError:
+            await anyio.sleep(0.001)
+            continue
+        run = at_version(begin(header()), lease.version)
+        for _ in range(2):
+            run = at_version(run, run.version + 1)
+            assert await store.append(lease, run, (Observed(at=float(lease.token)),)).wait()
+            await anyio.lowlevel.checkpoint()
+        await store.release(lease).wait()
+        done += 1
+
+
+async def check_turns(store: Store, times: int) -> None:
+    """See that each of those who drove in turn found what the one before left, and nobody cut in."""
+    events = (await store.read("r1")).events
+    drives = [(token, len(list(group))) for token, group in groupby(events, key=lambda event: event.at)]
+    assert [count for _token, count in drives] == [2] * times
+    assert drives == sorted(drives)
 
 
 async def refused(commit: Commit, kind: type[StoreError]) -> None:

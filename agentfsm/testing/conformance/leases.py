@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from itertools import groupby
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,11 +12,11 @@ import pytest
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
-from agentfsm.core.run import begin
 from agentfsm.testing.conformance.driving import (
     DONE,
     Driver,
-    at_version,
+    check_turns,
+    drive_in_turn,
     finished,
     header,
     ids,
@@ -72,28 +72,18 @@ class Leases:
         """Tasks that all want a run get it in turn: each finds what the one before it left, and nobody cuts in."""
         await finished(store, header("r0"))
         await (await Driver.of(store)).release()
-
-        async def drive() -> None:
-            while True:
-                try:
-                    lease = await store.lease("r1")
-                    break
-                except LeaseHeldError:
-                    await anyio.lowlevel.checkpoint()
-            run = at_version(begin(header()), lease.version)
-            for _ in range(2):
-                run = at_version(run, run.version + 1)
-                assert await store.append(lease, run, (Observed(at=float(lease.token)),)).wait()
-                await anyio.lowlevel.checkpoint()
-            await store.release(lease).wait()
-
         async with anyio.create_task_group() as group:
             for _ in range(20):
-                group.start_soon(drive)
-        events = (await store.read("r1")).events
-        drives = [(token, len(list(group))) for token, group in groupby(events, key=lambda event: event.at)]
-        assert [count for _token, count in drives] == [2] * 20
-        assert drives == sorted(drives)
+                group.start_soon(drive_in_turn, store, 1)
+        await check_turns(store, 20)
+
+    async def test_event_loops_in_several_threads_share_a_store(self, store: Store) -> None:
+        """A store serves whoever uses it, from whichever thread: all get the run in turn."""
+        await (await Driver.of(store)).release()
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(anyio.to_thread.run_sync, partial(anyio.run, drive_in_turn, store, 5))
+        await check_turns(store, 20)
 
     async def test_an_orderly_owner_is_no_crash(self, store: Store) -> None:
         """Who gives a run back has not crashed, nor has it who created it."""
@@ -236,28 +226,10 @@ class Leases:
     async def test_two_workers_that_want_a_run_drive_in_turn(self, store: Store, other: Store) -> None:
         """Each finds what the other left; an append of one is never between two of the other."""
         await (await Driver.of(store)).release()
-
-        async def drive(worker: Store) -> None:
-            done = 0
-            while done < 10:
-                try:
-                    lease = await worker.lease("r1")
-                except LeaseHeldError:
-                    continue
-                run = at_version(begin(header()), lease.version)
-                for _ in range(2):
-                    run = at_version(run, run.version + 1)
-                    assert await worker.append(lease, run, (Observed(at=float(lease.token)),)).wait()
-                await worker.release(lease).wait()
-                done += 1
-
         async with anyio.create_task_group() as group:
-            group.start_soon(drive, store)
-            group.start_soon(drive, other)
-        events = (await store.read("r1")).events
-        drives = [(token, len(list(group))) for token, group in groupby(events, key=lambda event: event.at)]
-        assert [count for _token, count in drives] == [2] * 20
-        assert drives == sorted(drives)
+            group.start_soon(drive_in_turn, store, 10)
+            group.start_soon(drive_in_turn, other, 10)
+        await check_turns(store, 20)
 
     async def test_an_owner_learns_what_another_worker_posts(self, store: Store, other: Store) -> None:
         """With its next append at the latest the owner knows of posts and of a cancel, which wakes it."""
