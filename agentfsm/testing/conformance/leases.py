@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -80,9 +79,13 @@ class Leases:
     async def test_event_loops_in_several_threads_share_a_store(self, store: Store) -> None:
         """A store serves whoever uses it, from whichever thread: all get the run in turn."""
         await (await Driver.of(store)).release()
+
+        def drive() -> None:
+            anyio.run(drive_in_turn, store, 5)
+
         async with anyio.create_task_group() as group:
             for _ in range(4):
-                group.start_soon(anyio.to_thread.run_sync, partial(anyio.run, drive_in_turn, store, 5))
+                group.start_soon(anyio.to_thread.run_sync, drive)
         await check_turns(store, 20)
 
     async def test_an_orderly_owner_is_no_crash(self, store: Store) -> None:
