@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from listening import listening
 
 import agentfsm
 from agentfsm import Agent, MisuseError, Outcome, PendingKind
@@ -17,6 +18,7 @@ from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 
 HEAD = """
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -94,7 +96,8 @@ async def roots(ctx: Context) -> str | m.InputRequiredResult:
     "Ask for folders."
     return m.InputRequiredResult(input_requests={"r": m.ListRootsRequest()})
 
-server.run()
+how = {"transport": "streamable-http", "port": int(os.environ["PORT"])} if "PORT" in os.environ else {}
+server.run(**how)
 """
 )
 HANDSHAKE = (
@@ -223,6 +226,21 @@ async def test_each_round_is_asked_and_answered_in_processes_of_their_own(tmp_pa
     assert asked[0].schema["properties"]["name"]["type"] == "string"
     assert (run.output, results(run)[0].content) == ("done", "booked Rome for Ann: True")
     assert log.read_text().split().count("booked") == 1
+
+
+async def test_the_same_over_http(tmp_path, log):
+    """A server that listens is asked and answered in just the same way, each round by another agent."""
+    path = tmp_path / "server.py"
+    path.write_text(MODERN)
+    with listening([sys.executable, str(path), str(log)], os.environ) as url:
+
+        def at_url(_source, *_words):
+            return MCPServer.http(f"{url}/mcp", name="desk", confirm=False)
+
+        run, asked = await through(tmp_path, at_url, MODERN, "book", ANN, YES, to="Rome")
+    assert [each.message for each in asked] == ["Who travels?", "Book it for Ann?"]
+    assert (run.output, results(run)[0].content) == ("done", "booked Rome for Ann: True")
+    assert log.read_text().split() == ["booked"]
 
 
 async def test_a_server_that_keeps_its_state_is_taken_up_where_it_asked(tmp_path, server_of, log):
