@@ -2,8 +2,7 @@
 
 The plain turn is an agent with its defaults: a journal in memory, one tool that changes nothing, nobody who watches.
 Each option takes turns with it in one process. CPU is that of all threads; where a disk is waited for, the wall tells
-more. There is no line for reflection, which no option turns on yet, nor for traces: beside the journal and the log
-there are none.
+more. There is no line for traces: beside the journal, the stream and the log there are none.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ import attrs
 
 from agentfsm import Agent, Permissions, Rule
 from agentfsm.core.run import Header
-from agentfsm.ports import Commit, Lease, Store
+from agentfsm.ports import Commit, Emit, Lease, Model, Reply, Request, Store
+from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.stores.memory import WRITTEN
 from benchmarks.contender import PROMPT, Done, Job, Script, ran
 from benchmarks.measure import Sample, alternate
-from benchmarks.ours import WIDE, Chatty, following, job, summing, texts
+from benchmarks.ours import USAGE, WIDE, Chatty, following, job, summing, texts
 from benchmarks.rows import CPU, US, WALL, Clock, listen, timed
 
 TURNS = Script(turns=10)
@@ -52,6 +52,16 @@ class NoStore(MemoryStore):
     def release(self, lease: Lease) -> Commit:
         """Say that it is done."""
         return WRITTEN
+
+
+class Content(Model):
+    """Finds every result correct."""
+
+    name = "content"
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Answer the three questions."""
+        return Reply(text='{"correct": true, "more_needed": false, "next_step": ""}', usage=USAGE)
 
 
 @attrs.frozen
@@ -137,6 +147,10 @@ def options(folder: Path) -> list[Option]:
         Option(
             "a person approves each call",
             approved(following(TURNS, MemoryStore(), tools=[summing(0.0, requires_approval=True)])),
+        ),
+        Option(
+            "a judge looks at each result",
+            plain(reflector=Reflector(model=Content(), answers=False, tools=("add",))),
         ),
         Option(f"{WIDTH} calls at once in place of 1", plain(script=wide), wide),
         Option(f"{WIDTH} calls one by one", plain(script=wide, limits=attrs.evolve(WIDE, parallel=1)), wide),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -74,13 +74,17 @@ class DropRepeatedErrors(ContextPolicy):
         return left
 
 
+def _phrases(phrases: Iterable[str]) -> frozenset[str]:
+    return frozenset(phrases)
+
+
 @attrs.frozen(kw_only=True)
 class DropAcknowledgements(ContextPolicy):
     """Leaves out what the model said only to say that it had understood."""
 
     chars: int = attrs.field(default=ACKNOWLEDGEMENT_CHARS, validator=at_least(1))
     # What has so many or more is none.
-    phrases: frozenset[str] = attrs.field(default=ACKNOWLEDGEMENTS, converter=frozenset)
+    phrases: frozenset[str] = attrs.field(default=ACKNOWLEDGEMENTS, converter=_phrases)
     # What one is made of, in small letters.
 
     async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:  # noqa: ARG002  it counts no tokens

@@ -7,7 +7,7 @@ Source: document F, 3.4 (criteria, scores and rules), and document A, 3.4 (the t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,6 +69,12 @@ def _check_rubric(_reflector: object, _attribute: object, rubric: Mapping[str, s
         raise MisuseError("Reflector(rubric={}): give at least one criterion and its question")
 
 
+def _names(tools: Iterable[str]) -> frozenset[str]:
+    if isinstance(tools, str):
+        raise MisuseError(f"Reflector(tools={tools!r}) would be read as letters: write tools={{{tools!r}}}")
+    return frozenset(tools)
+
+
 def _frozen(rubric: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(rubric))
 
@@ -90,7 +96,7 @@ class Reflector(Judge):
     # Who judges; None for the agent's own model. Another one finds more, since it does not share the errors.
     answers: bool = True
     # Whether answers are judged.
-    tools: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    tools: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     # Names of the tools whose results are judged.
     rubric: Mapping[str, str] = attrs.field(default=RUBRIC, converter=_frozen, validator=_check_rubric)
     # What is scored, and the question that each score answers.

@@ -274,3 +274,9 @@ def test_a_reflector_without_work_is_refused():
         Reflector(answers=False)
     with pytest.raises(MisuseError, match="criterion"):
         Reflector(rubric={})
+
+
+def test_one_tool_is_not_read_as_letters():
+    """The name of a tool alone would be a set of letters, none of which is a tool."""
+    with pytest.raises(MisuseError, match=r"write tools=\{'search'\}"):
+        Reflector(tools="search")

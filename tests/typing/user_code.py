@@ -40,8 +40,11 @@ from agentfsm import (
     Usage,
     tool,
 )
-from agentfsm.models import OpenAIChat
+from agentfsm.context import Context, DropAcknowledgements, SlidingWindow, TrimResults
+from agentfsm.mcp import Argument, MCPServer, MCPService, Prompt, Resource
+from agentfsm.models import Fallback, OpenAIChat, Throttled
 from agentfsm.ports import Emit, Model, Reply, Request
+from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 
@@ -291,3 +294,25 @@ async def answers() -> None:
     either: Agent[Refund | str] = Agent("openai:gpt-4o", output_type=Refund | str)
     assert_type((await either.run("Refund order 17")).output, Refund | str)
     assert_type((await Agent("openai:gpt-4o").run("go")).output, str)
+
+
+def policies_and_judges() -> Agent:
+    """What takes several takes them in any kind of collection."""
+    by_name = Reflector(model=ScriptedModel(), answers=False, tools={"search"})
+    context = Context([TrimResults(), DropAcknowledgements(phrases=["ok"]), SlidingWindow()])
+    model = Fallback("openai:gpt-4o", Throttled(MyModel(), concurrency=4))
+    return Agent(model, tools=[search], reflector=by_name, context=context, pause_before=[State.ACT])
+
+
+def served() -> MCPService:
+    """A server of tools, documents and prompts."""
+    readme = Resource(uri="docs://readme", name="readme", read=lambda: "Read me.")
+    standup = Prompt(name="standup", render=lambda day: f"What was done on {day}?", arguments=[Argument("day")])
+    return MCPService([search], name="desk", resources=[readme], prompts=[standup])
+
+
+async def servers() -> None:
+    """Servers' tools are an agent's, beside its own."""
+    files = MCPServer.stdio("npx", ["-y", "server"], name="files", allow=["read_*"], confirm=False)
+    async with Agent("openai:gpt-4o", tools=[files, search]) as told:
+        assert_type(await told.run("go"), Run)

@@ -51,6 +51,10 @@ Bound: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 OnUnknown: TypeAlias = "Policy | Callable[[RunContext[Any], Arguments], Policy | Found | Awaitable[Policy | Found]]"
 
 
+def _tags(tags: Iterable[str]) -> frozenset[str]:
+    return frozenset(tags)
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Tool(Generic[P, R]):
     """A function that a model may call. Calling the tool calls the function, so that it can be tested as one.
@@ -94,7 +98,7 @@ class Tool(Generic[P, R]):
     # Tools whose earlier calls in the same reply a call waits for.
     limit: int | None = None
     # Calls in flight at once, of all runs in this process, 1 or more.
-    tags: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    tags: frozenset[str] = attrs.field(default=frozenset(), converter=_tags)
     permission: Level = attrs.field(
         default=attrs.Factory(lambda tool: Level.READ if tool.read_only else Level.WRITE, takes_self=True),
         converter=Level,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, Final, TypeAlias, TypeVar
@@ -131,6 +131,10 @@ class Argument:
     required: bool = True
 
 
+def _several(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
+    return tuple(arguments)
+
+
 @attrs.frozen(kw_only=True)
 class Prompt:
     """A text that a user picks, with blanks: `Prompt(name="standup", render=standup)`."""
@@ -140,7 +144,7 @@ class Prompt:
     # Plain (then in a thread) or async; takes the arguments by name, as texts. Returns the user's text, or messages.
     description: str = ""
     arguments: tuple[Argument, ...] = attrs.field(
-        default=attrs.Factory(lambda prompt: _arguments_of(prompt.render), takes_self=True), converter=tuple
+        default=attrs.Factory(lambda prompt: _arguments_of(prompt.render), takes_self=True), converter=_several
     )
     # By default the parameters of `render`; those without a default are required.
     complete: Mapping[str, Complete] = attrs.field(factory=dict, repr=False, validator=_check_complete)

@@ -50,6 +50,14 @@ def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSourc
     return ToolRegistry.of(tools)
 
 
+def _resources(given: Iterable[Resource]) -> tuple[Resource, ...]:
+    return tuple(given)
+
+
+def _prompts(given: Iterable[Prompt]) -> tuple[Prompt, ...]:
+    return tuple(given)
+
+
 def _unique(what: str, names: Iterable[str]) -> None:
     known: set[str] = set()
     for name in names:
@@ -83,8 +91,8 @@ class MCPService:
     # Of yours.
     instructions: str = ""
     # What the server is for, for the model that uses it.
-    resources: tuple[Resource, ...] = attrs.field(default=(), converter=tuple, validator=_check_resources)
-    prompts: tuple[Prompt, ...] = attrs.field(default=(), converter=tuple, validator=_check_prompts)
+    resources: tuple[Resource, ...] = attrs.field(default=(), converter=_resources, validator=_check_resources)
+    prompts: tuple[Prompt, ...] = attrs.field(default=(), converter=_prompts, validator=_check_prompts)
     permissions: Permissions | None = None
     # What clients may do with the tools; None: everything.
     deps: Any = None
