@@ -7,15 +7,17 @@ import textwrap
 
 import pytest
 from checks import settled
+from rude_http import serving
 from worlds import RUDE, environment, heard, leftovers, lives
 
-PROGRAM = """
+STDIO = 'MCPServer.stdio(sys.executable, [{rude!r}, {habit!r}, {record!r}], name="rude", confirm=False)'
+PROGRAM = f"""
 import sys, anyio
 from agentfsm import Agent
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import ScriptedModel, call, say
 
-server = MCPServer.stdio(sys.executable, [{rude!r}, {habit!r}, {record!r}], name="rude", confirm=False)
+server = {STDIO}
 agent = Agent(ScriptedModel(say("", call("rude__act")), say("done")), tools=[server])
 """
 
@@ -52,7 +54,10 @@ def record(tmp_path):
 
 
 def started(record, end, habit="plain"):
-    source = PROGRAM.format(rude=RUDE, habit=habit, record=str(record)) + textwrap.dedent(end)
+    return begun(PROGRAM.format(rude=RUDE, habit=habit, record=str(record)) + textwrap.dedent(end))
+
+
+def begun(source):
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", source],
         env=environment(),
@@ -71,6 +76,15 @@ def test_a_program_that_does_not_close_leaves_no_process(end, record):
     assert "Traceback" not in errors
     assert len(lives(record)) == 1
     assert not leftovers(record)
+
+
+def test_a_program_that_has_looked_up_a_host_says_nothing_at_its_end():
+    """An event loop that has a thread for that wants another one to part with it; at an end there is none to be had."""
+    with serving("plain") as server:
+        launch = f"MCPServer.http({server.url.replace('127.0.0.1', 'localhost')!r}, name='rude', confirm=False)"
+        program = PROGRAM.replace(STDIO, launch) + textwrap.dedent(ENDS["it comes to its end"])
+        out, errors = begun(program).communicate(timeout=60)
+    assert (out, errors) == ("done\n", "")
 
 
 def test_who_asks_when_the_program_ends_is_told_so(record):

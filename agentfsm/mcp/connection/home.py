@@ -66,18 +66,25 @@ def _closed() -> ClosedError:
 
 
 def _live(opened: Future[tuple[BlockingPortal, TaskGroup]]) -> None:
+    ended = False
+
     async def main() -> None:
+        nonlocal ended
         async with BlockingPortal() as portal, anyio.create_task_group() as tasks:
             opened.set_result((portal, tasks))
             await portal.sleep_until_stopped()
             tasks.cancel_scope.cancel()
+        ended = True
 
     try:
         anyio.run(main)
     except BaseException as error:  # whoever waits for the thread must not wait for ever
-        if opened.done():
+        if not opened.done():
+            opened.set_exception(error)
+        elif not (ended and isinstance(error, RuntimeError)):
             raise
-        opened.set_exception(error)
+        # Else all is closed, and asyncio wanted one thread more, to part with those that look up hosts. From Python 3.12
+        # on an interpreter that is ending has none.
 
 
 async def visit(function: Callable[[Unpack[Given]], Awaitable[T]], *given: *Given) -> T:
