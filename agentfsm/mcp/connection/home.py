@@ -83,8 +83,8 @@ def _live(opened: Future[tuple[BlockingPortal, TaskGroup]]) -> None:
             opened.set_exception(error)
         elif not (ended and isinstance(error, RuntimeError)):
             raise
-        # Else all is closed, and asyncio wanted one more thread, to part with those that look up hosts: from Python 3.12
-        # on an interpreter that is ending has none to give.
+        # Else all is closed, and asyncio wanted one more thread, to part with those that look up hosts. An interpreter
+        # that is ending gives none, from Python 3.12 on.
 
 
 async def visit(function: Callable[[Unpack[Given]], Awaitable[T]], *given: *Given) -> T:
