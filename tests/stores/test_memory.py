@@ -1,5 +1,10 @@
 """MemoryStore keeps the promises of every store, and forgets what is over in time."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import anyio
 import pytest
 
 from agentfsm.core.errors import RunNotFoundError
@@ -68,3 +73,21 @@ async def test_a_history_that_is_needed_is_kept(store):
     assert set(ids(await store.runs())) == {"r0", "goes-on", "last"}
     await finished(store, header("very-last"))
     assert set(ids(await store.runs())) == {"last", "very-last"}
+
+
+def test_threads_that_end_runs_do_not_forget_them_twice(store, monkeypatch):
+    """Event loops in several threads share the store, also where each run that ends pushes out an older one."""
+    before = sys.getswitchinterval()
+    monkeypatch.setattr(memory, "KEEP_FINISHED", 50)
+
+    async def end_many(thread):
+        for number in range(300):
+            await finished(store, header(f"{thread}-{number}"))
+
+    sys.setswitchinterval(1e-6)  # so that threads change places wherever they can
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(partial(anyio.run, end_many), range(8)))
+    finally:
+        sys.setswitchinterval(before)
+    assert len(anyio.run(store.runs)) == 50
