@@ -23,7 +23,7 @@ from anyio.lowlevel import current_token
 
 T = TypeVar("T")
 Entrance: TypeAlias = Callable[[Callable[[], object]], object]
-# An event loop's own way in from other threads; equal for the same loop.
+# An event loop's own way to be told of a function that it shall call; equal for the same loop.
 
 IDLE_THREADS = 16
 # Idle threads kept for reuse: starting one costs 50 us, keeping one costs its stack.
@@ -58,10 +58,18 @@ def soon() -> Callable[[Callable[[], object]], None]:
     return partial(_call, _entrance())
 
 
-def _entrance() -> Entrance:
+def _entrance(asyncios: str = "call_soon_threadsafe") -> Entrance:
     native: Any = event_loop().current_token()
-    entrance: Entrance = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon
+    entrance: Entrance = getattr(native, asyncios, None) or native.run_sync_soon
     return entrance
+
+
+def next_round() -> Entrance:
+    """Return a callable that makes the current event loop call a function in its next round.
+
+    It is for the loop's own thread, where it costs no system call.
+    """
+    return _entrance("call_soon")
 
 
 def _call(entrance: Entrance, function: Callable[[], object]) -> None:

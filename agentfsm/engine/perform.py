@@ -62,7 +62,7 @@ async def run_steps(engine: Engine, drive: Drive, gate: Gate, *, once: bool = Fa
     loop = event_loop()
     with loop.create_cancel_scope(deadline=loop.current_time() + left_s) as journal.scope:
         while not (before := journal.run).is_over:
-            if before.state in _GATED and not gate.is_open():
+            if before.state in _GATED and not gate.try_pass():
                 await gate.wait()
             await step(engine, drive)
             if once or journal.run is before:

@@ -261,8 +261,8 @@ class MemoryStore(Store):
         """Return the newest runs that the filter takes, newest first."""
         with self._lock:
             lines = [summary_of(r.run, driven=r.lease is not None) for r in reversed(self._records.values())]
-            taken = [line for line in lines if where.takes(line)]
-            return tuple(sorted(taken, key=lambda line: line.created_at, reverse=True)[: max(limit, 0)])
+        taken = [line for line in lines if where.takes(line)]
+        return tuple(sorted(taken, key=lambda line: line.created_at, reverse=True)[: max(limit, 0)])
 
     async def due(self, agent: str, *, limit: int = 100) -> tuple[str, ...]:
         """Return the ids of runs of that agent that a worker can move on now, those that rest longest first."""

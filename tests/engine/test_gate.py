@@ -120,8 +120,8 @@ async def test_who_is_cancelled_leaves_the_others_their_turn():
     await gate.wait()  # whoever comes later, too
 
 
-async def test_a_run_alone_goes_through_many_rounds():
-    """A single run of more steps than a round has room for just goes on."""
+async def test_runs_one_after_the_other_go_through_many_rounds():
+    """Where nobody else is, more steps than a round has room for just go on."""
     agent = Agent(ScriptedModel(*["done"] * 50))
     for _ in range(50):
         assert (await agent.run("go")).output == "done"

@@ -11,13 +11,13 @@ from rude_http import serving
 from worlds import RUDE, environment, heard, leftovers, lives
 
 STDIO = 'MCPServer.stdio(sys.executable, [{rude!r}, {habit!r}, {record!r}], name="rude", confirm=False)'
-PROGRAM = f"""
+PROGRAM = """
 import sys, anyio
 from agentfsm import Agent
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import ScriptedModel, call, say
 
-server = {STDIO}
+server = {server}
 agent = Agent(ScriptedModel(say("", call("rude__act")), say("done")), tools=[server])
 """
 
@@ -54,12 +54,12 @@ def record(tmp_path):
 
 
 def started(record, end, habit="plain"):
-    return begun(PROGRAM.format(rude=RUDE, habit=habit, record=str(record)) + textwrap.dedent(end))
+    return begun(STDIO.format(rude=RUDE, habit=habit, record=str(record)), end)
 
 
-def begun(source):
+def begun(server, end):
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", source],
+        [sys.executable, "-W", "error", "-c", PROGRAM.format(server=server) + textwrap.dedent(end)],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -81,9 +81,8 @@ def test_a_program_that_does_not_close_leaves_no_process(end, record):
 def test_a_program_that_has_looked_up_a_host_says_nothing_at_its_end():
     """An event loop that has a thread for that wants another one to part with it; at an end there is none to be had."""
     with serving("plain") as server:
-        launch = f"MCPServer.http({server.url.replace('127.0.0.1', 'localhost')!r}, name='rude', confirm=False)"
-        program = PROGRAM.replace(STDIO, launch) + textwrap.dedent(ENDS["it comes to its end"])
-        out, errors = begun(program).communicate(timeout=60)
+        at_url = f"MCPServer.http({server.url.replace('127.0.0.1', 'localhost')!r}, name='rude', confirm=False)"
+        out, errors = begun(at_url, ENDS["it comes to its end"]).communicate(timeout=60)
     assert (out, errors) == ("done\n", "")
 
 

@@ -8,23 +8,21 @@ health check, no other request. Who comes when the round is full waits for one o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 import attrs
 
-from agentfsm.threads import event_loop
+from agentfsm.threads import event_loop, next_round
 
 if TYPE_CHECKING:
     import anyio
 
+    from agentfsm.threads import Entrance
+
 ROUND: Final = 64
 # Steps in one round of the event loop: 3 to 6 ms of work. To wait for the next costs 10 us where nobody else does.
-
-Soon: TypeAlias = Callable[[Callable[[], object]], object]
-# Lets an event loop call a function in its next round.
 
 
 @attrs.define(eq=False, repr=False)
@@ -52,12 +50,12 @@ class Gate:
         gate = _gates.get(native)
         if gate is None:
             gate = _gates[native] = cls()
-        if not gate.is_open():
+        if not gate.try_pass():
             await gate.wait()
         return gate
 
-    def is_open(self) -> bool:
-        """Whether one more step may pass in this round; it then counts as one that has."""
+    def try_pass(self) -> bool:
+        """Pass, if this round has room for one more step; return whether it has."""
         if not self._room:
             return False
         self._room -= 1
@@ -72,21 +70,19 @@ class Gate:
         await last.begun.wait()
 
     def _add_round(self) -> None:
-        loop = event_loop()
-        self._rounds.append(_Round(loop.create_event()))
+        self._rounds.append(_Round(event_loop().create_event()))
         if len(self._rounds) == 1:
-            native: Any = loop.current_token()
-            self._call(getattr(native, "call_soon", None) or native.run_sync_soon)
+            self._call_next(next_round())
 
-    def _call(self, soon: Soon) -> None:
-        soon(partial(self._begin_round, soon))
+    def _call_next(self, entrance: Entrance) -> None:
+        entrance(partial(self._begin_round, entrance))
 
-    def _begin_round(self, soon: Soon) -> None:
+    def _begin_round(self, entrance: Entrance) -> None:
         this = self._rounds.popleft()
         self._room = ROUND - this.steps
         this.begun.set()
         if self._rounds:
-            self._call(soon)
+            self._call_next(entrance)
 
 
 _gates: Final[WeakKeyDictionary[object, Gate]] = WeakKeyDictionary()
