@@ -93,16 +93,16 @@ if TYPE_CHECKING:
     from agentfsm.engine.watch.stream import Listener
     from agentfsm.mcp.serving.service import MCPService
 
-LEASE_POLL_S: Final = 0.2
 # Seconds between two looks at a lease that somebody else holds: short beside the 10 s that one lasts.
-WORKER_RUNS: Final = 100
+LEASE_POLL_S: Final = 0.2
 # Runs that a worker drives at once: they wait for models most of the time.
-WORKER_POLL_S: Final = 1.0
+WORKER_RUNS: Final = 100
 # Seconds between two looks of a worker: a question to the store costs less than 1 ms, and a user waits a second.
-TALLIES: Final = 1_000
+WORKER_POLL_S: Final = 1.0
 # Runs whose token counts are kept between two steps, so that each message is counted once.
+TALLIES: Final = 1_000
+# Conversations whose last run is kept, so that the next one need not read all that was said.
 CONVERSATIONS: Final = 64
-# Of which the last run is kept, so that the next one need not read all that was said.
 
 K = TypeVar("K")
 V = TypeVar("V")

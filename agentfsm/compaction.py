@@ -20,11 +20,11 @@ from agentfsm.core.view import Removed, Shown, Span, Summarised, note, view
 from agentfsm.ports import ContextPolicy, Model
 from agentfsm.tally import BYTES, Tally, count_message
 
-AFTER_CUT: Final = 0.5
 # The part of the allowance that a compaction leaves in use. Each one changes the start of the request, so that the
 # provider's prompt cache is lost; cutting by half loses it once in half a window of new messages, not in every turn.
-NOTE_TOKENS: Final = count_message(note(Removed(count=10**9)), BYTES)
+AFTER_CUT: Final = 0.5
 # More than any note on a gap takes: what is left is found before it is known how much was removed.
+NOTE_TOKENS: Final = count_message(note(Removed(count=10**9)), BYTES)
 
 
 class Kind(StrEnum):
@@ -77,9 +77,9 @@ class Group:
         return self.shown.count if isinstance(self.shown, Summarised) else self.shown.end - self.shown.start
 
 
-Ask: TypeAlias = Callable[[Model | None, str, str, int], Awaitable[str]]
 # Asks a model (None: the agent's own) beside the run and within its budget, without tools: instructions, question and
 # the tokens of the longest answer in; its text out, which is never blank. Raises ModelError; the journal then says why.
+Ask: TypeAlias = Callable[[Model | None, str, str, int], Awaitable[str]]
 
 
 @attrs.frozen(kw_only=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agentfsm.core.inbox import Decision
     from agentfsm.ports import Store
 
+# What ends each kind of wait.
 HOW: Final = {
     PendingKind.APPROVAL: "approve or reject it",
     PendingKind.OUTCOME: "settle it",
@@ -27,7 +28,6 @@ HOW: Final = {
     PendingKind.INPUT: "send the run something",
     PendingKind.PAUSE: "resume the run",
 }
-# What ends each kind of wait.
 
 
 async def awaited(store: Store, run_id: str, call_id: str, *kinds: PendingKind) -> tuple[Run, Pending]:
@@ -52,8 +52,8 @@ async def awaited(store: Store, run_id: str, call_id: str, *kinds: PendingKind) 
     raise MisuseError(f"run {run_id!r} ({state}) waits for no {kinds[0]} of {call_id!r}; it waits for: {waits}")
 
 
-_ITSELF = {PendingKind.PAUSE: "its pause", PendingKind.INPUT: "input"}
 # What a run itself may wait for, and not one of its calls.
+_ITSELF = {PendingKind.PAUSE: "its pause", PendingKind.INPUT: "input"}
 
 
 def _wait(item: Pending, run_id: str) -> str:

@@ -275,8 +275,8 @@ class Scorer(Protocol):
         ...
 
 
-Ask: TypeAlias = Callable[[str, str], Awaitable[tuple[str, Usage]]]
 # Asks the agent's own model, without tools: instructions and question in, answer and its cost out. Raises ModelError.
+Ask: TypeAlias = Callable[[str, str], Awaitable[tuple[str, Usage]]]
 
 
 class ToolSelector(Protocol):
@@ -303,8 +303,8 @@ class ToolSelector(Protocol):
         ...
 
 
-JudgeAsk: TypeAlias = Callable[[str, str, Mapping[str, JSON]], Awaitable[str]]
 # Asks the judge's model: instructions, question and the JSON Schema of the answer in, its text out. Raises ModelError.
+JudgeAsk: TypeAlias = Callable[[str, str, Mapping[str, JSON]], Awaitable[str]]
 
 
 class Judge(Protocol):
@@ -351,9 +351,9 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
 
 
-Durability: TypeAlias = Literal["full", "normal"]
 # What an acknowledged append survives. "full": a power cut. "normal": the death of the process that asked, not always
 # that of the machine or of a database server.
+Durability: TypeAlias = Literal["full", "normal"]
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports import Clock, Store
 
+# Turns of a child, unless told otherwise: look, look again, answer (document C, 5).
 TURNS: Final = 3
-# Of a child, unless told otherwise: look, look again, answer (document C, 5).
-TIMEOUT_S: Final = 30.0
 # Seconds for a child: three calls of a large model take 10 to 25 (document C, 10.2).
-GRACE_S: Final = 5.0
+TIMEOUT_S: Final = 30.0
 # Seconds beyond that in which a child whose time is up ends in order.
+GRACE_S: Final = 5.0
+# Instructions for an agent that coordinates others (document C, 9.2).
 COORDINATION: Final = (
     "If a tool returns an error, go on with what the other tools gave you. Do not call the failed tool again unless "
     "its error says that this helps. Never show the user technical details of an error: say in plain words what you "
     "could not find out."
 )
-# Instructions for an agent that coordinates others (document C, 9.2).
 Prompt = Callable[[Arguments], str]
 Driver = Callable[..., Awaitable["Run"]]
 

@@ -34,35 +34,35 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports import ToolDefinition
 
-BYTES_PER_TOKEN: Final = 3
 # English and code have four, Chinese too (a character has three bytes), JSON and logs two: what is between them.
+BYTES_PER_TOKEN: Final = 3
 
-MESSAGE_TOKENS: Final = 4
 # What a provider writes around each message: its start, role and end, and a line break. A call is written likewise.
+MESSAGE_TOKENS: Final = 4
 
-CALL_TOKENS: Final = MESSAGE_TOKENS + 6
 # The same around a call or a result, with its id: "t12345.67" has six tokens.
+CALL_TOKENS: Final = MESSAGE_TOKENS + 6
 
-IMAGE_TOKENS: Final = 1_445
 # The dearest image of gpt-4o: scaled to 768 x 2,048 it has 8 tiles of 170 tokens, and 85 for the whole. The size is
 # unknown until the image is fetched, which counting must not do. gpt-4.1 takes 1,536 at most; the mini models bill a
 # multiple (gpt-4o-mini 2,833 for detail="low"), so for images the figure is no bound.
+IMAGE_TOKENS: Final = 1_445
 
-LOW_IMAGE_TOKENS: Final = 85
 # The same for detail="low", whatever the size.
+LOW_IMAGE_TOKENS: Final = 85
 
-UNSEEN_TOKENS: Final = 1_500
 # A page of a PDF, which providers read as text and picture (1,500 to 3,000: Anthropic's page on PDF support), and two
 # minutes of speech: the least that a file or a recording is taken for, and what one by address is.
+UNSEEN_TOKENS: Final = 1_500
 
-PART_TOKENS: Final = 100
 # What a wire writes around a part of a result: whose it is, or why the model cannot be shown it.
+PART_TOKENS: Final = 100
 
-FILE_CHARS: Final = 30
 # Base64 characters of a file that come to a token: a page of text takes 50 to 100 KB with its fonts.
+FILE_CHARS: Final = 30
 
-AUDIO_CHARS: Final = 1_000
 # The same of a recording: 10 tokens a second (OpenAI), 16 to 32 KB a second.
+AUDIO_CHARS: Final = 1_000
 
 
 Count = Callable[[str], int]
@@ -79,8 +79,8 @@ class _Bytes(TokenCounter):
         return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-BYTES: Final = _Bytes()
 # A sure upper bound, to be used as a counter.
+BYTES: Final = _Bytes()
 
 
 def estimated_tokens(text: str) -> int:
@@ -135,6 +135,7 @@ def _parts(parts: Sequence[Part]) -> str:
     return "".join([f"\0{_part(part)}" for part in parts])
 
 
+# Each message as it enters a hash: what a model reads of it.
 _SPOKEN: Mapping[type[Message], Callable[[Any], str]] = {
     SystemMessage: lambda message: f"\0s{message.text}",
     UserMessage: lambda message: "\0u" + "\0".join([_part(part) for part in message.parts]),
@@ -145,7 +146,6 @@ _SPOKEN: Mapping[type[Message], Callable[[Any], str]] = {
         f"\0t{message.call_id}\0{message.text}" + (_parts(message.parts) if message.parts else "")
     ),
 }
-# Each message as it enters a hash: what a model reads of it.
 
 
 def count_tools(definitions: Iterable[ToolDefinition], counter: TokenCounter) -> int:

@@ -22,11 +22,11 @@ from anyio.abc import AsyncBackend
 from anyio.lowlevel import current_token
 
 T = TypeVar("T")
-Entrance: TypeAlias = Callable[[Callable[[], object]], object]
 # An event loop's own way to be told of a function that it shall call; equal for the same loop.
+Entrance: TypeAlias = Callable[[Callable[[], object]], object]
 
-IDLE_THREADS = 16
 # Idle threads kept for reuse: starting one costs 50 us, keeping one costs its stack.
+IDLE_THREADS = 16
 
 
 def event_loop() -> type[AsyncBackend]:

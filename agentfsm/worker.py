@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("agentfsm.worker")
 
-REST_S: Final = 1.0
 # Seconds that a run rests which could not be driven, doubled each time.
-LONGEST_REST_S: Final = 300.0
+REST_S: Final = 1.0
 # The longest rest: somebody may have mended what was wrong.
-RESTING: Final = 10_000
+LONGEST_REST_S: Final = 300.0
 # Runs of which that is remembered; the oldest are forgotten, and tried again early.
+RESTING: Final = 10_000
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

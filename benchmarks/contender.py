@@ -16,9 +16,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-ANSWER = "done"
 # What every run ends with.
+ANSWER = "done"
 PROMPT = "Add the numbers."
+# The tool, as a chat completions server is told of it.
 TOOL = {
     "type": "function",
     "function": {
@@ -31,7 +32,6 @@ TOOL = {
         },
     },
 }
-# The tool, as a chat completions server is told of it.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,11 +74,11 @@ class Done:
     # How many times the tool truly ran in this run.
 
 
-Job = Callable[[], Awaitable[Done]]
 # Does the work once; what is made beforehand (agent, graph, tools) is not measured.
+Job = Callable[[], Awaitable[Done]]
 
-ran: ContextVar[list[int]] = ContextVar("ran")
 # For counting where many runs share a tool: a run sets it to an empty list, and each call adds to it.
+ran: ContextVar[list[int]] = ContextVar("ran")
 
 
 def adder(tool_s: float) -> Callable[[int, int], Awaitable[int]]:

@@ -32,13 +32,13 @@ from benchmarks.rows import CPU, MS, US, WALL, remembered, size_of, timed
 
 TURNS = (20, 100, 400, 2_000)
 REPEATS = 5
-RUNS = 1_000
 # For memory.
+RUNS = 1_000
 CROWDS = (1, 100, 1_000)
-APPENDS = 3_000
 # In all, by a crowd: seconds at most.
-LONGEST = 500
+APPENDS = 3_000
 # By one run: alone it waits for the disk each time.
+LONGEST = 500
 EVENTS = 10_000
 KIB = 1024
 

@@ -17,15 +17,15 @@ from typing import Any
 
 from benchmarks.contender import Contender
 
-WARM_UP = 3
 # Measurements of each that are thrown away: imports, caches, the adaptive interpreter.
-SLOW_S = 2.0
+WARM_UP = 3
 # A pair that takes longer has warmed up by itself, and one of them is thrown away.
-ENOUGH_S = 6.0
+SLOW_S = 2.0
 # Seconds after which a row is measured well enough, however few the pairs are: some take a minute each.
+ENOUGH_S = 6.0
 
-Sample = Callable[[], Awaitable[float]]
 # Does the work once, checks that it was done, and returns the figure.
+Sample = Callable[[], Awaitable[float]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

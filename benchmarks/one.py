@@ -25,10 +25,10 @@ from benchmarks.floor import Floor
 from benchmarks.measure import Row, measure
 from benchmarks.rows import rows
 
-LIMIT_S = 180.0
 # Seconds for a row: among the peers there are crowds that take a minute, and some that never end.
-HERE = "--here"
+LIMIT_S = 180.0
 # Measure in this process; the last argument is a row's id.
+HERE = "--here"
 
 
 def chosen(names: list[str]) -> list[Row]:

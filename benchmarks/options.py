@@ -30,10 +30,10 @@ from benchmarks.ours import USAGE, WIDE, Chatty, following, job, summing, texts
 from benchmarks.rows import CPU, US, WALL, Clock, listen, timed
 
 TURNS = Script(turns=10)
-WIDTH = 10
 # Calls of a turn, where there are several.
-RUNS = 10
+WIDTH = 10
 # In one measurement.
+RUNS = 10
 REPEATS = 25
 CHUNKS = 1_000
 

@@ -26,11 +26,11 @@ from agentfsm.ports import Durability, Emit, FinishReason, Model, ProposedCall, 
 from agentfsm.stores import MemoryStore, SQLiteStore
 from benchmarks.contender import ANSWER, PROMPT, Contender, Done, Job, Script, adder, earlier, ran, words
 
-WIDE = Limits(turns=3_000, tool_calls=3_000, tokens=10_000_000)
 # So that a long run is measured, and not its end.
+WIDE = Limits(turns=3_000, tool_calls=3_000, tokens=10_000_000)
 USAGE = Usage(input_tokens=1, output_tokens=1)
-BURST = 100
 # Texts that arrive together, as from one read of a socket; a reader that is 256 behind gets them merged.
+BURST = 100
 
 
 class Scripted(Model):

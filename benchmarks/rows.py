@@ -22,26 +22,27 @@ from benchmarks.measure import Row, Sample
 from benchmarks.server import served
 
 Clock = Callable[[], float]
+# The time of all threads. What never waits takes as long on a quiet machine; on a busy one, this is what can still be
+# compared.
 CPU: Clock = time.process_time
-# Of all threads. What never waits takes as long on a quiet machine; on a busy one, this is what can still be compared.
 WALL: Clock = time.perf_counter
 US = 1e6
 MS = 1e3
 NAP_S = 0.02
 MODEL_S = 0.05
 CROWD = Script(turns=3, model_s=MODEL_S)
-TICK_S = 0.001
 # How finely a stall of the event loop is seen.
-LONGEST_S = 120.0
+TICK_S = 0.001
 # Seconds for the crowd whose memory is measured, so that nothing outlives this process when it is given up.
-REQUESTS = 20
+LONGEST_S = 120.0
 # Sent one after the other in one measurement.
+REQUESTS = 20
 CHUNKS = 2_000
-EVENTS = 240
 # Texts of one streamed answer over HTTP. They may all come with one read, and for a reader that is 256 events behind
 # agentfsm merges them.
-STREAMS = 4
+EVENTS = 240
 # In one measurement.
+STREAMS = 4
 
 
 def check(done: Done, script: Script) -> None:

@@ -38,13 +38,13 @@ from agentfsm.tally import BYTES, count_tools
 
 DATA = "bfcl-eval==2026.3.23"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentfsm" / "bench"
+# Those with one input of the user and a list of true calls.
 CATEGORIES = (
     *("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple"),
     *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
 )
-# Those with one input of the user and a list of true calls.
-SIZES = (50, 200, 500)
 # Tools in a catalogue; all is measured as well.
+SIZES = (50, 200, 500)
 FIRST = (1, 3, 5, 10, 20, 30)
 SEED = 7
 

@@ -22,8 +22,8 @@ from agentfsm.stores import SQLiteStore
 from agentfsm.testing import FunctionModel
 
 RUN = "refund-17"
-FOLDER = Path(os.environ.get("CRASH_FOLDER", "."))
 # Holds the runs, and two books of the outside world: the bank's and the post office's.
+FOLDER = Path(os.environ.get("CRASH_FOLDER", "."))
 
 
 def write(book: str, key: str, what: str) -> None:

@@ -123,8 +123,8 @@ async def read_url(url: str) -> str:
     return f"[Content from {page.url}]\n{clean(text).strip() or '(no text)'}"
 
 
-NAME = re.compile(r"(?!(con|prn|aux|nul|(com|lpt)[\d¹²³])[ .])[^\W_][\w .-]{0,50}\.(md|txt)", re.IGNORECASE)
 # No folders, nothing hidden, nothing that runs, no device of Windows, and short enough for any file system.
+NAME = re.compile(r"(?!(con|prn|aux|nul|(com|lpt)[\d¹²³])[ .])[^\W_][\w .-]{0,50}\.(md|txt)", re.IGNORECASE)
 
 
 @tool(idempotent=True, timeout_s=10)
@@ -163,12 +163,12 @@ READABLE = re.compile(r"text/[\w.+-]+|application/(json|xhtml\+xml|[\w.-]+\+json
 ENCODINGS = ("utf", "us-ascii", "iso-", "windows-", "gb", "big5", "shift", "euc-", "koi8-")  # punycode takes minutes
 HOST = re.compile(r"([a-z0-9_-]+\.)*(?!0x|\d+$)[a-z0-9_-]+")  # one that ends in a number is an odd spelling of one
 UNICAST = ip_network("2000::/3")  # so neither IPv4 in any disguise (mapped, NAT64) nor what is local
-UNFIT = [ip_network(each) for each in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")]
 # Protocol assignments, 6to4 and its relays, Teredo, documentation: not every version of `ipaddress` knows them.
+UNFIT = [ip_network(each) for each in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")]
 
 Places = Mapping[str, tuple[str, int]]
-LOCAL: dict[str, tuple[str, int]] = {}
 # Origins that may be read although they are on this machine, and where each is: the small web, and nothing else.
+LOCAL: dict[str, tuple[str, int]] = {}
 
 
 @attrs.frozen

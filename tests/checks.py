@@ -28,8 +28,8 @@ from agentfsm.testing.clock import VirtualClock, run_virtual
 
 T = TypeVar("T")
 
-HANG_S = 20.0
 # A guard against hanging, never a bound that a test relies on.
+HANG_S = 20.0
 
 
 def valid_history(messages: Sequence[Message]) -> None:

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["servers"]
 
-ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # A slow machine is no bug.
+ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("suite", ANY_MACHINE, max_examples=40, derandomize=True)
 settings.register_profile("soak", ANY_MACHINE, max_examples=1_000)
 settings.load_profile("suite")

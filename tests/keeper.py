@@ -16,13 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-HANG_S = 60.0
 # A guard against hanging: what is waited for takes milliseconds, on a machine that is not overwhelmed.
-POLL_S = 0.002
+HANG_S = 60.0
 # Short beside what is waited for, and long enough to leave the processor to it.
+POLL_S = 0.002
 
-GONE = "ZX"
 # States of a process that holds nothing any more; a zombie may stay for ever where nobody fetches orphans.
+GONE = "ZX"
 
 
 def await_that(condition: Callable[[], bool], what: str) -> None:

@@ -35,18 +35,18 @@ import psycopg
 import pytest
 import redis
 
-DEBIAN = Path("/usr/lib/postgresql")
 # Where Debian keeps PostgreSQL by version, off PATH.
-PASSWORD = secrets.token_hex(16)
+DEBIAN = Path("/usr/lib/postgresql")
 # Other users of the machine reach the servers too, and who may give them orders may run programs in their name.
-PORTS = range(15_000, 32_768)
+PASSWORD = secrets.token_hex(16)
 # Below what Linux gives to clients: a client could get the port of a server that is just down, even to talk to itself.
-TMP = "/tmp"  # noqa: S108  only mkdtemp makes something there
+PORTS = range(15_000, 32_768)
 # Root's own TMPDIR may be closed to the user that PostgreSQL runs as.
-PASSABLE = 0o711
+TMP = "/tmp"  # noqa: S108  only mkdtemp makes something there
 # The mode of our folders: that user has to pass, and nobody to look.
-LOCK_WAIT = "10s"
+PASSABLE = 0o711
 # How long dropping a schema waits for what a test left open, before it fails instead of hanging.
+LOCK_WAIT = "10s"
 
 
 @cache

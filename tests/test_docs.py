@@ -16,8 +16,8 @@ from agentfsm.testing import LocalServer, Say
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SERVERS = {"project_manager.py"}
 # They speak a protocol on standard input and output.
+SERVERS = {"project_manager.py"}
 _BLOCK = re.compile(
     r"(?:<!-- brain: (?P<brain>\w+) -->\n)?```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<out>.*?)```)?", re.DOTALL
 )

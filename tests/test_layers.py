@@ -19,6 +19,7 @@ ADAPTERS = {"models", "stores", "tokens"}
 FAMILIES = {"context", "reflection"}
 FRONT = {"agent", "cli", "decisions", "demo", "mcp", "subagent", "testing", "worker", "__init__", "__main__"}
 
+# Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
 MAY_IMPORT = (
     dict.fromkeys(CORE, CORE)
     | dict.fromkeys(PORTS - CORE, PORTS)
@@ -27,11 +28,11 @@ MAY_IMPORT = (
     | {family: ENGINE | {family} for family in FAMILIES}
     | dict.fromkeys(FRONT, ENGINE | ADAPTERS | FAMILIES | FRONT)
 )
-# Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
 
-ROOMS = ("schema", "tools", "watch", "queue", "drive", "think", "act")
 # Those of the engine, from the ground floor up; what lies beside them stands above them all.
+ROOMS = ("schema", "tools", "watch", "queue", "drive", "think", "act")
 
+# Library -> the one file that imports it, or the one folder where that is an adapter of its own.
 VENDORS = {
     "anthropic": "models/anthropic.py",
     "cattrs": "core/codec.py",
@@ -47,7 +48,6 @@ VENDORS = {
     "tiktoken": "tokens/tiktoken_counter.py",
     "trio": "testing/clock.py",
 }
-# Library -> the one file that imports it, or the one folder where that is an adapter of its own.
 
 
 def imports_of(source, package=()):

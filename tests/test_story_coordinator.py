@@ -26,8 +26,8 @@ from agentfsm.testing.models import FunctionModel, Line, ScriptedModel, call, fa
 
 QUESTION = "我 30 岁, 硕士, 想移民香港, 请评估并记住。"
 ANSWER = "您适合高才通 B 类, 评分 75。"
-IN, OUT = 0.003 / 1_000, 0.015 / 1_000
 # US dollars per token, document C, 10.3.
+IN, OUT = 0.003 / 1_000, 0.015 / 1_000
 
 
 class Sonnet(ScriptedModel):

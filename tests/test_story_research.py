@@ -262,8 +262,8 @@ def outside(research: ModuleType, inside: Inside) -> Inside:
     return inside
 
 
-REFUSED = r"not of the public web|there is no host|without a user|\((InvalidURL|RemoteProtocolError)"
 # What the model is told where nobody was connected to.
+REFUSED = r"not of the public web|there is no host|without a user|\((InvalidURL|RemoteProtocolError)"
 HOSTS = [
     *("127.0.0.1", "127.0.0.1.", "127.1", "127.0.1", "127.255.255.254", "localhost", "LOCALHOST.", "0"),
     "0.0.0.0",  # noqa: S104  an address to refuse

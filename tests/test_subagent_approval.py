@@ -59,8 +59,8 @@ def family(store, world: World, *cents: int, **options: object) -> Agent:
     return Agent(scripts("payer"), tools=[payer(world, *cents, **options).as_tool()], store=store)
 
 
-READING = {"writing": {}, "reading": {"read_only": True}}
 # A child whose tools change nothing has no ToolStarted in its caller's journal.
+READING = {"writing": {}, "reading": {"read_only": True}}
 
 
 @pytest.mark.parametrize("kind", READING)

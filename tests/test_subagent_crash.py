@@ -24,11 +24,11 @@ from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing.models import FunctionModel
 
-FAMILY = ["", ".t1.0", ".t1.1", ".t1.2", ".t1.2.t1.0"]
 # The runs by their ids: the caller, two agents, and a third with an agent of its own.
+FAMILY = ["", ".t1.0", ".t1.1", ".t1.2", ".t1.2.t1.0"]
 COST = Usage(input_tokens=3, output_tokens=4)
+# Replies of all runs together.
 REPLIES = 2 + 2 + 2 + 2 + 2
-# Of all runs together.
 
 
 @pytest.fixture

@@ -44,8 +44,8 @@ HISTORY = (
     ToolResult(call_id="t2.1", tool="b", outcome=Outcome.UNKNOWN, content="?"),
     UserMessage(parts=(TextPart(text="go on"),)),
 )
-GOOD = openai_of(HISTORY, "Be brief.")
 # Their places: 0 system, 1 user, 2 call, 3 result, 4 note, 5 two calls, 6 and 7 their results, 8 user.
+GOOD = openai_of(HISTORY, "Be brief.")
 Tear = Callable[[list[Any]], object]
 
 TORN_OPENAI: dict[str, tuple[str, Tear]] = {
@@ -90,6 +90,8 @@ SEALED = '{"type": "reasoning", "summary": [], "encrypted_content": "xyz"}'
 SEARCHED = '{"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}'
 CALLED = '{"type": "function_call", "call_id": "", "name": "", "arguments": ""}'
 SAID = '{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so", "annotations": []}]}'
+# 0 user, 1 thinking, 2 search, 3 call, 4 output, 5 note, 6 and 7 calls, 8 and 9 outputs, 10 user, 11 thinking, 12 said,
+# 13 user.
 GOOD_RESPONSES = responses_of(
     (
         UserMessage(parts=(TextPart(text="go"), ImagePart(url="https://a.b/c.png"), FilePart.of(b"%PDF"))),
@@ -102,8 +104,6 @@ GOOD_RESPONSES = responses_of(
     ),
     "Be brief.",
 )
-# 0 user, 1 thinking, 2 search, 3 call, 4 output, 5 note, 6 and 7 calls, 8 and 9 outputs, 10 user, 11 thinking, 12 said,
-# 13 user.
 TORN_RESPONSES: dict[str, tuple[str, Tear]] = {
     "nothing": ("no input", lambda m: m.clear()),
     "no output": ("no tool output", lambda m: m.pop(4)),
@@ -142,8 +142,8 @@ TORN_RESPONSES: dict[str, tuple[str, Tear]] = {
     "half a pair": ("surrogate", lambda m: m[13].update(content="\ud800")),
 }
 GOOD_BODY = anthropic_body(HISTORY, "Be brief.")
-GOOD_ANTHROPIC = GOOD_BODY["messages"]
 # 0 user, 1 call, 2 result and note, 3 two calls, 4 two results and the user's text.
+GOOD_ANTHROPIC = GOOD_BODY["messages"]
 TORN_ANTHROPIC: dict[str, tuple[str, Tear]] = {
     "nothing": ("no messages", lambda m: m.clear()),
     "the assistant first": ("first message", lambda m: m.pop(0)),

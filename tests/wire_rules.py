@@ -18,23 +18,24 @@ from agentfsm.core.messages import AssistantMessage, Message, Native
 from agentfsm.models import anthropic_wire, chat_wire, responses_wire
 from agentfsm.ports import Request, ToolDefinition
 
-Wire = dict[str, Any]
 # A message as JSON.
+Wire = dict[str, Any]
 
+# The name of a function. OpenAI's reference: "Must be a-z, A-Z, 0-9, or contain underscores and dashes, with a maximum
+# length of 64" (quoted in microsoft/semantic-kernel#5320). Anthropic: '^[a-zA-Z0-9_-]{1,64}$'
+# (apify/tester-mcp-client#11).
 NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-# Of a function. OpenAI's reference: "Must be a-z, A-Z, 0-9, or contain underscores and dashes, with a maximum length of
-# 64" (quoted in microsoft/semantic-kernel#5320). Anthropic: '^[a-zA-Z0-9_-]{1,64}$' (apify/tester-mcp-client#11).
-ID_CHARS: Final = 40
 # OpenAI says "Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length 40"
 # (langmanus/langmanus#119, openclaw/openclaw#875).
-ANTHROPIC_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+ID_CHARS: Final = 40
 # "tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'" (tailcallhq/forgecode#1142). Bedrock, which serves the
 # same models, adds the 64: https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ToolResultBlock.html
-MOST_MARKS: Final = 4
+ANTHROPIC_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # "A maximum of 4 blocks with cache_control may be provided. Found 5." (oguzbilgic/kern-ai#317)
-MOST_CALLS: Final = 128
+MOST_MARKS: Final = 4
 # OpenAI says "Invalid 'messages[2].tool_calls': array too long. Expected an array with maximum length 128"
 # (openai/openai-dotnet#317, github/copilot-cli#669).
+MOST_CALLS: Final = 128
 
 
 class RefusedError(AssertionError):
@@ -160,9 +161,9 @@ def _check_content(content: object, *, is_user: bool = False) -> None:
         _require(part.get("text") if kind == "text" else part[kind].get(HELD[kind]), "an empty part")
 
 
-HELD: Final = {"image_url": "url", "input_audio": "data", "file": "file_data"}
 # What a user's message may hold beside text, and where it is (types/chat/chat_completion_content_part_param.py of the
 # openai package 3.54). A tool's message holds text only (chat_completion_tool_message_param.py).
+HELD: Final = {"image_url": "url", "input_audio": "data", "file": "file_data"}
 
 
 # OpenAI's Responses API
@@ -196,26 +197,26 @@ def thinking(messages: Sequence[Message]) -> list[Message]:
     return thought
 
 
-CALL_ID_CHARS: Final = 64
 # "Invalid 'input[95].call_id': string too long. Expected a string with maximum length 64" (AnswerDotAI/fastllm#45).
+CALL_ID_CHARS: Final = 64
+# The parts that a message of each role may hold. "Invalid value: 'input_text'. Supported values are: 'output_text' and
+# 'refusal'." is said of the assistant's; a recording is no part of any (types/responses/response_input_content_param.py
+# of the openai package 3.54; vllm-project/vllm#47659).
 ROLES: Final = {
     "user": {"input_text", "input_image", "input_file"},
     "system": {"input_text"},
     "developer": {"input_text"},
     "assistant": {"output_text", "refusal"},
 }
-# The parts that a message of each role may hold. "Invalid value: 'input_text'. Supported values are: 'output_text' and
-# 'refusal'." is said of the assistant's; a recording is no part of any (types/responses/response_input_content_param.py
-# of the openai package 3.54; vllm-project/vllm#47659).
+# What a client that has nothing stored may send of each. An id is looked for, and "Item with id 'rs_...' not found.
+# Items are not persisted when `store` is set to false" is the answer (vercel/ai#7543, NousResearch/hermes-agent#10217);
+# of the status of thinking it says "Unknown parameter: 'input[3].status'" (1jehuang/jcode#1028).
 FIELDS: Final = {
     "message": {"type", "role", "content", "phase"},
     "function_call": {"type", "call_id", "name", "arguments", "namespace", "caller"},
     "function_call_output": {"type", "call_id", "output"},
     "reasoning": {"type", "summary", "content", "encrypted_content"},
 }
-# What a client that has nothing stored may send of each. An id is looked for, and "Item with id 'rs_...' not found.
-# Items are not persisted when `store` is set to false" is the answer (vercel/ai#7543, NousResearch/hermes-agent#10217);
-# of the status of thinking it says "Unknown parameter: 'input[3].status'" (1jehuang/jcode#1028).
 
 
 def check_responses(items: Sequence[Wire]) -> None:

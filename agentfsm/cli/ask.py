@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.effects import Pending
 
-Answer: TypeAlias = Callable[["Pending"], Decision | None]
 # Decides what a run waits for; None leaves it for later.
-Word: TypeAlias = tuple[str, PendingKind, Decision]
+Answer: TypeAlias = Callable[["Pending"], Decision | None]
 # A decision, with the run that asked and what it asked for.
+Word: TypeAlias = tuple[str, PendingKind, Decision]
 
 
 def user_name() -> str:

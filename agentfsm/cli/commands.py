@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
 
-DEMO: Final = "agentfsm.cli.demo:agent"
 # Where the agent of `agentfsm demo` is found again.
+DEMO: Final = "agentfsm.cli.demo:agent"
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> Exit:

@@ -16,14 +16,14 @@ import attrs
 from agentfsm.testing.server import Say
 
 PACE_VARIABLE: Final = "AGENTFSM_DEMO_DELAY_S"
-DELAY_S: Final = 0.006
 # Between two pieces of a reply: slow enough to be seen, and the whole demo takes some three seconds.
+DELAY_S: Final = 0.006
 PIECE_CHARS: Final = 20
-READ: Final = 5
 # Files that are read.
+READ: Final = 5
 READ_CHARS: Final = 1_200
+# Lines of each file, quoted in the report.
 FIRST_LINES: Final = 3
-# Of each file, quoted in the report.
 _HEAD: Final = re.compile(r"\[(\w+): (\w+)\]")
 
 
@@ -45,8 +45,8 @@ class Result:
         return value if isinstance(value, dict) and self.outcome == "done" else {}
 
 
-History = dict[str, list[Result]]
 # The results so far, by tool.
+History = dict[str, list[Result]]
 
 
 def think(body: dict[str, Any]) -> Say:

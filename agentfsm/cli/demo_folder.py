@@ -17,6 +17,7 @@ import attrs
 
 from agentfsm.core.errors import ModelRetry
 
+# Folders that hold what machines made.
 SKIPPED: Final = frozenset(
     {
         ".agentfsm",
@@ -35,11 +36,11 @@ SKIPPED: Final = frozenset(
         "venv",
     },
 )
-# Folders that hold what machines made.
-FILES: Final = 20_000
 # Looked at by a listing: 0.2 s on a usual disk.
-PATH_CHARS: Final = 200
+FILES: Final = 20_000
 # A longer path is counted, but not named.
+PATH_CHARS: Final = 200
+# What the files that explain a folder are called, the most telling first.
 _DOCUMENTS: Final = (
     "readme",
     "pyproject",
@@ -50,12 +51,11 @@ _DOCUMENTS: Final = (
     "makefile",
     "license",
 )
-# What the files that explain a folder are called, the most telling first.
+# Endings of what people write.
 _TEXT_KIND: Final = re.compile(
     r"\.(c|cc|cfg|clj|cpp|cs|css|csv|ex|go|h|hpp|hs|html|ini|java|jl|js|json|jsx|kt|lua|md|ml|php|pl|proto|py|r|rb|rs|rst|"
     r"scala|sh|sql|swift|tex|toml|ts|tsx|txt|vue|xml|yaml|yml)",
 )
-# Endings of what people write.
 
 
 @attrs.frozen

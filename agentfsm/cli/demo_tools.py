@@ -20,26 +20,25 @@ from agentfsm.core.errors import ModelRetry
 from agentfsm.engine.tools.context import RunContext
 from agentfsm.engine.tools.tool import tool
 
+# Files searched at most, and bytes of them: both together take about 0.2 s.
 SEARCHED: Final = 2_000
-# Files searched, and
 SEARCHED_BYTES: Final = 32 * 1024 * 1024
-# bytes of them at most: both together take about 0.2 s.
+# Bytes of one file: a longer one is data, not text that somebody wrote.
 FILE_BYTES: Final = 512 * 1024
-# Of one file: a longer one is data, not text that somebody wrote.
-LISTED: Final = 30
 # Files named in a listing.
-LINES: Final = 8
+LISTED: Final = 30
 # Found lines quoted.
+LINES: Final = 8
 LINE_CHARS: Final = 160
+# Characters of a file that is read, at most.
 READ_CHARS: Final = 8_000
-# Of a file that is read, at most.
 REPORT_CHARS: Final = 200_000
-SPARE_S: Final = 2.0
 # Looking ends so long before the call would be cut off: part of an answer is better than none.
+SPARE_S: Final = 2.0
+# Bytes of a result: more than any here can have, so that the JSON is never cut in its middle.
 SHOWN_BYTES: Final = 96_000
-# Of a result: more than any here can have, so that the JSON is never cut in its middle.
+# No two keys in this form make the same name, so it need not hold a hash.
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9]{1,64}:t\d{1,9}\.\d{1,9}")
-# Of keys in this form no two make the same name, so it need not hold a hash.
 
 Folder = RunContext[Any]
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.ports import Store
 
-VOCABULARY_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 # Where tiktoken fetches the usual vocabulary; it keeps the file under the SHA-1 of this address.
+VOCABULARY_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 
 
 @attrs.frozen(kw_only=True)
@@ -178,13 +178,13 @@ async def _asked(store: Store) -> tuple[int, str]:
         await store.aclose()
 
 
+# By the store's kind: what it promises by itself.
 _PROMISES: Final = {
     "SQLiteStore": 'what is acknowledged survives a power cut with durability "full", which is the default, and the '
     'death of the process with "normal"',
     "PostgresStore": 'what is acknowledged survives a crash of the server with durability "full", which is the '
     'default; with "normal" that may cost the last second',
 }
-# By the store's kind: what it promises by itself.
 
 
 def _vocabulary() -> Check:

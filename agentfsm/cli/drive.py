@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from agentfsm.engine.watch.stream import StreamEvent
     from agentfsm.ports import Store
 
-POLL_S: Final = 0.2
 # Seconds between two looks at a run that another worker drives: short beside the 10 s that a lease lasts.
+POLL_S: Final = 0.2
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -244,8 +244,8 @@ _WAYS: Final = {
     PendingKind.INPUT: ("send {run} TEXT",),
     PendingKind.PAUSE: (),
 }
-_INQUIRY_WAYS: Final = ("answer {run} {call} JSON", "answer {run} {call} --decline")
 # What a tool asks in the middle of its call.
+_INQUIRY_WAYS: Final = ("answer {run} {call} JSON", "answer {run} {call} --decline")
 _METHODS: Final = {
     PendingKind.APPROVAL: "agent.approve or agent.reject",
     PendingKind.OUTCOME: "agent.settle",

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from agentfsm.ports import Store
 
 DAY_S: Final = 86_400.0
-MANY: Final = 1_000_000
 # More calls of agents than any run makes.
+MANY: Final = 1_000_000
 
 
 def delete(args: argparse.Namespace, terminal: Terminal) -> Exit:

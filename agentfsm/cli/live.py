@@ -31,12 +31,12 @@ from agentfsm.engine.watch.stream import (
     ToolEventType,
 )
 
-REFRESHES_PER_S: Final = 12
 # Often enough to look fluent, seldom enough for a slow line.
+REFRESHES_PER_S: Final = 12
+# Characters of a text that streams in, kept to be shown.
 TEXT_CHARS: Final = 2_000
-# Of a text that streams in, kept to be shown.
+# Lines of it shown: the newest.
 TEXT_LINES: Final = 8
-# Of it shown: the newest.
 
 _STYLES: Final = {
     Outcome.DONE: "green",

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.mcp.serving.service import MCPService
 
+# Where --http listens unless it is told: only programs of this machine reach it.
 ADDRESS: Final = "127.0.0.1:8000"
-# Of --http without a word: only programs of this machine reach it.
-CLOSING_S: Final = 5.0
 # Seconds that a signal leaves for closing the store; runs are given back before.
+CLOSING_S: Final = 5.0
 MOST_PORTS: Final = 65_535
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Characters of what a server calls something, on one line.
 NAME_CHARS: Final = 200
-# Of what a server calls something, on one line.
 
 
 # What they have.

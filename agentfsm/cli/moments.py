@@ -8,15 +8,15 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-When = Callable[[float], float]
 # From the store's time to the moment that is meant, seconds since 1970.
+When = Callable[[float], float]
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _SPAN: Final = re.compile(r"\+(\d{1,9}(?:\.\d+)?)([smhd])", re.ASCII)
-_SECONDS: Final = re.compile(r"\d{9,10}(?:\.\d+)?", re.ASCII)
 # Since 1970, as programs write them: 1973 to 2286, and no date looks like that.
+_SECONDS: Final = re.compile(r"\d{9,10}(?:\.\d+)?", re.ASCII)
+# Seconds of a span: ten years, beyond which it is a slip.
 LONGEST_S: Final = 10 * 366 * 86_400.0
-# Of a span: ten years, beyond which it is a slip.
 
 
 def when(text: str) -> When:

@@ -25,6 +25,7 @@ HOME: Final = ".agentfsm"
 DEFAULT: Final = f"{HOME}/runs.db"
 VARIABLE: Final = "AGENTFSM_STORE"
 
+# By the URL's scheme: the store, and what of its own it may be told in the URL's query.
 _SERVERS: Final = {
     "postgres": ("PostgresStore", ("schema",)),
     "postgresql": ("PostgresStore", ("schema",)),
@@ -32,9 +33,8 @@ _SERVERS: Final = {
     "rediss": ("RedisStore", ("accept_loss", "prefix")),
     "unix": ("RedisStore", ("accept_loss", "prefix")),
 }
-# By the URL's scheme: the store, and what of its own it may be told in the URL's query.
-_USER: Final = re.compile(r"(://[^:]*):.*@")
 # Up to the last @: a password that should have been escaped may hold anything.
+_USER: Final = re.compile(r"(://[^:]*):.*@")
 _QUERY: Final = re.compile(r"([?&][^=&]*pass[^=&]*)=[^&\s]*", re.IGNORECASE)
 
 

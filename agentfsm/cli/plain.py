@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from agentfsm.engine.tools.tool import Tool
 
+# Characters of an argument in a list of calls: a path or a question fits, a document does not.
 VALUE_CHARS: Final = 60
-# Of an argument in a list of calls: a path or a question fits, a document does not.
+# Characters of a call with its arguments.
 CALL_CHARS: Final = 160
-# Of a call with its arguments.
+# Characters of what went wrong.
 NOTE_CHARS: Final = 300
-# Of what went wrong.
 
 
 def short(value: object) -> str:
@@ -36,8 +36,8 @@ def seconds(value: float) -> str:
     return f"{value:.3f} s" if value < 1 else f"{value:.1f} s" if value < 60 else f"{value:,.0f} s"  # noqa: PLR2004
 
 
+# What a tool declares of how its calls are treated.
 DECLARATIONS: Final = ("read_only", "idempotent", "concurrency_safe", "requires_approval", "poll")
-# Of a tool, for how its calls are treated.
 
 
 def declared(tool: Tool[..., Any]) -> tuple[str, ...]:

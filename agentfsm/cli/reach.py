@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Command = Callable[[argparse.Namespace, "Terminal"], Exit]
 
+# Limits of an agent that only hands something on: no run is ever at the end of such limits, so none is ended by them.
 _PATIENCE: Final = 1e9
-# Of an agent that only hands something on: no run is ever at the end of such limits, so none is ended by them.
 
 
 class NoModel(Model):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from agentfsm.core.run import OpenCall, Run
     from agentfsm.ports import Summary
 
-_DATA: Final = re.compile(r'("data:[^",]{1,200}),[^"]*')
 # In JSON, an address that carries its data, which says nothing to a reader.
+_DATA: Final = re.compile(r'("data:[^",]{1,200}),[^"]*')
 
 
 @attrs.frozen(kw_only=True)

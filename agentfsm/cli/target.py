@@ -19,8 +19,8 @@ from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.engine.queue.render import describe
 from agentfsm.engine.tools.tool import Tool
 
-MCP: Final = "--mcp"
 # Stands between the name of an agent and each file of its servers.
+MCP: Final = "--mcp"
 FORM: Final = "an agent is named as module:attribute, for example app:agent"
 
 

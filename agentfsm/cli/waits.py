@@ -13,12 +13,12 @@ from agentfsm.core.effects import PendingKind
 if TYPE_CHECKING:
     from agentfsm.core.effects import Pending
 
+# Characters of what a tool asks: its message, the address to open, and the fields to fill in.
 INQUIRY_CHARS: Final = 1_000
-# Of what a tool asks: its message, the address to open, and the fields to fill in.
-ASK_USER: Final = "ask_user"
 # The built-in tool that asks the user.
-WENT_UNSEEN: Final = "was under way when its worker died or was stopped, or when the run was forked"
+ASK_USER: Final = "ask_user"
 # Why nobody knows what became of a call.
+WENT_UNSEEN: Final = "was under way when its worker died or was stopped, or when the run was forked"
 
 
 def place_of(item: Pending, run_id: str = "") -> str:

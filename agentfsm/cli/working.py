@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
 
+# Characters of what is said of a run: its id, and what it waits for.
 LINE_CHARS: Final = 500
-# Of what is said of a run: its id, and what it waits for.
 _ENDS: Final = {State.DONE: "done", State.ERROR: "stopped"}
 
 

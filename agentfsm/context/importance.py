@@ -16,12 +16,13 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ToolResult
 from agentfsm.ports import ContextPolicy
 
+# Source: document F, 7.2.
 IMPORTANCE: Final[Mapping[Kind, float]] = MappingProxyType(
     {Kind.SYSTEM: 100, Kind.FINAL: 90, Kind.USER: 80, Kind.OTHER: 50, Kind.RESULTS: 40, Kind.ERROR: 20},
 )
-# Source: document F, 7.2.
-ACKNOWLEDGEMENT_CHARS: Final = 20
 # The longest bare acknowledgement is shorter (Source: document G, 7).
+ACKNOWLEDGEMENT_CHARS: Final = 20
+# What an acknowledgement is made of, in small letters. Length alone would take "Paris" and "42" for one.
 ACKNOWLEDGEMENTS: Final = frozenset(
     (
         *("ok", "okay", "sure", "of course", "certainly", "yes", "right", "all right", "alright", "got it", "i see"),
@@ -30,9 +31,8 @@ ACKNOWLEDGEMENTS: Final = frozenset(
         *("知道了", "了解", "收到", "没问题", "谢谢", "不客气", "完成", "已完成"),
     ),
 )
-# What an acknowledgement is made of, in small letters. Length alone would take "Paris" and "42" for one.
-_PHRASES: Final = re.compile(r"[^\w\s']+")
 # What parts them: any sign, an emoji too.
+_PHRASES: Final = re.compile(r"[^\w\s']+")
 
 
 def _scores_of(scores: Mapping[Kind, float]) -> Mapping[Kind, float]:

@@ -21,15 +21,17 @@ import attrs
 
 from agentfsm.ports import Scorer
 
-SATURATION: Final = 1.2
 # How soon a word's repetition stops to count: the usual value, called k1. From 0.8 to 3 recall moves by under 1 %.
-LENGTH_SHARE: Final = 0.75
+SATURATION: Final = 1.2
 # How much a long text is held against it, 0 to 1: the usual value, called b. From 0.5 to 1 recall moves by under 1 %.
-NAME_WEIGHT: Final = 2
+LENGTH_SHARE: Final = 0.75
 # How often the name counts. 1 and 3 differ by under 1 % in recall; with 6, a name that happens to fit is taken too far.
-KEPT_INDEXES: Final = 16
+NAME_WEIGHT: Final = 2
 # Tool sets whose index is kept, in a process: several agents, each scored again with every input.
+KEPT_INDEXES: Final = 16
 
+# English words that stand in any task. Leaving them out raises recall among the first five by 2 %: descriptions are so
+# short that even a frequent word is rare in them.
 _COMMON: Final = frozenset(
     re.findall(
         r"\w+",
@@ -37,25 +39,23 @@ _COMMON: Final = frozenset(
         "to was we were what which who will with would you your",
     ),
 )
-# English words that stand in any task. Leaving them out raises recall among the first five by 2 %: descriptions are so
-# short that even a frequent word is rare in them.
 
+# Scripts whose words are not set apart: each pair of neighbouring characters is taken for a word.
 _DENSE: Final = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
     "\u3005-\u3007\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
     "\uac00-\ud7a3"  # Korean has spaces, but glues its particles to the words
 )
-# Scripts whose words are not set apart: each pair of neighbouring characters is taken for a word.
-_PIECE: Final = rf"([{_DENSE}]+)|[^\W_{_DENSE}]+"
 # Left to `re` to compile when it is first used: so many ranges take 3 ms, and most agents have few tools.
-_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_PIECE: Final = rf"([{_DENSE}]+)|[^\W_{_DENSE}]+"
 # Where camelCase breaks: getUser, HTTPServer.
+_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
-_SHORTEST_STEM: Final = 3
 # Letters: "sing" and "red" are no endings.
+_SHORTEST_STEM: Final = 3
 
-_Index: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
 # Word -> the places of the texts that hold it, and what it adds to the score of each.
+_Index: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
 
 
 @attrs.frozen

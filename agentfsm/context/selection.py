@@ -24,33 +24,33 @@ from agentfsm.engine.queue.render import describe
 from agentfsm.ports import Ask, Scorer, Selection, ToolDefinition, ToolSelector
 from agentfsm.tally import BYTES
 
-SIMILAR_ABOVE: Final = 20
 # Tools. Up to here a model chooses well among all, above it needs a selection (Source: document E, 9.1).
-TWO_STAGE_ABOVE: Final = 50
+SIMILAR_ABOVE: Final = 20
 # Tools. Above, two stages are about the only way that works (Source: document E, 5.4 and 9.1).
-TOP: Final = 20
+TWO_STAGE_ABOVE: Final = 50
 # Tools: as many as a model still chooses well among, and not fewer, for a tool that is left out cannot be called.
 # Measured (`make bench ROW=selection`), of the right tools among 50, 200, 500 and 1,427 the first 20 hold 98.0, 97.8,
 # 96.8 and 95.6 %, the first 10 hold 97.7, 97.2, 96.1 and 93.0 %, the first 5 hold 97.6, 96.6, 94.4 and 90.1 %. Those
 # tasks name all that they need; the later steps of a long task do not, which speaks for 20.
-PICKS: Final = 5
+TOP: Final = 20
 # Tools that stage two shows: 3 to 5 (Source: document E, 5.4).
-MOST_UNCHOSEN: Final = 128
+PICKS: Final = 5
 # Tools, when nothing tells them apart: OpenAI refuses a request with more.
-STAGE_ONE_BYTES: Final = 40_000
+MOST_UNCHOSEN: Final = 128
 # The longest list of summaries: about 10,000 tokens, which is what 20 full definitions take at most (Source: document
 # E, 9.2). A longer one would cost more than it saves. About 280 tools fit.
+STAGE_ONE_BYTES: Final = 40_000
+# Characters of a tool's first sentence; most are shorter.
 SUMMARY_CHARS: Final = 200
-# Of a tool's first sentence; most are shorter.
+# Characters of its parameters' names: some ten.
 PARAMETERS_CHARS: Final = 120
-# Of its parameters' names: some ten.
-TASK_CHARS: Final = 8_000
 # What is read of a task, half from its head and half from its tail: that is where a pasted document's reader says what
 # to do with it.
-TEXT_CHARS: Final = 8_000
+TASK_CHARS: Final = 8_000
 # What is compared of one tool; a definition of 500 tokens has 2,000.
+TEXT_CHARS: Final = 8_000
+# Characters of an error's text, in `how`, which every journal keeps.
 _REASON_CHARS: Final = 200
-# Of an error's text, in `how`, which every journal keeps.
 
 _DIRECTIONS: Final = """\
 You choose the tools for an assistant that is about to work on a task; it will see only those that you choose.
@@ -60,15 +60,15 @@ Do not work on the task yourself. Answer with nothing but a JSON list of names, 
 The tools, as name(parameters): what it does
 {lines}"""
 
-_SENTENCE: Final = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])|(?<=[。！？])|\n\s*\n")  # noqa: RUF001  Chinese ends so
 # Where a sentence ends. What goes on in small letters has not ended: "e.g. this".
-_TOKEN: Final = re.compile(r"(?:\d+\.)?([A-Za-z0-9_-]+(?:[./][A-Za-z0-9_-]+)*)")
+_SENTENCE: Final = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])|(?<=[。！？])|\n\s*\n")  # noqa: RUF001  Chinese ends so
 # What may be a name; "get.v2" is one piece, so that it does not pass for "get". A list's number is not part of it.
+_TOKEN: Final = re.compile(r"(?:\d+\.)?([A-Za-z0-9_-]+(?:[./][A-Za-z0-9_-]+)*)")
 _LIST: Final = re.compile(r"\[[^\[\]]*\]")
 _MARKED: Final = re.compile(r"`[^`\n]+`|\"[^\"\n]+\"|\*\*[^*\n]+\*\*")
 _BRACKETS: Final = re.compile(r"\([^()]*\)")
-_REMARK: Final = re.compile(r":| [-–—] ")  # noqa: RUF001  models write such dashes
 # What stands between a name and what is said of it.
+_REMARK: Final = re.compile(r":| [-–—] ")  # noqa: RUF001  models write such dashes
 
 
 def _at_least(least: int) -> Callable[[object, attrs.Attribute[int], int], None]:

@@ -24,19 +24,20 @@ from agentfsm.core.view import Summarised
 from agentfsm.ports import ContextPolicy, Model
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN
 
+# The part of the tokens that a summary stands for: what the model is told, and what it is held to.
 SHARE: Final = 0.25
 MOST_SHARE: Final = 0.3
-# Of the tokens that a summary stands for: what the model is told, and what it is held to.
+# Groups of messages (Source: document F, 7.2).
 KEEP_NEWEST: Final = 4
-# Groups (Source: document F, 7.2).
-LEAST: Final = 0.5
 # Where rules would have to cut more than this part, a summary is worth its price (Source: document G, 7).
-MESSAGE_CHARS: Final = 4_000
+LEAST: Final = 0.5
 # What is read of one message, head and tail: a thousand tokens tell what it is about.
+MESSAGE_CHARS: Final = 4_000
+# English words in a token; models count words better than tokens.
 WORDS_PER_TOKEN: Final = 0.75
-# Of English; models count words better than tokens.
+# The part of the summarising model's window that is for messages: the rest is for the summary so far, the instructions
+# and the answer.
 MODEL_SHARE: Final = 0.5
-# Of the summarising model's window, for messages: the rest is for the summary so far, the instructions and the answer.
 
 _DIRECTIONS: Final = """\
 You keep the record of a conversation between a user and an assistant that works with tools. You get the record so far \

@@ -11,14 +11,14 @@ from agentfsm.compaction import Group, Room, tokens_of
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports import ContextPolicy
 
+# Characters of a result that the model has read (Source: document A, 8.3, and document G, 7).
 TRIM_CHARS: Final = 500
-# Of a result that the model has read (Source: document A, 8.3, and document G, 7).
+# Items of a list (Source: document F, 7.4).
 TRIM_ITEMS: Final = 5
-# Of a list (Source: document F, 7.4).
-KEEP_NEWEST: Final = 2
 # Groups: a model that compares two results has read them in two turns.
-_UNREAD_CHARS: Final = (16_000, 8_000, 4_000, 2_000, 1_000)
+KEEP_NEWEST: Final = 2
 # To how much results are shortened, step by step, that the model has not read and that do not fit.
+_UNREAD_CHARS: Final = (16_000, 8_000, 4_000, 2_000, 1_000)
 
 
 def at_least(least: int) -> Callable[[object, attrs.Attribute[Any], int], None]:

@@ -14,8 +14,8 @@ from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.run import Header, OpenCall, Phase, Run, arguments_of, begin
 
+# Characters of a result's SHA-256: all of it, since it stands for the result.
 DIGEST_CHARS: Final = 64
-# Of a result's SHA-256: all of it, since it stands for the result.
 
 
 @attrs.frozen(kw_only=True)
@@ -198,6 +198,7 @@ def _earliest(started_at: float | None, taken_up_at: float) -> float | None:
     return min(known, default=None)
 
 
+# Why a call was answered before its tool was tried.
 _UNTRIED: Final = frozenset(
     {
         ErrorType.ARGUMENTS,
@@ -209,7 +210,6 @@ _UNTRIED: Final = frozenset(
         ErrorType.CIRCUIT_OPEN,
     },
 )
-# Why a call was answered before its tool was tried.
 
 
 def _tries(result: ToolResult) -> int:

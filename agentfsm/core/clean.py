@@ -13,11 +13,11 @@ from typing import Final
 
 from agentfsm.core.hidden import HIDDEN, spelt_out
 
-CUT: Final = "..."
 # Stands for what was cut off; plain ASCII, since it is shown on any terminal.
+CUT: Final = "..."
 
-_SEQUENCES: Final = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
 # Control sequences (ECMA-48, 5.4), removed whole: without its ESC one would leave "[31m" behind.
+_SEQUENCES: Final = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
 
 
 def clean(text: str) -> str:

@@ -31,10 +31,10 @@ from agentfsm.core.run import FORMAT, Header
 from agentfsm.core.verdict import Action
 from agentfsm.core.view import Shown
 
-FIRST: Final = 1
 # The oldest format that is still read: all that there ever were.
-LIMIT_CHARS = 64 * 1024 * 1024
+FIRST: Final = 1
 # The longest record written or read: no model takes more, and a larger one would hurt every later reader.
+LIMIT_CHARS = 64 * 1024 * 1024
 
 _AnyEvent: Any = Union[events.EVENTS]  # noqa: UP007  built from the list, so that there is one list
 _UNIONS: Final[tuple[Any, ...]] = (Part, Media, Message, InboxItem, Shown, _AnyEvent)
@@ -87,8 +87,8 @@ def _expression(kind: Any, value: str, scope: dict[str, Any]) -> str:
     return f"{'text' if is_enum else _SIMPLE.get(kind, 'other')}({value})"
 
 
-_SIMPLE: Final[Mapping[Any, str]] = {str: "text", float: "number", int: "integer"}
 # What writes them; all else is left to json.
+_SIMPLE: Final[Mapping[Any, str]] = {str: "text", float: "number", int: "integer"}
 
 
 def _number(value: float) -> str:
@@ -273,8 +273,8 @@ def _from_2(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-_MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {1: _from_1, 2: _from_2}
 # By the version that a record is in: what makes the next one of it.
+_MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {1: _from_1, 2: _from_2}
 
 
 def _excerpt(text: str) -> str:

@@ -11,8 +11,8 @@ from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.messages import AssistantMessage, Message, ToolResult
 from agentfsm.core.run import Phase, Run
 
-_FACTS: Final = ("version", "state", "turn", "stop_reason", "stop_message", "window", "loops", "disabled", "offered")
 # What is told of a run beside its history and its open calls.
+_FACTS: Final = ("version", "state", "turn", "stop_reason", "stop_message", "window", "loops", "disabled", "offered")
 
 
 @attrs.frozen(kw_only=True)

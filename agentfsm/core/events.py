@@ -241,8 +241,9 @@ class Resumed(Event):
     # What has changed since, for people.
 
 
-Answered: TypeAlias = ToolsChosen | AnswerGiven | AnswerDrafted | ModelFaltered
 # What comes of a request to the model.
+Answered: TypeAlias = ToolsChosen | AnswerGiven | AnswerDrafted | ModelFaltered
+# All of them, in the order in which a run meets them.
 EVENTS: tuple[type[Event], ...] = (
     Observed,
     ToolsChosen,
@@ -266,4 +267,3 @@ EVENTS: tuple[type[Event], ...] = (
     Resumed,
     Failed,
 )
-# All of them, in the order in which a run meets them.

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from typing import Final
 
+# Unicode's Default_Ignorable_Code_Point, with the controls, the surrogates and the marks of annotations.
 _SET: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and line break
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"  # soft hyphen, joiners, fillers
@@ -19,18 +20,18 @@ _SET: Final = (
     "\ud800-\udfff"  # halves of pairs, which no terminal takes
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # shorthand and musical controls, tags
 )
-# Unicode's Default_Ignorable_Code_Point, with the controls, the surrogates and the marks of annotations.
 HIDDEN: Final = re.compile(f"[{_SET}]")
 
 _PICTURE: Final = (
     "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u27bf\u2900-\u297f\u2b00-\u2bff\u3030\u303d\u3297\u3299"
     "\U0001f000-\U0001faff"
 )
+# Arabic, Syriac, the scripts of India, Burmese, Khmer and Mongolian, whose letters take another form by a joiner.
 _JOINED: Final = (
     "\u0600-\u061b\u061d-\u06ff\u0700-\u077f\u0860-\u08ff\u0900-\u0dff\u1000-\u109f\u1780-\u17b3\u17b6-\u17ff"
     "\u1820-\u18aa\ufb50-\ufdff\ufe70-\ufefc"
 )
-# Arabic, Syriac, the scripts of India, Burmese, Khmer and Mongolian, whose letters take another form by a joiner.
+# Where a hidden character is a part of how something visible is written.
 _IN_PLACE: Final = re.compile(
     f"(?<=[{_PICTURE}])[\ufe0e\ufe0f]"  # a character as a picture, or as text
     "|(?<=[0-9#*])\ufe0f(?=\u20e3)"  # a key cap
@@ -39,7 +40,6 @@ _IN_PLACE: Final = re.compile(
     "|(?<=[\u1820-\u18aa])[\u180b-\u180d]"  # forms of Mongolian letters
     "|\r(?=\n)"
 )
-# Where a hidden character is a part of how something visible is written.
 
 
 def hidden_in(text: str) -> str | None:

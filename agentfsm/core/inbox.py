@@ -32,17 +32,17 @@ class Priority(StrEnum):
     LOW = "low"
 
 
-URGENCY = {priority: place for place, priority in enumerate(Priority)}
 # Their order: what is most urgent comes first.
+URGENCY = {priority: place for place, priority in enumerate(Priority)}
+# The head of the system note that each kind but the user's own becomes.
 NOTES = {
     InputKind.EVENT: "System Event",
     InputKind.TIMER: "Timer",
     InputKind.WEBHOOK: "Webhook",
     InputKind.REFLECTION: "Reflection",
 }
-# The head of the system note that each kind but the user's own becomes.
-OUTSIDE = frozenset({InputKind.EVENT, InputKind.WEBHOOK})
 # Kinds whose text was written elsewhere: it is fenced as data, so that the model does not take it for orders.
+OUTSIDE = frozenset({InputKind.EVENT, InputKind.WEBHOOK})
 
 
 @attrs.frozen(kw_only=True)

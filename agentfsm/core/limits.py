@@ -30,6 +30,7 @@ class StopReason(StrEnum):
     PARKED = "parked"
 
 
+# The reasons that a larger limit would have prevented.
 OUT_OF_BUDGET = frozenset(
     {
         StopReason.MAX_TURNS,
@@ -39,7 +40,6 @@ OUT_OF_BUDGET = frozenset(
         StopReason.TIMEOUT,
     },
 )
-# The reasons that a larger limit would have prevented.
 
 
 def _is_number(value: object) -> bool:

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
-REPEATS = 3
 # Turns alike before it counts: twice is a retry.
-LONGEST = 4
+REPEATS = 3
 # The longest sequence looked for: beyond it, repetition is too rare to be worth the look.
+LONGEST = 4
 
 
 Signature = tuple[tuple[str, str], ...]
+# A result, as it is compared: two pictures of one size are told in the same words.
 _Content = tuple[str, tuple[Media, ...]]
-# Of a result: two pictures of one size are told in the same words.
 
 
 @attrs.frozen(kw_only=True)

@@ -130,8 +130,8 @@ class FilePart:
 
 
 Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart
-Media: TypeAlias = ImagePart | AudioPart | FilePart
 # Parts that are no text.
+Media: TypeAlias = ImagePart | AudioPart | FilePart
 
 
 def data_of(part: Media) -> tuple[str, str] | None:
@@ -373,10 +373,10 @@ def encodable(text: str) -> str:
 
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# The ids of calls that OpenAI takes back.
 _ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")
-# Of calls, as OpenAI takes them back.
-_parse: Final = json.JSONDecoder().raw_decode
 # A third of what `json.loads` costs: nothing behind the value is looked for.
+_parse: Final = json.JSONDecoder().raw_decode
 
 
 def _sorted(value: object) -> object:
@@ -441,8 +441,8 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-_strictly: Final = json.JSONDecoder(parse_constant=_refuse).decode
 # Made once: `json.loads` would make a decoder for each call.
+_strictly: Final = json.JSONDecoder(parse_constant=_refuse).decode
 
 
 def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part, ...]:

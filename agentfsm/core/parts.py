@@ -8,8 +8,8 @@ from typing import Final
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart, data_of
 
 _KINDS: Final[Mapping[type[Media], str]] = {ImagePart: "image", AudioPart: "recording", FilePart: "file"}
+# Characters of a name or an address, as it is told.
 WORDS_CHARS: Final = 200
-# Of a name or an address, as it is told.
 
 
 def kind_of(part: Media) -> str:

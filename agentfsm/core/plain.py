@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Final
 
-LIMIT_DEPTH: Final = 200
 # How deep readers go differs, also from Python to Python; strict ones take no more.
+LIMIT_DEPTH: Final = 200
 
-dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 # Without a look at the depth.
+dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def encode_json(value: object) -> str:

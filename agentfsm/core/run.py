@@ -40,11 +40,11 @@ from agentfsm.core.view import Shown, Span, plain_layout, view
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-A_co = TypeVar("A_co", default=str, covariant=True)
 # What an answer is: text, unless the agent has an output_type.
+A_co = TypeVar("A_co", default=str, covariant=True)
 
-FORMAT: Final = 3
 # The format of journals that this code writes; raised with every change that an older reader would misunderstand.
+FORMAT: Final = 3
 
 
 def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -479,8 +479,8 @@ def _reflect(run: Run[Any]) -> Effect:
 
 
 _READ_INBOX: Final = ReadInbox()
-_REFLECT_ON_RESULTS: Final = Reflect(draft=None)
 # The same in every turn.
+_REFLECT_ON_RESULTS: Final = Reflect(draft=None)
 
 
 _EFFECT: Mapping[State, Callable[[Run[Any]], Effect | None]] = {

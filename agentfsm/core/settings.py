@@ -64,5 +64,5 @@ class Settings:
         return attrs.evolve(base, **said | {"extra_body": {**base.extra_body, **self.extra_body}})
 
 
-DEFAULT = Settings()
 # Says nothing.
+DEFAULT = Settings()

@@ -17,10 +17,10 @@ from agentfsm.ports import Filter, Store, Summary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PAGE: Final = 100
 # Runs that are listed at once.
-MANY: Final = 1_000_000
+PAGE: Final = 100
 # More calls of agents than any run makes.
+MANY: Final = 1_000_000
 
 
 async def audit_of(store: Store, run_id: str) -> tuple[AuditRecord, ...]:

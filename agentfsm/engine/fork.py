@@ -60,8 +60,8 @@ def forked(
     return (*prefix, *first, *[attrs.evolve(fact, at=at) for fact in own])
 
 
-_LOOK_AGAIN = "Something had come in that this answer did not take up, and it is gone. Look at your answer again."
 # Said where a fork begins behind an answer that did not count: some providers refuse a request that ends with one.
+_LOOK_AGAIN = "Something had come in that this answer did not take up, and it is gone. Look at your answer again."
 
 
 def _of_open(run: Run, entry: OpenCall, registry: ToolRegistry) -> Event | None:

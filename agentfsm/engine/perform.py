@@ -44,10 +44,10 @@ from agentfsm.threads import event_loop
 if TYPE_CHECKING:
     from agentfsm.engine.drive.journal import Journal
 
+# The part of the window's room, for what comes in at once: the other half is for what was said before.
 INPUT_SHARE: Final = 0.5
-# Of the window's room, for what comes in at once: the other half is for what was said before.
-_GATED: Final = frozenset({State.THINK, State.ACT})
 # Before them a run goes by the gate of its event loop; what is done in other states is short, and goes along.
+_GATED: Final = frozenset({State.THINK, State.ACT})
 
 
 async def run_steps(engine: Engine, drive: Drive, gate: Gate, *, once: bool = False) -> None:

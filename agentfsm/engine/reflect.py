@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from agentfsm.engine.drive.engine import Engine
     from agentfsm.ports import Judge
 
+# What a finding says, the first and the second time; the third stops the run.
 _LADDER: Final = (
     "You are repeating yourself: {what}. The results will not change. Do something else, or answer with what you have.",
     "You are repeating yourself: {what}. {tools} may not be called any more in this run. Answer with what you have.",
 )
-# What a finding says, the first and the second time; the third stops the run.
 _LAST: Final = (
     "You are repeating yourself: {what}. This is your last reply: give the best answer that you can with what you "
     "have, and say what is missing."
@@ -144,8 +144,8 @@ def _found(verdict: Verdict) -> str:
     return f": {told}" if told else "."
 
 
-GOOD: Final = 4
 # The least score that needs no word.
+GOOD: Final = 4
 
 _NEXT: Final[dict[Action, Callable[[Verdict], e.Continued]]] = {
     Action.ACCEPT: lambda verdict: e.Continued(note=verdict.note),

@@ -23,8 +23,8 @@ from agentfsm.tally import Tally
 if TYPE_CHECKING:
     from agentfsm.engine.drive.engine import Engine
 
-PARTS: Final = ("the agent: its model, instructions, tools or settings", "the messages")
 # What the two hashes of a request are of.
+PARTS: Final = ("the agent: its model, instructions, tools or settings", "the messages")
 
 
 @attrs.frozen(kw_only=True)

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from mcp.client.session import ClientRequestContext
     from mcp.shared.dispatcher import ProgressFnT
 
+# How one attempt at a call ended.
 Outcome = m.CallToolResult | InputRequired
-# Of an attempt at a call.
 Asked = m.ElicitRequestFormParams | m.ElicitRequestURLParams
 
-FIRST_POLL_S: Final = 0.05
-LONGEST_POLL_S: Final = 1.0
 # Seconds before a call is made again whose server only wants to be asked later; twice as long each time. The call's
 # own time bounds it.
-MOST_LEGS: Final = 60
+FIRST_POLL_S: Final = 0.05
+LONGEST_POLL_S: Final = 1.0
 # Requests that one attempt may take: about a minute of them.
+MOST_LEGS: Final = 60
+# Digits of a hash, so many that no two questions of a call are taken for each other.
 PRINT_DIGITS: Final = 16
-# Of a hash: so that no two questions of a call are taken for each other.
 UNTOLD: Final = (
     "several calls of this server were under way when more than one of them asked for input, and it cannot be told "
     "which asked what. They were given up in their middle, so check what they have done. Call them one at a time."
@@ -171,8 +171,8 @@ async def call(
         return _elsewhere(told, error)
 
 
-_REQUIRED: Final = "url-required"
 # Marks what a server wants opened before it takes the call at all.
+_REQUIRED: Final = "url-required"
 
 
 def _elsewhere(told: Told, error: MCPError) -> Outcome:

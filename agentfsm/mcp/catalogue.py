@@ -16,10 +16,10 @@ from mcp import Client, MCPError
 
 from agentfsm.mcp.trust.pins import tool_text
 
+# Pages of one list: a server that goes on for ever is not followed.
 MOST_PAGES: Final = 200
-# Of a list: a server that goes on for ever is not followed.
+# Entries of one list.
 MOST_ENTRIES: Final = 10_000
-# Of a list.
 
 
 class NotAsAdmittedError(Exception):

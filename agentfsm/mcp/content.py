@@ -15,15 +15,15 @@ from agentfsm.core.parts import size_of
 from agentfsm.engine.queue.parts import left_out, usable
 from agentfsm.engine.queue.render import rendered, with_parts
 
+# Characters of a name, an address or a description that a server gives.
 WORD_CHARS: Final = 300
-# Of a name, an address or a description that a server gives.
 NOTHING: Final = "(done, no output)"
 REASONLESS: Final = "(failed, and the server did not say why)"
 
-_MEDIA_TYPE: Final = re.compile(r"[a-z0-9!#$&^_.+-]{1,80}/[a-z0-9!#$&^_.+-]{1,80}")
 # Source: RFC 6838, 4.2.
-_TEXTS: Final = re.compile(r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|toml|javascript|sql)|image/svg\+xml")
+_MEDIA_TYPE: Final = re.compile(r"[a-z0-9!#$&^_.+-]{1,80}/[a-z0-9!#$&^_.+-]{1,80}")
 # Kinds of data that are text.
+_TEXTS: Final = re.compile(r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|toml|javascript|sql)|image/svg\+xml")
 
 
 def content_of(result: m.CallToolResult) -> tuple[str, tuple[Media, ...]]:
@@ -137,8 +137,8 @@ def _link(link: m.ResourceLink) -> str:
     return f"[link to a resource: {', '.join(words)}]"
 
 
+# Bytes of a size that can be believed.
 _MOST_BYTES: Final = 2**63
-# Of a size that can be believed.
 
 
 def _line(text: str) -> str:
@@ -152,7 +152,7 @@ def _line(text: str) -> str:
 def _is_said(value: Any, blocks: Sequence[m.ContentBlock]) -> bool:
     """Whether the texts of a result are the JSON of its structured content, as they should be.
 
-        A tool that returns something else than an object has it wrapped: `{"result": ...}`, or under a name of its own,
+    A tool that returns something else than an object has it wrapped: `{"result": ...}`, or under a name of its own,
     as the official filesystem server has `{"content": ...}`; of a list, each item may be a text of its own.
     """
     texts = [block.text for block in blocks if isinstance(block, m.TextContent)]

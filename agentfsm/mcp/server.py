@@ -31,8 +31,8 @@ from agentfsm.mcp.trust.terms import Confirm, Constraint, Terms
 
 _log = logging.getLogger("agentfsm.mcp")
 
-TIMEOUT_S: Final = 30.0
 # Seconds for a call: document D, 7.4.
+TIMEOUT_S: Final = 30.0
 
 
 class Options(TypedDict, total=False):

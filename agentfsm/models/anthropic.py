@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 ANTHROPIC_URL: Final = "https://api.anthropic.com"
 
+# The status that goes with each type of error: one that comes in the middle of a stream has the type only.
+# Source: platform.claude.com/docs/en/api/errors.
 _STATUSES: Final = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -46,15 +48,13 @@ _STATUSES: Final = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-# The status that goes with each type of error: one that comes in the middle of a stream has the type only.
-# Source: platform.claude.com/docs/en/api/errors.
 
-_SPENT: Final = frozenset({"contract_spend_limit_reached", "enforced_spend_limit_reached"})
 # Codes of a 429 that holds until somebody pays, or until the next month.
+_SPENT: Final = frozenset({"contract_spend_limit_reached", "enforced_spend_limit_reached"})
 
-_TOO_LONG: Final = ("prompt is too long", "exceed context limit")
 # Words of a 400: "prompt is too long: 210000 tokens > 200000 maximum", "input length and `max_tokens` exceed context
 # limit". It has no code.
+_TOO_LONG: Final = ("prompt is too long", "exceed context limit")
 
 
 def _bad_request(trouble: t.Trouble) -> ModelError:

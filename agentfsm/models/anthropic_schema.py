@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
 
 _KEPT: Final = frozenset({"type", "$ref", "required", "title", "description"})
-_UNKNOWN: Final = object()
 # In place of what the provider does not take.
+_UNKNOWN: Final = object()
 _FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"}
 )

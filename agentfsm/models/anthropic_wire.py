@@ -72,21 +72,21 @@ if TYPE_CHECKING:
     from agentfsm.models.wire import Refuses
     from agentfsm.ports import Chunk, Request
 
+# The provider named in native replies.
 PROVIDER: Final = "anthropic"
-# Of native replies.
 
-ANSWER_TOKENS: Final = 8_192
 # The largest answer where none is set: the wire wants a number. Thinking and the arguments of calls are part of an
 # answer, so it is twice what the engine reserves (4,096); more would be refused by Claude 3.5, and answers that take
 # longer than `Limits.model_timeout_s` would come in vain where they are not streamed.
+ANSWER_TOKENS: Final = 8_192
 
 _MARK: Final = b',"cache_control":{"type":"ephemeral"}'
-_OPENING: Final = b'{"role":"user","content":[{"type":"text","text":"<system>The conversation goes on.</system>"}]}'
 # Before a history that begins with a reply: the first message has to be the user's.
+_OPENING: Final = b'{"role":"user","content":[{"type":"text","text":"<system>The conversation goes on.</system>"}]}'
 
 _IMAGES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
+# Characters of one, in base64: "image exceeds 5 MB maximum: 6275800 bytes > 5242880 bytes" (lobehub/lobehub#14711).
 _IMAGE_CHARS: Final = 5 * 2**20
-# Of one, in base64: "image exceeds 5 MB maximum: 6275800 bytes > 5242880 bytes" (lobehub/lobehub#14711).
 
 
 # Our messages as the wire writes them
@@ -329,11 +329,11 @@ def _integer(text: str) -> int | str:
     return int(text) if len(text) <= _DIGITS else text
 
 
-_DIGITS: Final = 4_000
 # Python refuses to read and to write whole numbers of more than 4,300.
+_DIGITS: Final = 4_000
 
-_loads: Final = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=str).decode
 # A call is sent for as long as its run goes on, so what its arguments hold must not end it.
+_loads: Final = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=str).decode
 
 _IDS: Final = str.maketrans({"-": "--", ".": "-d", ":": "-c"})
 
@@ -412,13 +412,13 @@ _REASONS: Final = {
     # A turn of the provider's own tools that it laid down half-way: no more than half an answer, and not a whole one.
     "pause_turn": FinishReason.LENGTH,
 }
+# Kind of a delta -> the field of the block that it goes on with, and its own field that holds the piece.
 _TEXTS: Final = {
     "text_delta": ("text", "text"),
     "thinking_delta": ("thinking", "thinking"),
     "signature_delta": ("signature", "signature"),
     "input_json_delta": ("input", "partial_json"),
 }
-# Kind of a delta -> the field of the block that it goes on with, and its own field that holds the piece.
 
 
 def decode(data: bytes) -> Reply:

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from agentfsm.models.wire import Refuses
     from agentfsm.ports import Chunk, OutputForm, Request, ToolDefinition
 
+# Calls of one message; of more, OpenAI says "array too long".
 MOST_CALLS: Final = 128
-# Of one message; of more, OpenAI says "array too long".
 
 
 # Our messages as the wire writes them
@@ -233,8 +233,8 @@ def _part(part: Part) -> dict[str, Any]:
             return {"type": "file", "file": {"filename": part.name or "file", "file_data": part.url}}
 
 
-AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 # What the wire calls a recording of that media type.
+AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 
 
 def refuses(part: Part) -> str | None:

@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Part
     from agentfsm.ports import Chunk, Emit, Model, Reply, Request
 
-REST_S: Final = 30.0
 # Seconds after a first failure: an overload is rarely over sooner, and one request per rest is little to lose.
-REST_MAX_S: Final = 480.0
+REST_S: Final = 30.0
 # The longest rest, seconds: four doublings. After an outage nobody wants to wait longer for the better model.
-PATIENCE_S: Final = 10.0
+REST_MAX_S: Final = 480.0
 # The longest rate limit that is waited for, seconds: about as long as another model takes to answer.
-RATE_LIMITED: Final = 429
+PATIENCE_S: Final = 10.0
 # The status that says so.
-GARBLED: Final = 2
+RATE_LIMITED: Final = 429
 # Useless replies in a row that are no chance.
+GARBLED: Final = 2
 
 _log = logging.getLogger("agentfsm.models")
 

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 
-OPENAI_HOSTS: Final = ("api.openai.com", ".openai.azure.com")
 # Servers that are OpenAI's own software.
+OPENAI_HOSTS: Final = ("api.openai.com", ".openai.azure.com")
 
+# The true status of an error that came with status 200, by its code: of other servers a number, of OpenAI's a word. The
+# other words, "server_error", "rate_limit_exceeded" and "vector_store_timeout", are of trouble that passes.
 _STATUSES: Final = {str(status): status for status in range(400, 600)} | dict.fromkeys(
     (
         "bio_policy",
@@ -53,8 +55,6 @@ _STATUSES: Final = {str(status): status for status in range(400, 600)} | dict.fr
     ),
     400,
 )
-# The true status of an error that came with status 200, by its code: of other servers a number, of OpenAI's a word. The
-# other words, "server_error", "rate_limit_exceeded" and "vector_store_timeout", are of trouble that passes.
 
 
 def _bad_request(trouble: t.Trouble) -> ModelError:

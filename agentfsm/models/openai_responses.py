@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from agentfsm.models.wire import Assembly, Written
     from agentfsm.ports import Reply, Request
 
-_THINKS_NOT: Final = ("chatgpt", "gpt-3.5", "gpt-4", "gpt-5-chat")
 # Beginnings of the names of models that do not think. OpenAI answers 400 to those of them that are asked for thinking.
+_THINKS_NOT: Final = ("chatgpt", "gpt-3.5", "gpt-4", "gpt-5-chat")
 
 
 class OpenAIResponses(OpenAIModel):

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _THOUSAND: Final = 1_000
 _MILLION: Final = 1_000_000
-_KEPT_S: Final = 900
 # How long what the list says of a model is kept, seconds: to look it up takes 250 us, and a few prices change with the
 # hour of the day.
-_KEPT_MODELS: Final = 1_024
+_KEPT_S: Final = 900
 # Models of which that is kept: more than anybody uses in a quarter of an hour.
+_KEPT_MODELS: Final = 1_024
 
 
 def _check_price(_price: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
@@ -57,8 +57,8 @@ class Price:
         return dollars + self.reply_usd
 
 
-Prices: TypeAlias = Price | Mapping[str, Price]
 # A price, or a table of them by the beginnings of models' names.
+Prices: TypeAlias = Price | Mapping[str, Price]
 
 
 def price_of(model: str, prices: Prices | None) -> Price | None:
@@ -115,6 +115,7 @@ def _steps(model: str, base_url: str, _moment: int) -> tuple[tuple[int, Price], 
     return tuple([(start, _at(start, kinds)) for start in (*sorted(starts, reverse=True), -1)])
 
 
+# The list's names of what is billed here; what it knows beside these (audio, searches) no usage of ours tells of.
 _KINDS: Final = {
     "input_usd_per_million": "input_mtok",
     "output_usd_per_million": "output_mtok",
@@ -122,7 +123,6 @@ _KINDS: Final = {
     "cache_write_usd_per_million": "cache_write_mtok",
     "reply_usd": "requests_kcount",
 }
-# The list's names of what is billed here; what it knows beside these (audio, searches) no usage of ours tells of.
 
 
 def _at(start: int, kinds: Mapping[str, Any]) -> Price:

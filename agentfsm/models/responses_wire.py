@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 Item = dict[str, Any]
 
-PROVIDER: Final = "openai-responses"
 # Whose form a native reply is.
+PROVIDER: Final = "openai-responses"
 
-THINKING: Final = "reasoning.encrypted_content"
 # What has to be asked for, so that thinking comes sealed. OpenAI's servers send it unasked by now, others do not.
+THINKING: Final = "reasoning.encrypted_content"
 
 
 # Our messages as the wire writes them
@@ -287,22 +287,22 @@ def decode(data: bytes) -> Reply:
 
 _INCOMPLETE: Final = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
 
+# Calls that the caller has to answer: "No tool output found for ..." is what OpenAI says to a history without that.
 _FOR_THE_CALLER: Final = frozenset(
     {"apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "shell_call"}
 )
-# Calls that the caller has to answer: "No tool output found for ..." is what OpenAI says to a history without that.
 
-_WRITTEN_BY_SERVER: Final = {
-    "message": ("id", "status"),
-    "function_call": ("id", "status"),
-    "reasoning": ("status",),
-}
 # What is left out of an item that goes back. With store=false the server has kept none of these ids. It looks for them
 # all the same, and for the item that must stand behind a piece of thinking, and says "Item with id 'rs_...' not found"
 # or "Item 'rs_...' of type 'reasoning' was provided without its required following item"; an id of another form is
 # refused ("Expected an ID that begins with 'fc'"), and of the status of thinking it says "Unknown parameter".
 # Source: NousResearch/hermes-agent#10217, `reasoning_item_id_policy` of openai-agents, nodetool-ai/nodetool#4252,
 # 1jehuang/jcode#1028. OpenAI's own client for this, Codex, sends no ids of these items either.
+_WRITTEN_BY_SERVER: Final = {
+    "message": ("id", "status"),
+    "function_call": ("id", "status"),
+    "reasoning": ("status",),
+}
 
 
 def _reply(response: object, output: list[Any] | None) -> Reply:

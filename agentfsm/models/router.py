@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Part
     from agentfsm.ports import Emit, Model, Reply, Request
 
-Choose: TypeAlias = "Callable[[Request], str | Awaitable[str]]"
 # Names a model; a plain function must not block, an async one may wait.
+Choose: TypeAlias = "Callable[[Request], str | Awaitable[str]]"
 
 
 class Router(Composite):

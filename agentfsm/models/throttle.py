@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from agentfsm.ports import Emit, Reply, Request
 
 MINUTE_S: Final = 60.0
-SHORTEST_S: Final = 0.001
 # A wait for room in the minute lasts so long at least: a shorter one may be lost in the digits of a clock.
+SHORTEST_S: Final = 0.001
 
 
 @attrs.frozen(kw_only=True)

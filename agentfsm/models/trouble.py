@@ -9,11 +9,11 @@ import attrs
 
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 
-LONGEST_DETAIL: Final = 500
 # Server words in our errors are cut here, characters: a proxy may answer with a whole page.
+LONGEST_DETAIL: Final = 500
 
-SERVER_ERRORS: Final = 500
 # The first status that says that the server is at fault.
+SERVER_ERRORS: Final = 500
 
 
 @attrs.frozen(kw_only=True)

@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     from agentfsm.models.prices import Prices
     from agentfsm.ports import Chunk, Emit, Reply, Request
 
-_DRAIN_S: Final = 0.1
 # How long the end of a stream's body may keep us. Some servers keep the connection open after the last event.
+_DRAIN_S: Final = 0.1
 
-_SHORTEST_SECRET: Final = 8
 # Shorter words of a key or a header are not taken out of the server's words, characters.
+_SHORTEST_SECRET: Final = 8
 
+# What the vendors' packages let through: a transport that breaks while the body is read, and what is no JSON.
 TRANSPORT: Final[Mapping[type[Exception], t.Translate]] = {
     httpx.HTTPError: t.unreachable,
     httpx.TimeoutException: t.timed_out,
@@ -58,7 +59,6 @@ TRANSPORT: Final[Mapping[type[Exception], t.Translate]] = {
     RecursionError: t.garbled,
     FormError: t.garbled,
 }
-# What the vendors' packages let through: a transport that breaks while the body is read, and what is no JSON.
 
 
 class Client(Protocol):

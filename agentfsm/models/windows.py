@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+# Tokens of a model that is not listed.
 USUAL_TOKENS: Final = 128_000
-# Of a model that is not listed.
 
+# By the beginning of a model's name, tokens; the longest beginning that fits counts.
+# Source: OpenAI's and Anthropic's model pages and the list of genai-prices 0.2.3; where they differ, the smaller.
 _WINDOWS: Final = {
     "claude": 200_000,
     "gpt-3.5-turbo": 16_385,
@@ -33,8 +35,6 @@ _WINDOWS: Final = {
     "o3": 200_000,
     "o4-mini": 200_000,
 }
-# By the beginning of a model's name, tokens; the longest beginning that fits counts.
-# Source: OpenAI's and Anthropic's model pages and the list of genai-prices 0.2.3; where they differ, the smaller.
 
 
 def family_of(name: str) -> str:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from agentfsm.ports import Chunk, Reply, ToolDefinition
 
 _T = TypeVar("_T")
-Refuses: TypeAlias = "Callable[[Part], str | None]"
 # Says why a model cannot take a part, as `Model.refuses`.
+Refuses: TypeAlias = "Callable[[Part], str | None]"
 
+# Bytes of memory for what was written, see `_held`: 1,000 runs of 40 messages. Beyond it, those that rest longest are
+# written anew when they go on.
 KEPT_BYTES: Final = 64 * 2**20
-# Of memory for what was written, see `_held`: 1,000 runs of 40 messages. Beyond it, those that rest longest are written
-# anew when they go on.
 
 
 # Writing

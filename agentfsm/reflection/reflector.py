@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports import JudgeAsk, Model
 
+# What is scored, and the question that the score answers.
 RUBRIC: Final[Mapping[str, str]] = MappingProxyType(
     {
         "completeness": "Does it do all that was asked?",
@@ -33,20 +34,19 @@ RUBRIC: Final[Mapping[str, str]] = MappingProxyType(
         "format": "Is it in the form that was asked for?",
     }
 )
-# What is scored, and the question that the score answers.
 
-ACCEPTABLE: Final = 4
 # The least score of an answer that is accepted, where all have it.
-POOR: Final = 2
+ACCEPTABLE: Final = 4
 # The score up to which something has to be done again: nothing that is poor in anything is accepted.
-CORRECTIONS: Final = 3
+POOR: Final = 2
 # Times that work is sent back, before a person is asked.
-ATTEMPTS: Final = 2
+CORRECTIONS: Final = 3
 # Times that a judge is asked for an answer that can be read.
+ATTEMPTS: Final = 2
+# Characters of the results that a judge is shown, the newest: some 5,000 tokens.
 SHOWN_CHARS: Final = 20_000
-# Of the results that a judge is shown, the newest: some 5,000 tokens.
+# Tokens of a judgement: three scores with a sentence each.
 ANSWER_TOKENS: Final = 1_000
-# Of a judgement: three scores with a sentence each.
 
 _JUDGE: Final = (
     "You judge the work of an assistant. You get its work as JSON: the user's request, the results of its tools, and "

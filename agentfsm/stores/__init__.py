@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["MemoryStore", "PostgresStore", "RedisStore", "SQLiteStore"]
 
 _MODULES: Final = {"PostgresStore": "postgres", "RedisStore": "redis", "SQLiteStore": "sqlite"}
-_DRIVERS: Final = {"psycopg": "postgres", "redis": "redis"}
 # The extras that bring them.
+_DRIVERS: Final = {"psycopg": "postgres", "redis": "redis"}
 
 
 def __getattr__(name: str) -> object:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Header, Run
 
 FINAL: Final = frozenset({State.DONE, State.ERROR})
+# Characters of the prompt in a list of runs: a line or two.
 PROMPT_CHARS: Final = 200
-# Of the prompt in a list of runs: a line or two.
+# The fields of a summary that are columns of a database.
 LISTED: Final = (
     "id",
     "agent",
@@ -39,7 +40,6 @@ LISTED: Final = (
     "updated_at",
     "prompt",
 )
-# The fields of a summary that are columns of a database.
 
 
 def checked_durability(durability: Durability) -> Durability:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.ports import Commit
 
-KEEP_FINISHED: Final = 1_000
 # Finished runs kept: enough to look back in a test or a shell, too few to fill the memory of a service.
+KEEP_FINISHED: Final = 1_000
 
 
 @attrs.frozen

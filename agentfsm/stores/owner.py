@@ -15,8 +15,8 @@ from pathlib import Path
 
 import attrs
 
-_ENDED = "ZX"
 # States of a process that will never run again: a zombie that nobody has reaped, and one on its way out.
+_ENDED = "ZX"
 
 
 def boot_clock() -> float:

@@ -52,17 +52,17 @@ from agentfsm.stores.threaded import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RECORDS: Final = 1_000
 # Events that one statement copies at most.
-PATIENCE_S: Final = 30.0
+RECORDS: Final = 1_000
 # Long enough for a server that restarts and for most failovers.
+PATIENCE_S: Final = 30.0
+# Characters of records in one statement, about: a server keeps several copies of it while it works.
 STATEMENT_CHARS: Final = 4_000_000
-# Of records in one statement, about: a server keeps several copies of it while it works.
 
-Chains: TypeAlias = Mapping[str, Sequence[Entry]]
 # Appends by run id; those of one run follow on each other.
-Seen: TypeAlias = tuple[int, float]
+Chains: TypeAlias = Mapping[str, Sequence[Entry]]
 # The newest inbox number that an owner has looked at, and when it last looked for timers.
+Seen: TypeAlias = tuple[int, float]
 NOTHING_SEEN: Final[Seen] = (0, 0.0)
 
 

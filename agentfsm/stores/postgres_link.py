@@ -29,21 +29,22 @@ if TYPE_CHECKING:
 
     from psycopg.abc import Buffer
 
-LOCK_S: Final = 5.0
 # Seconds to wait for another session's lock. Ours last milliseconds: one that lasts longer was left behind.
-IDLE_S: Final = 2.0
+LOCK_S: Final = 5.0
 # Seconds after which the server ends a transaction in which nothing is asked: its worker was stopped in the middle, and
 # others wait for its locks. Less than LOCK_S, so that they do not fail before.
-STATEMENT_S: Final = 60.0
+IDLE_S: Final = 2.0
 # Seconds for one statement. Only pruning a very large store takes more than one.
+STATEMENT_S: Final = 60.0
+# Seconds between two attempts to reach a server that is away: a restart takes about one.
 SHORTEST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
-# Seconds between two attempts to reach a server that is away: a restart takes about one.
 
-NOW: Final = "extract(epoch FROM statement_timestamp())::float8"
 # Seconds since 1970 by the server's clock. Not the time at which the transaction began, since a group of jobs may have
 # waited in it; and not clock_timestamp(), which moves on while one statement runs.
+NOW: Final = "extract(epoch FROM statement_timestamp())::float8"
 
+# What the URL may say otherwise. Seconds, and milliseconds for the last.
 _DEFAULTS: Final[Mapping[str, str]] = {
     "application_name": "agentfsm",
     "connect_timeout": "5",
@@ -54,12 +55,11 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "keepalives_count": "3",
     "tcp_user_timeout": "20000",
 }
-# What the URL may say otherwise. Seconds, and milliseconds for the last.
-_CREATION: Final = int.from_bytes(b"agentfsm", "big")
 # The number of the lock that lets one worker at a time make the tables.
+_CREATION: Final = int.from_bytes(b"agentfsm", "big")
 
-_REDONE: Final = frozenset({"40001", "40P01"})
 # Serialisation failure and deadlock: the other one goes first, and the connection is as good as before.
+_REDONE: Final = frozenset({"40001", "40P01"})
 _PASSING: Final = _REDONE | {
     "25006",  # read only: after a failover, while the address still leads to the old server
     "25P03",  # this worker stood still in mid-transaction
@@ -69,8 +69,9 @@ _PASSING: Final = _REDONE | {
     "57P03",
     "57P05",
 }
-_OF_ONE_JOB: Final = frozenset({"22", "23", "54", "55", "XX"})
 # Classes of what one job's own values or rows can bring about, a lock on its run too; and a statement cut short.
+_OF_ONE_JOB: Final = frozenset({"22", "23", "54", "55", "XX"})
+# By SQLSTATE, or its class: why, and what next. "" is for an error of the connection, which has none.
 _NEXT: Final[Mapping[str, str]] = {
     "": "it cannot be reached, or the connection was lost: see whether it runs and the address is right, then resume "
     "the runs",
@@ -98,7 +99,6 @@ _NEXT: Final[Mapping[str, str]] = {
     "XX001": "its files are damaged: restore a backup",
     "XX002": "an index is damaged: REINDEX the tables of this schema",
 }
-# By SQLSTATE, or its class: why, and what next. "" is for an error of the connection, which has none.
 _MISUSE: Final = ("22", "54")
 _CORRUPT: Final = ("23", "XX001", "XX002")
 

@@ -187,8 +187,9 @@ OF_SESSION: Final = "SELECT id FROM runs WHERE session = %s ORDER BY number"
 REMOVE: Final = """
 DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM runs WHERE number = ANY(%s)
 """
-# Of what is old, what something needs that may not go yet, and all that this needs: what it goes on from, callers with
-# the agents below them, whole sessions. It begins at what is old: in a store that is pruned in time that is little.
+# What something that is old, but may not go yet, still needs, and all that this needs: what it goes on from, callers
+# with the agents below them, whole sessions. It begins at what is old: in a store that is pruned in time that is
+# little.
 OLD: Final = """
 WITH RECURSIVE
     bound (before) AS (VALUES (%s::float8)),

@@ -48,9 +48,10 @@ from agentfsm.stores.threaded import (
 )
 
 PREFIX: Final = "agentfsm:"
-PATIENCE_S: Final = 30.0
 # A managed server fails over in 10 to 30 seconds.
+PATIENCE_S: Final = 30.0
 
+# The fields of a summary, and how they are read.
 _LISTED: Final[dict[str, Callable[[bytes], Any]]] = {
     "agent": bytes.decode,
     "session": bytes.decode,
@@ -66,9 +67,8 @@ _LISTED: Final[dict[str, Callable[[bytes], Any]]] = {
     "updated_at": float,
     "prompt": bytes.decode,
 }
-# The fields of a summary, and how they are read.
-_INDEXED: Final = {"session": "session", "parent": "below"}
 # Filters that have an index of their own, and its kind; for the others the list of all runs is searched.
+_INDEXED: Final = {"session": "session", "parent": "below"}
 _CANCEL_FIRST: Final = "is being driven; cancel it before you delete it"
 
 

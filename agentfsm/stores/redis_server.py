@@ -40,27 +40,28 @@ from agentfsm.ports import Durability
 
 _log = logging.getLogger("agentfsm.stores")
 
-Loss: TypeAlias = Literal["nothing", "seconds", "snapshot", "everything"]
 # The most that a crash of the server may cost of what it has acknowledged.
+Loss: TypeAlias = Literal["nothing", "seconds", "snapshot", "everything"]
 
+# From the least to the most.
 LOSSES: Final[Mapping[Loss, str]] = {
     "nothing": "what it acknowledged survives a crash of it and a power cut",
     "seconds": "a crash of it or a power cut may cost the last seconds: two, or thirty with appendfsync no",
     "snapshot": "a crash of it or a power cut costs what came after its last snapshot: minutes, at times an hour",
     "everything": "its restart costs everything",
 }
-# From the least to the most.
+# Seconds of silence after which a connection is given up: an answer takes milliseconds, with the slowest disk a second.
 TIMEOUT_S: Final = 5.0
-# Of silence, after which a connection is given up: an answer takes milliseconds, with the slowest disk a second.
+# Seconds between two attempts to reach a server that is away; up to this each is as long as all before it together.
 LONGEST_PAUSE_S: Final = 1.0
-# Between two attempts to reach a server that is away; up to this each is as long as all before it together.
+# The version of the keys; the script writes it down.
 SCHEMA: Final = 1
-# Of the keys; the script writes it down.
-OLDEST: Final = 6
 # The version of Redis that is tried here, as its successors are.
+OLDEST: Final = 6
 
-_SHOWN: Final = ("appendfsync", "no-appendfsync-on-rewrite", "save", "maxmemory", "maxmemory-policy")
 # What the server is asked for by CONFIG GET, which some do not answer.
+_SHOWN: Final = ("appendfsync", "no-appendfsync-on-rewrite", "save", "maxmemory", "maxmemory-policy")
+# The codes of errors whose code the driver cuts off; in the text of all others it can be read.
 _CODES: Final[Mapping[type[Exception], str]] = {
     AuthenticationError: "NOAUTH",
     BusyLoadingError: "LOADING",
@@ -72,7 +73,7 @@ _CODES: Final[Mapping[type[Exception], str]] = {
     ReadOnlyError: "READONLY",
     SilentError: "silent",
 }
-# Of the errors whose code the driver cuts off; in the text of all others it can be read.
+# By code: why, and what next.
 _NEXT: Final[Mapping[str, str]] = {
     "lost": "see whether it runs and can be reached, then resume the runs",
     "silent": "see what keeps it from answering, then resume the runs",
@@ -88,12 +89,11 @@ _NEXT: Final[Mapping[str, str]] = {
     "READONLY": "it is a replica: give the address of the master, or wait until there is one, then resume the runs",
     "WRONGTYPE": "a key of ours holds what agentfsm did not write: give another prefix, or restore a backup",
 }
-# By code: why, and what next.
 _CODE: Final = re.compile(r"(?:^|-)([A-Z]{3,})\b")
+# What comes with a restart or a failover. Redis has done nothing of what it answers so.
 _PASSING: Final = frozenset(
     {"lost", "silent", "BUSY", "LOADING", "MASTERDOWN", "NOREPLICAS", "NOSCRIPT", "READONLY"},
 )
-# What comes with a restart or a failover. Redis has done nothing of what it answers so.
 
 
 class Wire(Protocol):

@@ -49,10 +49,10 @@ from agentfsm.stores.threaded import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+# Bits of the number from which tokens count on: a run is not deleted and made again often enough to meet the same.
 TOKEN_BITS: Final = 40
-# Of the number from which tokens count on: a run is not deleted and made again often enough to meet the same.
-RECORDS: Final = 100
 # Events written by one statement at most: it has three variables each, and SQLite may stop at 999.
+RECORDS: Final = 100
 
 _INDEXES_OF_2: Final = (
     "CREATE INDEX runs_by_after ON runs (after) WHERE after IS NOT NULL",

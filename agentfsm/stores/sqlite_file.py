@@ -23,19 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
-Inode: TypeAlias = tuple[int, int]
 # Device and inode: which file it is, whatever its path.
+Inode: TypeAlias = tuple[int, int]
 
-APPLICATION_ID: Final = 0x6166736D
 # "afsm": tells our files from others that are SQLite's too.
-BUSY_S = 10.0
+APPLICATION_ID: Final = 0x6166736D
 # Seconds to wait for another process's transaction. Ours take milliseconds: one that takes longer was left open.
-TRY_S = 1.0
+BUSY_S = 10.0
 # Seconds of these that SQLite waits by itself. It gives up at once where waiting could be a deadlock: then we wait.
-WAL_BYTES: Final = 16 * 1024 * 1024
+TRY_S = 1.0
 # What the log is cut back to after a burst.
+WAL_BYTES: Final = 16 * 1024 * 1024
 
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+# What one job's own rows can bring about; all other codes speak of the file, the disk or the lock.
 _OF_ONE_JOB: Final = frozenset(
     {
         sqlite3.SQLITE_CONSTRAINT,
@@ -44,7 +45,7 @@ _OF_ONE_JOB: Final = frozenset(
         sqlite3.SQLITE_TOOBIG,
     },
 )
-# What one job's own rows can bring about; all other codes speak of the file, the disk or the lock.
+# By SQLite's primary result code: why, and what next.
 _NEXT: Final[Mapping[int, str]] = {
     sqlite3.SQLITE_BUSY: "another process holds the write lock: end the transaction that was left open there (a shell, "
     "a backup), then call again",
@@ -61,13 +62,12 @@ _NEXT: Final[Mapping[int, str]] = {
     sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite takes (1 GB): make it smaller",
     sqlite3.SQLITE_PROTOCOL: "the file's locks do not work: keep it on a local disk, not on a network share",
 }
-# By SQLite's primary result code: why, and what next.
 _CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CONSTRAINT})
 
-_OPEN: Final[dict[int, tuple[int, Inode | None]]] = {}
 # The connections that are open: by id, the process that opened it, and the file. A forked child inherits the list.
-_LEFT_OPEN: Final[list[object]] = []
+_OPEN: Final[dict[int, tuple[int, Inode | None]]] = {}
 # Connections to files that were replaced. Closing one would remove the log that now goes with another file.
+_LEFT_OPEN: Final[list[object]] = []
 
 
 class Cursor(Protocol):

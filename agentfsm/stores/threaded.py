@@ -38,15 +38,15 @@ L = TypeVar("L", bound="Ledger")
 
 _log = logging.getLogger("agentfsm.stores")
 
-LEASE_S: Final = 10.0
 # Long enough that a busy machine does not lose a lease by chance, short enough to wait for a worker that vanished.
-LONGEST_LEASE_S: Final = 3600.0
+LEASE_S: Final = 10.0
 # Seconds: an hour without a word is no worker any more.
-LARGEST: Final = 2**63 - 1
+LONGEST_LEASE_S: Final = 3600.0
 # The largest integer of a database; a model may claim to have used more tokens than that.
+LARGEST: Final = 2**63 - 1
 
+# Characters of records in appends that are joined: some turns. So a job stays about as small as `writer.QUEUE` assumes.
 JOINED_CHARS: Final = 8_192
-# Of records in appends that were joined, at most: some turns. So a job stays about as small as `writer.QUEUE` assumes.
 
 
 class Facts(NamedTuple):
@@ -122,8 +122,8 @@ class Post:
     # When it is taken in at the earliest, seconds since 1970.
 
 
-Records = tuple[int, Sequence[tuple[int, bytes]]]
 # A run's version, and its records by number: the header as 0, and the events that were asked for.
+Records = tuple[int, Sequence[tuple[int, bytes]]]
 
 
 class Ledger(Desk, Protocol):

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 D = TypeVar("D", bound="Desk")
 
-GROUP = 1_000
 # Jobs in one transaction at most, so that the first of them does not wait for ever: 1,000 take about 25 ms.
-QUEUE = 100_000
+GROUP = 1_000
 # Jobs that may wait. Appends do not block, so a disk that hangs has to be noticed here: some 100 MB of records.
-QUIET_S = 0.25
+QUEUE = 100_000
 # Seconds without a job after which the desk is tidied: a pause that a row of quick appends does not have.
-TIDY_S = 5.0
+QUIET_S = 0.25
 # Seconds after which it is tidied all the same, so that what has to be tidied stays small under unbroken load.
-IDLE_S = 5.0
+TIDY_S = 5.0
 # Seconds without a job after which the thread ends, if nothing is held; starting another costs less than 1 ms.
+IDLE_S = 5.0
 
 _log = logging.getLogger("agentfsm.stores")
 

@@ -15,8 +15,8 @@ from agentfsm.testing.pieces import arguments_text, cut
 if TYPE_CHECKING:
     from agentfsm.testing.server import Say
 
+# The signature of all that is thought here.
 SIGNATURE: Final = "c2lnbmVk"
-# Of all that is thought here.
 
 _ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _TYPES: Final = {

@@ -13,8 +13,8 @@ from agentfsm.ports import Clock
 
 T = TypeVar("T")
 
-EPOCH: Final = 1_800_000_000.0
 # Where virtual time begins, seconds since 1970: a day in January 2027, so that it cannot be taken for the real one.
+EPOCH: Final = 1_800_000_000.0
 
 
 class VirtualClock(Clock):

@@ -56,15 +56,15 @@ if TYPE_CHECKING:
 
     from agentfsm.stores.sqlite_file import Connection, Cursor
 
-Work = Callable[..., Awaitable[None]]
 # What a process does; a function of a module, so that it can be named to another process.
-Moment = tuple[str, int]
+Work = Callable[..., Awaitable[None]]
 # A kind of crash point, and its number in the life, from 1.
+Moment = tuple[str, int]
 
-_HEAD: Final = 8
 # Bytes that say how long an order is.
-_PIPE: Final = 65_536
+_HEAD: Final = 8
 # Bytes that a pipe of Linux holds; smaller ones are read whole as well.
+_PIPE: Final = 65_536
 _BACKENDS: Final = ("asyncio", "trio")
 
 

@@ -14,8 +14,8 @@ import attrs
 from agentfsm.core.messages import AssistantMessage, Message, Usage
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request, TextChunk
 
-USAGE: Final = Usage(input_tokens=10, output_tokens=5)
 # What a scripted reply costs unless it says otherwise: enough to see sums add up.
+USAGE: Final = Usage(input_tokens=10, output_tokens=5)
 
 Expectation = str | Callable[[Request], bool]
 

@@ -19,8 +19,8 @@ Item = dict[str, Any]
 
 _SEAL: Final = "sealed-by-local-server-"
 
-_INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # Reasons of chat completions, and what they are here.
+_INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 # Which histories are refused
@@ -154,12 +154,12 @@ def _part(of: str, index: int, part: Item, size: int) -> list[dict[str, Any]]:
     ]
 
 
+# By the type of a part: what its events are called, which field has the text, and what each event holds besides.
 _PARTS: Final[Mapping[str, tuple[str, str, Item]]] = {
     "output_text": ("output_text", "text", {"logprobs": []}),
     "refusal": ("refusal", "refusal", {}),
     "summary_text": ("reasoning_summary_text", "text", {}),
 }
-# By the type of a part: what its events are called, which field has the text, and what each event holds besides.
 
 
 def _written(

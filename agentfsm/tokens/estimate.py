@@ -16,8 +16,8 @@ _PIECE: Final = re.compile(
     r"|[^\x00-\x7f]"  # one character of any other script
     r"|[^\S ]\s{0,15}| {2,16}"  # indentation and line ends; a single space belongs to the word behind it
 )
-_ASTRAL: Final = re.compile(r"[\U00010000-\U0010ffff]")
 # Emoji and rare ideographs, four bytes each: counted once more, as most take two tokens or more.
+_ASTRAL: Final = re.compile(r"[\U00010000-\U0010ffff]")
 
 
 @attrs.frozen

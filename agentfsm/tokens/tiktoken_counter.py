@@ -25,21 +25,21 @@ from agentfsm.tokens.estimate import EstimatedCounter
 
 _log = logging.getLogger("agentfsm")
 
-FALLBACK_ENCODING: Final = "o200k_base"
 # For models that tiktoken does not know: OpenAI's newest, and the one that spends most of its entries on scripts
 # other than Latin, so nearest to what other vendors use now.
+FALLBACK_ENCODING: Final = "o200k_base"
 
-WAIT_S: Final = 10.0
 # From the start of the fetch. The file is 3.6 MB: 10 s suffice on a line of 3 Mbit/s, and a run that waits longer for
 # a count than for its answer is served better by an estimate.
+WAIT_S: Final = 10.0
 
-PIECE_CHARS: Final = 2_000
 # tiktoken panics (a BaseException) on runs of a million spaces, and before its version 0.13 the time for one unbroken
 # run grew with its square: 8,000 ideographs took 0.17 s, 2,000 take 0.011 s.
+PIECE_CHARS: Final = 2_000
 
-_PIECE: Final = re.compile(rf"(?s).{{1,{PIECE_CHARS}}}(?:\Z|(?<=\S)(?= \S))|.{{1,{PIECE_CHARS}}}")
 # Cut before a single space where there is one: no token of these vocabularies reaches across that place, so the count
 # stays exact. A text without such a place is cut anyhow, which adds about one token per piece.
+_PIECE: Final = re.compile(rf"(?s).{{1,{PIECE_CHARS}}}(?:\Z|(?<=\S)(?= \S))|.{{1,{PIECE_CHARS}}}")
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

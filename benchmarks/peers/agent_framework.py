@@ -39,8 +39,8 @@ from benchmarks.contender import (
     words,
 )
 
-WIDE: Any = {"max_iterations": 1_000_000}
 # Requests after which a run would end; 40 is the default.
+WIDE: Any = {"max_iterations": 1_000_000}
 disable_instrumentation()
 
 

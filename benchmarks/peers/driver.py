@@ -19,8 +19,8 @@ PAGE = Path("docs/benchmarks.md")
 MARKED = re.compile(r"(?<=<!-- peers -->\n).*(?=<!-- /peers -->)", re.DOTALL)
 OURS = "agentfsm"
 
-Entries = dict[str, dict[str, Any]]
 # What one contender came to, by the id of the row.
+Entries = dict[str, dict[str, Any]]
 
 
 def measured(name: str, rows: list[Row]) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.selection import CACHE
 
+# By the name of a peer's module: the newest of 20 November 2026.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "agent_framework": ("agent-framework-core==1.23.0", "agent-framework-openai==1.17.0", "openai==3.52.0"),
     "langgraph": (
@@ -23,7 +24,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "pydantic_ai": ("pydantic-ai-slim[openai,dbos]==2.68.0", "openai==3.52.0", "dbos==3.4.0"),
     "strands": ("strands-agents[openai]==1.62.0", "openai==2.54.0"),  # it does not take openai 3
 }
-# By the name of a peer's module: the newest of 20 November 2026.
 
 
 def python(name: str) -> Path:

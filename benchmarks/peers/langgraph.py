@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 
 from benchmarks.contender import ANSWER, PROMPT, Contender, Done, Job, Script, adder, earlier, ran, words
 
-os.environ["LANGSMITH_TRACING"] = "false"
 # Read when it is imported: nothing is traced, and nothing is sent.
+os.environ["LANGSMITH_TRACING"] = "false"
 
 import aiosqlite
 from langchain.agents import create_agent
@@ -24,8 +24,8 @@ from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
-LIMIT = {"recursion_limit": 1_000_000}
 # Two steps for each turn, and a run of 9,999 steps would otherwise end.
+LIMIT = {"recursion_limit": 1_000_000}
 SYNCHRONOUS = {"normal": "NORMAL", "full": "FULL"}
 
 

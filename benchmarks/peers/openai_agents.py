@@ -31,8 +31,8 @@ from openai.types.responses import (
 
 from benchmarks.contender import ANSWER, PROMPT, Contender, Done, Job, Script, adder, earlier, ran, words
 
-WIDE = 1_000_000
 # Turns after which a run would end; 10 is the default.
+WIDE = 1_000_000
 set_tracing_disabled(disabled=True)
 # Which would be sent.
 

@@ -25,8 +25,8 @@ from pydantic_ai.usage import RequestUsage
 
 from benchmarks.contender import ANSWER, PROMPT, Contender, Done, Job, Script, adder, earlier, ran, words
 
-WIDE = UsageLimits(request_limit=None)
 # 50 is the default.
+WIDE = UsageLimits(request_limit=None)
 
 
 class PydanticAI(Contender):

@@ -30,8 +30,8 @@ from benchmarks.contender import (
     words,
 )
 
-WHOLE = NullConversationManager()
 # The history as it is; the default shows the model no more than 40 messages.
+WHOLE = NullConversationManager()
 
 
 class Streaming(Model):

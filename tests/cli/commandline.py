@@ -23,8 +23,8 @@ from agentfsm.core.run import Run
 from agentfsm.engine.drive import journal
 from agentfsm.stores import SQLiteStore
 
-HANG_S = 60.0
 # A guard against hanging, never a bound that a test relies on.
+HANG_S = 60.0
 
 OURS = ("OPENAI_", "AGENTFSM_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")
 

@@ -15,10 +15,10 @@ from agentfsm.core.machine import State
 
 SEEDS = range(1, 8, 2)
 SOAK = range(100, 150)
-LINES = 29
 # A whole demo of the folder below says so many lines, the id included.
-DELAYS_S = (0.0, 0.003, 0.05)
+LINES = 29
 # After a line: none, as long as a tool takes, as long as the model takes.
+DELAYS_S = (0.0, 0.003, 0.05)
 
 
 def finished(events):
@@ -81,6 +81,7 @@ def test_killed_at_any_moment(tmp_path):
     crash_all(tmp_path, SEEDS)
 
 
+# The command, with a place in it that kills the process.
 DEADLY = """
 import os, signal, sys
 from pathlib import Path
@@ -92,7 +93,6 @@ def die(*_):
 {patch}
 sys.exit(main(["demo", "."]))
 """
-# The command, with a place in it that kills the process.
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from test_sending import printed
 from test_terminal import terminal
 
-__all__ = ["terminal"]
 # The fixture.
+__all__ = ["terminal"]
 
 
 def test_a_question_is_shown_with_all_that_it_takes_to_answer(here):

@@ -75,8 +75,8 @@ TURNS = st.tuples(
     st.sampled_from(["text", "list", "same"]),
 )
 WORDS = st.tuples(st.sampled_from(["user", "system", "assistant", "image", "ok"]), SIZES)
-GROUPS = st.lists(TURNS | WORDS, max_size=30) | st.lists(TURNS | WORDS, min_size=20, max_size=30)
 # Each the results of a turn, or a message of that kind and size.
+GROUPS = st.lists(TURNS | WORDS, max_size=30) | st.lists(TURNS | WORDS, min_size=20, max_size=30)
 
 
 def group_of(number: int, drawn: Any) -> list[Message]:

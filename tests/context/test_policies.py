@@ -35,8 +35,8 @@ from agentfsm.tally import count_message, count_tools
 from agentfsm.testing.models import FunctionModel
 
 ANSWER_TOKENS = 50
-A_NOTE = count_message(note(Removed(count=99)), Words())
 # What saves less than the note on it takes is not left out.
+A_NOTE = count_message(note(Removed(count=99)), Words())
 WIDE = Limits(turns=1_000, tokens=10**9, errors=1_000)
 
 

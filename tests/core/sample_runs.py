@@ -82,6 +82,7 @@ ASKED = e.ApprovalAsked(call_id="t1.0", expires_at=500.0)
 APPROVED = e.ApprovalGiven(call_id="t1.0", by="ann")
 STARTED = e.ToolStarted(call_id="t1.0")
 LOST = e.ToolLost(call_id="t1.0")
+# What a sub-agent waits for, in its own run.
 WAITED = Pending(
     kind=PendingKind.APPROVAL,
     run_id="r1.t1.0",
@@ -91,13 +92,13 @@ WAITED = Pending(
     description="Pays 5 cents.",
     expires_at=500.0,
 )
-# What a sub-agent waits for, in its own run.
 PAUSED = e.ToolPaused(call_id="t1.0", pending=(WAITED,))
 QUESTION = Question(
     key="who",
     message="Who pays?",
     schema={"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
 )
+# A tool that asks a person in the middle of its call.
 INQUIRED = e.ToolPaused(
     call_id="t1.0",
     pending=(
@@ -114,12 +115,12 @@ INQUIRED = e.ToolPaused(
     ),
     state='{"cents": 5}',
 )
-# A tool that asks a person in the middle of its call.
 GIVEN = e.InputGiven(call_id="t1.0", by="ann", answers={"who": {"name": "Ann"}})
 
+# The fingerprint of an agent that is not what it was.
 CHANGED = Fingerprint(instructions="0a1b2c3d", model="gpt-4o", tools={"search": "4e5f6071"})
-# Of an agent that is not what it was.
 
+# One event of every type; each names the call that the runs below have open.
 SAMPLES = {
     e.Observed: e.Observed(inputs=(Input(parts=PROMPT),)),
     e.ToolsChosen: chosen(),
@@ -143,8 +144,8 @@ SAMPLES = {
     e.Resumed: e.Resumed(fingerprint=CHANGED, changes=("other instructions",)),
     e.Failed: failed(),
 }
-# One event of every type; each names the call that the runs below have open.
 
+# What has to have happened in ACT before an event makes sense there.
 BEFORE = {
     e.ToolFinished: (STARTED,),
     e.ToolLost: (STARTED,),
@@ -153,7 +154,6 @@ BEFORE = {
     e.ApprovalGiven: (ASKED,),
     e.ToolsReturned: (finished(),),
 }
-# What has to have happened in ACT before an event makes sense there.
 
 
 def run_in(state, before=()) -> Run:

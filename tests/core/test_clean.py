@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from agentfsm.core.clean import clean, exact_json, one_line
 
-HIDING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 # Unicode's categories of controls, format characters (bidirectional, zero-width, tags), surrogates and line separators.
-SEEN = {"\n", "\t", *"\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"}
+HIDING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 # Of these categories, but visible: signs around Arabic, Syriac and Kaithi numbers.
+SEEN = {"\n", "\t", *"\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"}
 
 
 def test_escape_sequences_go_whole():

@@ -27,8 +27,8 @@ from agentfsm.core.settings import Settings
 ITEMS = typing.get_args(InboxItem)
 encode_event = partial(codec.encode_event, header=header())
 decode_event = partial(codec.decode_event, header=header())
-OLD = header(format=1)
 # A run that an earlier agentfsm began.
+OLD = header(format=1)
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 plain = st.none() | st.booleans() | st.integers(-(10**30), 10**30) | numbers | st.text()
@@ -284,6 +284,7 @@ def least(value):
     return type(value)(**{name: getattr(value, name) for name in needed})
 
 
+# How to write and read each type, with a sample of it.
 MANNERS = [
     *[(encode_event, decode_event, event) for event in SAMPLES.values()],
     *[(encode_item, decode_item, decision(call_id="t1.0")) for decision in (Approve, Reject, Rerun)],
@@ -295,7 +296,6 @@ MANNERS = [
     (encode_item, decode_item, Wake(run_id="r1.t1.0")),
     (encode_header, decode_header, header()),
 ]
-# How to write and read each type, with a sample of it.
 
 
 @pytest.mark.parametrize(("encode", "decode", "sample"), MANNERS, ids=[type(sample).__name__ for *_, sample in MANNERS])

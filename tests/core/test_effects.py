@@ -151,13 +151,13 @@ def test_items_are_pending_while_others_run():
     assert [item.call_id for item in run.pending] == ["t1.1"]
 
 
+# What leads to each state that a run may rest in.
 RESTING = {
     State.OBSERVE: (),
     State.THINK: (e.Observed(),),
     State.ACT: (e.Observed(), chosen(), ASKED),
     State.REFLECT: (e.Observed(), chosen(), finished(), e.ToolsReturned()),
 }
-# What leads to each state that a run may rest in.
 
 
 @pytest.mark.parametrize("state", RESTING)

@@ -26,6 +26,7 @@ from agentfsm.core.messages import Usage
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
 
+# One of each class that carries facts.
 ERRORS = [
     IllegalTransitionError("done", "Observed", ()),
     LimitError("token_budget", "all used"),
@@ -35,7 +36,6 @@ ERRORS = [
     TransientError("busy", 1.5),
     RefusedError("full", 0.5),
 ]
-# One of each class that carries facts.
 
 
 def drawn():

@@ -108,6 +108,7 @@ COST = AgentCost(
     children=(AgentCost(agent="clerk", run_id="order-17.t4.3.t1.1", usage=Usage(), usd=None, turns=1),),
 )
 
+# A run as it could have been, from its prompt to DONE.
 JOURNAL = (
     e.Observed(
         at=1_760_000_000.5,
@@ -194,7 +195,6 @@ JOURNAL = (
     ),
     e.Accepted(at=1_760_000_203.0),
 )
-# A run as it could have been, from its prompt to DONE.
 
 ERRORS = (
     ErrorType.ARGUMENTS,
@@ -317,6 +317,7 @@ def test_no_field_is_left_out():
     assert set(ERRORS) >= set(ErrorType) - ADDED_LATER
 
 
+# Types, fields and kinds of error that came after format 1 was frozen; they stand in a later file.
 ADDED_LATER = frozenset(
     {
         (ToolResult, "parts"),
@@ -360,7 +361,6 @@ ADDED_LATER = frozenset(
         (e.Continued, "asks"),
     }
 )
-# Types, fields and kinds of error that came after format 1 was frozen; they stand in a later file.
 
 
 def test_every_format_has_its_file():

@@ -57,8 +57,8 @@ REST = (
     e.Paused(at=1_760_000_202.0, by="bob", message="look at it first"),
     e.Resumed(at=1_760_000_202.5, fingerprint=AGENT, changes=("other instructions", "tool pay has changed")),
 )
-JOURNAL = tuple(map(changed, [*JOURNAL_1[:-2], *REST, *JOURNAL_1[-2:]]))
 # The run of format 1, which somebody paused before its last turn.
+JOURNAL = tuple(map(changed, [*JOURNAL_1[:-2], *REST, *JOURNAL_1[-2:]]))
 
 REASONS = (
     StopReason.MAX_TURNS,
@@ -153,8 +153,9 @@ def test_no_word_is_left_out():
     assert {word for each in sets for word in each} - found <= ADDED_LATER | {StopReason.COMPLETED}
 
 
-IMPLIED = frozenset({(Header, "format")})
 # What no record holds, since it is what the first one says of all.
+IMPLIED = frozenset({(Header, "format")})
+# Types, fields and words that came after format 2 was frozen; they stand in a later file.
 ADDED_LATER = frozenset(
     {
         (ToolResult, "parts"),
@@ -182,4 +183,3 @@ ADDED_LATER = frozenset(
         (e.Continued, "asks"),
     }
 )
-# Types, fields and words that came after format 2 was frozen; they stand in a later file.

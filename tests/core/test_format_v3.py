@@ -195,5 +195,5 @@ def test_no_word_is_left_out():
     assert {word for each in sets for word in each} - found <= ADDED_LATER | {StopReason.COMPLETED}
 
 
-ADDED_LATER = frozenset()
 # Types, fields and words that came after format 3 was frozen; they stand in a later file.
+ADDED_LATER = frozenset()

@@ -10,6 +10,7 @@ from agentfsm.core.errors import IllegalTransitionError, MisuseError
 from agentfsm.core.machine import START, TABLE, State, next_state
 from agentfsm.core.run import _FOLD
 
+# Copied by hand from the architecture, so that a slip in the table is not its own proof.
 DESIGN = """
 OBSERVE  Observed THINK  Paused OBSERVE  Resumed OBSERVE  Failed ERROR
 THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered THINK  Compacted THINK
@@ -19,7 +20,6 @@ ACT      ApprovalAsked ACT  ApprovalGiven ACT
 ACT      ToolsReturned REFLECT  Paused ACT  Resumed ACT  Failed ERROR
 REFLECT  Judged REFLECT  Continued OBSERVE  Accepted DONE  Paused REFLECT  Resumed REFLECT  Failed ERROR
 """
-# Copied by hand from the architecture, so that a slip in the table is not its own proof.
 
 PAIRS = list(product(State, e.EVENTS))
 

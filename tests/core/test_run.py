@@ -35,6 +35,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, Usage, UserMessage
 from agentfsm.core.run import CallRecord, Fault, Phase, arguments_of, begin, turns_of
 
+# Document A's example: what the weather is in Beijing today.
 WEATHER = [
     e.Observed(at=101.0, took_s=0.5),
     chosen(name="get_weather", arguments='{"city": "Beijing"}'),
@@ -44,7 +45,6 @@ WEATHER = [
     e.Observed(),
     e.AnswerGiven(at=109.0, took_s=1.5, message=answer("It is sunny in Beijing."), usage=USAGE),
 ]
-# Document A's example: what the weather is in Beijing today.
 
 
 def visited(run, events):

@@ -59,8 +59,8 @@ agents = st.none() | st.builds(Fingerprint, instructions=text, model=text)
 _SAID = (TASK, AssistantMessage(calls=(call(turn=4),)), result("t4.0"), answer())
 _LAYOUT = plain_layout(3, task=0)
 WHOLE = attrs.evolve(begin(header(id="r0")), messages=_SAID)
-EARLIER = (None, WHOLE, attrs.evolve(WHOLE, window=3, layout=_LAYOUT, head=view(_LAYOUT, _SAID)))
 # What a run may go on from: nothing, a run, and one whose history a compaction has shortened.
+EARLIER = (None, WHOLE, attrs.evolve(WHOLE, window=3, layout=_LAYOUT, head=view(_LAYOUT, _SAID)))
 GIVEN = (SystemMessage(text="rules"), AssistantMessage(calls=(call(turn=2),)), result("t2.0"))
 
 

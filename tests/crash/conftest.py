@@ -15,8 +15,8 @@ from agentfsm.ports import Store
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
 from agentfsm.testing.crash import Cradle, connect
 
-MEMORY = Path("/dev/shm")  # noqa: S108  the folders in it have names of their own
 # A killed process loses nothing that the kernel has, so a real disk would only take time.
+MEMORY = Path("/dev/shm")  # noqa: S108  the folders in it have names of their own
 
 
 @pytest.fixture(scope="session")

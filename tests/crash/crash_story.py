@@ -45,10 +45,10 @@ from agentfsm.stores.writer import Job
 from agentfsm.testing.crash import crash_point, tell
 
 PERSON = "ann"
-ONCE = frozenset({"pay", "note", "book", "refund", "mail"})
 # Tools that may act once for a key: nobody said that they may be repeated, and the person looks before she says so.
-DYING = Limits(crashes=1_000_000, tool_timeout_s=3600, seconds=3600)
+ONCE = frozenset({"pay", "note", "book", "refund", "mail"})
 # For runs whose workers die all the time, on a machine that may be busy.
+DYING = Limits(crashes=1_000_000, tool_timeout_s=3600, seconds=3600)
 
 
 @attrs.frozen

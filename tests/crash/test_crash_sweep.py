@@ -18,8 +18,8 @@ from agentfsm import Run, StopReason
 from agentfsm.ports import Store
 from agentfsm.testing.crash import Cradle, Life
 
-HEIRS = 20
 # Runs that one worker takes over at once from as many that were killed.
+HEIRS = 20
 
 on = partial(pytest.mark.parametrize, "store_of", indirect=True)
 

@@ -18,10 +18,10 @@ from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import PostgresStore, RedisStore
 from agentfsm.testing import FunctionModel
 
-PARALLEL = 100
 # Runs that a worker drives at once.
-BEATS = 6
+PARALLEL = 100
 # Deaths of the server, spread over the runs.
+BEATS = 6
 
 
 def think(request):

@@ -18,10 +18,10 @@ from agentfsm.core.events import AnswerGiven, ToolLost
 from agentfsm.ports import Store
 from agentfsm.testing.crash import Cradle
 
-HEAT = 10
 # Runs that both workers resume at the same moment.
-SHORT_S = 0.3
+HEAT = 10
 # A lease: it has to end before another worker may go on.
+SHORT_S = 0.3
 
 on_each = pytest.mark.parametrize("store_of", ["sqlite", "postgres", "redis"], indirect=True)
 on_sqlite = pytest.mark.parametrize("store_of", ["sqlite"], indirect=True)

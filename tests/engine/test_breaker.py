@@ -8,8 +8,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from agentfsm.engine.tools.breaker import FAILURES, OPEN_S, Breaker, BreakerState, Ticket
 
-HANG_S = 20.0
 # A guard against hanging, never a bound that a test relies on.
+HANG_S = 20.0
 
 
 def let_go(breaker, now):

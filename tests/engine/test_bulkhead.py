@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine.tools.bulkhead import Bulkhead, passed
 
-HANG_S = 20.0
 # A guard against hanging, never a bound that a test relies on.
+HANG_S = 20.0
 
 
 class Guest:

@@ -23,8 +23,8 @@ from agentfsm.engine.tools.bulkhead import Bulkhead
 from agentfsm.engine.tools.tool import Tool
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
 
-SHORT_S = 0.01
 # Long enough to start a thread, short enough to wait for.
+SHORT_S = 0.01
 
 
 def calls(*wanted: str | tuple[str, float]) -> list[ToolCall]:

@@ -11,8 +11,8 @@ from agentfsm.core.events import Observed
 from agentfsm.ports import Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, say
 
-WINDOW = 4_000
 # Tokens: small, so that a few inputs fill it.
+WINDOW = 4_000
 
 
 class Small(ScriptedModel):

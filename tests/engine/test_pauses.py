@@ -18,8 +18,8 @@ from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 
-RESTS = {State.OBSERVE: 1, State.THINK: 2, State.ACT: 1, State.REFLECT: 1}
 # How often the run of `worker` comes into each state by an arrow.
+RESTS = {State.OBSERVE: 1, State.THINK: 2, State.ACT: 1, State.REFLECT: 1}
 
 
 class World:

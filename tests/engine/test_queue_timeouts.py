@@ -13,8 +13,8 @@ from agentfsm import Agent, ErrorType, Limits, Outcome, RunContext, ToolQueue, T
 from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.testing.models import ScriptedModel, call, say
 
-SHORT_S = 0.01
 # Long enough to start a thread, short enough to wait for.
+SHORT_S = 0.01
 
 
 def asked(*names: str) -> list[ToolCall]:

@@ -117,6 +117,7 @@ def test_what_is_more_than_badly_written_stays_refused(text):
 PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8) | st.sampled_from(
     ["}", "{", "']", '"', "'", "\\", "{}", "return {}\n", "a: 1}", "//", "/*", "#", ",}", "None", "\n"]
 )
+# Objects whose texts are full of what the reader could take for structure.
 OBJECTS = st.dictionaries(
     PLAIN,
     st.recursive(
@@ -126,7 +127,6 @@ OBJECTS = st.dictionaries(
     ),
     max_size=4,
 )
-# Objects whose texts are full of what the reader could take for structure.
 WRITERS = st.sampled_from(
     [
         json.dumps,

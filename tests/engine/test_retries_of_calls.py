@@ -22,8 +22,8 @@ from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, VirtualClock, call, say
 
-TODAY = 1_790_000_000
 # Seconds since 1970: what a service's clock says in these tests.
+TODAY = 1_790_000_000
 
 
 class Service:

@@ -15,6 +15,7 @@ from agentfsm.core.messages import Outcome, ToolCall, ToolResult
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.testing.clock import VirtualClock, run_virtual
 
+# How long each takes in section 10.1.
 SECONDS = {
     "invoke_policy_expert": 3,
     "invoke_memory_manager": 2,
@@ -24,9 +25,8 @@ SECONDS = {
     "save_user_memory": 1,
     "generate_payment": 2,
 }
-# How long each takes in section 10.1.
-UNSAFE = {"invoke_memory_manager", "save_user_memory", "generate_payment"}
 # Section 2.1: what may write.
+UNSAFE = {"invoke_memory_manager", "save_user_memory", "generate_payment"}
 
 
 @attrs.frozen

@@ -36,15 +36,15 @@ from agentfsm.engine.tools.tool import make_tool
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import ScriptedModel, call, say
 
-CALLBACK: Final = "http://localhost:3000/callback"
 # Nobody listens there: who asks reads the address out of the redirect.
-METADATA_URL: Final = "https://conformance-test.local/client-metadata.json"
+CALLBACK: Final = "http://localhost:3000/callback"
 # Which the suite wants the client to be known by, where the server lets it.
+METADATA_URL: Final = "https://conformance-test.local/client-metadata.json"
 PARENT: Final = os.getppid()
 PATIENCE_S: Final = 120.0
 OAUTH: Final = "urn:ietf:params:oauth"
-ALIKE: Final = {"string": "x", "number": 1, "integer": 1, "boolean": True, "array": [], "object": {}}
 # A value of each type.
+ALIKE: Final = {"string": "x", "number": 1, "integer": 1, "boolean": True, "array": [], "object": {}}
 
 
 @attrs.frozen(kw_only=True)

@@ -18,10 +18,10 @@ from agentfsm.engine.tools.tool import make_tool
 from agentfsm.mcp.serving.offers import Prompt, Resource
 from agentfsm.mcp.serving.service import MCPService
 
+# One red pixel.
 PNG: Final = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
 )
-# One red pixel.
 WAV: Final = b64decode("UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAA=")
 IMAGE: Final = ImagePart.of(PNG)
 FILE: Final = FilePart.of(b'{"test": "data", "value": 123}', "application/json", name="mixed.json")
@@ -138,6 +138,7 @@ def _titled(what: str) -> list[dict[str, str]]:
 
 STRING: Final = {"type": "string"}
 NAME: Final = _form("user_name", "What is your name?", name=STRING)
+# By tool: what it asks.
 ASKING: Final = {
     "test_input_required_result_elicitation": _asking(NAME, says="Hello, {}!"),
     "test_input_required_result_request_state": _asking(
@@ -175,7 +176,6 @@ ASKING: Final = {
         )
     ),
 }
-# By tool: what it asks.
 
 
 @tool

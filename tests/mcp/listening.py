@@ -12,10 +12,10 @@ from typing import Final
 
 import keeper
 
-PORTS: Final = range(15_000, 32_768)
 # Below what Linux gives to clients: a client could get the port of a server that is about to start.
-LAST_S: Final = 10.0
+PORTS: Final = range(15_000, 32_768)
 # Seconds until a server that was told to end is killed.
+LAST_S: Final = 10.0
 
 
 @contextmanager

@@ -19,11 +19,11 @@ from typing import Final, NoReturn
 
 import pytest
 
-PINNED: Final = Path(__file__).parent / "node"
 # The folder of package.json and package-lock.json.
+PINNED: Final = Path(__file__).parent / "node"
 FILES: Final = ("package.json", "package-lock.json")
-TAMPERED: Final = "EINTEGRITY"
 # How npm calls a package that is not what the lock pins.
+TAMPERED: Final = "EINTEGRITY"
 
 
 class FetchError(Exception):

@@ -18,13 +18,13 @@ from node import packages, program
 
 PACKAGE: Final = "@modelcontextprotocol/conformance"
 REVISIONS: Final = ("2025-11-25", "2026-07-28")
-AGENTFSM: Final = str(Path(__file__).parents[2])
 # Where the package is that is tested.
-PATIENCE_MS: Final = 200_000
+AGENTFSM: Final = str(Path(__file__).parents[2])
 # For a scenario: a guard against hanging. They are played all at once, on a machine that may have little time for them.
+PATIENCE_MS: Final = 200_000
 BAD: Final = {"FAILURE", "WARNING"}
-MOST_AGAIN: Final = 3
 # Scenarios that are tried once more; where more fail, it is not for the clock.
+MOST_AGAIN: Final = 3
 _STAMP: Final = re.compile(r"-\d{4}-\d\d-\d\dT[\d-]+Z$")
 
 Side = Literal["client", "server"]

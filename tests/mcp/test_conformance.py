@@ -30,6 +30,7 @@ EVER = {
         "A tool's schema is obeyed with its $schema, but models are told it without: it says nothing to them."
     ),
 }
+# Why a check of our client fails, by revision.
 CLIENT = {
     "2025-11-25": EVER
     | {
@@ -40,12 +41,12 @@ CLIENT = {
     },
     "2026-07-28": EVER,
 }
-# Why a check of our client fails, by revision.
 
 LOGGING = "Logging over the protocol is deprecated since 2026-07-28, and left out."
 SAMPLING = "Sampling is deprecated since 2026-07-28, and left out: a tool that needs a model brings its own."
 ROOTS = "Roots are deprecated since 2026-07-28, and left out."
 TASKS = "Tasks are an extension that the SDK does not have; a long job is a run, which is started and looked at."
+# Why a check of our server fails, by revision.
 SERVER = {
     "2025-11-25": {
         "json-schema-2020-12:json-schema-2020-12-$schema": "A tool's schema is told without its $schema.",
@@ -75,7 +76,6 @@ SERVER = {
         "tasks-wire-fields": TASKS,
     },
 }
-# Why a check of our server fails, by revision.
 
 
 @pytest.fixture(scope="module")

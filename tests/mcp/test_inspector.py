@@ -12,10 +12,10 @@ from node import program
 from suite import AGENTFSM, environment
 
 INSPECTOR = "@modelcontextprotocol/inspector"
-ERAS = ("legacy", "modern")
 # The handshake of 2025-11-25, and 2026-07-28.
-TOOL_FAILED = 5
+ERAS = ("legacy", "modern")
 # How the inspector ends where a tool has failed.
+TOOL_FAILED = 5
 SERVE = ["-m", "agentfsm", "mcp", "serve", "conformance_server:SERVICE"]
 HERE = str(Path(__file__).parent)
 ENV = environment() | {"PYTHONPATH": os.pathsep.join([AGENTFSM, HERE])}

@@ -12,8 +12,8 @@ from typing import Final, Literal, Self
 import attrs
 
 CHUNK: Final = 65_536
-RESET: Final = struct.pack("ii", 1, 0)
 # SO_LINGER for zero seconds: closing breaks the connection in place of ending it.
+RESET: Final = struct.pack("ii", 1, 0)
 
 
 @attrs.frozen

@@ -23,18 +23,18 @@ from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.server import LocalServer, Say
 
+# Each adapter, and what its provider takes as the body of a request.
 ADAPTERS = [
     pytest.param(OpenAIChat, lambda body: check_openai(body["messages"]), id="chat"),
     pytest.param(OpenAIResponses, lambda body: check_responses(body["input"]), id="responses"),
     pytest.param(Anthropic, check_anthropic_body, id="anthropic"),
 ]
-# Each adapter, and what its provider takes as the body of a request.
 
 NOTE = "for the taxi from the station, and back " * 20
-FAREWELL = "That was all, and it took a while. " * 40
 # Long, so that an answer can be spoilt in its middle.
-MIDDLE = 900
+FAREWELL = "That was all, and it took a while. " * 40
 # Bytes: behind the headers and before the end of either answer, streamed or not.
+MIDDLE = 900
 
 both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 each_adapter = pytest.mark.parametrize(("adapter", "check"), ADAPTERS)

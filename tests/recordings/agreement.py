@@ -19,13 +19,13 @@ from agentfsm.models.wire import Assembly
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, Reply, Request, TextChunk
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="x"),)),))
-PORTIONS = (1 << 20, 1_000, 61)
 # How the network may cut a stream, bytes. Those of a few bytes are tried on a part of the streams.
+PORTIONS = (1 << 20, 1_000, 61)
 
-SHARES = (0.0, 0.05, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99)
 # How much of a stream has come when it dies.
-ODD = (None, True, -7, 1.5, 10**30, "", "odd", "\ud800", [], [None], [[]], {}, {"odd": []})
+SHARES = (0.0, 0.05, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99)
 # What may stand where something else belongs.
+ODD = (None, True, -7, 1.5, 10**30, "", "odd", "\ud800", [], [None], [[]], {}, {"odd": []})
 
 
 @attrs.define

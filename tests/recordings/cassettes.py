@@ -19,13 +19,13 @@ import attrs
 import yaml
 from archives import ARCHIVES, Archive, fetched
 
-GZIP: Final = b"\x1f\x8b"
 # How what is gzipped begins.
-REDACTED: Final = "**REDACTED**"
+GZIP: Final = b"\x1f\x8b"
 # What langchain leaves of addresses and headers.
+REDACTED: Final = "**REDACTED**"
 OK: Final = 200
-_DROPPED: Final = {"content-encoding", "content-length", "transfer-encoding"}
 # Headers of a body as it was sent; ours is decoded.
+_DROPPED: Final = {"content-encoding", "content-length", "transfer-encoding"}
 
 
 class Wire(StrEnum):

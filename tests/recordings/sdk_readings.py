@@ -23,10 +23,10 @@ from openai.types.responses import Response
 from agentfsm.ports import FinishReason, Reply
 
 BASE_URL: Final = "http://recorded.test/v1"
-ASK: Final[list[Any]] = [{"role": "user", "content": "x"}]
 # What is asked does not matter: the answer is recorded.
-CALLERS_TOOLS: Final = {"apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "shell_call"}
+ASK: Final[list[Any]] = [{"role": "user", "content": "x"}]
 # Items of a response that wait for what the caller makes of them. A function's are calls.
+CALLERS_TOOLS: Final = {"apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "shell_call"}
 
 
 @attrs.frozen(kw_only=True)

@@ -20,10 +20,10 @@ AZURE = f"{OTEL}: test_azure/"
 FILTERED = [f"{AZURE}test_chat_content_filtering{each}" for each in ("", "_with_events_with_content")]
 REFUSED = [f"{AZURE}test_prompt_content_filtering{each}" for each in ("", "_with_events_with_content")]
 NO_EVENTS = "_with_events_with_no_content"
-FILTERED_NAMES = {f"{each} #0" for each in (*FILTERED, f"{AZURE}test_chat_content_filtering{NO_EVENTS}")}
 # Azure leaves out the message of a reply that it filters, and the openai package has none to give.
-REFUSED_NAMES = {f"{each} #0" for each in (*REFUSED, f"{AZURE}test_prompt_content_filtering{NO_EVENTS}")}
+FILTERED_NAMES = {f"{each} #0" for each in (*FILTERED, f"{AZURE}test_chat_content_filtering{NO_EVENTS}")}
 # Azure's error in place of a reply, with status 200.
+REFUSED_NAMES = {f"{each} #0" for each in (*REFUSED, f"{AZURE}test_prompt_content_filtering{NO_EVENTS}")}
 
 
 def read(recording, portion=1 << 20):

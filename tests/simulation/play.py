@@ -22,10 +22,10 @@ from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import MisuseError, StoreError
 from agentfsm.core.inbox import Cancel, Decision, InputKind, Priority
 
-ROUNDS: Final = 40
 # After which a run that is not over hangs.
-SOON_S: Final = 10.0
+ROUNDS: Final = 40
 # What a person waits for, to decide at the last moment.
+SOON_S: Final = 10.0
 STRIKES: Final = ("dies", "dies", "stalls", "stalls", "is cut off")
 
 

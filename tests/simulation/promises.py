@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from shared_disk import Accepted
     from world import Attempt, World
 
-NOT_RUN: Final = frozenset({ErrorType.ARGUMENTS, ErrorType.UNKNOWN_TOOL, ErrorType.BLOCKED, ErrorType.CIRCUIT_OPEN})
 # Errors that say that nothing was done.
-NO_EFFECT: Final = frozenset({Outcome.SKIPPED, Outcome.REJECTED})
+NOT_RUN: Final = frozenset({ErrorType.ARGUMENTS, ErrorType.UNKNOWN_TOOL, ErrorType.BLOCKED, ErrorType.CIRCUIT_OPEN})
 # Outcomes that say the same.
+NO_EFFECT: Final = frozenset({Outcome.SKIPPED, Outcome.REJECTED})
 
 
 @attrs.define(eq=False)

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Header, Run
     from agentfsm.ports import Commit
 
-LEASE_S: Final = 3.0
 # Shorter than in real stores, so that more leases end in a short life.
-BEAT_S: Final = LEASE_S / 3
+LEASE_S: Final = 3.0
 # Until an owner that writes nothing hears what was posted.
+BEAT_S: Final = LEASE_S / 3
 
 
 @attrs.define(eq=False)

@@ -31,13 +31,13 @@ from agentfsm.engine.drive.journal import Journal
 from agentfsm.stores import memory
 from agentfsm.stores.memory import MemoryStore
 
-FEW = 500
 # In the usual suite.
-MANY = 100_000
+FEW = 500
 # In a soak.
+MANY = 100_000
 IN_A_ROW = 250
+# Things that happened, told of a world that broke a promise.
 LAST = 60
-# Of what happened, told of a world that broke a promise.
 
 
 def told(seed: int) -> str:
@@ -254,8 +254,9 @@ def lose_input(patch: Any) -> None:
     patch.setattr(MemoryStore, "append", append_anyhow)
 
 
-HASTY = {"expires_s": 2.0, "delays": 0.3}
 # Worlds in which little time is given and much is taken, where it is about who was in time.
+HASTY = {"expires_s": 2.0, "delays": 0.3}
+# Within how many seeds each is seen, which promise it breaks, and what its worlds have in common.
 FAULTS: dict[Callable[[Any], None], tuple[int, str, dict[str, Any]]] = {
     drop_the_intent: (20, "P2", {}),
     not_wait_for_the_disk: (50, "P2", {}),
@@ -271,7 +272,6 @@ FAULTS: dict[Callable[[Any], None], tuple[int, str, dict[str, Any]]] = {
     leave_children: (500, "P6", {"faults": 0.0}),
     lose_input: (300, "P1", {}),
 }
-# Within how many seeds each is seen, which promise it breaks, and what its worlds have in common.
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

@@ -33,8 +33,8 @@ from agentfsm.testing.clock import VirtualClock
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Posted
 
-TICKS: Final = (0.0, 0.0, 0.25, 0.5, 1.0, 2.0)
 # Seconds that things take. They are few and round, so that things happen at the same moment again and again.
+TICKS: Final = (0.0, 0.0, 0.25, 0.5, 1.0, 2.0)
 TOOL_TIMEOUT_S: Final = 4.0
 HANG_S: Final = 1_000.0
 
@@ -218,8 +218,8 @@ class World:
         attempt.ended_at = anyio.current_time()
 
 
-here: ContextVar[World] = ContextVar("here")
 # The world in which a tool or a model finds itself.
+here: ContextVar[World] = ContextVar("here")
 
 
 def _inherited(record: Any, attempt: Attempt) -> int:
@@ -235,12 +235,12 @@ class PanicError(BaseException):
     """What a library in Rust raises."""
 
 
-UNSAFE: Final = frozenset({"pay", "ship", "book", "sign", "quiz"})
 # Tools whose calls are not to be repeated unasked.
-NUMBER: Final = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+UNSAFE: Final = frozenset({"pay", "ship", "book", "sign", "quiz"})
 # What the quiz is answered with.
-ASKED: Final = frozenset({"sign", "stamp"})
+NUMBER: Final = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 # Tools that a person has to let run.
+ASKED: Final = frozenset({"sign", "stamp"})
 
 
 async def work(ctx: RunContext[Any], tool: Tool[..., Any], n: int) -> str:
@@ -411,8 +411,8 @@ def cast(expires_s: float, *, drifted: bool) -> Agent:
     return Agent(Script((*tools, "helper", "pay", "sign"), last=4), tools=every, name="top", limits=limits)
 
 
-_BELOW: Final[dict[tuple[float, bool], tuple[Tool[..., Any], ...]]] = {}
 # The tools of the agents below those that were cast.
+_BELOW: Final[dict[tuple[float, bool], tuple[Tool[..., Any], ...]]] = {}
 
 
 def agent_of(world: World, handle: Handle, *, drifted: bool = False) -> Agent:

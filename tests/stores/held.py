@@ -9,8 +9,8 @@ from typing import Any
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.writer import Job
 
-ENTERED_S = 20.0
 # A guard against a hang, not a bound: the thread takes the job in microseconds.
+ENTERED_S = 20.0
 
 
 def hold(store: SQLiteStore, *, writes: bool = True) -> threading.Event:

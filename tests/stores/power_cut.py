@@ -25,19 +25,19 @@ from typing import Any, Final, TypeAlias
 import apsw
 import attrs
 
-LOSE_ALL: Final = 0
 # The seed of a cut that leaves nothing but what was synced.
-KEEP_ALL: Final = 1
+LOSE_ALL: Final = 0
 # The seed of a cut that leaves everything that was written, as a killed process does.
+KEEP_ALL: Final = 1
 
-_SECTORS: Final = (512, 4096)
 # Bytes that a disk writes at once: old ones, new ones.
+_SECTORS: Final = (512, 4096)
+# The part of the sectors that were not synced: how many are garbage, and how many half written.
 _DAMAGED: Final = 0.1
-# Of the sectors that were not synced: how many are garbage, and how many half written.
-_HOLLOW: Final = 0.3
 # How often a file has grown, though what was written to its end is lost.
-_MAKE_FOR_GOOD: Final = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL | apsw.SQLITE_OPEN_WAL
+_HOLLOW: Final = 0.3
 # Kinds of files with whose first sync SQLite syncs the folder.
+_MAKE_FOR_GOOD: Final = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL | apsw.SQLITE_OPEN_WAL
 
 _numbers = itertools.count()
 

@@ -12,8 +12,8 @@ from agentfsm.core.run import begin
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.conformance.driving import Driver, header
 
-APPENDS = 3
 # Queued together before each wait.
+APPENDS = 3
 
 
 def say(*words):

@@ -20,10 +20,10 @@ from agentfsm.core.inbox import Cancel
 from agentfsm.stores import PostgresStore, postgres_link
 from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, words
 
-PASSWORD_WANTED = (3, 5, 10, 11)
 # The server's requests that the client answers, by the number that follows "R".
-IDLE = b"Z\x00\x00\x00\x05I"
+PASSWORD_WANTED = (3, 5, 10, 11)
 # It is the client's turn, outside of a transaction.
+IDLE = b"Z\x00\x00\x00\x05I"
 
 
 @attrs.define(eq=False)

@@ -35,13 +35,13 @@ from agentfsm.stores.sqlite_file import Connect, connect_sqlite3
 from agentfsm.testing.conformance.driving import header
 from agentfsm.testing.models import FunctionModel
 
-MEMORY = Path("/dev/shm")  # noqa: S108  the folders in it have names of their own
 # The power is cut in the layer; a real disk beneath it only takes time, and much of it where others use it too.
+MEMORY = Path("/dev/shm")  # noqa: S108  the folders in it have names of their own
 APPENDS = 50
-LONG = 9_000
 # Characters of the larger events: they take several pages, so that a commit can be torn between them.
-HEAD = 32
+LONG = 9_000
 # Bytes at the beginning of a log that say which frames are its own.
+HEAD = 32
 
 
 def store_in(folder: Path, connect: Connect = connect_sqlite3) -> SQLiteStore:
@@ -358,8 +358,8 @@ async def test_many_cuts(machine, durability):
 # A whole run of an agent.
 
 
-DEEDS = ("pay", "mail")
 # Tools that may not be repeated. A person has to allow the first.
+DEEDS = ("pay", "mail")
 
 
 @tool(requires_approval=True)

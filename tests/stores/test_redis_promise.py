@@ -12,13 +12,13 @@ from agentfsm.stores.redis import RedisStore
 from agentfsm.stores.redis_server import LOSSES, SCHEMA
 from agentfsm.testing.conformance.driving import Driver, finished, header, words
 
+# By what a crash of such a server may cost.
 SETTINGS = {
     "nothing": {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no", "save": ""},
     "seconds": {"appendonly": "yes", "appendfsync": "everysec"},
     "snapshot": {"appendonly": "no", "save": "3600 1"},
     "everything": {"appendonly": "no", "save": ""},
 }
-# By what a crash of such a server may cost.
 CHANGED = {name for settings in SETTINGS.values() for name in settings} | {"maxmemory", "maxmemory-policy"}
 
 

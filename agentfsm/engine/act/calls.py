@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from agentfsm.engine.drive.journal import Journal
     from agentfsm.engine.tools.registry import ToolRegistry
 
+# Characters of arguments that are no JSON object, kept for the record and shown to the model.
 MALFORMED_CHARS: Final = 2_000
-# Of arguments that are no JSON object, kept for the record and shown to the model.
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 

@@ -35,8 +35,8 @@ from agentfsm.threads import in_thread
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
+# Characters of what a call will do, in the words of its tool: a sentence, not the whole of a letter.
 DESCRIPTION_CHARS: Final = 2_000
-# Of what a call will do, in the words of its tool: a sentence, not the whole of a letter.
 
 
 @attrs.frozen

@@ -27,8 +27,8 @@ from agentfsm.ports import OutputForm, OutputMode, Reply, ToolDefinition
 if TYPE_CHECKING:
     from agentfsm.ports import Model
 
-FINAL_ANSWER: Final = "final_answer"
 # The tool whose arguments are the answer, and the name of the form.
+FINAL_ANSWER: Final = "final_answer"
 DESCRIPTION: Final = "Give the final answer. Call it once, alone, when the work is done."
 NOT_YET: Final = (
     "Not yet: the other calls of this turn come first. Read their results, then give the final answer alone."

@@ -31,10 +31,10 @@ Price = Callable[[Usage], float | None]
 NO_USAGE: Final = Usage()
 
 
-Amount = tuple[int, float]
 # Tokens and US dollars.
-Held = tuple[int, float, int]
+Amount = tuple[int, float]
 # The same, held back for a request, and the tokens without what is added since others were exceeded.
+Held = tuple[int, float, int]
 
 NOTHING: Final[Amount] = (0, 0.0)
 

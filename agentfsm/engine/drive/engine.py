@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.drive.answers import Answers
 
-ANSWER_TOKENS: Final = 4_096
 # Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
-LONGEST_ANSWER_TOKENS: Final = 16_384
+ANSWER_TOKENS: Final = 4_096
 # What an answer without a cap is taken to need at most, where others spend from the same budget at once: as long as
 # many models can answer. One that answers longer is found out (see `budget`).
+LONGEST_ANSWER_TOKENS: Final = 16_384
 
 
 @attrs.frozen(kw_only=True)

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 _put = object.__setattr__
 
-Ended: TypeAlias = Mapping[str, Run[Any]]
 # Runs that are over, by id.
+Ended: TypeAlias = Mapping[str, Run[Any]]
 _NONE: Final[Ended] = {}
-_NEWEST: Final = 2**31
 # As a version to read after: where only the header is wanted.
-SETTLE_S: Final = 5.0
+_NEWEST: Final = 2**31
 # Seconds that a driving call which is cut off may take to write what is under way.
+SETTLE_S: Final = 5.0
 
 
 async def load(store: Store, run_id: str, at: int | None = None, ended: Ended = _NONE) -> Run:

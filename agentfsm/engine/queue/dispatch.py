@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from agentfsm.engine.tools.tool import Bound, Tool
     from agentfsm.ports import Clock
 
-RETRY_WAIT_S: Final = 1.0
 # Seconds before the first retry, twice that before the second, where the service does not say: document C, 9.3.
-RATE_RETRIES: Final = 1
+RETRY_WAIT_S: Final = 1.0
 # Attempts after the first where there were too many requests: more of them would not make them fewer.
+RATE_RETRIES: Final = 1
 
 
 class End(NamedTuple):
@@ -226,8 +226,8 @@ class Dispatcher:
         return True
 
 
-_PASSING: Final = frozenset({ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED})
 # What says that a service is down; wrong arguments, bugs and refusals say nothing of it.
+_PASSING: Final = frozenset({ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED})
 
 
 @attrs.define(eq=False, repr=False)

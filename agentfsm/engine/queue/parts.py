@@ -15,20 +15,21 @@ import attrs
 from agentfsm.core.messages import FilePart, ImagePart, Media, Part, TextPart, data_of, encodable
 from agentfsm.core.parts import facts_of, kind_of, name_of
 
+# Characters of one part in base64: 15 MB. Anthropic takes 32 MB in a request (its error is "request_too_large"), OpenAI
+# 50.
 PART_CHARS: Final = 20_000_000
-# Of a part, in base64: 15 MB. Anthropic takes 32 MB in a request (its error is "request_too_large"), OpenAI 50.
+# Characters of all parts of a result: half of what a record of the journal may hold.
 PARTS_CHARS: Final = 30_000_000
-# Of all parts of a result: half of what a record of the journal may hold.
+# Parts of one result: 20 images have about 29,000 tokens.
 MOST_PARTS: Final = 20
-# Of a result: 20 images have about 29,000 tokens.
-ADDRESS_CHARS: Final = 8_000
 # The longest address: what browsers and proxies bear. As JSON it may have six times as many.
+ADDRESS_CHARS: Final = 8_000
 
 _ALIASES: Final = {"image/jpg": "image/jpeg", "audio/x-wav": "audio/wav", "audio/mp3": "audio/mpeg"}
-_IMAGES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 # What providers look at.
-_HEAD: Final = 1_024
+_IMAGES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 # Bytes in which a PDF has to say that it is one (Source: ISO 32000-1, annex H.3.4.1).
+_HEAD: Final = 1_024
 _MP3_SYNC: Final = 0xE0
 
 
@@ -36,6 +37,7 @@ def _is_mp3(data: bytes) -> bool:
     return data.startswith(b"ID3") or (data[:1] == b"\xff" and data[1:2] >= bytes([_MP3_SYNC]))
 
 
+# How data of a media type begins.
 _BEGINS: Final[Mapping[str, Callable[[bytes], bool]]] = {
     "image/png": lambda data: data.startswith(b"\x89PNG\r\n\x1a\n"),
     "image/jpeg": lambda data: data.startswith(b"\xff\xd8\xff"),
@@ -45,7 +47,6 @@ _BEGINS: Final[Mapping[str, Callable[[bytes], bool]]] = {
     "audio/mpeg": _is_mp3,
     "application/pdf": lambda data: b"%PDF-" in data[:_HEAD],
 }
-# How data of a media type begins.
 
 
 def told(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:

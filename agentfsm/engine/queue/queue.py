@@ -32,13 +32,13 @@ from agentfsm.engine.watch.stream import AgentEvent, QueueStream, ToolEvent, Too
 from agentfsm.ports import Clock, SystemClock
 from agentfsm.threads import event_loop, noticed, waker
 
-LIMIT: Final = 20
 # Calls in flight at once: a model seldom asks for more, and most services bear it.
-TIMEOUT_S: Final = 30.0
+LIMIT: Final = 20
 # Seconds for a call whose tool sets none.
+TIMEOUT_S: Final = 30.0
 
-PATIENCE_S: Final = 1.0
 # Seconds beyond a call's own time after which it asks whether it waits in vain: others may take just as long.
+PATIENCE_S: Final = 1.0
 _NOBODY: Final[Wake] = lambda: None  # noqa: E731  what has never had to wait
 Listen = Callable[[Any], object]
 Watch = Callable[[ToolEvent | AgentEvent], None]

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from agentfsm.core.errors import ModelRetry
 from agentfsm.engine.tools.tool import Tool
 
-NAMES_SHOWN = 30
 # Tools listed when one is unknown: enough to choose from, not the whole catalogue again.
+NAMES_SHOWN = 30
+# Characters of an error's own text: the cause stands at its beginning.
 ERROR_CHARS = 2_000
-# Of an error's own text: the cause stands at its beginning.
+# Characters of a result as JSON: a record of the journal holds 64 million, and more than the result.
 RECORD_CHARS = 60_000_000
-# Of a result as JSON: a record of the journal holds 64 million, and more than the result.
-ESCAPED_CHARS = 6
 # JSON may write a character as so many.
-SLACK = 0.98
+ESCAPED_CHARS = 6
 # What is kept may be denser than the whole: a little less each time makes two rounds enough.
+SLACK = 0.98
+# Three quarters of what is shown of a long result are its beginning.
 HEAD, WHOLE = 3, 4
-# Of what is shown of a long result, three quarters are its beginning.
 _PARTS: Final[frozenset[type]] = frozenset({TextPart, ImagePart, AudioPart, FilePart})
 _MAY_HOLD_PARTS: Final[frozenset[type]] = _PARTS | {list, tuple}
 

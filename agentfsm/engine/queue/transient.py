@@ -17,11 +17,12 @@ import attrs
 from agentfsm.core.errors import ModelUnavailableError, TransientError
 from agentfsm.retry_after import finite_s, seconds_of
 
-PASSING_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 # 529 is what some services (Anthropic's among them) say when they are overloaded.
-RATE_LIMITED: Final = 429
+PASSING_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 # Alone: the service is well and means this caller. 503 and 529 say that it is not well, whoever calls.
+RATE_LIMITED: Final = 429
 
+# Beside those for which Python has classes of their own, under ConnectionError and TimeoutError.
 PASSING_ERRNOS: Final = frozenset(
     number
     for name in (
@@ -35,11 +36,11 @@ PASSING_ERRNOS: Final = frozenset(
     )
     if (number := getattr(errno, name, None)) is not None
 )
-# Beside those for which Python has classes of their own, under ConnectionError and TimeoutError.
 
-_REASON: Final = "reason"
 # In the table: as passing as the error's `reason`.
+_REASON: Final = "reason"
 
+# Library -> class -> whether it is passing, for its subclasses too unless they have a line of their own.
 ERRORS: Final[dict[str, dict[str, bool | str]]] = {
     "aiohttp": {
         "ClientConnectionError": True,
@@ -75,7 +76,6 @@ ERRORS: Final[dict[str, dict[str, bool | str]]] = {
         "TimeoutError": True,
     },
 }
-# Library -> class -> whether it is passing, for its subclasses too unless they have a line of their own.
 
 
 @attrs.frozen

@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
     from agentfsm.core.messages import JSON
 
-_BLANK = " \t\r\n\ufeff"
 # JSON's own white space, and the byte order mark that some writers put in front.
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_BLANK = " \t\r\n\ufeff"
 # The escape itself; behind an odd backslash it would be six harmless characters.
-_LONGEST_BROKEN = 16_000
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 # Characters; a longer text takes some milliseconds more, but is more likely to be broken in a way that nobody foresaw.
+_LONGEST_BROKEN = 16_000
+# What may stand around an object without being a part of it: a sentence, a code fence.
 _BEFORE = re.compile(r"(?:[^\[\]{}\":`]*[^\[\]{}\":`'])?:?\s*(?:```\w*\s*)?")
 _BEHIND = re.compile(r"\s*(?:```)?(?:\s*[^\[\]{}\":`'\s][^\[\]{}\":`]*)?")
-# What may stand around an object without being a part of it: a sentence, a code fence.
+# JSON as Python or JavaScript might write it. What is never closed reaches to the end, so that nobody looks for its end
+# twice; it and what matches nothing is left as it is, and refused afterwards.
 _TOKEN = re.compile(
     r"""
     (?P<note> // [^\n]* | \# [^\n]* | /\* .*? \*/ )
@@ -42,27 +44,26 @@ _TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-# JSON as Python or JavaScript might write it. What is never closed reaches to the end, so that nobody looks for its end
-# twice; it and what matches nothing is left as it is, and refused afterwards.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-_INSIDE = re.compile(r"\\.|[\"\x00-\x1f]", re.DOTALL)
 # What is written in another way between double quotes.
+_INSIDE = re.compile(r"\\.|[\"\x00-\x1f]", re.DOTALL)
+# A comma with nothing behind it; texts match too, so that what looks like one in there is passed over.
 _LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+"|".*)|,(?=\s*[}\]])', re.DOTALL)
-# And the texts, so that what looks like one in there is passed over.
-_MOST_PROBLEMS = 20
 # As many as a model can use; a list of 100,000 wrong items would fill its window.
-_LONGEST_PROBLEM = 300
+_MOST_PROBLEMS = 20
 # Characters; room for the allowed values of a usual enumeration.
-_LONGEST_VALUE = 60
+_LONGEST_PROBLEM = 300
 # Characters; enough to recognise what was sent.
-_LONGEST_KIND = 150
+_LONGEST_VALUE = 60
 # Characters; an enumeration may hold 1,000 values.
-_LONGEST_PATH = 150
+_LONGEST_KIND = 150
 # Characters, counted from the end; a path may be 100 steps deep.
-_MOST_PARAMETERS = 50
+_LONGEST_PATH = 150
 # A function has fewer; a schema from outside may have thousands.
-_COMPOSED = frozenset({"anyOf", "oneOf", "allOf", "$ref", "patternProperties"})
+_MOST_PARAMETERS = 50
 # Where the parameters of a schema without properties of its own may stand.
+_COMPOSED = frozenset({"anyOf", "oneOf", "allOf", "$ref", "patternProperties"})
+# The parser's words that say little to a reader.
 _WORDS = {
     "expected value": "expected a value (NaN, Infinity and bare words are none)",
     "lone leading surrogate in hex escape": "half of a surrogate pair",
@@ -70,7 +71,6 @@ _WORDS = {
     "recursion limit exceeded": "nested more than 200 deep",
     "unexpected end of hex escape": "half of a surrogate pair, or a \\u escape that is cut short",
 }
-# The parser's words that say little to a reader.
 
 
 def object_text(text: str) -> str:

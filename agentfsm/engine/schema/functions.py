@@ -15,8 +15,8 @@ from docstring_parser import Docstring, DocstringMeta, DocstringStyle
 from agentfsm.core.errors import MisuseError
 
 _STYLES = (DocstringStyle.GOOGLE, DocstringStyle.NUMPYDOC, DocstringStyle.REST)
-_LONGEST_REASON = 300
 # Characters of a foreign error's first sentence.
+_LONGEST_REASON = 300
 
 
 def parameters_of(function: Callable[..., Any], tool: str) -> list[inspect.Parameter]:

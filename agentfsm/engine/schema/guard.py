@@ -19,48 +19,48 @@ import jiter
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine.schema.reading import target
 
-_LONGEST_SCHEMA: Final = 100_000
 # Characters of JSON; the model is told the schema on every turn, where this is some 25,000 tokens.
-_DEEPEST_SCHEMA: Final = 64
+_LONGEST_SCHEMA: Final = 100_000
 # Brackets within brackets: a property costs two, so thirty objects in each other; the validator's own end is at 255.
-_MOST_PARTS: Final = 2_000
+_DEEPEST_SCHEMA: Final = 64
 # Subschemas that can be reached; some 50 characters each at the longest schema.
-_LONGEST_CHAIN: Final = 20
+_MOST_PARTS: Final = 2_000
 # References and branches in a row that stay with the same value; real schemas have up to six. With the 200 levels that
 # arguments may have, some 4,000 native frames, where 50,000 were fine.
-_MOST_WORK: Final = 20_000_000
+_LONGEST_CHAIN: Final = 20
 # Looks at one place, times places: some two seconds, in which nothing else runs.
-_CHARACTERS_A_LOOK: Final = 10
+_MOST_WORK: Final = 20_000_000
 # A pattern reads some ten characters in the time of a look.
-_ODD_VALUE: Final = 100
+_CHARACTERS_A_LOOK: Final = 10
 # Looks that one value of an enumeration with numbers like 0.5, arrays or objects counts for: each is compared in turn.
-_DEEPEST_VALUE: Final = 200
+_ODD_VALUE: Final = 100
 # The levels that strict JSON text may have here.
-_LONGEST: Final = 100
+_DEEPEST_VALUE: Final = 200
 # Characters of the schema's own words in an error; enough to find them.
+_LONGEST: Final = 100
+# Draft 4 is left out: it has addresses, bounds and references of its own kind.
 _DRAFTS: Final = (
     "https://json-schema.org/draft/2020-12/schema",
     "https://json-schema.org/draft/2019-09/schema",
     "http://json-schema.org/draft-07/schema",
     "http://json-schema.org/draft-06/schema",
 )
-# Draft 4 is left out: it has addresses, bounds and references of its own kind.
 
+# The keywords that hold subschemas, by what those are applied to; `properties` stands alone, since a member meets one.
 _SAME_VALUE: Final = ("allOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
 _UNIONS: Final = ("anyOf", "oneOf")
 _ITEMS: Final = ("prefixItems", "items", "additionalItems", "contains", "unevaluatedItems")
 _MEMBERS: Final = ("patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames")
-# The keywords that hold subschemas, by what those are applied to; `properties` stands alone, since a member meets one.
-_PLAIN: Final = frozenset({"type", "properties", "required", "title", "description", "additionalProperties"})
 # Keywords of a branch for which it was measured that its tag is looked at first.
-_ELSEWHERE: Final = ("$id", "$dynamicRef", "$recursiveRef")
+_PLAIN: Final = frozenset({"type", "properties", "required", "title", "description", "additionalProperties"})
 # Keywords with which a part changes what references mean.
-_BY_NAME: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies"})
+_ELSEWHERE: Final = ("$id", "$dynamicRef", "$recursiveRef")
 # Those whose subschemas stand under names.
+_BY_NAME: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies"})
 
 
-_Looks: TypeAlias = dict[int, tuple[int, int]]
 # By subschema: looks at one place of an object, and of an array.
+_Looks: TypeAlias = dict[int, tuple[int, int]]
 
 
 def admitted(parameters: Mapping[str, Any], tool: str) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from agentfsm.engine.schema.validator import compiled, problem_at, reasons
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-_PERHAPS_HUGE: Final = re.compile(r"\d[eE]|\d{300}")
 # A number needs one or the other to be infinite.
+_PERHAPS_HUGE: Final = re.compile(r"\d[eE]|\d{300}")
 
 Bound: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -33,15 +33,15 @@ from agentfsm.engine.schema.arguments import expected, explain, strict_text
 from agentfsm.engine.schema.functions import context_of, docstring_of, first_line, parameters_of
 from agentfsm.engine.schema.strict import strict_schema, without_nulls
 
-_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
 # An argument that nobody reads is a misunderstanding; infinity comes from 1e999 as well.
-_NAMED = frozenset({"properties", "$defs", "patternProperties"})
+_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
 # Keywords of JSON Schema whose keys are names of the user's.
-_DATA = frozenset({"default", "examples", "const", "enum", "discriminator"})
+_NAMED = frozenset({"properties", "$defs", "patternProperties"})
 # Keywords whose value is the user's data.
+_DATA = frozenset({"default", "examples", "const", "enum", "discriminator"})
 _ANNOTATED: Any = Annotated
-_TYPED_DICT: Any = TypedDict
 # Given what is known only at run time, which a type checker cannot follow.
+_TYPED_DICT: Any = TypedDict
 
 
 @attrs.frozen(kw_only=True)

@@ -27,12 +27,13 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.engine.schema.reading import kinds_of, likely, takes_null, type_of
 
+# Keywords that go over as they are.
 _KEPT: Final = (
     *("enum", "const", "pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("minItems", "maxItems"),
 )
-# Keywords that go over as they are.
 _FORMATS: Final = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
+# Keyword -> what to do instead. Any other is dropped: our own validator holds the model to it afterwards.
 _NO_WORDS: Final = {
     "allOf": "write the parts out as one schema",
     "not": "say what is allowed",
@@ -46,7 +47,6 @@ _NO_WORDS: Final = {
     "prefixItems": "take an object with a property for each place",
     "additionalItems": "take an object with a property for each place",
 }
-# Keyword -> what to do instead. Any other is dropped: our own validator holds the model to it afterwards.
 _NULL: Final = {"type": "null"}
 
 

@@ -22,16 +22,17 @@ from agentfsm.engine.schema.reading import is_of, kinds_of, meant, target
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-_OPTIONS: Final[dict[str, Any]] = {"offline": True, "pattern_options": jsonschema_rs.RegexOptions()}
 # Nothing is fetched, and no pattern can take exponential time.
-_ROOT: Final = "urn:root"
+_OPTIONS: Final[dict[str, Any]] = {"offline": True, "pattern_options": jsonschema_rs.RegexOptions()}
 # What the schema is called where a question refers to a part of it.
-_MOST_QUESTIONS: Final = 200
+_ROOT: Final = "urn:root"
 # Parts that are compiled to explain one refusal; the largest schema takes 10 ms for one.
-_DEEPEST_TOLD: Final = 25
+_MOST_QUESTIONS: Final = 200
 # References, branches and levels that a reason is followed through; each takes a few frames of Python's 1,000.
-_LONGEST_PLACE: Final = 100
+_DEEPEST_TOLD: Final = 25
 # Characters.
+_LONGEST_PLACE: Final = 100
+# Keywords that hold no subschema -> what they ask for.
 _SAID: Final = {
     "enum": "should be {}",
     "const": "should be {}",
@@ -51,12 +52,11 @@ _SAID: Final = {
     "maxProperties": "should have at most {} properties",
     "dependentRequired": "should have all properties that go together",
 }
-# Keywords that hold no subschema -> what they ask for.
+# Keywords that are named where nothing better is known.
 _RULES: Final = (
     *("not", "contains", "propertyNames", "dependentSchemas", "dependencies"),
     *("unevaluatedProperties", "unevaluatedItems"),
 )
-# Keywords that are named where nothing better is known.
 
 _Place: TypeAlias = tuple[str | int, ...]
 _Problems: TypeAlias = "Iterator[ErrorDetails]"

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from agentfsm.ports import ToolDefinition
     from agentfsm.tally import Tally
 
+# Answers that must not be taken for whole ones, and that asking again would not mend.
 FLAWS: Final = {
     FinishReason.LENGTH: "the answer was cut off at the length limit; allow more with Settings(max_tokens=...), or a "
     "larger token budget",
     FinishReason.CONTENT_FILTER: "the provider's content filter cut the answer off",
 }
-# Answers that must not be taken for whole ones, and that asking again would not mend.
 
-_MODES: Final = frozenset({"auto", "none", "required"})
 # Choices that name no tool.
+_MODES: Final = frozenset({"auto", "none", "required"})
 
 
 @attrs.define(eq=False, repr=False)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from agentfsm.engine.drive.engine import Engine
     from agentfsm.ports import Model, ToolDefinition
 
-MOST_CUTS: Final = 2
 # Compactions in a row: one by our count and one by the provider's, or two by the provider's, which leave a quarter.
+MOST_CUTS: Final = 2
+# Characters of an error's text, in `Compacted.why`, which every journal keeps.
 REASON_CHARS: Final = 200
-# Of an error's text, in `Compacted.why`, which every journal keeps.
 
 
 async def compacted(

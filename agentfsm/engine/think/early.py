@@ -21,8 +21,8 @@ from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, Proposed
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
 
-WHOLE = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
 # Reasons to stop that say that the last call is complete.
+WHOLE = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
 
 
 @attrs.define(eq=False, repr=False)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from agentfsm.engine.drive.engine import Engine
     from agentfsm.engine.tools.tool import Tool
 
+# Inputs of the user, newest last, for the choice among many tools.
 TASK_INPUTS: Final = 3
-# Of the user's, newest last, for the choice among many tools.
+# Tokens of the model's choice: a handful of names.
 CHOICE_TOKENS: Final = 400
-# Of the model's choice: a handful of names.
 
 
 def offered(engine: Engine, drive: Drive) -> Sequence[ToolDefinition]:

@@ -17,10 +17,10 @@ from typing import Final
 
 import attrs
 
-FAILURES: Final = 5
 # In a row: fewer would take two unlucky calls for an outage, more would have each run wait through its time-outs.
-OPEN_S: Final = 60.0
+FAILURES: Final = 5
 # Seconds: about what a service needs to restart, and a rate limit of the usual kind to pass.
+OPEN_S: Final = 60.0
 
 
 class BreakerState(StrEnum):

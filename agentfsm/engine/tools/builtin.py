@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 READ_RESULT: Final = "read_result"
+# Characters of a page: some 3,000 tokens of usual text.
 PAGE_CHARS: Final = 12_000
-# Of a page: some 3,000 tokens of usual text.
-PAGE_BYTES: Final = 4 * PAGE_CHARS
 # As many as they may have, and so as many tokens at most: a page is not cut again.
+PAGE_BYTES: Final = 4 * PAGE_CHARS
 
 
 @cache
@@ -35,10 +35,10 @@ def read_result() -> Tool[..., Any]:
     )
 
 
-LONGEST_WAIT_S: Final = 30 * 86_400
 # Seconds: a month; whoever needs longer starts another run then.
+LONGEST_WAIT_S: Final = 30 * 86_400
+# Characters of an id that does not exist, told back to the model.
 ID_CHARS: Final = 40
-# Of an id that does not exist, told back to the model.
 _ABOUT: Final = "Read on in an earlier result of which only the beginning and the end were shown."
 
 

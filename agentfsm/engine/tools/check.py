@@ -20,40 +20,40 @@ from agentfsm.tally import estimated_tokens
 if TYPE_CHECKING:
     from agentfsm.engine.tools.tool import Tool
 
-DESCRIPTION_WORDS: Final = 3
 # Fewer say no more than the name does.
-PARAMETERS: Final = 10
+DESCRIPTION_WORDS: Final = 3
 # More are the sign of a tool that does several things (document E, 3.3).
-LEVELS: Final = 3
+PARAMETERS: Final = 10
 # Objects and lists inside one another, from an argument on: a filter that holds a list of ranges.
+LEVELS: Final = 3
+# Tokens of one definition, the upper end of what is usual (document E, 9.2).
 TOKENS: Final = 500
-# Of one definition, the upper end of what is usual (document E, 9.2).
-OFFERED: Final = 20
 # Tools told of at once, beyond which models choose wrongly more and more often (document E, 9.1).
+OFFERED: Final = 20
 
-READING: Final = frozenset({"search", "get", "check", "list", "find", "read", "fetch"})
 # First words of the names of tools that as a rule change nothing.
-CHANGING: Final = frozenset({"save", "update", "delete", "send", "write", "create", "pay", "generate"})
+READING: Final = frozenset({"search", "get", "check", "list", "find", "read", "fetch"})
 # And of those that as a rule do.
+CHANGING: Final = frozenset({"save", "update", "delete", "send", "write", "create", "pay", "generate"})
 
-_NAME_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # In snake_case and in camelCase.
-_WORD: Final = r"[\u3040-\u30ff\u3400-\u9fff]{1,2}|[^\W_\u3040-\u30ff\u3400-\u9fff]+"
+_NAME_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # In prose; Chinese and Japanese write no spaces, and about every two characters are a word. Left to `re` to compile
 # when it is first used: so wide a range takes 2 ms, and `import agentfsm` comes by here.
-_FILLING: Final = frozenset({"a", "an", "the", "this", "tool", "function"})
+_WORD: Final = r"[\u3040-\u30ff\u3400-\u9fff]{1,2}|[^\W_\u3040-\u30ff\u3400-\u9fff]+"
 # Words that add nothing to a name.
+_FILLING: Final = frozenset({"a", "an", "the", "this", "tool", "function"})
 _SENTENCE_END: Final = re.compile(r"[.;。；\n]")  # noqa: RUF001  Chinese ends sentences so
 _NEGATION: Final = re.compile(r"\b(?:not|never|no|nothing|cannot|without)\b|n't\b|不|无", re.IGNORECASE)
+# A verb that begins a clause; elsewhere it is as often a noun, or somebody else's deed.
 _CHANGE: Final = re.compile(
     r"(?:^|[,，]|\b(?:and|then|or)\b|并)\s*"  # noqa: RUF001  a Chinese comma
     r"((?:delete|remove|send|save|create|update|write|insert|charge|pay)s?\b|删除|发送|保存|创建|更新)",
     re.IGNORECASE,
 )
-# A verb that begins a clause; elsewhere it is as often a noun, or somebody else's deed.
 
-Severity: TypeAlias = Literal["warning", "hint"]
 # A warning: something will probably go wrong. A hint: something could be better.
+Severity: TypeAlias = Literal["warning", "hint"]
 Count: TypeAlias = Callable[[str], int]
 _Tool: TypeAlias = "Tool[..., Any]"
 _Schema: TypeAlias = Mapping[str, Any]

@@ -49,8 +49,8 @@ class Level(StrEnum):
 
 _RANK: Final = {level: rank for rank, level in enumerate(Level)}
 
+# Tests the validated arguments, defaults included: `lambda a: a.cents <= 500`.
 Condition: TypeAlias = Callable[[SimpleNamespace], bool]
-# Of the validated arguments, defaults included: `lambda a: a.cents <= 500`.
 
 
 def _check_tools(_rule: Rule, _attribute: object, tools: Any) -> None:

@@ -17,24 +17,24 @@ from agentfsm.core.plain import encode_json
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
 
+# Questions of one pause: nobody answers more in one go.
 MOST_QUESTIONS: Final = 20
-# Of one pause: nobody answers more in one go.
+# Characters of a question's key.
 KEY_CHARS: Final = 200
-# Of a question's key.
+# Characters of a question's message: some two pages.
 MESSAGE_CHARS: Final = 8_000
-# Of a question's message: some two pages.
+# Characters of a question's schema: a form of 100 fields has fewer.
 SCHEMA_CHARS: Final = 20_000
-# Of a question's schema: a form of 100 fields has fewer.
+# Characters of an address: longer ones are cut off by browsers and proxies.
 URL_CHARS: Final = 4_000
-# Of an address: longer ones are cut off by browsers and proxies.
+# Characters of what a tool gets back: an attempt's notes, and not its data.
 STATE_CHARS: Final = 250_000
-# Of what a tool gets back: an attempt's notes, and not its data.
+# Characters of an answer, as JSON.
 ANSWER_CHARS: Final = 100_000
-# Of an answer, as JSON.
-ROUNDS: Final = 10
 # Times that one call may ask. Source: the MCP SDKs, which all stop there.
-_PLAIN: Final = ("string", "number", "integer", "boolean")
+ROUNDS: Final = 10
 # What a property of an answer may be; or several strings.
+_PLAIN: Final = ("string", "number", "integer", "boolean")
 
 
 def checked(questions: Sequence[Question]) -> tuple[Question, ...]:

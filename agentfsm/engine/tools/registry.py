@@ -19,10 +19,10 @@ from agentfsm.engine.tools.permission import Level
 from agentfsm.engine.tools.tool import NAME_CHARS, Tool, make_tool
 from agentfsm.ports import ToolDefinition
 
-_SENTENCE: Final = re.compile(r".+?(?:[。！？]|[.!?](?=\s+[^\sa-z]|$)|$)")  # noqa: RUF001  Chinese ends sentences so
 # What follows "e.g." is small, what follows a sentence is not.
+_SENTENCE: Final = re.compile(r".+?(?:[。！？]|[.!?](?=\s+[^\sa-z]|$)|$)")  # noqa: RUF001  Chinese ends sentences so
+# Characters of a sentence in a summary, about 50 tokens: somebody else's tool may say all it has to say in one.
 _SENTENCE_CHARS: Final = 200
-# Of a sentence in a summary, about 50 tokens: somebody else's tool may say all it has to say in one.
 
 
 def _shared(limits: Mapping[str, int | Bulkhead]) -> dict[str, Bulkhead]:

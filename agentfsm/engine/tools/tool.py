@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-APPROVAL_EXPIRES_S: Final = 7 * 86_400.0
 # Seconds that an approval is waited for: a week covers a holiday weekend, and no answer is a no.
-ANSWER_EXPIRES_S: Final = APPROVAL_EXPIRES_S
+APPROVAL_EXPIRES_S: Final = 7 * 86_400.0
 # Seconds that an answer is waited for: people are away as long, whatever they are asked.
+ANSWER_EXPIRES_S: Final = APPROVAL_EXPIRES_S
+# Tokens of a result that the model is shown, so that twenty results fit the usual window.
 SHOWN_TOKENS: Final = 4_000
-# Of a result that the model is shown, so that twenty results fit the usual window.
-SHOWN_BYTES: Final = 64_000
 # The same in UTF-8 bytes, for text that has few tokens for its length.
-NAME_CHARS: Final = 64
+SHOWN_BYTES: Final = 64_000
 # The longest tool name that the providers take.
+NAME_CHARS: Final = 64
 
+# Characters of a hash: 64 bits, so that nobody finds other arguments with the same.
 DIGEST_CHARS: Final = 16
-# Of a hash: 64 bits, so that nobody finds other arguments with the same.
 POLICIES: Final = frozenset({"rerun", "fail", "ask"})
 
 Policy: TypeAlias = Literal["rerun", "fail", "ask"]
-Arguments: TypeAlias = SimpleNamespace
 # The validated arguments of a call, defaults included: `a.path`; `vars(a)` is the dict.
-Bound: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments: TypeAlias = SimpleNamespace
 # The same as the function is called with: by position and by name. What the model left out is absent.
+Bound: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 OnUnknown: TypeAlias = "Policy | Callable[[RunContext[Any], Arguments], Policy | Found | Awaitable[Policy | Found]]"
 
 
@@ -313,12 +313,12 @@ def _check_name(name: str) -> None:
         )
 
 
+# Declarations by what they may be.
 _NUMBERS: Final = frozenset({"timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"})
 _FLAGS: Final = frozenset({"read_only", "idempotent", "poll", "external"})
 _CHOICES: Final = frozenset({"enabled", "requires_approval", "concurrency_safe"})
 _FUNCTIONS: Final = frozenset({"validate", "describe", "locks"})
 _SEVERAL: Final = frozenset({"after", "tags"})
-# Declarations by what they may be.
 
 
 def _is_patience(value: Any) -> bool:

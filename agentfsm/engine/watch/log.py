@@ -21,8 +21,8 @@ LOGGER.addHandler(_NOBODY)
 _SECRETS: Final = re.compile(
     r"(?i)\b(?:sk|pk|rk|ghp|gho|xox[abp])[-_][\w-]{8,}|\bbearer\s+\S+|[\w-]*(?:key|password|secret|token)\W{1,4}\S+",
 )
+# Characters of a prompt in the log: enough to recognise it.
 PROMPT_CHARS: Final = 2_000
-# Of a prompt in the log: enough to recognise it.
 
 
 @cache

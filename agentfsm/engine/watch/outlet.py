@@ -22,12 +22,12 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.engine.watch.log import LOGGER
 from agentfsm.threads import waker
 
-BUFFER: Final = 1_000
 # Events that wait for the callback: a run's worth, and small beside the run itself.
-DRAIN_S: Final = 1.0
+BUFFER: Final = 1_000
 # Seconds that the end of a run waits for the callback: it is noticed if it hangs, and no more.
-IDLE_S: Final = 5.0
+DRAIN_S: Final = 1.0
 # Seconds until an idle thread ends: longer than the pauses of a model, so that few events start a thread.
+IDLE_S: Final = 5.0
 
 _ASYNC: Final = (
     "A listener is a plain function, called in a thread of its own; this one is async, and nothing would await it. "

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BUFFER: Final = 256
 # Events that wait for a slow reader before neighbouring deltas are merged: some seconds of a fast model.
+BUFFER: Final = 256
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -300,8 +300,8 @@ class Feed(Generic[T]):
             raise error
 
 
-Drive: TypeAlias = "Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[A_co]]]"
 # Drives a run while it tells what happens, and each new state of the run.
+Drive: TypeAlias = "Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[A_co]]]"
 
 
 class Stream(Feed[StreamEvent], Generic[A_co]):
@@ -387,8 +387,8 @@ class QueueStream(Feed["ToolEvent | AgentEvent"]):
         self.results = await self._execute(self._put)
 
 
-_PIECES: Final = {TextDelta: ("text",), ThinkingDelta: ("text",), CallDelta: ("name", "arguments")}
 # What of a delta is joined to that of its neighbours.
+_PIECES: Final = {TextDelta: ("text",), ThinkingDelta: ("text",), CallDelta: ("name", "arguments")}
 
 
 def _merged(events: Iterable[Any]) -> Iterator[Any]:

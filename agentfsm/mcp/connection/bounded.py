@@ -18,9 +18,10 @@ from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 from agentfsm.mcp.connection.trouble import ERROR, SEEN, Seen, TooLongError, words
 from agentfsm.retry_after import seconds_of
 
-MESSAGE_BYTES: Final = 64 * 1024 * 1024
-# Of one message, any larger than which is not taken in: a result of 10 MB must come through, and what the journal
+# Bytes of one message, any larger than which is not taken in: a result of 10 MB must come through, and what the journal
 # keeps of one is less than this.
+MESSAGE_BYTES: Final = 64 * 1024 * 1024
+# Notifications that are of use here. The SDK starts a task for each that comes, and a server may send any number.
 HEARD: Final = frozenset(
     {
         "notifications/cancelled",
@@ -30,9 +31,8 @@ HEARD: Final = frozenset(
         "notifications/tools/list_changed",
     }
 )
-# Notifications that are of use here. The SDK starts a task for each that comes, and a server may send any number.
-_MADE_UP: Final = 502
 # The status of a response that stands for an error.
+_MADE_UP: Final = 502
 
 
 def is_of_use(message: object) -> bool:

@@ -11,13 +11,13 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp.types import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
-AGAIN_S: Final = 1.0
 # Seconds before the stream is asked for again when it has ended, twice that the next time, and so on.
-AGAIN_MOST_S: Final = 60.0
+AGAIN_S: Final = 1.0
 # Seconds; a stream that has lasted for so long begins anew with the shortest wait.
+AGAIN_MOST_S: Final = 60.0
 
-_REFUSALS: Final = frozenset({INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND})
 # With which a server says that it has no such stream, whatever it has declared.
+_REFUSALS: Final = frozenset({INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND})
 
 
 def are_told(client: Client) -> bool:

@@ -29,10 +29,10 @@ from agentfsm.mcp.errors import MCPServerError, RestingError
 
 T = TypeVar("T")
 
-START_S: Final = 30.0
 # Seconds until a server has answered the handshake: a package runner may have to fetch it first.
-LISTEN_S: Final = 5.0
+START_S: Final = 30.0
 # Seconds for the stream of changes to open: what is listed only then has missed none.
+LISTEN_S: Final = 5.0
 
 for _name in ("mcp", "client"):  # what the SDK calls its loggers
     # What it tells there is told in errors, too; where nobody has set up logging, a server could fill the terminal.

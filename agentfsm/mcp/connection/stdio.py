@@ -34,14 +34,14 @@ from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adap
 from agentfsm.core.messages import encodable
 from agentfsm.mcp.connection.bounded import MESSAGE_BYTES, is_of_use
 
+# Bytes of what a server that died wrote to its standard error.
 LAST_WORDS_BYTES: Final = 2_000
-# Of what a server that died wrote to its standard error.
+# Characters of the first line on its standard output that is no message.
 RUBBISH_CHARS: Final = 200
-# Of the first line on its standard output that is no message.
-FLUSH_S: Final = 0.5
 # Seconds for what was to be sent, before the input of the server is closed; and for its last words, after its end.
-KILL_S: Final = 2.0
+FLUSH_S: Final = 0.5
 # Seconds for what a server has started and left behind, from being told to end to being made to.
+KILL_S: Final = 2.0
 
 _CLOSED: Final = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 

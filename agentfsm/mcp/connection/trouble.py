@@ -33,11 +33,11 @@ from agentfsm.engine.queue.transient import PASSING_STATUSES
 from agentfsm.engine.tools.context import Ended
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError, RestingError
 
+# Characters of what a server, or a library, says of an error: the cause stands at its beginning.
 SAID_CHARS: Final = 500
-# Of what a server, or a library, says of an error: the cause stands at its beginning.
 
+# Places of an answer that could not be read, as they are told.
 PLACES_SHOWN: Final = 5
-# Of an answer, that could not be read.
 
 
 class TooLongError(Exception):
@@ -56,8 +56,9 @@ class Seen:
     # What came instead of a response, or cut it off.
 
 
+# What was seen of the request at hand. Whatever the SDK sends for a request, it sends in a copy of the context of who
+# asked.
 SEEN: Final[ContextVar[Seen]] = ContextVar("SEEN")
-# Of the request at hand. Whatever the SDK sends for a request, it sends in a copy of the context of who asked.
 
 
 class Fault(StrEnum):
@@ -160,20 +161,21 @@ FAULTS: Final[dict[Fault, Row]] = {
     ),
 }
 
+# Those that say more than the JSON-RPC error that may come with them. With 400 and 404 that one says more.
 STATUSES: Final[dict[int, Fault]] = dict.fromkeys(PASSING_STATUSES, Fault.DOWN) | {
     401: Fault.UNAUTHORIZED,
     403: Fault.FORBIDDEN,
     405: Fault.ADDRESS,
     429: Fault.BUSY,
 }
-# Those that say more than the JSON-RPC error that may come with them. With 400 and 404 that one says more.
 NOT_FOUND: Final = 404
+# The first status of each kind.
 REDIRECT: Final = 300
 ERROR: Final = 400
-# The first status of a kind.
-_STAND_IN: Final = "Server returned an error response"
 # What the SDK says where the server has said nothing.
+_STAND_IN: Final = "Server returned an error response"
 
+# Every other code is the server's own, or speaks of something that calls do not do.
 CODES: Final[dict[int, Fault]] = {
     CONNECTION_CLOSED: Fault.LOST,
     REQUEST_TIMEOUT: Fault.LATE,
@@ -182,13 +184,12 @@ CODES: Final[dict[int, Fault]] = {
     INVALID_PARAMS: Fault.ARGUMENTS,
     INTERNAL_ERROR: Fault.INTERNAL,
 }
-# Every other code is the server's own, or speaks of something that calls do not do.
 
+# How the SDK's words begin where it has no code of its own for what it says.
 SAYINGS: Final[dict[str, Fault]] = {
     "SSE stream failed: Server-sent event exceeded": Fault.TOO_LONG,
     "Unexpected content type": Fault.MALFORMED,
 }
-# How the SDK's words begin where it has no code of its own for what it says.
 
 _UNSENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 

@@ -11,10 +11,10 @@ import mcp.types as m
 from agentfsm.core.clean import clean, exact_json
 from agentfsm.mcp.serving.asking import Asking, Context, UnansweredError, Underway
 
-QUESTION: Final = "approval"
 # The key of the one question that a call has.
+QUESTION: Final = "approval"
+# Characters of the arguments, which a person reads; a call with longer ones is not put to anybody.
 SHOWN_CHARS: Final = 20_000
-# Of the arguments, which a person reads; a call with longer ones is not put to anybody.
 SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {

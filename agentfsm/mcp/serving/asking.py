@@ -26,10 +26,10 @@ from agentfsm.core.run import Inquiry
 from agentfsm.engine.queue.render import describe
 from agentfsm.ports import Clock
 
-MOST_ASKED: Final = 1_000
 # Calls that wait for their answers; the oldest are forgotten, so that asking costs a client nothing but its call.
+MOST_ASKED: Final = 1_000
+# Characters kept of all of them: as much as their tools' states and answers usually have a hundred times over.
 MOST_CHARS: Final = 20_000_000
-# Of what is kept of all of them: as much as their tools' states and answers usually have a hundred times over.
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
 Asked: TypeAlias = m.ElicitRequestFormParams | m.ElicitRequestURLParams

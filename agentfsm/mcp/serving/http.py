@@ -20,18 +20,18 @@ from agentfsm.engine.queue.queue import first_error
 from agentfsm.mcp.errors import MCPServerError
 
 TOKEN_VARIABLE: Final = "AGENTFSM_MCP_TOKEN"  # noqa: S105  the name of a variable
-PATH: Final = "/mcp"
 # Where the one endpoint is.
+PATH: Final = "/mcp"
+# Bytes of a request: arguments of a tool are seldom more than some kilobytes.
 BODY_BYTES: Final = 4 * 1024 * 1024
-# Of a request: arguments of a tool are seldom more than some kilobytes.
-MOST_CONNECTIONS: Final = 1_000
 # Open at once; a client that is one too many is told to come later (503).
+MOST_CONNECTIONS: Final = 1_000
+# Sessions of clients of the handshake era, which have one each.
 MOST_SESSIONS: Final = 1_000
-# Of clients of the handshake era, which have one each.
-GRACE_S: Final = 3.0
 # Seconds that requests under way have at the end.
-SHORTEST_TOKEN: Final = 16
+GRACE_S: Final = 3.0
 # Characters: what is shorter can be tried out.
+SHORTEST_TOKEN: Final = 16
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 Scope: TypeAlias = MutableMapping[str, Any]

@@ -23,15 +23,15 @@ from agentfsm.threads import in_thread
 
 T = TypeVar("T")
 
-TIMEOUT_S: Final = 30.0
 # Seconds for reading a resource or making a prompt, as for a call of a tool.
+TIMEOUT_S: Final = 30.0
 
-COMPLETIONS: Final = 100
 # Values that the protocol lets one answer propose.
+COMPLETIONS: Final = 100
 
 Read: TypeAlias = Callable[..., Any]
-Complete: TypeAlias = Callable[[str, Mapping[str, str]], Any]
 # Proposes values: given what is typed so far, and the other blanks that are filled in; returns texts, the best first.
+Complete: TypeAlias = Callable[[str, Mapping[str, str]], Any]
 Rendered: TypeAlias = "str | Sequence[UserMessage | AssistantMessage]"
 
 

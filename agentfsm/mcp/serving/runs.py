@@ -39,27 +39,27 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-START_WAIT_S: Final = 10.0
 # Seconds that `start` waits for the end unless it is told otherwise: short runs need no second call.
-RESULT_WAIT_S: Final = 30.0
+START_WAIT_S: Final = 10.0
 # The same of `result`: hosts cut calls off after 60 s.
+RESULT_WAIT_S: Final = 30.0
 LONGEST_WAIT_S: Final = 300.0
-POLL_S: Final = 1.0
 # Seconds between two looks at a run that another process may drive.
-PARALLEL: Final = 100
+POLL_S: Final = 1.0
 # Runs driven at once, as by `Agent.worker`.
-DUE: Final = 1_000
+PARALLEL: Final = 100
 # Runs that are looked through for one that waits and has news.
-PAGE: Final = 50
+DUE: Final = 1_000
 # Runs in a page of the list.
-TROUBLES: Final = 1_000
+PAGE: Final = 50
 # Runs of which it is kept why they could not be driven.
-MOST_KNOWN: Final = 10_000
+TROUBLES: Final = 1_000
 # Runs of one moment that a cursor may speak of.
+MOST_KNOWN: Final = 10_000
+# Messages shown of a run as a resource: the newest.
 MESSAGES: Final = 500
-# Of a run as a resource: the newest.
+# Characters of a text in one.
 MESSAGE_CHARS: Final = 20_000
-# Of a text in one.
 URI: Final = "agentfsm://runs/"
 
 _RunId: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]

@@ -38,10 +38,10 @@ from agentfsm.mcp.serving.turns import MOST
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
 
+# The port of HTTP unless another is given: what MCP servers usually have.
 PORT: Final = 8000
-# Of HTTP, unless another is given: what MCP servers usually have.
-RUNS: Final = "runs:"
 # The beginning of a cursor into the runs; they come behind the resources.
+RUNS: Final = "runs:"
 
 Context = ServerRequestContext[Any, Any]
 

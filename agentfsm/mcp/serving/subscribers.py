@@ -15,12 +15,12 @@ from mcp.server.subscriptions import ResourceUpdated, ServerEvent
 from agentfsm.mcp.serving.asking import Context
 from agentfsm.mcp.serving.bus import Bus
 
-MOST_URIS: Final = 1_000
 # That one connection may subscribe to: what is kept of a client is bounded.
+MOST_URIS: Final = 1_000
+# Characters of one of them: as long as addresses get.
 URI_CHARS: Final = 2_000
-# Of one of them: as long as addresses get.
-_STATE: Final = "agentfsm.subscriber"
 # Where a connection keeps its own.
+_STATE: Final = "agentfsm.subscriber"
 
 
 @attrs.define(eq=False, repr=False)

@@ -36,8 +36,8 @@ from agentfsm.ports import Clock, SystemClock
 
 _log = logging.getLogger("agentfsm.mcp")
 
-PROGRESS: Final = 100
 # Notes of progress that wait for a slow client; later ones are dropped.
+PROGRESS: Final = 100
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

@@ -15,8 +15,8 @@ import attrs
 
 from agentfsm.engine.queue.plan import Access
 
-MOST: Final = 1_000
 # Calls under way or waiting: each looks at all before it, and a client that floods is told so.
+MOST: Final = 1_000
 
 
 @attrs.define(eq=False, repr=False)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("agentfsm.mcp")
 
-_LONGEST: Final = 300_000
 # Characters of all that a tool says of itself: two schemas of the greatest size, and a description as long as one.
+_LONGEST: Final = 300_000
 _INSTRUCTIONS: Final = "instructions"
 _TWICE: Final = "the server lists two tools of that name, and nobody can say which is meant"
 

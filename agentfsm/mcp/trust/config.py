@@ -28,11 +28,11 @@ from agentfsm.mcp.trust.names import check_server
 from agentfsm.mcp.trust.sandbox import Sandbox
 from agentfsm.mcp.trust.terms import Terms
 
-LONGEST_FILE: Final = 1_000_000
 # Bytes; a hundred servers take some 30,000.
+LONGEST_FILE: Final = 1_000_000
 
-_VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}]*\}?")
 # The last branch is what only looks like one: `${input:token}` asks somebody in another host.
+_VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}]*\}?")
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
@@ -94,10 +94,10 @@ _SANDBOX: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "write": (_are_texts, "a list of texts"),
     "network": (_is_flag, "true or false"),
 }
-_TYPE: Final = {"stdio": "command", "http": "url", "streamable-http": "url", "streamableHttp": "url", "sse": "url"}
 # What `type` may say -> the key that such a server has.
+_TYPE: Final = {"stdio": "command", "http": "url", "streamable-http": "url", "streamableHttp": "url", "sse": "url"}
+# The keys that every host knows; the others are ours.
 _KNOWN: Final = {**_COMMAND, **_URL, "type": (lambda value: value in _TYPE, " or ".join(map(repr, _TYPE)))}
-# Of every host's; the others are ours.
 _SECONDS: Final = {"timeout": "timeout_s", "start_timeout": "start_s"}
 
 

@@ -25,8 +25,8 @@ from agentfsm.mcp.trust.pins import HASH_CHARS, Pin, Pins, Text
 
 _log = logging.getLogger("agentfsm.mcp")
 
+# Characters of what is kept of a value that may be a secret: enough to notice that it is another.
 _SECRET_HASH_CHARS: Final = 12
-# Of what is kept of a value that may be a secret: enough to notice that it is another.
 _SECRETS: Final = ("env", "headers")
 
 

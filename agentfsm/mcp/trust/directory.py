@@ -33,13 +33,13 @@ from agentfsm.mcp.trust.sandbox import Sandbox
 
 _log = logging.getLogger("agentfsm.mcp")
 
-MOST_FOUND: Final = 20
 # Servers that one search shows: as many as anybody compares.
+MOST_FOUND: Final = 20
+# Characters of the hash in a server's name, so that it takes nobody else's.
 _MARK_CHARS: Final = 6
-# Of the hash in a server's name, so that it takes nobody else's.
 _DESCRIPTION_CHARS: Final = 500
-_KEPT_FOUND: Final = 1_000
 # Candidates that are remembered; the oldest are looked up again.
+_KEPT_FOUND: Final = 1_000
 
 
 @attrs.frozen(kw_only=True)

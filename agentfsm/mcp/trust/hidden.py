@@ -9,8 +9,8 @@ import mcp.types as m
 
 from agentfsm.core.hidden import hidden_in
 
-_LINES: Final = frozenset("\t\n\r")
 # With which a name would write lines of its own into what a person reads.
+_LINES: Final = frozenset("\t\n\r")
 
 
 def flaw_in(listed: m.Tool) -> str | None:

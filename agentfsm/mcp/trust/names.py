@@ -9,17 +9,18 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.engine.tools.tool import NAME_CHARS
 
-SEPARATOR: Final = "__"
 # Between the names of a server and of its tool; the first one in a name ends the server's.
+SEPARATOR: Final = "__"
+# Characters of a server's name, half of what a tool's may have.
 SERVER_CHARS: Final = 32
-# Of a server's name, half of what a tool's may have.
+# Characters of the hash in a name that had to be changed: 40 bits, and two that fall together all the same are both
+# refused.
 _HASH_CHARS: Final = 10
-# Of the hash in a name that had to be changed: 40 bits, and two that fall together all the same are both refused.
 
 _SERVER: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]|_(?![_]|$))*")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
-_LIKE_CHANGED: Final = re.compile(rf".*-[0-9a-f]{{{_HASH_CHARS}}}")
 # A name of the server's own that looks like one that was changed is changed as well, so that neither takes the other's.
+_LIKE_CHANGED: Final = re.compile(rf".*-[0-9a-f]{{{_HASH_CHARS}}}")
 
 
 def check_server(name: str) -> None:

@@ -30,10 +30,10 @@ try:
 except ImportError:  # Windows, where the file is replaced as a whole all the same
     fcntl = None  # type: ignore[assignment]
 
-HASH_CHARS: Final = 64
 # The whole of SHA-256: who changes a tool has all the time to look for another with the same.
+HASH_CHARS: Final = 64
+# The version of the file's format.
 _VERSION: Final = 1
-# Of the file's format.
 
 
 @attrs.frozen

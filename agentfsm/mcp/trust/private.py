@@ -22,12 +22,12 @@ from agentfsm.mcp.errors import MCPServerError
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")
 # NAT64: the last four bytes are an IPv4 address. That of a network's own, 64:ff9b:1::/48, is private as a whole.
-_METADATA: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
+_TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")
 # Azure's, which looks like anybody's; those of the other clouds are link-local or private.
-_CONNECTIONS: Final = 20
+_METADATA: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
 # At once, to one server.
+_CONNECTIONS: Final = 20
 
 
 def is_private(address: str) -> bool:

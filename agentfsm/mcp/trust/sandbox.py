@@ -17,9 +17,10 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.mcp.errors import MCPServerError
 
 _PROGRAM: Final = "bwrap"
-_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Programs and libraries, which everybody may read.
+_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS: Final = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime", "/etc/passwd")
+# What finding hosts and checking their certificates takes.
 _NETWORK: Final = (
     "/etc/ca-certificates",
     "/etc/hosts",
@@ -28,13 +29,12 @@ _NETWORK: Final = (
     "/etc/resolv.conf",
     "/etc/ssl",
 )
-# What finding hosts and checking their certificates takes.
 _HOME: Final = "/tmp"  # noqa: S108  one of its own, in memory, which nobody else sees
+# Its own processes, users, host name and network; ended when we are; no way to our terminal.
 _FIXED: Final = (
     *("--unshare-all", "--die-with-parent", "--new-session"),
     *("--proc", "/proc", "--dev", "/dev", "--tmpfs", _HOME),
 )
-# Its own processes, users, host name and network; ended when we are; no way to our terminal.
 
 
 def _paths(given: Iterable[Path | str]) -> tuple[Path, ...]:

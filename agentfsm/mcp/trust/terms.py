@@ -25,8 +25,8 @@ from agentfsm.engine.tools.tool import Arguments
 Confirm: TypeAlias = bool | Callable[[str, Arguments], bool]
 Constraint: TypeAlias = Mapping[str, JSON] | Callable[[Arguments], "str | None"]
 
+# Characters of an argument in a description; the whole stands in what is decided on.
 _VALUE_CHARS: Final = 500
-# Of an argument in a description; the whole stands in what is decided on.
 
 
 def _globs(given: Iterable[str]) -> tuple[str, ...]:

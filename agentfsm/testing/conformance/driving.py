@@ -58,12 +58,12 @@ if TYPE_CHECKING:
 
     from agentfsm.ports import Commit, Lease, Store, Summary
 
+# Text that is awkward to store, and has to come back as it was.
 HOSTILE: Final = (
     "NUL \x00, escape \x1b[31m, bidi \u202e, zero width \u200b, tag \U000e0041, emoji 👩‍👩‍👧, quotes '\"`;--, \\ \n\r\t"
 )
-# Text that is awkward to store, and has to come back as it was.
-FAR: Final = 9e9
 # Seconds since 1970: a moment that no test lives to see, in the year 2255.
+FAR: Final = 9e9
 DONE: Final = AnswerGiven(message=AssistantMessage(text="done"), usage=Usage(input_tokens=7, output_tokens=3))
 
 

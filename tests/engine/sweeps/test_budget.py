@@ -19,8 +19,8 @@ from agentfsm.core.settings import Settings
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 
-ASKED_USD, ANSWER_USD = 0.001, 0.003
 # Per token.
+ASKED_USD, ANSWER_USD = 0.001, 0.003
 
 
 @attrs.define
@@ -97,8 +97,8 @@ BILLS = st.lists(
     ),
     max_size=4,
 )
+# Each child: what it is billed, and the same of a child of its own.
 FAMILY = st.lists(st.tuples(BILLS, st.none() | BILLS), min_size=1, max_size=6)
-# Of each child: what it is billed, and the same of a child of its own.
 
 
 def family(till: Till, shape: list, limits: Limits) -> Agent:

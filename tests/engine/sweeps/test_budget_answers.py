@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from agentfsm.testing.clock import VirtualClock
 
 CHILDREN = 8
-USD = 0.001
 # Per token, asked or answered.
+USD = 0.001
 
 
 @attrs.frozen
@@ -82,8 +82,8 @@ async def look(at: int) -> str:
     return f"seen {at}"
 
 
-LONGEST = 14_000
 # Tokens of an answer here; with what is asked, no more than what is held back for one.
+LONGEST = 14_000
 LINES = st.lists(
     st.builds(
         Reckless,
@@ -97,8 +97,8 @@ LINES = st.lists(
     max_size=3,
 )
 FAMILY = st.lists(LINES, min_size=CHILDREN, max_size=CHILDREN)
-CUTS = st.lists(st.sampled_from([0.05, 0.1, 0.3, 0.6, 1.2]), max_size=3)
 # Seconds after which the process ends, one after the other.
+CUTS = st.lists(st.sampled_from([0.05, 0.1, 0.3, 0.6, 1.2]), max_size=3)
 
 
 def family(shape: list[list[Reckless]], limits: Limits) -> Agent:
@@ -143,8 +143,8 @@ def total(found: list[Usage]) -> int:
     return sum(usage.tokens for usage in found)
 
 
-ANSWER = LONGEST + 2_000 + 100
 # Tokens of one request and its answer here; attempts that falter are in the bill of the turn.
+ANSWER = LONGEST + 2_000 + 100
 
 
 @given(FAMILY, st.integers(300, 150_000), CUTS)

@@ -29,10 +29,10 @@ from agentfsm.engine.tools.tool import Tool
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
 
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else range(10_000)
-FEW = 2_000
 # In the usual suite.
-IN_A_ROW = 250
+FEW = 2_000
 # Schedules in one event loop: starting a loop takes as long as a schedule.
+IN_A_ROW = 250
 TIMEOUT_S = 2.0
 KEYS = "abcde"
 MODES = ("alone", "reads", "safe", "locks", "shares", "either", "maybe", "broken")

@@ -67,13 +67,14 @@ from agentfsm.testing.models import ScriptedModel, call, say
 
 RUN, NEXT = "mine", "next"
 COST = Usage(input_tokens=10, output_tokens=5)
-IMAGE = ImagePart(url="https://a.b/c.png", detail="low")
 # Low, so that it does not fill a small window by itself.
-STEP_S = 0.35
+IMAGE = ImagePart(url="https://a.b/c.png", detail="low")
 # Between two moments at which a run is cut: tools take one second.
+STEP_S = 0.35
 
 # What a model says
 
+# The name and the arguments of each call, as the model writes them.
 CALLS: dict[str, tuple[str, str]] = {
     "read": ("read", '{"n": 1}'),
     "put": ("put", '{"n": 2}'),
@@ -94,7 +95,6 @@ CALLS: dict[str, tuple[str, str]] = {
     "misfit": ("put", '{"m": "\\ud83d\\ude00"}'),
     "half a pair": ("read", '{"n": "\\ud83d"}'),
 }
-# The name and the arguments of each call, as the model writes them.
 Line = tuple[str, ...] | Exception | Reply
 DONE = Reply(text="done", usage=COST)
 
@@ -387,6 +387,7 @@ async def _left(world: World, at: int) -> None:
                     break
 
 
+# What happens, and at how many points of `TALK` it may: then the run has come to its end, or waits.
 EXITS: dict[str, tuple[Exit, int]] = {
     "end": (_end, 1),
     "wait": (_wait, 5),
@@ -418,7 +419,6 @@ EXITS: dict[str, tuple[Exit, int]] = {
     "steps": (_steps, 8),
     "stream left": (_left, 40),
 }
-# What happens, and at how many points of `TALK` it may: then the run has come to its end, or waits.
 
 
 # Decisions: what people say to a run that waits
@@ -569,8 +569,8 @@ def test_an_exit_at_any_point_leaves_a_valid_history(name, streamed):
 
 # All together
 
-any_calls = st.lists(st.sampled_from([*CALLS, *["long"] * 5]), min_size=1, max_size=4).map(tuple)
 # Windows shall fill up.
+any_calls = st.lists(st.sampled_from([*CALLS, *["long"] * 5]), min_size=1, max_size=4).map(tuple)
 childs_calls = st.lists(st.sampled_from([key for key in CALLS if key != "helper"]), max_size=3).map(tuple)
 talks = st.fixed_dictionaries(
     {
@@ -584,8 +584,8 @@ talks = st.fixed_dictionaries(
 several_exits = st.lists(st.tuples(st.sampled_from(list(EXITS)), st.integers(0, 89)), min_size=1, max_size=3)
 
 
-chapters = st.lists(st.tuples(talks, several_exits), min_size=1, max_size=3)
 # Each a run that goes on from the one before.
+chapters = st.lists(st.tuples(talks, several_exits), min_size=1, max_size=3)
 
 
 def lead(story: Sequence[tuple[dict[str, Any], Sequence[tuple[str, int]]]], *, in_session: bool) -> None:
