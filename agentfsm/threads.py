@@ -195,8 +195,8 @@ def in_thread(function: Callable[[], T], done: Callable[[], object] = lambda: No
 def is_foreign(cancellation: BaseException) -> bool:
     """Whether a cancellation is not the current task's own.
 
-    On asyncio whoever awaits a cancelled future gets the very exception that the end of his own task would raise. That
-    is the failure of what he awaited, and must not end him. trio knows no such thing.
+    On asyncio, awaiting a cancelled future raises the very exception that the cancellation of the awaiting task would
+    raise. It is the failure of what was awaited, and must not end the task. trio knows no such thing.
     """
     if not isinstance(cancellation, asyncio.CancelledError):
         return False

@@ -163,7 +163,7 @@ def _faults_from(number: int, faults: dict[int, str]) -> Iterator[TurnView]:
 
 
 def _replies(run: Run) -> Iterator[tuple[str, tuple[CallView, ...]]]:
-    own = run.messages[len(run.prior) + len(run.header.history) :]
+    own = run.messages[run.first :]
     results = {message.call_id: message for message in own if isinstance(message, ToolResult)}
     for message in own:
         if isinstance(message, AssistantMessage):

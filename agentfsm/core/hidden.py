@@ -1,4 +1,4 @@
-"""Characters that a reader does not see, or that change what he sees: which they are, and where one is in its place.
+"""Characters that a reader does not see, or that change how others read: which they are, and where one belongs.
 
 Terminal escapes repaint what a person has read, bidirectional marks reorder it, and zero-width and tag characters hide
 words that a model reads all the same.
@@ -43,7 +43,7 @@ _IN_PLACE: Final = re.compile(
 
 
 def hidden_in(text: str) -> str | None:
-    """Name the first character of a text that a reader would not see, or that would turn what he sees around.
+    """Name the first character of a text that a reader would not see, or that would turn the text around.
 
     Those that belong to an emoji, or to a script that needs them, are none.
 

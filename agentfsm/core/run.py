@@ -821,5 +821,5 @@ def _records(run: Run[Any]) -> Iterable[CallRecord]:
 
 def _failures(run: Run[Any]) -> Iterable[tuple[int, ToolResult]]:
     for message in _own(run):
-        if isinstance(message, ToolResult) and message.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
+        if isinstance(message, ToolResult) and message.outcome in _ERRORS:
             yield _turn_in(message.call_id) - run.turns_before, message

@@ -256,15 +256,15 @@ class MCPServer:
         self.trouble = error
 
     async def approve(self) -> Admitted:
-        """Have a person asked about all of the server that was not approved, keep what he says, and close it.
+        """Have a person asked about all of the server that was not approved, keep the answers, and close it.
 
         The log is told nothing: who calls this tells what came of it.
 
         Returns:
-            What of it is used, what is refused, and what he has not approved.
+            What of it is used, what is refused, and what was not approved.
 
         Raises:
-            MCPServerError: when he has not approved how it is started, or it cannot be asked.
+            MCPServerError: when it was not approved how it is started, or it cannot be asked.
         """
         try:
             await self._list()

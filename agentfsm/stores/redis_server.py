@@ -292,7 +292,7 @@ class RedisServer:
     def outwaits(self, error: Exception) -> bool:
         """Return whether to do the jobs again: since there are answers now, or after a pause, since it may be back.
 
-        Who was never reached is not waited for, unless he is just coming: the address is more likely wrong.
+        A server that was never reached is waited for only while it starts: else the address is more likely wrong.
         """
         if isinstance(error, UnansweredError):
             return True

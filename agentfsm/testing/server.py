@@ -185,11 +185,6 @@ class LocalServer:
         return self.brain[number - 1]
 
 
-def _refusal(body: dict[str, Any]) -> str | None:
-    messages = body.get("messages")
-    return check_history(messages) if isinstance(messages, list) else "'messages' has to be an array."
-
-
 def check_history(messages: Sequence[Any]) -> str | None:
     """Say why OpenAI would refuse a list of messages.
 

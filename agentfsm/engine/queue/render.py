@@ -30,7 +30,7 @@ from agentfsm.tally import BYTES
 
 if TYPE_CHECKING:
     from agentfsm.core.errors import ModelRetry
-from agentfsm.engine.tools.tool import Tool
+    from agentfsm.engine.tools.tool import Tool
 
 # Tools listed when one is unknown: enough to choose from, not the whole catalogue again.
 NAMES_SHOWN = 30

@@ -66,11 +66,11 @@ def compiled(schema: dict[str, Any], tool: str) -> Callable[[Any], bool]:
     """Compile a schema.
 
     Args:
-        schema: What `schema_guard.admitted` returned, with its `$schema`.
+        schema: What `guard.admitted` returned, with its `$schema`.
         tool: The tool's name, for error texts.
 
     Returns:
-        Whether a value is valid. What that may cost is told by `schema_guard.work`.
+        Whether a value is valid. What that may cost is told by `guard.work`.
 
     Raises:
         MisuseError: when the schema is invalid, refers to what is not in it, or has a pattern that cannot be had in

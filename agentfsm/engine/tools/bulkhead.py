@@ -1,7 +1,7 @@
 """A bulkhead: at most so many calls of a tool, or of a tag, are in flight at once, over all runs of the process.
 
-A place that becomes free is kept for the one who has waited longest: whoever comes later cannot slip in between his
-being woken and his coming, or a run with many calls would keep all others out.
+A place that becomes free is kept for the caller that has waited longest. A later one cannot slip in between its waking
+and its coming, or a run with many calls would keep all others out.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _check(_bulkhead: object, _field: object, limit: int) -> None:
 class Bulkhead:
     """So many places; from any thread and event loop.
 
-    Whoever may have to wait is known by a `wake` of his own: he asks `try_enter(wake)`, and if that says no, says
-    `on_room(wake)` and asks again when woken. If he gives up, woken or not, he says `off(wake)`.
+    A caller that may have to wait is known by a `wake` of its own: it asks `try_enter(wake)`, and if that says no,
+    calls `on_room(wake)` and asks again when woken. If it gives up, woken or not, it calls `off(wake)`.
     """
 
     limit: int = attrs.field(validator=_check)

@@ -230,7 +230,7 @@ class ToolRegistry:
     def bulkheads(self, tool: Tool[..., Any]) -> tuple[Bulkhead, ...]:
         """Return what a call of a tool has to pass: the tool's own first, then those of its tags by name.
 
-        Whoever takes all of them in this order waits for nobody who waits for him.
+        Callers that take them in this order never wait for one another in a ring.
         """
         known = self._bulkheads.get(tool)
         return self._bulkheads_of(tool) if known is None else known  # removed, with a call of it on its way

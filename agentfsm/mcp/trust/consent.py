@@ -1,4 +1,4 @@
-"""Who is asked before a server is started, and before what it has changed is used; and what he is shown.
+"""Who is asked before a server is started, and before what it has changed is used; and what that person is shown.
 
 A server that a program names in its own code was chosen by its author: it starts unasked, and its tools are taken as
 they are first seen. One that comes out of a file or a directory needs a person's yes for both. What a known tool has
@@ -97,7 +97,7 @@ def start_shown(launch: Launch) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return the text on one line, so that nobody writes lines of his own into what a person reads."""
+    """Return the text on one line, so that no server can write lines of its own into what a person reads."""
     return spelt_out(text).replace("\n", "\\n").replace("\t", "\\t")
 
 

@@ -119,7 +119,7 @@ class MemoryPins:
 
 
 def default_place() -> Path:
-    """Return the file in which a person's approvals are kept, for all his programs."""
+    """Return the file in which a person's approvals are kept, for all programs of that person."""
     return Path.home() / ".agentfsm" / "mcp-pins.json"
 
 
