@@ -12,10 +12,9 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from importlib import import_module
 from math import inf
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 import anyio
 import attrs
@@ -58,10 +57,11 @@ from agentfsm.engine.drive.journal import Journal
 from agentfsm.engine.fork import forked
 from agentfsm.engine.perform import drive_of, obey, run_steps
 from agentfsm.engine.replay import Replay, replay
+from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.builtin import builtin
 from agentfsm.engine.tools.permission import Permissions
 from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
-from agentfsm.engine.tools.tool import Arguments, Tool
+from agentfsm.engine.tools.tool import Declarations, Tool
 from agentfsm.engine.watch import log
 from agentfsm.engine.watch.stream import Stream, TypedStream
 from agentfsm.models import resolve
@@ -108,6 +108,20 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Prompt = str | Part | tuple[Part, ...] | list[Part]
+
+
+class Start(TypedDict, total=False):
+    """What `Agent.start` takes beside the prompt, and says what it means."""
+
+    id: str | None
+    after: Run[Any] | None
+    session: str | None
+    messages: Sequence[Message]
+    user: str | None
+    roles: Iterable[str]
+    settings: Settings | None
+    metadata: Mapping[str, Any] | None
+    parent: Run[Any] | None
 
 
 def new_id() -> str:
@@ -170,17 +184,13 @@ def _engine_of(agent: Agent) -> Engine:
 
 
 def _answers_of(agent: Agent) -> Answers | None:
-    """Return what its answers have to be; loaded here, since that brings pydantic."""
+    """Return what its answers have to be."""
     if agent.output_type is None and not agent.output_validators and agent.output_mode is None:
         return None
-    answers: Answers | None = import_module("agentfsm.engine.drive.answers").answers_of(
-        agent.output_type,
-        agent.output_validators,
-        agent.output_mode,
-        agent.model,
-        [tool.name for tool in agent.tools],
-    )
-    return answers
+    from agentfsm.engine.drive.answers import answers_of  # noqa: PLC0415  brings pydantic
+
+    names = [tool.name for tool in agent.tools]
+    return answers_of(agent.output_type, agent.output_validators, agent.output_mode, agent.model, names)
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -353,7 +363,7 @@ class Agent(Generic[A_co]):
         """
         return run if run.is_over else await self._drive(run, deps)
 
-    async def run(self, prompt: Prompt, *, deps: Any = None, **start: Any) -> Run[A_co]:
+    async def run(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[Start]) -> Run[A_co]:
         """Start a run and finish it.
 
         Args:
@@ -368,7 +378,7 @@ class Agent(Generic[A_co]):
         return await self._drive(self.start(prompt, **start), deps, gate=gate)
 
     def stream(
-        self, prompt_or_run: Prompt | Run[A_co], *, deps: Any = None, resume: bool = False, **start: Any
+        self, prompt_or_run: Prompt | Run[A_co], *, deps: Any = None, resume: bool = False, **start: Unpack[Start]
     ) -> Stream[A_co]:
         """Drive a run while somebody watches: `async with agent.stream("...") as s: async for event in s: ...`.
 
@@ -386,7 +396,7 @@ class Agent(Generic[A_co]):
         answers = self._engine.answers
         return Stream(drive) if answers is None else TypedStream(drive, answers.partial)
 
-    def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Any) -> Run[A_co]:
+    def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[Start]) -> Run[A_co]:
         """Do as `run`, from code that is not async.
 
         Raises:
@@ -523,7 +533,7 @@ class Agent(Generic[A_co]):
 
     # Runs that others drive.
 
-    async def submit(self, prompt_or_run: Prompt | Run[A_co], **start: Any) -> Run[A_co]:
+    async def submit(self, prompt_or_run: Prompt | Run[A_co], **start: Unpack[Start]) -> Run[A_co]:
         """Put a run into the store for a worker to drive; durable when this returns.
 
         Args:
@@ -773,7 +783,7 @@ class Agent(Generic[A_co]):
         prompt: Callable[[Arguments], str] | None = None,
         turns: int = subagent.TURNS,
         timeout_s: float = subagent.TIMEOUT_S,
-        **options: Any,
+        **options: Unpack[Declarations],
     ) -> Tool[..., Any]:
         """Make a tool of this agent, for another one: `Agent(..., tools=[researcher.as_tool()])`.
 
@@ -829,11 +839,9 @@ class Agent(Generic[A_co]):
         Raises:
             MisuseError: when the agent has a tool of one of these names.
         """
-        serve = import_module("agentfsm.mcp.serving.service")
-        service: MCPService = serve.service_of(
-            self, Agent._drive, prefix=prefix, tools=tools, about=about, deps=deps, **options
-        )
-        return service
+        from agentfsm.mcp.serving.service import service_of  # noqa: PLC0415  brings the SDK
+
+        return service_of(self, Agent._drive, prefix=prefix, tools=tools, about=about, deps=deps, **options)
 
     def cost(self, run: Run[Any]) -> AgentCost:
         """Return what a run cost up to now: tokens, US dollars, turns, tool calls, time; sub-agents included.

@@ -20,9 +20,10 @@ from agentfsm.core.messages import JSON, AgentCost, AssistantMessage, ErrorType,
 from agentfsm.core.run import Phase
 from agentfsm.engine.drive.cost import cost_of
 from agentfsm.engine.drive.family import Parent, child_id
+from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.context import Ended, Paused, RunContext, ToolKind
 from agentfsm.engine.tools.permission import Level
-from agentfsm.engine.tools.tool import Arguments, Tool, make_tool
+from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.engine.watch.stream import AgentEvent, AgentEventType
 
 if TYPE_CHECKING:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from agentfsm.cli.ask import leave
+from agentfsm.cli.ask import Answer, leave
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import run_json
 from agentfsm.cli.drive import Driver, report, way_to
@@ -35,16 +34,17 @@ def run(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 def demo(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Let an agent survey a folder."""
-    module = import_module("agentfsm.cli.demo")  # here: it brings a server and tools
-    start = module.survey(args.folder)
+    from agentfsm.cli.demo import approving, remark, survey  # noqa: PLC0415  it brings a server and tools
+
+    start = survey(args.folder)
     agent, place = equipped(load_agent(DEMO), DEMO, store_place(args.store))
     driver = Driver(
         terminal=terminal,
         agent=agent,
         run=agent.start(start.prompt, metadata=start.metadata),
         place=place,
-        absent=module.approving(terminal),
-        remark=module.remark(agent),
+        absent=approving(terminal),
+        remark=remark(agent),
     )
     code = driver.drive()
     if code is Exit.DONE and not terminal.json:
@@ -58,8 +58,11 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> Exit:
     if args.agent is None and (code := _needless(args, terminal)) is not None:
         return code
     found = found_by(args, terminal)
-    is_demo = found.run.header.target == DEMO
-    absent = import_module("agentfsm.cli.demo").approving(terminal) if is_demo else leave
+    absent: Answer = leave
+    if found.run.header.target == DEMO:
+        from agentfsm.cli.demo import approving  # noqa: PLC0415  it brings a server and tools
+
+        absent = approving(terminal)
     driver = Driver(terminal=terminal, agent=found.agent, run=found.run, place=found.place, wakes=True, absent=absent)
     return driver.drive()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import export_json, journal_json, summary_json, whole_json
 from agentfsm.cli.drive import top_of
 from agentfsm.cli.place import Way, known_store, store_place
-from agentfsm.cli.reach import Command, in_store
+from agentfsm.cli.reach import in_store
 from agentfsm.cli.show import event_lines, run_text, summary_lines
 from agentfsm.core import diagram
 from agentfsm.core.errors import MisuseError
@@ -109,5 +108,6 @@ def graph(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 def doctor(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Look at the installation, and at an agent."""
-    examine: Command = import_module("agentfsm.cli.doctor").examine
+    from agentfsm.cli.doctor import examine  # noqa: PLC0415  it looks at every part, and loads them
+
     return examine(args, terminal)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,8 +42,9 @@ class View(Protocol):
 def view_of(terminal: Terminal) -> View:
     """Return the live tree where stderr is a terminal that can show it and rich is installed, else plain lines."""
     if terminal.is_watched and os.environ.get("TERM") != "dumb" and find_spec("rich") is not None:
-        view: View = import_module("agentfsm.cli.live").LiveView()  # the one file that loads rich
-        return view
+        from agentfsm.cli.live import LiveView  # noqa: PLC0415  the one file that loads rich
+
+        return LiveView()
     return PlainView(terminal=terminal)
 
 

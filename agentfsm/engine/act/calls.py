@@ -23,11 +23,12 @@ from agentfsm.engine.queue.dispatch import End, Host, failed
 from agentfsm.engine.queue.queue import ToolQueue
 from agentfsm.engine.queue.render import decided, rounds_text
 from agentfsm.engine.schema.arguments import check_object, object_text, repair
+from agentfsm.engine.schema.bound import Bound
 from agentfsm.engine.think.early import Attempt, EarlyCalls
 from agentfsm.engine.tools.builtin import builtin
 from agentfsm.engine.tools.context import InputRequired, Paused, RunContext, ToolKind
 from agentfsm.engine.tools.questions import ROUNDS
-from agentfsm.engine.tools.tool import Bound, Tool
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.engine.watch.stream import AgentEvent, ToolEvent
 from agentfsm.ports import ProposedCall
 from agentfsm.tally import BYTES, estimated_tokens

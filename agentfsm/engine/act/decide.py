@@ -28,8 +28,9 @@ from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.journal import load
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.render import decided
+from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.context import Found, InputRequired, RunContext
-from agentfsm.engine.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, POLICIES, Arguments, Tool
+from agentfsm.engine.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, POLICIES, Tool
 from agentfsm.threads import in_thread
 
 if TYPE_CHECKING:

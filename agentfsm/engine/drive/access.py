@@ -10,8 +10,9 @@ from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import End, failed
+from agentfsm.engine.schema.bound import Arguments, Bound
 from agentfsm.engine.tools.context import RunContext
-from agentfsm.engine.tools.tool import Arguments, Bound, Tool
+from agentfsm.engine.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run

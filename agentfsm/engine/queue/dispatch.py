@@ -30,9 +30,10 @@ from agentfsm.threads import event_loop, in_thread, is_foreign, isolated, soon
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolResult
     from agentfsm.engine.queue.plan import Access
+    from agentfsm.engine.schema.bound import Bound
     from agentfsm.engine.tools.bulkhead import Bulkhead
     from agentfsm.engine.tools.registry import ToolRegistry
-    from agentfsm.engine.tools.tool import Bound, Tool
+    from agentfsm.engine.tools.tool import Tool
     from agentfsm.ports import Clock
 
 # Seconds before the first retry, twice that before the second, where the service does not say: document C, 9.3.

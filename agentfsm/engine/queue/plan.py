@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 if TYPE_CHECKING:
+    from agentfsm.engine.schema.bound import Arguments
     from agentfsm.engine.tools.context import ToolKind
-    from agentfsm.engine.tools.tool import Arguments, Tool
+    from agentfsm.engine.tools.tool import Tool
 
 
 @attrs.frozen

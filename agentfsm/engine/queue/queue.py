@@ -23,10 +23,11 @@ from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import Dispatcher, End, Host, Job, failed
 from agentfsm.engine.queue.places import left_behind
 from agentfsm.engine.queue.plan import NOTHING, Order, Placed, Plan, PlannedCall, access_of
+from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.bulkhead import Bulkhead, Wake
 from agentfsm.engine.tools.context import Paused
 from agentfsm.engine.tools.registry import ToolRegistry
-from agentfsm.engine.tools.tool import Arguments, Tool
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.engine.watch.outlet import Outlet
 from agentfsm.engine.watch.stream import AgentEvent, QueueStream, ToolEvent, ToolEventType
 from agentfsm.ports import Clock, SystemClock

@@ -11,9 +11,8 @@ import functools
 import inspect
 import json
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import jiter
@@ -21,6 +20,7 @@ import jiter
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.engine.schema.arguments import expected, explain, strict_text
+from agentfsm.engine.schema.bound import Arguments, Bound
 from agentfsm.engine.schema.functions import context_of, docstring_of, parameters_of
 from agentfsm.engine.schema.guard import Work, admitted, work
 from agentfsm.engine.schema.strict import strict_schema, without_nulls
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 # A number needs one or the other to be infinite.
 _PERHAPS_HUGE: Final = re.compile(r"\d[eE]|\d{300}")
-
-Bound: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @attrs.frozen(kw_only=True)
@@ -56,11 +54,11 @@ class SchemaSignature:
     takes: Callable[[str], bool] = attrs.field(repr=False, eq=False)
     # Whether the function has a parameter of that name.
 
-    def arguments(self, bound: Bound) -> types.SimpleNamespace:
+    def arguments(self, bound: Bound) -> Arguments:
         """Return bound arguments as a namespace, with the defaults that the schema states for what was left out."""
         parts = self.schema["properties"].items()
         defaults = {name: part["default"] for name, part in parts if isinstance(part, Mapping) and "default" in part}
-        return types.SimpleNamespace(**{**defaults, **bound[1]})
+        return Arguments(**{**defaults, **bound[1]})
 
     def bind(self, text: str) -> Bound:
         """Validate the arguments of a call.

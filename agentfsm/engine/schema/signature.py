@@ -30,6 +30,7 @@ from typing_extensions import TypedDict
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.engine.schema.arguments import expected, explain, strict_text
+from agentfsm.engine.schema.bound import Arguments, Bound
 from agentfsm.engine.schema.functions import context_of, docstring_of, first_line, parameters_of
 from agentfsm.engine.schema.strict import strict_schema, without_nulls
 
@@ -63,13 +64,13 @@ class Signature:
     defaults: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
     # What Python puts in for a parameter that the model leaves out.
 
-    def arguments(self, bound: tuple[tuple[Any, ...], dict[str, Any]]) -> types.SimpleNamespace:
+    def arguments(self, bound: Bound) -> Arguments:
         """Return bound arguments as a namespace, with the defaults of what was left out."""
         args, kwargs = bound
         by_position = dict(zip([p.name for p in self.positional], args, strict=True))
-        return types.SimpleNamespace(**{**self.defaults, **by_position, **kwargs})
+        return Arguments(**{**self.defaults, **by_position, **kwargs})
 
-    def bind(self, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def bind(self, text: str) -> Bound:
         """Validate the arguments of a call.
 
         Args:

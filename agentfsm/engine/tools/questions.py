@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -79,8 +78,7 @@ def _schema_flaw(schema: Mapping[str, Any]) -> str | None:
     try:
         if len(json.dumps(schema, allow_nan=False)) > SCHEMA_CHARS:
             return f"its schema has more than {SCHEMA_CHARS:,} characters"
-        guard, validator = _modules()
-        validator.compiled({"$schema": _DRAFT, **guard.admitted(schema, "question")}, "question")
+        _compiled(schema)
     except (TypeError, ValueError, RecursionError, MisuseError) as error:
         return f"its schema is none ({error})"
     odd = [name for name, part in schema.get("properties", {}).items() if not _is_plain(part)]
@@ -90,9 +88,17 @@ def _schema_flaw(schema: Mapping[str, Any]) -> str | None:
 _DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
-def _modules() -> tuple[Any, Any]:
-    """Load what knows JSON Schemas: late, since it brings pydantic and a validator."""
-    return import_module("agentfsm.engine.schema.guard"), import_module("agentfsm.engine.schema.validator")
+def _compiled(schema: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[Any], bool]]:
+    """Return the schema as it is applied, and what says whether a value fits it.
+
+    Raises:
+        MisuseError: when it is no schema, or costs too much.
+    """
+    from agentfsm.engine.schema.guard import admitted  # noqa: PLC0415  they bring pydantic and a validator
+    from agentfsm.engine.schema.validator import compiled  # noqa: PLC0415
+
+    whole = {"$schema": _DRAFT, **admitted(schema, "question")}
+    return whole, compiled(whole, "question")
 
 
 def _is_plain(part: Any) -> bool:
@@ -161,13 +167,13 @@ def _only_text(key: str, schema: Mapping[str, Any]) -> str:
 
 
 def _check_fits(key: str, schema: Mapping[str, Any], value: dict[str, Any]) -> None:
-    guard, validator = _modules()
-    whole = {"$schema": _DRAFT, **guard.admitted(schema, "question")}
+    whole, is_valid = _compiled(schema)
     unknown = [name for name in value if name not in whole["properties"]]
     if unknown:
         known = ", ".join(map(repr, whole["properties"])) or "none"
         raise MisuseError(f"the answer to {key!r} has {unknown[0]!r}, which was not asked for; its properties: {known}")
-    if not validator.compiled(whole, "question")(value):
-        explain = import_module("agentfsm.engine.schema.arguments").explain
-        what = f"the answer to {key!r} does"
-        raise MisuseError(explain(what, validator.reasons(whole, value), value, whole))
+    if not is_valid(value):
+        from agentfsm.engine.schema.arguments import explain  # noqa: PLC0415  as above
+        from agentfsm.engine.schema.validator import reasons  # noqa: PLC0415
+
+        raise MisuseError(explain(f"the answer to {key!r} does", reasons(whole, value), value, whole))

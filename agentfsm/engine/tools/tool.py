@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from functools import cached_property
-from importlib import import_module
 from inspect import iscoroutinefunction
 from math import inf
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import attrs
 
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.fingerprint import hash_of
+from agentfsm.engine.schema.bound import Arguments, Bound
 from agentfsm.engine.tools.breaker import Breaker
 from agentfsm.engine.tools.bulkhead import Bulkhead
 from agentfsm.engine.tools.context import Ended, Found, RunContext, ToolKind
@@ -24,6 +35,7 @@ from agentfsm.ports import Clock, Store, ToolDefinition, plain_json
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON, ToolCall
+    from agentfsm.engine.schema.bound import ToolSignature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,10 +56,6 @@ DIGEST_CHARS: Final = 16
 POLICIES: Final = frozenset({"rerun", "fail", "ask"})
 
 Policy: TypeAlias = Literal["rerun", "fail", "ask"]
-# The validated arguments of a call, defaults included: `a.path`; `vars(a)` is the dict.
-Arguments: TypeAlias = SimpleNamespace
-# The same as the function is called with: by position and by name. What the model left out is absent.
-Bound: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 OnUnknown: TypeAlias = "Policy | Callable[[RunContext[Any], Arguments], Policy | Found | Awaitable[Policy | Found]]"
 
 
@@ -211,42 +219,50 @@ def _words(error: Exception) -> str:
         return ""
 
 
+class Declarations(TypedDict, total=False):
+    """What may be declared of any tool, also of one that is an agent; the fields of `Tool` say what it means."""
+
+    strict: bool
+    on_unknown: OnUnknown
+    answer_expires_s: float | Callable[[Arguments], float]
+    concurrency_safe: bool | Callable[[Arguments], bool]
+    locks: Callable[[Arguments], Iterable[Hashable]] | None
+    after: Iterable[str]
+    limit: int | None
+    tags: Iterable[str]
+    permission: Level | str
+    enabled: bool | Callable[[RunContext[Any]], bool]
+    validate: Callable[[Arguments], str | None] | None
+    requires_approval: bool | Callable[[Arguments], bool]
+    approval_expires_s: float
+    describe: Callable[[Arguments], str] | None
+    estimate_s: float | None
+    shown_tokens: int
+    shown_bytes: int
+    poll: bool
+
+
+class ToolOptions(Declarations, total=False):
+    """What `tool` takes."""
+
+    name: str | None
+    description: str | None
+    parameters: Mapping[str, JSON] | None
+    read_only: bool
+    idempotent: bool
+    external: bool
+    timeout_s: float | None
+
+
 @overload
 def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
 
 
 @overload
-def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    parameters: Mapping[str, JSON] | None = None,
-    strict: bool = False,
-    read_only: bool = False,
-    idempotent: bool = False,
-    on_unknown: OnUnknown = ...,
-    external: bool = False,
-    answer_expires_s: float | Callable[[Arguments], float] = ANSWER_EXPIRES_S,
-    concurrency_safe: bool | Callable[[Arguments], bool] | None = None,
-    locks: Callable[[Arguments], Iterable[Hashable]] | None = None,
-    after: Iterable[str] = (),
-    limit: int | None = None,
-    tags: Iterable[str] = (),
-    permission: Level | str = ...,
-    enabled: bool | Callable[[RunContext[Any]], bool] = True,
-    validate: Callable[[Arguments], str | None] | None = None,
-    requires_approval: bool | Callable[[Arguments], bool] = False,
-    approval_expires_s: float = APPROVAL_EXPIRES_S,
-    describe: Callable[[Arguments], str] | None = None,
-    timeout_s: float | None = None,
-    estimate_s: float | None = None,
-    shown_tokens: int = SHOWN_TOKENS,
-    shown_bytes: int = SHOWN_BYTES,
-    poll: bool = False,
-) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
-def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
     """Make a tool of a function: bare, or with what you declare about it.
 
     The schema comes from the type hints and the docstring (Google, NumPy or Sphinx). A first parameter annotated
@@ -295,13 +311,16 @@ def make_tool(
     )
 
 
-def _signature(function: Callable[..., Any], name: str, parameters: Mapping[str, JSON] | None, *, strict: bool) -> Any:
-    # The modules are loaded here, since they bring pydantic and a schema validator: `import agentfsm` must not.
+def _signature(
+    function: Callable[..., Any], name: str, parameters: Mapping[str, JSON] | None, *, strict: bool
+) -> ToolSignature:
     if parameters is None:
-        schema = import_module("agentfsm.engine.schema.signature")
-        return schema.signature_of(function, context_type=RunContext, name=name, strict=strict)
-    schema = import_module("agentfsm.engine.schema.json_schema")
-    return schema.signature_of_schema(function, parameters, context_type=RunContext, name=name, strict=strict)
+        from agentfsm.engine.schema.signature import signature_of  # noqa: PLC0415  brings pydantic
+
+        return signature_of(function, context_type=RunContext, name=name, strict=strict)
+    from agentfsm.engine.schema.json_schema import signature_of_schema  # noqa: PLC0415  brings a schema validator
+
+    return signature_of_schema(function, parameters, context_type=RunContext, name=name, strict=strict)
 
 
 def _check_name(name: str) -> None:

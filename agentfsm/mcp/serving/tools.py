@@ -21,11 +21,12 @@ from agentfsm.engine.act.decide import described, needs_approval, patience_s
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import End, Host, failed
 from agentfsm.engine.queue.queue import LIMIT, TIMEOUT_S, ToolQueue
+from agentfsm.engine.schema.bound import Bound
 from agentfsm.engine.tools.context import InputRequired, Paused, RunContext, ToolKind
 from agentfsm.engine.tools.permission import Permissions
 from agentfsm.engine.tools.questions import ROUNDS
 from agentfsm.engine.tools.registry import ToolRegistry
-from agentfsm.engine.tools.tool import Bound, Tool
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.mcp.serving.approval import Approval
 from agentfsm.mcp.serving.asking import Asking, Context, UnansweredError, Underway

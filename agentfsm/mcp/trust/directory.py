@@ -19,8 +19,9 @@ from agentfsm.core.errors import ModelRetry
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.hidden import hidden_in
 from agentfsm.core.messages import JSON
+from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.permission import Level
-from agentfsm.engine.tools.tool import DIGEST_CHARS, Arguments, Tool, make_tool
+from agentfsm.engine.tools.tool import DIGEST_CHARS, Tool, make_tool
 from agentfsm.mcp.connection.launch import Stdio
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.server import MCPServer

@@ -18,9 +18,9 @@ import mcp.types as m
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.hidden import spelt_out
 from agentfsm.core.messages import JSON
+from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.schema.json_schema import signature_of_schema
 from agentfsm.engine.tools.context import RunContext
-from agentfsm.engine.tools.tool import Arguments
 
 Confirm: TypeAlias = bool | Callable[[str, Arguments], bool]
 Constraint: TypeAlias = Mapping[str, JSON] | Callable[[Arguments], "str | None"]
