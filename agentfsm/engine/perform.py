@@ -25,7 +25,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Usage, encodable
 from agentfsm.core.run import Phase
-from agentfsm.engine.act.calls import act, early_calls, mint, queue_of
+from agentfsm.engine.act.calls import act, early_calls, minted, queue_of
 from agentfsm.engine.act.children import end_children, note_children
 from agentfsm.engine.drive.budget import Budget
 from agentfsm.engine.drive.drive import Drive
@@ -37,7 +37,7 @@ from agentfsm.engine.think.compact import compacted, squeezed
 from agentfsm.engine.think.early import EarlyCalls
 from agentfsm.engine.think.offer import choose, offered
 from agentfsm.engine.watch.stream import BudgetWarning, UsageReported
-from agentfsm.ports import Reply
+from agentfsm.ports import FinishReason, Reply
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN, Tally, count_message
 from agentfsm.threads import event_loop
 
@@ -280,12 +280,13 @@ async def _hear(
     if question.engine.answers is not None:
         reply = question.engine.answers.unwrapped(reply)
     model = "" if reply.model == question.engine.model.name else reply.model
-    if early is not None and not reply.calls:
+    chooses = bool(reply.calls) and reply.finish_reason is not FinishReason.CONTENT_FILTER
+    if early is not None and not chooses:
         early.drop()
     if journal.run.is_last:
         return _part_with(drive, reply, usage, request)
-    if reply.calls:
-        calls = tuple([mint(drive, index, call) for index, call in enumerate(reply.calls)])
+    if chooses:
+        calls = minted(drive, reply)
         if mended := [call.id for call in calls if call.repaired is not None]:
             journal.log.warning("arguments_repaired", calls=", ".join(mended))
         message = AssistantMessage(text=encodable(reply.text), calls=calls, native=reply.native)

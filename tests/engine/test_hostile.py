@@ -10,7 +10,7 @@ from checks import HANG_S, calls_of, results_of, sound
 
 from agentfsm import Agent, Limits, Outcome, StopReason, TextPart, tool
 from agentfsm.core.errors import ModelUnavailableError
-from agentfsm.core.messages import Usage
+from agentfsm.core.messages import AssistantMessage, Usage
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
@@ -114,6 +114,42 @@ async def test_calls_that_were_cut_off_are_told_as_broken(store):
     run = await agent.run("go")
     assert [result.outcome for result in results_of(run.messages)] == [Outcome.DONE, Outcome.FAILED]
     assert "EOF" in results_of(run.messages)[1].content
+    await sound(agent, run)
+
+
+@pytest.mark.parametrize("text", ["", "\n{}\n"])
+async def test_a_call_that_was_cut_off_before_its_arguments_does_not_run_by_its_defaults(store, text):
+    """What the model would have chosen is not known; of a reply that is whole, no arguments are as good as none."""
+    erased = []
+
+    @tool
+    async def erase(path: str = "/") -> str:
+        """Erase."""
+        erased.append(path)
+        return "erased"
+
+    cut = ProposedCall(id="b", name="erase", arguments=text)
+    whole = ProposedCall(id="a", name="erase", arguments=text)
+    model = proposing(whole, cut, finish_reason=FinishReason.LENGTH)
+    agent = Agent(model, tools=[erase], store=store)
+    run = await agent.run("go")
+    assert erased == ["/"]
+    assert "cut off at the length limit" in results_of(run.messages)[1].content
+    await sound(agent, run)
+
+
+async def test_calls_that_a_content_filter_cut_off_do_not_run(store):
+    """The provider took the reply back: it ends the run as an answer does that it filters."""
+    model = proposing(
+        ProposedCall(id="a", name="pay", arguments='{"cents": 5}'),
+        text="Let me pay.",
+        finish_reason=FinishReason.CONTENT_FILTER,
+    )
+    agent = Agent(model, tools=[pay], store=store)
+    run = await agent.run("go")
+    assert run.stop_reason is StopReason.MODEL_ERROR
+    assert "content filter" in run.stop_message
+    assert run.messages[-1] == AssistantMessage(text="Let me pay.")
     await sound(agent, run)
 
 
