@@ -25,6 +25,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Usage, encodable
 from agentfsm.core.run import Phase
+from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.act.calls import act, early_calls, minted, queue_of
 from agentfsm.engine.act.children import end_children, note_children
 from agentfsm.engine.drive.budget import Budget
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 INPUT_SHARE: Final = 0.5
 # Before them a run goes by the gate of its event loop; what is done in other states is short, and goes along.
 _GATED: Final = frozenset({State.THINK, State.ACT})
+# What became of an attempt at a model that was paid for.
+_CUT_OFF: Final = "cut off before a usable reply came"
 
 
 async def run_steps(engine: Engine, drive: Drive, gate: Gate, *, once: bool = False) -> None:
@@ -153,10 +156,14 @@ async def _cancel(engine: Engine, drive: Drive) -> None:
     drive.fail(StopReason.CANCELLED, ": ".join(words), *_paid(drive), *await end_children(engine, drive))
 
 
-def _paid(drive: Drive) -> tuple[e.ModelFaltered, ...]:
+def _paid(drive: Drive) -> tuple[e.Event, ...]:
     """Return what brings into the journal what attempts at the model have cost of which no reply came."""
     usage = drive.budget.unwritten
-    return (e.ModelFaltered(error="cut off before a usable reply came", usage=usage),) if usage.tokens else ()
+    if not usage.tokens:
+        return ()
+    if drive.journal.run.state is State.REFLECT:
+        return (e.Judged(verdict=Verdict(action=Action.ESCALATE, note=_CUT_OFF), usage=usage),)
+    return (e.ModelFaltered(error=_CUT_OFF, usage=usage),)
 
 
 async def _observe(engine: Engine, drive: Drive, _effect: ReadInbox) -> None:

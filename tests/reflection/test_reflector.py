@@ -2,19 +2,22 @@
 
 import json
 
+import anyio
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, State, StopReason, tool
 from agentfsm.core import events as e
 from agentfsm.core.effects import PendingKind, Wait
 from agentfsm.core.errors import ModelUnavailableError
+from agentfsm.core.messages import Usage
 from agentfsm.core.verdict import Action
-from agentfsm.ports import OutputMode
+from agentfsm.ports import OutputMode, Reply
 from agentfsm.reflection import RUBRIC, Reflector
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel
-from agentfsm.testing.models import call, fail, say
+from agentfsm.testing.models import FunctionModel, call, fail, say
 
+NONE = Usage(input_tokens=0, output_tokens=0)
 GOOD, POOR = (5, 4, 5), (5, 2, 5)
 
 
@@ -252,6 +255,36 @@ async def test_a_judge_that_is_down_is_told_of():
     run = await agent.run("x")
     assert run.is_waiting
     assert "overloaded" in run.pending[0].description
+
+
+@pytest.mark.parametrize("reason", [StopReason.TIMEOUT, StopReason.CANCELLED])
+async def test_a_run_that_is_cut_off_while_a_judge_thinks_again_says_why_and_what_it_cost(reason):
+    """What the judge has said before was paid for."""
+    asked_again = anyio.Event()
+
+    async def judge(request):
+        if said:
+            asked_again.set()
+            await anyio.sleep_forever()
+        said.append(request)
+        return Reply(text="no JSON", usage=Usage(input_tokens=3, output_tokens=2))
+
+    said = []
+    seconds = 0.1 if reason is StopReason.TIMEOUT else 1e6
+    reflector = Reflector(model=FunctionModel(judge))
+    agent = Agent(ScriptedModel(say("It costs 10.", usage=NONE)), reflector=reflector, limits=Limits(seconds=seconds))
+    async with anyio.create_task_group() as tasks:
+        if reason is StopReason.CANCELLED:
+            tasks.start_soon(cancelled_after, agent, asked_again)
+        run = await agent.run("What does it cost?", id="r")
+    assert (run.state, run.stop_reason) == (State.ERROR, reason)
+    assert run.usage.tokens == 5
+    assert (await agent.load("r")) == run
+
+
+async def cancelled_after(agent, event):
+    await event.wait()
+    await agent.cancel("r")
 
 
 async def test_an_answer_that_talks_to_the_judge_is_data():
