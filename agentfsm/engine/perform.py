@@ -287,13 +287,13 @@ async def _hear(
     if question.engine.answers is not None:
         reply = question.engine.answers.unwrapped(reply)
     model = "" if reply.model == question.engine.model.name else reply.model
-    chooses = bool(reply.calls) and reply.finish_reason is not FinishReason.CONTENT_FILTER
-    if early is not None and not chooses:
+    proposed = () if reply.finish_reason is FinishReason.CONTENT_FILTER else reply.calls
+    if early is not None and not proposed:
         early.drop()
     if journal.run.is_last:
         return _part_with(drive, reply, usage, request)
-    if chooses:
-        calls = minted(drive, reply)
+    if proposed:
+        calls = minted(drive, proposed, cut=reply.finish_reason is FinishReason.LENGTH)
         if mended := [call.id for call in calls if call.repaired is not None]:
             journal.log.warning("arguments_repaired", calls=", ".join(mended))
         message = AssistantMessage(text=encodable(reply.text), calls=calls, native=reply.native)

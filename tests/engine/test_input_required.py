@@ -131,6 +131,23 @@ async def test_it_is_asked_and_answered_and_done_in_different_processes(tmp_path
         await sound(third, done)
 
 
+async def test_a_question_from_inside_of_a_task_group_is_asked(store):
+    """As a tool asks whose client has one."""
+
+    @tool
+    async def book(ctx: RunContext[Any]) -> str:
+        """Book."""
+        async with anyio.create_task_group():
+            if not ctx.answers:
+                raise InputRequired(SURE)
+        return "booked"
+
+    agent = Agent(ScriptedModel(say("", call("book")), "done"), tools=[book], store=store)
+    run = await agent.run("go")
+    assert [item.kind for item in run.pending] == [PendingKind.QUESTION]
+    await sound(agent, run)
+
+
 async def test_several_questions_are_answered_at_once_by_their_keys(store):
     """One decision on one call, as everywhere; None declines one of them."""
     desk = Desk((WHO, SURE, PAY))

@@ -19,7 +19,7 @@ from checks import HANG_S
 
 from agentfsm import Agent, ModelRetry, Outcome, RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.events import ToolFinished
-from agentfsm.core.messages import ToolCall, ToolResult
+from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.engine.watch.stream import ToolEvent
 from agentfsm.tally import BYTES_PER_TOKEN
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
@@ -109,6 +109,35 @@ async def test_a_value_is_told_as_text(value, text):
 
     result = await ran(act)
     assert (result.outcome, result.content, result.shown_chars) == (Outcome.DONE, text, None)
+
+
+async def test_a_generator_that_is_returned_is_not_run():
+    """Its body belongs to the call, whose time and thread it would leave."""
+    begun = []
+
+    def lines():
+        begun.append("line")
+        yield "line"
+
+    def act() -> object:
+        return lines()
+
+    result = await ran(act)
+    assert result.outcome is Outcome.DONE
+    assert "unread generator" in result.content
+    assert begun == []
+
+
+async def test_one_error_in_a_group_is_that_error():
+    """A tool's own task group, such as any client of anyio has, makes nothing else of a hint to the model."""
+
+    async def act() -> None:
+        async with anyio.create_task_group():
+            raise ModelRetry("Give an ISO date.")
+
+    result = await ran(act)
+    assert result.error_type is ErrorType.RETRY
+    assert "Give an ISO date." in result.content
 
 
 async def test_a_cyclic_value_is_done_and_says_so():

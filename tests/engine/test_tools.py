@@ -63,6 +63,28 @@ def test_a_name_that_no_provider_takes_is_refused(name):
         tool(name=name or " ")(lambda: None)
 
 
+class Tail:
+    async def __call__(self):
+        yield 1
+
+
+def plain():
+    yield 1
+
+
+async def asynchronous():
+    yield 1
+
+
+@pytest.mark.parametrize(
+    "function", [plain, asynchronous, functools.partial(plain), Tail()], ids=["plain", "async", "partial", "object"]
+)
+def test_a_generator_is_no_tool(function):
+    """It has no one result, and its body would run when the result is read, if at all."""
+    with pytest.raises(MisuseError, match="return a list"):
+        tool(name="act")(function)
+
+
 @pytest.mark.parametrize("limit", [{"shown_tokens": 0}, {"shown_bytes": 0}, {"shown_bytes": -1}], ids=str)
 def test_a_tool_that_may_show_nothing_is_refused(limit):
     """A result of which the model reads nothing is a mistake that shows at once."""

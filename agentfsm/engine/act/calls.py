@@ -30,7 +30,7 @@ from agentfsm.engine.tools.context import InputRequired, Paused, RunContext, Too
 from agentfsm.engine.tools.questions import ROUNDS
 from agentfsm.engine.tools.tool import Tool
 from agentfsm.engine.watch.stream import AgentEvent, ToolEvent
-from agentfsm.ports import FinishReason, ProposedCall, Reply
+from agentfsm.ports import ProposedCall
 from agentfsm.tally import BYTES, estimated_tokens
 
 if TYPE_CHECKING:
@@ -274,14 +274,14 @@ def early_calls(engine: Engine, drive: Drive) -> EarlyCalls:
     return EarlyCalls(prepare, mint=lambda index, call: mint(drive, index, call))
 
 
-def minted(drive: Drive, reply: Reply) -> tuple[ToolCall, ...]:
-    """Return the calls of a whole reply; the last one is set aside where the reply was cut off before its arguments.
+def minted(drive: Drive, proposed: Sequence[ProposedCall], *, cut: bool) -> tuple[ToolCall, ...]:
+    """Return the calls of a reply, one or more; the last is set aside where the reply was cut before its arguments.
 
     No arguments at all are as good as `{}` otherwise, and Anthropic itself writes `{}` for what it has cut off. With
     them, the tool would run by its defaults, which the model did not choose.
     """
-    calls = [mint(drive, index, call) for index, call in enumerate(reply.calls)]
-    if reply.finish_reason is FinishReason.LENGTH and calls[-1].arguments == "{}" and calls[-1].malformed is None:
+    calls = [mint(drive, index, call) for index, call in enumerate(proposed)]
+    if cut and calls[-1].arguments == "{}" and calls[-1].malformed is None:
         calls[-1] = attrs.evolve(calls[-1], malformed="the reply was cut off at the length limit before they came")
     return tuple(calls)
 

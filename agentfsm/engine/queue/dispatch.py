@@ -266,24 +266,26 @@ class _Tries:
         """Try once: return how it ended, or the seconds to wait before the next attempt."""
         try:
             value = await self._value()
-        except ModelRetry as hint:
-            return failed(render.retry_text(hint), ErrorType.RETRY, retryable=True, attempts=self.attempt)
-        except anyio.get_cancelled_exc_class() as cancellation:
-            if not is_foreign(cancellation):
-                if self._known is not None:
-                    self._known.ending.given_up = True
-                raise
-            return await self._failed(cancellation)
-        except BaseException as error:  # whatever a tool raises is its result, also the panic of a library in Rust
-            if self._is_ours(error):
-                raise
-            return await self._failed(error)
+        except BaseException as error:  # noqa: BLE001  what a tool raises is its result, also the panic of a library in Rust
+            return await self._raised(_unwrapped(error))
         if isinstance(value, Ended):
             return End(
                 value.outcome, value.content, value.error_type, value.retryable, value.child, self.attempt, value.parts
             )
         text, parts = render.rendered(value)
         return End(Outcome.DONE, text, attempts=self.attempt, parts=parts)
+
+    async def _raised(self, error: BaseException) -> End | float:
+        """Return the end that a tool's exception is, or the seconds to wait; raise what is not the tool's."""
+        if isinstance(error, ModelRetry):
+            return failed(render.retry_text(error), ErrorType.RETRY, retryable=True, attempts=self.attempt)
+        if isinstance(error, anyio.get_cancelled_exc_class()) and not is_foreign(error):
+            if self._known is not None:
+                self._known.ending.given_up = True
+            raise error
+        if self._is_ours(error):
+            raise error
+        return await self._failed(error)
 
     def _is_ours(self, error: BaseException) -> bool:
         """Whether an error is not the tool's: a pause, somebody at the keyboard, or an agent's journal."""
@@ -365,6 +367,13 @@ class _Tries:
         text = render.unavailable_text(error, tool, self.attempt, passing.retry_after_s)
         retryable = tool.repeatable or isinstance(error, RefusedError)
         return failed(text, kind, retryable=retryable, attempts=self.attempt)
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    """Return the one error in a group: a task group around it makes no other error of it."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 async def _blocker(places: Sequence[Place], access: Access, timeout_s: float) -> str | None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
+from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -46,6 +47,7 @@ SLACK = 0.98
 HEAD, WHOLE = 3, 4
 _PARTS: Final[frozenset[type]] = frozenset({TextPart, ImagePart, AudioPart, FilePart})
 _MAY_HOLD_PARTS: Final[frozenset[type]] = _PARTS | {list, tuple}
+_GENERATORS: Final[frozenset[type]] = frozenset({GeneratorType, AsyncGeneratorType})
 
 
 def rendered(value: object) -> tuple[str, tuple[Media, ...]]:
@@ -71,6 +73,8 @@ def result_text(value: object) -> str:
     """Return what a tool returned as text: a str as it is, everything else as JSON, not ASCII-escaped."""
     if value is None:
         return "(done, no output)"
+    if type(value) in _GENERATORS:  # reading it would run it, outside of the call
+        return f"(done, but the result is an unread {type(value).__name__}: the tool has to return a list)"
     try:
         return encodable(str.__str__(value)) if isinstance(value, str) else _json(value)
     except Exception as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from functools import cached_property
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from math import inf
 from typing import (
     TYPE_CHECKING,
@@ -293,6 +293,7 @@ def make_tool(
     """Make a tool; `tool` is this as a decorator."""
     name = name or str(getattr(function, "__name__", type(function).__name__))
     _check_name(name)
+    _check_kind(name, function)
     _check_declarations(name, concurrency_safe=concurrency_safe, **options)
     signature = _signature(function, name, parameters, strict=strict)
     read_only = options.get("read_only", False)
@@ -383,6 +384,19 @@ def _check_unknown(name: str, declared: Mapping[str, Any]) -> None:
         raise MisuseError(f"tool {name!r} is read-only and simply runs again: leave out on_unknown=")
 
 
+def _check_kind(name: str, function: Callable[..., Any]) -> None:
+    if any(map(isgeneratorfunction, _bodies(function))) or any(map(isasyncgenfunction, _bodies(function))):
+        raise MisuseError(
+            f"tool {name!r} is a generator, which has no one result: return a list, and tell of its progress by "
+            "`await ctx.progress(...)`"
+        )
+
+
 def _is_async(function: Callable[..., Any]) -> bool:
-    inner = getattr(function, "func", function)  # functools.partial
-    return iscoroutinefunction(inner) or iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
+    return any(map(iscoroutinefunction, _bodies(function)))
+
+
+def _bodies(function: Callable[..., Any]) -> tuple[Any, Any]:
+    """Return what may hold the code of a function: that itself, a partial's function, an object's `__call__`."""
+    inner = getattr(function, "func", function)
+    return inner, getattr(inner, "__call__", None)  # noqa: B004  not asked whether it can be called
