@@ -763,7 +763,9 @@ def _closing(entry: OpenCall, index: int, event: e.Failed) -> ToolResult:
     """Return the result of a call that the end of the run closes."""
     if entry.phase is Phase.INTENDED or entry.phase is Phase.ASKED or entry.phase is Phase.APPROVED:
         outcome, text = Outcome.SKIPPED, f"no result: the run was stopped ({event.reason}) before it came to that"
-    elif entry.phase is Phase.PAUSED or (entry.phase is Phase.RUNNING and entry.repeatable):
+    elif entry.phase is Phase.PAUSED and not entry.attempts:
+        outcome, text = Outcome.CANCELLED, f"no answer: the run was stopped ({event.reason}) while the call waited for it"
+    elif entry.phase in (Phase.PAUSED, Phase.RUNNING) and entry.repeatable:
         outcome, text = Outcome.CANCELLED, f"cut off: the run was stopped ({event.reason}); it may be called again"
     else:
         outcome = Outcome.UNKNOWN

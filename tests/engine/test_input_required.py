@@ -148,6 +148,25 @@ async def test_a_question_from_inside_of_a_task_group_is_asked(store):
     await sound(agent, run)
 
 
+async def test_what_a_call_did_before_it_asked_is_not_forgotten_when_the_run_ends(store):
+    """The next run must not take it for undone."""
+    charged = []
+
+    @tool
+    async def book(ctx: RunContext[Any]) -> str:
+        """Book."""
+        charged.append(ctx.attempt)
+        raise InputRequired(SURE)
+
+    agent = Agent(ScriptedModel(say("", call("book"))), tools=[book], store=store)
+    run = await agent.run("go")
+    await agent.cancel(run.id)
+    over = await agent.load(run.id)
+    assert charged == [1]
+    assert over.messages[-1].outcome is Outcome.UNKNOWN
+    await sound(agent, over)
+
+
 async def test_several_questions_are_answered_at_once_by_their_keys(store):
     """One decision on one call, as everywhere; None declines one of them."""
     desk = Desk((WHO, SURE, PAY))
@@ -507,7 +526,7 @@ async def test_a_run_that_is_cancelled_while_it_waits(store):
     await agent.cancel(run.id)
     ended = await agent.load(run.id)
     (result,) = results_of(ended.messages)
-    assert (ended.state, result.outcome) == (State.ERROR, Outcome.CANCELLED)
+    assert (ended.state, result.outcome) == (State.ERROR, Outcome.UNKNOWN)
     with pytest.raises(ConflictError):
         await agent.answer(run.id, "t1.0", "Ann")
     await sound(agent, ended)
