@@ -24,7 +24,7 @@ from agentfsm import subagent
 from agentfsm.compaction import Context
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.effects import Pending, PendingKind
-from agentfsm.core.errors import ArgumentsError, ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.errors import AgentError, ArgumentsError, ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.events import Resumed
 from agentfsm.core.fingerprint import Fingerprint, hash_of
 from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priority, Reject, Rerun, Settle
@@ -80,6 +80,7 @@ from agentfsm.ports import (
 )
 from agentfsm.stores import MemoryStore
 from agentfsm.tally import Tally
+from agentfsm.threads import is_foreign
 from agentfsm.tokens import load_counter
 from agentfsm.worker import Worker
 
@@ -938,6 +939,13 @@ class Agent(Generic[A_co]):
             self._keep(journal.run, drive.tally)
             drive.close()
             return cast("Run[A_co]", journal.run)
+        except anyio.get_cancelled_exc_class() as cancellation:
+            if not is_foreign(cancellation):
+                raise
+            raise AgentError(
+                f"run {journal.run.id!r} stopped in {journal.run.state.upper()}: what was awaited there, such as a "
+                "validator's own task, had been cancelled by somebody else; mend that, then resume the run"
+            ) from cancellation
         finally:
             await journal.close()
 

@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import anyio
 from anyio.abc import AsyncBackend
 from anyio.lowlevel import current_token
+from sniffio import current_async_library_cvar
 
 T = TypeVar("T")
 # An event loop's own way to be told of a function that it shall call; equal for the same loop.
@@ -173,6 +174,7 @@ def in_thread(function: Callable[[], T], done: Callable[[], object] = lambda: No
     """
     outcome: Outcome[T] = Outcome()
     context = contextvars.copy_context()
+    context.run(current_async_library_cvar.set, None)  # no event loop runs there, so `run_sync` and the like may
 
     def job() -> None:
         try:

@@ -764,7 +764,10 @@ def _closing(entry: OpenCall, index: int, event: e.Failed) -> ToolResult:
     if entry.phase is Phase.INTENDED or entry.phase is Phase.ASKED or entry.phase is Phase.APPROVED:
         outcome, text = Outcome.SKIPPED, f"no result: the run was stopped ({event.reason}) before it came to that"
     elif entry.phase is Phase.PAUSED and not entry.attempts:
-        outcome, text = Outcome.CANCELLED, f"no answer: the run was stopped ({event.reason}) while the call waited for it"
+        outcome, text = (
+            Outcome.CANCELLED,
+            f"no answer: the run was stopped ({event.reason}) while the call waited",
+        )
     elif entry.phase in (Phase.PAUSED, Phase.RUNNING) and entry.repeatable:
         outcome, text = Outcome.CANCELLED, f"cut off: the run was stopped ({event.reason}); it may be called again"
     else:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import anyio
 import pytest
 from checks import names, sound, virtually
 
-from agentfsm import Agent, Limits, State, StopReason, tool
+from agentfsm import Agent, AgentError, Limits, State, StopReason, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import ModelFaltered
-from agentfsm.engine.watch.stream import CallDelta, TextDelta
+from agentfsm.engine.watch.stream import CallDelta, Stream, StreamEvent, TextDelta
 from agentfsm.ports import Emit, Model, Reply, Request, TextChunk
-from agentfsm.testing.models import ScriptedModel, call, fail, say
+from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
 
 
 class Timed(ScriptedModel):
@@ -82,6 +84,50 @@ def test_retry_after_is_honoured_and_capped(asked, waited):
         assert model.waits == [pytest.approx(waited)]
 
     virtually(play)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_model_whose_own_task_was_cancelled_is_asked_again():
+    """On asyncio that looks like our own end, and is the model's."""
+
+    async def answer(_request: Request) -> Reply:
+        if not asked:
+            asked.append("once")
+            await cancelled_elsewhere()
+        return Reply(text="done")
+
+    asked: list[str] = []
+    run = await Agent(FunctionModel(answer), limits=Limits(retry_wait_s=1e-9)).run("hello")
+    assert run.output == "done"
+    assert asked == ["once"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_validator_whose_own_task_was_cancelled_is_an_error_and_no_silent_end():
+    """The run stands where it was, and whoever drives it hears of it, also where events end."""
+
+    async def check(_answer: str) -> None:
+        await cancelled_elsewhere()
+
+    agent = Agent(ScriptedModel("draft", "draft"), output_validators=[check])
+    with pytest.raises(AgentError, match="stopped in REFLECT"):
+        await agent.run("hello", id="r")
+    assert (await agent.load("r")).state is State.REFLECT
+    with pytest.raises(AgentError, match="stopped in REFLECT"):
+        await heard(agent.stream("hello"))
+
+
+async def heard(stream: Stream[str]) -> list[StreamEvent]:
+    """Return the events of a stream."""
+    async with stream:
+        return [event async for event in stream]
+
+
+async def cancelled_elsewhere() -> None:
+    """Await what somebody else has cancelled."""
+    task = asyncio.ensure_future(asyncio.sleep(1))
+    task.cancel()
+    await task
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])

@@ -63,6 +63,19 @@ def test_a_name_that_no_provider_takes_is_refused(name):
         tool(name=name or " ")(lambda: None)
 
 
+async def test_a_plain_tool_may_run_another_agent():
+    """No event loop runs in its thread, whatever runs the first agent."""
+    helper = Agent(ScriptedModel("42"))
+
+    @tool
+    def ask(question: str) -> str:
+        """Ask."""
+        return helper.run_sync(question).output
+
+    run = await Agent(ScriptedModel(say("", call("ask", question="?")), "done"), tools=[ask]).run("go")
+    assert run.messages[2].content == "42"
+
+
 class Tail:
     async def __call__(self):
         yield 1

@@ -17,6 +17,7 @@ from agentfsm.engine.watch.log import redacted
 from agentfsm.engine.watch.stream import CallDelta, TextDelta, ThinkingDelta, deltas
 from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Model, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.tally import BYTES_PER_TOKEN
+from agentfsm.threads import is_foreign
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
@@ -148,6 +149,10 @@ async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> 
         return await model.reply(request, emit)
     except OSError as error:  # a model of the user's own, which does not translate it
         raise ModelUnavailableError(f"{model.name} cannot be reached: {error}") from error
+    except anyio.get_cancelled_exc_class() as cancellation:
+        if not is_foreign(cancellation):
+            raise
+        raise ModelUnavailableError(f"{model.name} waited for a task that somebody else cancelled") from cancellation
 
 
 def _usable(engine: Engine, reply: Reply) -> Reply:
