@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import attrs
 import pytest
@@ -176,6 +176,35 @@ async def test_plain_text_in_place_of_the_tool_is_looked_at_all_the_same():
 
 
 # Refusals
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (list[str], ["a", "b"]),
+        (tuple[str, int], ("a", 1)),
+        (dict[str, int], {"a": 1}),
+        (set[str], {"a"}),
+        (Annotated[str, Field(max_length=3)], "abc"),
+        (Literal["a", "b"], "a"),
+    ],
+    ids=str,
+)
+async def test_a_type_that_only_holds_texts_is_no_text(kind, value):
+    """What the model says beside it is sent back, as of any other type."""
+    sent = [*value] if isinstance(value, set | tuple) else value
+    model = scripted("I found none of them.", say("", call("final_answer", result=sent)), modes=(OutputMode.TOOL,))
+    agent = Agent(model, output_type=kind)
+    run = await agent.run("go")
+    assert run.output == value
+    assert len(model.requests) == 2
+
+
+@pytest.mark.parametrize("kind", [str | City, City | str | None], ids=str)
+async def test_a_union_with_text_takes_text(kind):
+    """Whatever is none of the others."""
+    run = await Agent(scripted("I found none.", modes=(OutputMode.TOOL,)), output_type=kind).run("go")
+    assert run.output == "I found none."
 
 
 async def test_an_answer_that_does_not_fit_is_sent_back_with_all_that_is_wrong():

@@ -16,7 +16,7 @@ import json
 import operator
 import types
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
 import attrs
 import jiter
@@ -40,8 +40,10 @@ _CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
 _NAMED = frozenset({"properties", "$defs", "patternProperties"})
 # Keywords whose value is the user's data.
 _DATA = frozenset({"default", "examples", "const", "enum", "discriminator"})
-_ANNOTATED: Any = Annotated
+# What `A | B` and `Union[A, B]` come from.
+_UNIONS = (Union, types.UnionType)
 # Given what is known only at run time, which a type checker cannot follow.
+_ANNOTATED: Any = Annotated
 _TYPED_DICT: Any = TypedDict
 
 
@@ -165,7 +167,7 @@ def form_of(hint: Any) -> Form:
     return Form(
         schema=schema,
         is_wrapped=is_wrapped,
-        takes_text=str in get_args(hint),
+        takes_text=get_origin(hint) in _UNIONS and str in get_args(hint),
         validate=functools.partial(_validated, adapter, schema, is_wrapped=is_wrapped),
     )
 
