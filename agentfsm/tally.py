@@ -31,6 +31,7 @@ from agentfsm.core.view import Span, plain_layout
 from agentfsm.ports import TokenCounter
 
 if TYPE_CHECKING:
+    from agentfsm.core.messages import Native
     from agentfsm.core.run import Run
     from agentfsm.ports import ToolDefinition
 
@@ -95,7 +96,17 @@ def count_message(message: Message, counter: TokenCounter) -> int:
 
 def _of_assistant(message: AssistantMessage, count: Count) -> int:
     calls = [count(call.name) + count(call.arguments) + CALL_TOKENS for call in message.calls]
-    return count(message.text) + sum(calls)
+    spoken = count(message.text) + sum(calls)
+    return spoken if message.native is None else max(spoken, _of_native(message.native, count))
+
+
+def _of_native(native: Native, count: Count) -> int:
+    """Return about the tokens of a reply in its provider's form, in the counter's own measure.
+
+    A vocabulary would find far more in the letters of what is sealed or signed than the provider does.
+    """
+    in_bytes = BYTES.count(native.content)
+    return in_bytes if count == BYTES.count else in_bytes // BYTES_PER_TOKEN
 
 
 def _of_result(message: ToolResult, count: Count) -> int:

@@ -16,6 +16,7 @@ from agentfsm.core.messages import (
     AudioPart,
     FilePart,
     ImagePart,
+    Native,
     Outcome,
     TextPart,
     ToolCall,
@@ -97,6 +98,16 @@ def test_all_that_a_message_carries_is_counted():
     url = "data:image/png;base64," + "A" * 10_000
     seen = UserMessage(parts=(TextPart(text="see"), ImagePart(url=url), ImagePart(url=url, detail="low")))
     assert count_message(seen, Words()) == MESSAGE_TOKENS + 1 + IMAGE_TOKENS + LOW_IMAGE_TOKENS
+
+
+def test_thinking_that_goes_back_counts():
+    """By its length, whatever a vocabulary finds in what is sealed; a short one is in what is said already."""
+    thought = Native(provider="anthropic", content="x" * 3_000)
+    said = AssistantMessage(text="two words", native=thought)
+    assert count_message(said, BYTES) == MESSAGE_TOKENS + 3_000
+    assert count_message(said, Words()) == MESSAGE_TOKENS + 3_000 // BYTES_PER_TOKEN
+    short = attrs.evolve(said, native=attrs.evolve(thought, content="x"))
+    assert count_message(short, Words()) == MESSAGE_TOKENS + 2
 
 
 def test_parts_of_results_count_like_those_of_the_user():

@@ -173,6 +173,7 @@ def _usage(question: Question, reply: Reply) -> Usage:
     usage = reply.usage
     if usage is None:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
+        written = written if reply.native is None else max(written, len(reply.native.content))
         asked = question.tally.estimate
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
     return priced(question.engine, question.journal, question.engine.model, usage)
