@@ -301,7 +301,7 @@ class Agent(Generic[A_co]):
             after=None if after is None else after.id,
             history=tuple(messages),
             user=user,
-            roles=tuple(roles),
+            roles=_checked_roles(roles),
             settings=settings,
             parent=None if parent is None else parent.id,
             depth=0 if parent is None else parent.header.depth + 1,
@@ -1036,6 +1036,13 @@ def _checked_id(run_id: str) -> str:
     if not isinstance(run_id, str) or not run_id or len(run_id) > 200 or not run_id.isprintable():  # noqa: PLR2004  what any store takes as a key
         raise MisuseError(f"a run's id has 1 to 200 printable characters, unlike {str(run_id)[:50]!r}")
     return run_id
+
+
+def _checked_roles(roles: Iterable[str]) -> tuple[str, ...]:
+    given = (roles,) if isinstance(roles, str) else tuple(roles)
+    if isinstance(roles, str) or not all(isinstance(role, str) for role in given):
+        raise MisuseError(f"roles are several names, not {roles!r}: write roles=[{', '.join(map(repr, given))}]")
+    return given
 
 
 def _checked_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -151,11 +151,18 @@ ROLES = Permissions(
 )
 
 
-def test_a_run_without_a_known_role_has_the_outer_rules():
-    """No role, or one that nobody has described."""
-    for roles in ((), ("stranger",)):
-        assert asked(ROLES, read_rates, roles) == (True, None)
-        assert asked(ROLES, pay, roles) == (False, "pay needs level write, and this run has read")
+def test_a_run_without_roles_has_the_outer_rules():
+    """They are for everybody who is nobody in particular."""
+    assert asked(ROLES, read_rates) == (True, None)
+    assert asked(ROLES, pay) == (False, "pay needs level write, and this run has read")
+
+
+def test_a_run_without_a_known_role_may_do_nothing():
+    """A misspelled role must not grant more than the one that was meant."""
+    unknown = "none of this run's roles (clark, chief) is known to the agent's permissions"
+    assert asked(ROLES, read_rates, ("clark", "chief")) == (False, unknown)
+    restricting = Permissions(roles={"clerk": Permissions(level="read")})
+    assert asked(restricting, pay, ("clark", "chief")) == (False, unknown)
 
 
 def test_a_role_takes_the_place_of_level_and_allow():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from checks import no_leases, results_of, sound
 
-from agentfsm import Agent, Limits, Outcome, RunContext, Settings, Tool, tool
+from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, Settings, Tool, tool
 from agentfsm.core.messages import ErrorType
 from agentfsm.engine.tools.permission import Level, Permissions, Rule
 from agentfsm.ports import Request
@@ -155,7 +155,7 @@ ROLES = Permissions(
     ("roles", "allowed"),
     [
         ((), ["look"]),
-        (("guest",), ["look"]),
+        (("guest",), []),
         (("clerk",), ["look", "pay"]),
         (("clerk", "guest"), ["look", "pay"]),
         (("chief",), ["look", "pay", "plain"]),
@@ -173,6 +173,13 @@ async def test_the_roles_of_the_run_decide(store, roles, allowed):
     assert office.did == allowed
     assert set(office.roles) <= {tuple(roles)}
     await sound(agent, run)
+
+
+@pytest.mark.parametrize("roles", ["clerk", [1]], ids=str)
+def test_roles_are_several_names(roles):
+    """A text is not taken for its letters, none of which is a role."""
+    with pytest.raises(MisuseError, match=r"write roles=\["):
+        Agent(ScriptedModel("done")).start("go", roles=roles)
 
 
 async def test_two_runs_of_one_agent_have_the_roles_of_their_own(store):

@@ -116,7 +116,8 @@ def _roles(given: Mapping[str, Permissions]) -> dict[str, Permissions]:
 class Permissions:
     """What runs may do. Without a word said, everything.
 
-    A run that has some of the roles may do whatever any one of those may; a run that has none, what is said here.
+    A run that has some of the roles may do whatever any one of those may; a run that was started without roles, what is
+    said here. Where there are roles, a run that has none but others may do nothing: one may be misspelled.
 
     Raises:
         MisuseError: when a level, a rule or a role is none.
@@ -135,8 +136,8 @@ class Permissions:
         """Tell whether a model is to be told of a tool: whether with some arguments it could be allowed."""
         if any(rule.when is None and rule.covers(tool) for rule in self.deny):
             return False
-        if granted := self._granted(roles):
-            return any(each.offers(tool, ()) for each in granted)
+        if self.roles and roles:
+            return any(each.offers(tool, ()) for each in self._granted(roles))
         return tool.permission <= self.level and any(rule.covers(tool) for rule in self.allow)
 
     def refusal(self, tool: Tool[..., Any], roles: Collection[str], arguments: SimpleNamespace) -> str | None:
@@ -144,7 +145,7 @@ class Permissions:
 
         Args:
             tool: The tool that is called.
-            roles: Of the run. Those that are not known here count for nothing.
+            roles: Of the run.
             arguments: Validated, defaults included.
 
         Returns:
@@ -152,15 +153,19 @@ class Permissions:
         """
         if denied := _denial(self.deny, tool, arguments):
             return denied
-        if granted := self._granted(roles):
-            refusals = [each.refusal(tool, (), arguments) for each in granted]
-            return None if None in refusals else "; ".join(dict.fromkeys(filter(None, refusals)))
+        if self.roles and roles:
+            refusals = [each.refusal(tool, (), arguments) for each in self._granted(roles)]
+            return None if None in refusals else "; ".join(dict.fromkeys(filter(None, refusals))) or _unknown(roles)
         if tool.permission > self.level:
             return f"{tool.name} needs level {tool.permission}, and this run has {self.level}"
         return _shortfall(self.allow, tool, arguments)
 
     def _granted(self, roles: Collection[str]) -> list[Permissions]:
-        return [self.roles[role] for role in roles if role in self.roles] if self.roles else []
+        return [self.roles[role] for role in roles if role in self.roles]
+
+
+def _unknown(roles: Collection[str]) -> str:
+    return f"none of this run's roles ({', '.join(roles)}) is known to the agent's permissions"
 
 
 def _denial(rules: Iterable[Rule], tool: Tool[..., Any], arguments: SimpleNamespace) -> str | None:
