@@ -132,6 +132,14 @@ async def test_a_function_may_find_the_result(store, plain):
     await sound(agent, run)
 
 
+async def test_a_plain_function_may_return_what_is_to_be_awaited(store):
+    """As a lambda around an async function does."""
+    find = finding(Found("paid"), plain=False)
+    run, bank, _ = await recovered(store, on_unknown=lambda ctx, arguments: find(ctx, arguments))
+    (result,) = results_of(run.messages)
+    assert (result.outcome, result.content, len(bank.paid)) == (Outcome.DONE, "paid", 1)
+
+
 async def test_a_long_result_that_is_found_is_shown_like_any_other(store):
     """The model is shown no more of it than of the tool's own results; the whole is kept."""
     run, _, _ = await recovered(store, on_unknown=finding(Found("x" * 200_000), plain=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from inspect import iscoroutinefunction
+from inspect import isawaitable, iscoroutinefunction
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -340,4 +340,5 @@ async def _asked_of(find_out: Callable[..., Any], ctx: RunContext[Any], argument
     """Call a function, async or plain: a plain one in a thread, so that the event loop goes on."""
     if iscoroutinefunction(find_out):
         return await find_out(ctx, arguments)
-    return await in_thread(lambda: find_out(ctx, arguments)).wait()
+    found = await in_thread(lambda: find_out(ctx, arguments)).wait()
+    return await found if isawaitable(found) else found
