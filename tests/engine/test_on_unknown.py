@@ -135,7 +135,11 @@ async def test_a_function_may_find_the_result(store, plain):
 async def test_a_plain_function_may_return_what_is_to_be_awaited(store):
     """As a lambda around an async function does."""
     find = finding(Found("paid"), plain=False)
-    run, bank, _ = await recovered(store, on_unknown=lambda ctx, arguments: find(ctx, arguments))
+
+    def plain(ctx: RunContext[Any], arguments: Arguments) -> Any:
+        return find(ctx, arguments)
+
+    run, bank, _ = await recovered(store, on_unknown=plain)
     (result,) = results_of(run.messages)
     assert (result.outcome, result.content, len(bank.paid)) == (Outcome.DONE, "paid", 1)
 
