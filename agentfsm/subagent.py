@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
-from agentfsm.core.limits import OUT_OF_BUDGET, StopReason
+from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, AgentCost, AssistantMessage, ErrorType, Outcome, Usage
-from agentfsm.core.run import Phase
-from agentfsm.engine.drive.cost import cost_of
+from agentfsm.core.messages import JSON, ErrorType, Outcome, Usage
+from agentfsm.engine.act.children import last_word, left_behind
 from agentfsm.engine.drive.family import Parent, child_id
 from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.context import Ended, Paused, RunContext, ToolKind
@@ -125,13 +125,15 @@ class _Child:
         return await _Call(self, self._variant(ctx, parent), ctx, parent).run(self._first_message(arguments))
 
     async def end(self, store: Store, clock: Clock, run_id: str) -> Ended:
-        """End a run of the agent for good, since the one that called it ends, and tell what it did."""
+        """End a run of the agent for good, since its caller or the call of it ends, and tell what it did."""
         agent = self.agent.with_(store=store, clock=clock)
         run = await agent.load(run_id)
         if not run.is_over:
-            await agent.cancel(run_id, by="its caller")
+            with suppress(ConflictError):  # it has ended meanwhile, or another has its lease
+                await store.post(run_id, "cancel", Cancel(by="its caller"))
+                await self.drive(agent, run_id, None, obeys=True)
             run = await agent.load(run_id)
-        return _ended(agent, run) if run.is_over else _left_behind(agent, run)
+        return last_word(run, agent.model) if run.is_over else left_behind(run, agent.model)
 
     def _first_message(self, arguments: dict[str, Any]) -> str:
         if self.prompt is not None:
@@ -186,7 +188,7 @@ class _Call:
             self._tell(AgentEventType.COMPLETED, run, duration_s=duration_s, success=ended)
         if run.is_waiting:
             raise Paused(run.pending)
-        return _ended(self.agent, run)
+        return last_word(run, self.agent.model)
 
     async def _driven(self, run: Run) -> Run:
         parent = self.parent
@@ -225,47 +227,3 @@ class _Call:
                 **details,
             ),
         )
-
-
-def _ended(agent: Agent[Any], run: Run) -> Ended:
-    """Return the result of a call whose run is over."""
-    cost = cost_of(run, agent.model)
-    if run.state is State.DONE:
-        return Ended(outcome=Outcome.DONE, content=run.answer, child=cost)
-    if run.stop_reason in OUT_OF_BUDGET:
-        return _cut_short(run, agent.name, cost)
-    if run.stop_reason is StopReason.CANCELLED:
-        unsettled = _unsettled(run)
-        outcome = Outcome.UNKNOWN if unsettled else Outcome.CANCELLED
-        text = f"the agent {agent.name} was stopped: {run.stop_message}.{unsettled}"
-        return Ended(outcome=outcome, content=text, child=cost)
-    text = (
-        f"the agent {agent.name} gave no answer ({run.stop_reason}: {run.stop_message}). "
-        f"Go on without it, with what you have.{_unsettled(run)}"
-    )
-    return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
-
-
-def _left_behind(agent: Agent[Any], run: Run) -> Ended:
-    """Tell of an agent that was told to end and has not yet: another has its lease, who may be dead."""
-    names = [entry.call.name for entry in run.open if entry.attempts and entry.phase is not Phase.FINISHED]
-    doing = f", and may still be doing: {', '.join(names)}" if names else ""
-    text = f"the agent {agent.name} was told to stop and has not answered{doing}. Check before you repeat anything."
-    return Ended(outcome=Outcome.UNKNOWN, content=text, child=cost_of(run, agent.model))
-
-
-def _cut_short(run: Run, name: str, cost: AgentCost) -> Ended:
-    """Hand over what an agent had when it reached a limit."""
-    said = [m.text for m in run.messages[run.first :] if isinstance(m, AssistantMessage) and m.text.strip()]
-    head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_unsettled(run)}"
-    outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
-    if run.stop_reason is StopReason.TIMEOUT:
-        outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
-    text = f"{head}\nThis is what it had so far:\n{said[-1]}" if said else f"{head}\n(it had written nothing yet)"
-    return Ended(outcome=outcome, content=text, error_type=kind, child=cost)
-
-
-def _unsettled(run: Run) -> str:
-    """Say which calls of an agent may have had an effect that nobody has seen."""
-    names = [record.name for record in run.calls if record.outcome is Outcome.UNKNOWN]
-    return f" May have happened all the same, so check before repeating: {', '.join(names)}." if names else ""

@@ -13,7 +13,7 @@ from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.inbox import Approve, GiveInput, Posted, Rerun
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, encodable
 from agentfsm.core.run import UNDECIDED, Inquiry, OpenCall, Phase, place_in
-from agentfsm.engine.act.children import returned
+from agentfsm.engine.act.children import broken_off, returned
 from agentfsm.engine.act.decide import decide, inquired, needs_approval
 from agentfsm.engine.drive.access import absence, barred, context_of, turn_of
 from agentfsm.engine.drive.drive import Drive
@@ -250,6 +250,10 @@ class RunHost(Host):
         else:
             self.held.append(fact)
         return None
+
+    async def broken_off(self, call: ToolCall, tool: Tool[..., Any], end: End) -> End:
+        """End an agent whose call has ended without a word of it: its run must not stay open, nor hide what it did."""
+        return await broken_off(self.drive, tool, call, end)
 
     def count(self, text: str) -> int:
         """Return the tokens of a text, exactly where a vocabulary is loaded."""

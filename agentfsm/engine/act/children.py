@@ -1,27 +1,35 @@
-"""The agents at work for a run: what they have spent, and their end when the run ends."""
+"""The agents at work for a run: what they have spent, their end when the run or their call ends, what is told of it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel
+from agentfsm.core.limits import OUT_OF_BUDGET, StopReason
+from agentfsm.core.machine import State
+from agentfsm.core.messages import AgentCost, AssistantMessage, ErrorType, Outcome, ToolCall
 from agentfsm.core.run import OpenCall, Phase
 from agentfsm.engine.drive.budget import Spent
 from agentfsm.engine.drive.cost import cost_of
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.family import child_id
-from agentfsm.engine.drive.journal import load
+from agentfsm.engine.drive.journal import SETTLE_S, load
+from agentfsm.engine.queue.dispatch import End
 from agentfsm.engine.queue.render import decided
-from agentfsm.engine.tools.context import ToolKind
+from agentfsm.engine.tools.context import Ended, ToolKind
+from agentfsm.engine.tools.tool import Tool
 from agentfsm.ports import Store
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolResult
+    from agentfsm.core.run import Run
+    from agentfsm.ports import Model
 
 
 async def note_children(engine: Engine, drive: Drive) -> None:
@@ -62,32 +70,122 @@ def returned(drive: Drive, result: ToolResult) -> ToolResult:
 
 async def end_children(engine: Engine, drive: Drive) -> list[e.ToolFinished]:
     """End the agents at work for a run that is about to end, and return what they did as results of their calls."""
-    journal, results = drive.journal, []
-    for entry in journal.run.open:
-        tool = engine.registry.get(entry.call.name)
-        if tool is None and entry.phase is Phase.PAUSED:
-            await _leave_word(drive, entry)
-        if tool is None or tool.end is None or entry.phase is Phase.FINISHED:
-            continue
-        try:
-            ended = await tool.end(journal.store, engine.clock, child_id(journal.run.id, entry.call.id))
-        except RunNotFoundError:
-            continue  # it never began
-        except AgentError as error:
-            journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
-            continue
-        result = attrs.evolve(decided(entry.call, ended.outcome, ended.content), child=ended.child)
-        results.append(e.ToolFinished(result=result))
+    results = []
+    for entry in drive.journal.run.open:
+        if entry.phase is not Phase.FINISHED and (ended := await _ended(engine, drive, entry)) is not None:
+            result = attrs.evolve(decided(entry.call, ended.outcome, ended.content), child=ended.child)
+            results.append(e.ToolFinished(result=returned(drive, result)))
     return results
 
 
-async def _leave_word(drive: Drive, entry: OpenCall) -> None:
-    """Tell waiting agents that their caller has ended, where it has ended without the tools that drive them."""
-    journal = drive.journal
-    if all(item.run_id == journal.run.id for item in entry.waits):
-        return  # it waits for an answer, and nobody is below
-    for run_id in {child_id(journal.run.id, entry.call.id), *(item.run_id for item in entry.waits)}:
+async def _ended(engine: Engine, drive: Drive, entry: OpenCall) -> Ended | None:
+    """End the agent behind an open call, and return what it did; None where there is none at work."""
+    journal, tool = drive.journal, engine.registry.get(entry.call.name)
+    try:
+        if tool is None:
+            return await _warned(drive, entry)
+        if tool.end is None:
+            return None
+        return await tool.end(journal.store, engine.clock, child_id(journal.run.id, entry.call.id))
+    except RunNotFoundError:
+        return gone(entry) if waits_below(journal.run, entry) else None  # else it never began
+    except AgentError as error:
+        journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
+        text = f"the agent of {entry.call.name} could not be told to stop. Check before you repeat anything."
+        return Ended(outcome=Outcome.UNKNOWN, content=text)
+
+
+async def _warned(drive: Drive, entry: OpenCall) -> Ended:
+    """Leave word for the agents below a call whose caller ends without the tools that drive them.
+
+    Raises:
+        RunNotFoundError: when there is none, or it was deleted.
+    """
+    store, run_id = drive.journal.store, child_id(drive.journal.run.id, entry.call.id)
+    run = await load(store, run_id)
+    for each in dict.fromkeys([run_id, *[item.run_id for item in entry.waits]]):
         try:
-            await journal.store.post(run_id, "cancel", Cancel(by="its caller"))
+            await store.post(each, "cancel", Cancel(by="its caller"))
         except StoreError as error:
-            journal.log.warning("child_not_told", child=run_id, error=type(error).__name__)
+            drive.journal.log.warning("child_not_told", child=each, error=type(error).__name__)
+    return last_word(run) if run.is_over else left_behind(run)
+
+
+async def broken_off(drive: Drive, tool: Tool[..., Any], call: ToolCall, end: End) -> End:
+    """End an agent whose call was cut off or has failed before it said anything, and tell what it did as well.
+
+    Raises:
+        StoreError: when that cannot be done now: the call is taken up again when the run is resumed.
+    """
+    journal = drive.journal
+    if tool.end is None:  # a function of the user's that was declared to be one
+        return end
+    with anyio.move_on_after(SETTLE_S, shield=True):
+        try:
+            ended = await tool.end(journal.store, journal.clock, child_id(journal.run.id, call.id))
+        except RunNotFoundError:
+            return end  # it never began
+        if ended.outcome is Outcome.DONE:
+            return End(Outcome.DONE, ended.content, child=ended.child, attempts=end.attempts)
+        outcome = Outcome.UNKNOWN if ended.outcome is Outcome.UNKNOWN else end.outcome
+        return end._replace(outcome=outcome, text=f"{end.text}\n{ended.content}", child=ended.child)
+    raise StoreError(f"the agent of {call.name} ({call.id}) was not ended within {SETTLE_S:g} s; resume its caller")
+
+
+def waits_below(run: Run, entry: OpenCall) -> bool:
+    """Whether the call waits for what is decided in the run of an agent below."""
+    return entry.phase is Phase.PAUSED and any(item.run_id != run.id for item in entry.waits)
+
+
+# What the caller's model reads of an agent.
+
+
+def gone(entry: OpenCall) -> Ended:
+    """Tell of an agent whose run was deleted while its caller waited for it."""
+    text = f"the run of {entry.call.name} was deleted, so nobody knows what it did. Check before you repeat anything."
+    return Ended(outcome=Outcome.UNKNOWN, content=text)
+
+
+def last_word(run: Run, model: Model | None = None) -> Ended:
+    """Return the result of a call whose run is over."""
+    name, cost = run.header.agent, cost_of(run, model)
+    if run.state is State.DONE:
+        return Ended(outcome=Outcome.DONE, content=run.answer, child=cost)
+    if run.stop_reason in OUT_OF_BUDGET:
+        return _cut_short(run, name, cost)
+    if run.stop_reason is StopReason.CANCELLED:
+        unsettled = _unsettled(run)
+        outcome = Outcome.UNKNOWN if unsettled else Outcome.CANCELLED
+        text = f"the agent {name} was stopped: {run.stop_message}.{unsettled}"
+        return Ended(outcome=outcome, content=text, child=cost)
+    text = (
+        f"the agent {name} gave no answer ({run.stop_reason}: {run.stop_message}). "
+        f"Go on without it, with what you have.{_unsettled(run)}"
+    )
+    return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
+
+
+def left_behind(run: Run, model: Model | None = None) -> Ended:
+    """Tell of an agent that was told to end and has not yet: another has its lease, who may be dead."""
+    names = [entry.call.name for entry in run.open if entry.attempts and entry.phase is not Phase.FINISHED]
+    doing = f", and may still be doing: {', '.join(names)}" if names else ""
+    name, cost = run.header.agent, cost_of(run, model)
+    text = f"the agent {name} was told to stop and has not answered{doing}. Check before you repeat anything."
+    return Ended(outcome=Outcome.UNKNOWN, content=text, child=cost)
+
+
+def _cut_short(run: Run, name: str, cost: AgentCost) -> Ended:
+    """Hand over what an agent had when it reached a limit."""
+    said = [m.text for m in run.messages[run.first :] if isinstance(m, AssistantMessage) and m.text.strip()]
+    head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_unsettled(run)}"
+    outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
+    if run.stop_reason is StopReason.TIMEOUT:
+        outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
+    text = f"{head}\nThis is what it had so far:\n{said[-1]}" if said else f"{head}\n(it had written nothing yet)"
+    return Ended(outcome=outcome, content=text, error_type=kind, child=cost)
+
+
+def _unsettled(run: Run) -> str:
+    """Say which calls of an agent may have had an effect that nobody has seen."""
+    names = [record.name for record in run.calls if record.outcome is Outcome.UNKNOWN]
+    return f" May have happened all the same, so check before repeating: {', '.join(names)}." if names else ""

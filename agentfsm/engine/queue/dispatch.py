@@ -96,6 +96,10 @@ class Host:
         """Take note that a call waits for what is outside; where that cannot be, say how the call ends instead."""
         return failed("it waits for a decision that nobody can give here", ErrorType.BLOCKED, retryable=True)
 
+    async def broken_off(self, call: ToolCall, tool: Tool[..., Any], end: End) -> End:  # noqa: ARG002  nobody is known here
+        """End an agent whose call has ended without a word of it; return how the call has ended then."""
+        return end
+
     def count(self, text: str) -> int:
         """Return the tokens of a text, or about so many."""
         return estimated_tokens(text)
@@ -209,10 +213,15 @@ class Dispatcher:
         scope = loop.create_cancel_scope()
         # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
         tries = _Tries(self, job, tool, bound, timeout_s, scope, loop.current_time)
+        end: End | None = None
         with scope:
-            return await tries.run()
-        text = render.timeout_text(tool, timeout_s)
-        return End(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.repeatable, attempts=tries.attempt)
+            end = await tries.run()
+        if end is None:
+            text = render.timeout_text(tool, timeout_s)
+            end = End(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.renewable, attempts=tries.attempt)
+        if tool.kind is ToolKind.AGENT and end.child is None:
+            return await self.host.broken_off(job.call, tool, end)
+        return end
 
     def may_retry(self, tool: Tool[..., Any], error: BaseException, attempt: int, *, rate_limited: bool) -> bool:
         """Whether a call that failed for a passing reason may be tried again now; counts it if so."""
@@ -349,7 +358,7 @@ class _Tries:
         tool, passing = self.tool, transient(error)
         if passing is None:
             text, kind = render.failure_text(error, tool), ErrorType.TOOL
-            return failed(text, kind, retryable=tool.repeatable, attempts=self.attempt)
+            return failed(text, kind, retryable=tool.renewable, attempts=self.attempt)
         wait_s = passing.retry_after_s if passing.retry_after_s is not None else RETRY_WAIT_S * self.attempt
         if self._has_time(wait_s) and self.dispatcher.may_retry(
             tool, error, self.attempt, rate_limited=passing.rate_limited
@@ -365,7 +374,7 @@ class _Tries:
         tool = self.tool
         kind = ErrorType.RATE_LIMITED if passing.rate_limited else ErrorType.UNAVAILABLE
         text = render.unavailable_text(error, tool, self.attempt, passing.retry_after_s)
-        retryable = tool.repeatable or isinstance(error, RefusedError)
+        retryable = tool.renewable or isinstance(error, RefusedError)
         return failed(text, kind, retryable=retryable, attempts=self.attempt)
 
 

@@ -137,7 +137,7 @@ class Tool(Generic[P, R]):
     )
     # What a call without a body waits for.
     end: Callable[[Store, Clock, str], Awaitable[Ended]] | None = None
-    # Ends the run of the agent behind it, by the run's id, since the run that called it ends; tells what it did.
+    # Ends the run of the agent behind it, by the run's id, since its caller or the call of it ends; tells what it did.
     breaker: Breaker = attrs.field(factory=Breaker, init=False, repr=False)
     bulkhead: Bulkhead | None = attrs.field(
         default=attrs.Factory(lambda tool: None if tool.limit is None else Bulkhead(tool.limit), takes_self=True),
@@ -153,6 +153,11 @@ class Tool(Generic[P, R]):
     def repeatable(self) -> bool:
         """Whether running a call again does no more than running it once."""
         return self.read_only or self.idempotent
+
+    @property
+    def renewable(self) -> bool:
+        """Whether a new call may follow one that failed; it has a key of its own, and an agent does all of it anew."""
+        return self.read_only if self.kind is ToolKind.AGENT else self.repeatable
 
     @property
     def asks(self) -> bool:

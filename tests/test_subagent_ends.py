@@ -1,0 +1,304 @@
+"""An agent's run ends with the call that it serves, however that ends; and its caller reads what may have happened."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from checks import HANG_S, no_leases, results_of, sound, virtually
+
+from agentfsm import Agent, Outcome, Run, State, StopReason, tool
+from agentfsm.core.errors import StoreError
+from agentfsm.core.inbox import Cancel
+from agentfsm.core.messages import ErrorType, ToolResult
+from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.subagent import GRACE_S
+from agentfsm.testing.models import ScriptedModel, call, say
+
+CHILD, LEAF = "mine.t1.0", "mine.t1.0.t1.0"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request, tmp_path):
+    """A store, closed afterwards; no run in it may be leased then."""
+    made = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "runs.db")
+    yield made
+    await no_leases(made)
+    await made.aclose()
+
+
+def asks(name: str) -> ScriptedModel:
+    """A caller's model, that asks an agent and then is done."""
+    return ScriptedModel(say("", call(name, query="go")), "done")
+
+
+def the_result(run: Run) -> ToolResult:
+    """The only result of a run."""
+    (result,) = results_of(run.messages)
+    return result
+
+
+class Bank:
+    """Where it is paid."""
+
+    def __init__(self) -> None:
+        self.paid: list[int] = []
+        self.inside = anyio.Event()
+
+    def slow(self, **options: bool):
+        """A tool that needs longer for its end than an agent is given."""
+
+        @tool(name="pay", **options)
+        async def pay(cents: int) -> str:
+            """Pay."""
+            self.paid.append(cents)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(2 * GRACE_S)
+            return "paid"
+
+        return pay
+
+    def stuck(self):
+        """A tool that never comes back."""
+
+        @tool(name="pay")
+        async def pay(cents: int) -> str:
+            """Pay."""
+            self.paid.append(cents)
+            self.inside.set()
+            await anyio.sleep_forever()
+            return "paid"
+
+        return pay
+
+    def asking(self):
+        """A tool that a person has to allow."""
+
+        @tool(name="pay", requires_approval=True)
+        async def pay(cents: int) -> str:
+            """Pay."""
+            self.paid.append(cents)
+            return "paid"
+
+        return pay
+
+
+def clerk(made) -> Agent:
+    """An agent that pays."""
+    return Agent(ScriptedModel(say("", call("pay", cents=5)), "through"), tools=[made], name="clerk")
+
+
+def family(store, made, *, deep: bool = False) -> Agent:
+    """A caller of an agent that pays; or of one that asks the one that does."""
+    child = clerk(made)
+    if deep:
+        child = Agent(asks("clerk"), tools=[child.as_tool()], name="chief")
+    return Agent(asks(child.name), tools=[child.as_tool()], store=store, name="boss")
+
+
+# Its call ends before it has said anything.
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
+def test_an_agent_that_is_cut_off_is_ended(deep):
+    """Nobody would drive its run any more; what it was doing is neither hidden nor said to be repeatable."""
+
+    async def story(store, clock) -> tuple[Run, list[Run], list[int]]:
+        bank = Bank()
+        child = clerk(bank.slow())
+        if deep:
+            child = Agent(asks("clerk"), tools=[child.as_tool()], name="chief")
+        tools = [child.as_tool(timeout_s=0.3)]
+        agent = Agent(asks(child.name), tools=tools, store=store, clock=clock)
+        run = await agent.run("go", id="mine")
+        below = [await agent.load(name) for name in [CHILD, LEAF][: 1 + deep]]
+        for each in (run, *below):
+            await sound(agent, each)
+        return run, below, bank.paid
+
+    run, below, paid = virtually(story)
+    result = the_result(run)
+    assert (result.outcome, result.error_type, result.retryable) == (Outcome.UNKNOWN, ErrorType.TIMEOUT, False)
+    assert result.content.startswith("no result within 0.3 s")
+    assert f"check before repeating: {'clerk' if deep else 'pay'}." in result.content
+    assert "may be called again" not in result.content
+    assert [each.stop_reason for each in below] == [StopReason.CANCELLED] * len(below)
+    assert below[-1].calls[0].outcome is Outcome.UNKNOWN
+    assert result.child is not None
+    assert (run.output, paid) == ("done", [5])
+    assert run.usage.tokens == 45 + 15 * deep
+
+
+def test_a_reading_agent_that_is_cut_off_may_be_called_again():
+    """It has changed nothing; its run is ended all the same."""
+
+    async def story(store, clock) -> tuple[Run, Run]:
+        made = Bank().slow(read_only=True)
+        agent = Agent(asks("clerk"), tools=[clerk(made).as_tool(timeout_s=0.3)], store=store, clock=clock)
+        run = await agent.run("go", id="mine")
+        return run, await agent.load(CHILD)
+
+    run, below = virtually(story)
+    assert "It may be called again" in the_result(run).content
+    assert the_result(run).retryable
+    assert below.stop_reason is StopReason.CANCELLED
+
+
+async def test_an_agent_that_breaks_is_ended(store):
+    """A bug in its own code is a result, and leaves no run behind; what it did before is not said to be repeatable."""
+
+    def check(_answer: str) -> None:
+        raise KeyError("a bug")
+
+    @tool
+    async def pay(cents: int) -> str:
+        """Pay."""
+        return f"paid {cents}"
+
+    child = clerk(pay).with_(output_validators=[check])
+    run = await Agent(asks("clerk"), tools=[child.as_tool()], store=store).run("go", id="mine")
+    result = the_result(run)
+    assert (result.outcome, result.error_type, result.retryable) == (Outcome.FAILED, ErrorType.TOOL, False)
+    assert "KeyError: 'a bug'" in result.content
+    assert "check before you call it again" in result.content
+    assert result.child is not None
+    assert result.child.tool_calls == ("pay",)
+    assert (await child.with_(store=store).load(CHILD)).stop_reason is StopReason.CANCELLED
+    assert run.output == "done"
+
+
+async def test_an_agent_that_was_through_before_it_broke_has_answered(store):
+    """Its answer is in its journal, whatever came after."""
+    child = clerk(Bank().stuck()).with_(model=ScriptedModel("through"))
+    made = child.as_tool()
+    whole = made.function
+
+    async def broken(*args, **kwargs):
+        await whole(*args, **kwargs)
+        raise KeyError("a bug")
+
+    made.function = broken
+    run = await Agent(asks("clerk"), tools=[made], store=store).run("go", id="mine")
+    assert (the_result(run).outcome, the_result(run).content) == (Outcome.DONE, "through")
+
+
+def test_an_agent_that_cannot_be_ended_in_time_ends_the_driving_call():
+    """The store does not answer: the call stays open, and is taken up where it was."""
+
+    class Hanging(MemoryStore):
+        hangs = True
+
+        async def post(self, run_id, key, item, *, before=None):
+            """Never return, for an agent's run."""
+            if self.hangs and run_id == CHILD:
+                await anyio.sleep_forever()
+            return await super().post(run_id, key, item, before=before)
+
+    async def story(_store, clock) -> tuple[Run, list[int]]:
+        store, bank = Hanging(clock=clock), Bank()
+        agent = Agent(asks("clerk"), tools=[clerk(bank.slow()).as_tool(timeout_s=0.3)], store=store, clock=clock)
+        with pytest.raises(StoreError, match="resume its caller"):
+            await agent.run("go", id="mine")
+        store.hangs = False
+        return await agent.resume("mine"), bank.paid
+
+    run, paid = virtually(story)
+    assert [(item.run_id, item.tool) for item in run.pending] == [(CHILD, "pay")]
+    assert paid == [5]
+
+
+# Its caller ends.
+
+
+async def left_at_work(agent: Agent, bank: Bank) -> None:
+    """Leave a family behind whose worker has died while it paid."""
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(agent.finish, agent.start("go", id="mine"))
+            await bank.inside.wait()
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
+async def test_a_caller_that_is_cancelled_without_its_tools_hides_nothing(store, deep):
+    """Its agent was at work: it is left word, and its call is not said to be repeatable."""
+    bank = Bank()
+    agent = family(store, bank.stuck(), deep=deep)
+    await left_at_work(agent, bank)
+    stranger = Agent(ScriptedModel(), store=store)
+    await stranger.cancel("mine")
+    run = await stranger.load("mine")
+    await sound(stranger, run)
+    result = the_result(run)
+    assert (run.stop_reason, result.outcome) == (StopReason.CANCELLED, Outcome.UNKNOWN)
+    assert f"may still be doing: {'clerk' if deep else 'pay'}." in result.content
+    assert run.usage.tokens == 30
+    assert [type(row.item) for row in await store.inbox(CHILD)] == [Cancel]
+    for name in [CHILD, LEAF][: 1 + deep]:
+        await stranger.cancel(name)
+        assert (await stranger.load(name)).stop_reason is StopReason.CANCELLED
+
+
+async def test_a_caller_that_is_cancelled_without_its_tools_has_the_answer_that_is_there(store):
+    """Its agent was through, which its own journal does not know yet."""
+    child = clerk(Bank().asking())
+    agent = Agent(asks("clerk"), tools=[child.as_tool()], store=store)
+    await agent.run("go", id="mine")
+    await agent.approve(CHILD, "t1.0")
+    await child.with_(store=store).resume(CHILD)
+    await Agent(ScriptedModel(), store=store).cancel("mine")
+    result = the_result(await agent.load("mine"))
+    assert (result.outcome, result.content) == (Outcome.DONE, "through")
+
+
+async def test_an_agent_that_ends_while_it_is_told_to_has_answered():
+    """The word comes too late, and that is no fault."""
+    child = clerk(Bank().asking())
+
+    class Late(MemoryStore):
+        async def post(self, run_id, key, item, *, before=None):
+            """Post what comes for the agent when it is through."""
+            if (run_id, key) == (CHILD, "cancel"):
+                await child.with_(store=self).resume(CHILD)
+            return await super().post(run_id, key, item, before=before)
+
+    agent = Agent(asks("clerk"), tools=[child.as_tool()], store=Late())
+    await agent.run("go", id="mine")
+    await agent.approve(CHILD, "t1.0")
+    await agent.cancel("mine")
+    result = the_result(await agent.load("mine"))
+    assert (result.outcome, result.content) == (Outcome.DONE, "through")
+
+
+async def test_an_agent_that_cannot_be_told_to_end_is_not_said_to_be_repeatable():
+    """The store fails for the agent's run alone: its caller ends, and knows nothing of it."""
+
+    class Faulty(MemoryStore):
+        async def post(self, run_id, key, item, *, before=None):
+            """Fail for the agent."""
+            if (run_id, key) == (CHILD, "cancel"):
+                raise StoreError("disk full")
+            return await super().post(run_id, key, item, before=before)
+
+    bank = Bank()
+    agent = family(Faulty(), bank.stuck())
+    await left_at_work(agent, bank)
+    await agent.cancel("mine")
+    run = await agent.load("mine")
+    assert (run.stop_reason, the_result(run).outcome) == (StopReason.CANCELLED, Outcome.UNKNOWN)
+    assert "Check before you repeat" in the_result(run).content
+
+
+# It is cancelled, or deleted, while its caller waits for it.
+
+
+async def test_a_caller_of_a_deleted_agent_can_be_cancelled(store):
+    """The call is not said to be repeatable."""
+    agent = family(store, Bank().asking())
+    await agent.run("go", id="mine")
+    await store.delete(CHILD)
+    await agent.cancel("mine")
+    run = await agent.load("mine")
+    assert (run.state, the_result(run).outcome) == (State.ERROR, Outcome.UNKNOWN)
