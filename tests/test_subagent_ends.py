@@ -294,6 +294,22 @@ async def test_an_agent_that_cannot_be_told_to_end_is_not_said_to_be_repeatable(
 # It is cancelled, or deleted, while its caller waits for it.
 
 
+@pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
+async def test_a_waiting_agent_that_is_deleted_is_not_begun_anew(store, deep):
+    """Nobody knows any more what it did: its caller is told so, and goes on."""
+    bank = Bank()
+    agent = family(store, bank.asking(), deep=deep)
+    await agent.run("go", id="mine")
+    await store.delete(LEAF if deep else CHILD)
+    run = await agent.resume("mine")
+    await sound(agent, run)
+    above = await agent.load(CHILD) if deep else run
+    assert the_result(above).outcome is Outcome.UNKNOWN
+    assert "was deleted" in the_result(above).content
+    assert (run.output, bank.paid) == ("done", [])
+    assert {line.id for line in await store.runs()} == {"mine", CHILD} - (set() if deep else {CHILD})
+
+
 async def test_a_caller_of_a_deleted_agent_can_be_cancelled(store):
     """The call is not said to be repeatable."""
     agent = family(store, Bank().asking())

@@ -17,20 +17,23 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending, PendingKind
-from agentfsm.core.errors import ArgumentsError
+from agentfsm.core.errors import ArgumentsError, RunNotFoundError
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, Posted, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, encodable
 from agentfsm.core.run import UNDECIDED, OpenCall, Phase, arguments_of
+from agentfsm.engine.act.children import gone, waits_below
 from agentfsm.engine.drive.access import absence, barred
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.engine import Engine
-from agentfsm.engine.drive.journal import load
+from agentfsm.engine.drive.family import child_id
+from agentfsm.engine.drive.journal import header_of, load
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.render import decided
 from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.context import Found, InputRequired, RunContext
 from agentfsm.engine.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, POLICIES, Tool
+from agentfsm.ports import Store
 from agentfsm.threads import in_thread
 
 if TYPE_CHECKING:
@@ -57,9 +60,7 @@ async def decide(engine: Engine, drive: Drive) -> None:
     taken: list[int] = []
     for entry in drive.journal.run.open:
         row = arrived.decisions.get(entry.call.id)
-        if _waits_below(drive.journal.run, entry):
-            await _look_after(drive, entry, arrived.now)
-        elif row is not None and _lets_run(engine, entry, row):
+        if row is not None and _lets_run(engine, entry, row):
             drive.granted[entry.call.id] = row  # spent in the very append that marks the call as started
         elif (fact := await _fact(engine, drive, entry, row, arrived)) is not None:
             facts.append(fact)
@@ -81,28 +82,34 @@ async def _arrived(drive: Drive) -> _Arrived:
 # Agents below.
 
 
-def _waits_below(run: Run, entry: OpenCall) -> bool:
-    """Whether the call waits for what is decided in the run of an agent below."""
-    return entry.phase is Phase.PAUSED and any(item.run_id != run.id for item in entry.waits)
+async def _look_after(drive: Drive, entry: OpenCall, now: float) -> e.ToolFinished | None:
+    """Wake a paused call when what its agent waits for first was decided, or is due; once for each thing waited for.
 
-
-async def _look_after(drive: Drive, entry: OpenCall, now: float) -> None:
-    """Wake a paused call when what its agent waits for first was decided, or is due; once for each thing waited for."""
-    call_id = entry.call.id
+    Where the agent's run was deleted, return the call's end: taken up again it would do everything anew.
+    """
+    call_id, store = entry.call.id, drive.journal.store
     first = {item.run_id: item for item in reversed(entry.waits)}
     drive.woken -= {call_id}
-    if drive.tried.get(call_id) != entry.waits and any([await _may_go_on(drive, each, now) for each in first.values()]):
+    try:
+        await header_of(store, child_id(drive.journal.run.id, call_id))
+    except RunNotFoundError:
+        ended = gone(entry)
+        return e.ToolFinished(result=decided(entry.call, ended.outcome, ended.content))
+    if drive.tried.get(call_id) != entry.waits and any([await _may_go_on(store, each, now) for each in first.values()]):
         drive.tried[call_id] = entry.waits
         drive.woken |= {call_id}
+    return None
 
 
-async def _may_go_on(drive: Drive, item: Pending, now: float) -> bool:
+async def _may_go_on(store: Store, item: Pending, now: float) -> bool:
     if item.expires_at is not None and now >= item.expires_at:
         return True
-    store = drive.journal.store
-    if item not in (await load(store, item.run_id)).pending:
-        return True  # somebody has driven it on
-    return any(_concerns(row, item) for row in await store.inbox(item.run_id))
+    try:
+        if item not in (await load(store, item.run_id)).pending:
+            return True  # somebody has driven it on
+        return any(_concerns(row, item) for row in await store.inbox(item.run_id))
+    except RunNotFoundError:  # deleted, further down: the agent above it will tell
+        return True
 
 
 def _concerns(row: Posted, item: Pending) -> bool:
@@ -127,6 +134,8 @@ def _lets_run(engine: Engine, entry: OpenCall, row: Posted) -> bool:
 async def _fact(engine: Engine, drive: Drive, entry: OpenCall, row: Posted | None, arrived: _Arrived) -> e.Event | None:
     """Return what is to be recorded of an open call before any call runs, if anything."""
     call, now = entry.call, arrived.now
+    if waits_below(drive.journal.run, entry):
+        return await _look_after(drive, entry, now)
     is_late = entry.expires_at is not None and now >= entry.expires_at
     match entry.phase, row.item if row is not None else None:
         case Phase.INTENDED, _:
