@@ -763,8 +763,10 @@ class Agent(Generic[A_co]):
         Raises:
             ConflictError: when the run is over, and not because it was cancelled.
         """
-        await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
+        posted = await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
         await self._nudge(run_id)
+        header = await journals.header_of(self.store, run_id)
+        await wake_callers(self.store, run_id, header.parent, posted.key)
 
     async def _nudge(self, run_id: str) -> None:
         """Do what was just posted, if nobody drives the run who would."""

@@ -295,6 +295,21 @@ async def test_an_agent_that_cannot_be_told_to_end_is_not_said_to_be_repeatable(
 
 
 @pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
+async def test_a_waiting_agent_that_is_cancelled_wakes_its_callers(store, deep):
+    """A worker goes on with the run at the top, which nobody has to resume."""
+    bank = Bank()
+    agent = family(store, bank.asking(), deep=deep)
+    await agent.submit("go", id="mine")
+    await agent.worker(until_idle=True)
+    assert (await agent.load("mine")).is_waiting
+    await agent.cancel(LEAF if deep else CHILD, by="ann")
+    await agent.worker(until_idle=True)
+    run = await agent.load("mine")
+    assert (run.output, bank.paid) == ("done", [])
+    assert await store.due("boss") == ()
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
 async def test_a_waiting_agent_that_is_deleted_is_not_begun_anew(store, deep):
     """Nobody knows any more what it did: its caller is told so, and goes on."""
     bank = Bank()
