@@ -102,6 +102,8 @@ WORKER_RUNS: Final = 100
 WORKER_POLL_S: Final = 1.0
 # Runs whose token counts are kept between two steps, so that each message is counted once.
 TALLIES: Final = 1_000
+# Characters of a run's id: what any store takes as a key, also with the calls of a chain of agents behind it.
+ID_CHARS: Final = 200
 # Conversations whose last run is kept, so that the next one need not read all that was said.
 CONVERSATIONS: Final = 64
 
@@ -327,7 +329,7 @@ class Agent(Generic[A_co]):
 
     def _header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         return Header(
-            id=self.new_id() if run_id is None else _checked_id(run_id),
+            id=self.new_id() if run_id is None else _checked_id(run_id, more.get("parent")),
             prompt=prompt,
             created_at=date_of(self.clock.now()),
             agent=self.name,
@@ -1034,9 +1036,11 @@ def _put(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
         kept.popitem(last=False)
 
 
-def _checked_id(run_id: str) -> str:
-    if not isinstance(run_id, str) or not run_id or len(run_id) > 200 or not run_id.isprintable():  # noqa: PLR2004  what any store takes as a key
-        raise MisuseError(f"a run's id has 1 to 200 printable characters, unlike {str(run_id)[:50]!r}")
+def _checked_id(run_id: str, parent: str | None) -> str:
+    """Return the id of a run; where an agent works for another it is the caller's and more."""
+    most = ID_CHARS + len(parent or "")
+    if not isinstance(run_id, str) or not 1 <= len(run_id) <= most or not run_id.isprintable():
+        raise MisuseError(f"a run's id has 1 to {most} printable characters, unlike {str(run_id)[:50]!r}")
     return run_id
 
 

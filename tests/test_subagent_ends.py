@@ -6,7 +6,7 @@ import anyio
 import pytest
 from checks import HANG_S, no_leases, results_of, sound, virtually
 
-from agentfsm import Agent, Outcome, Run, State, StopReason, tool
+from agentfsm import Agent, ConflictError, MisuseError, Outcome, Run, State, StopReason, tool
 from agentfsm.core.errors import StoreError
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.messages import ErrorType, ToolResult
@@ -333,3 +333,20 @@ async def test_a_caller_of_a_deleted_agent_can_be_cancelled(store):
     await agent.cancel("mine")
     run = await agent.load("mine")
     assert (run.state, the_result(run).outcome) == (State.ERROR, Outcome.UNKNOWN)
+
+
+# Its id.
+
+
+async def test_the_id_of_a_caller_may_be_as_long_as_any(store):
+    """The ids of the agents below are longer, and are no matter of whoever chose it."""
+    agent = family(store, Bank().asking(), deep=True)
+    run = await agent.run("go", id="m" * 200)
+    (item,) = run.pending
+    assert item.run_id == f"{run.id}.t1.0.t1.0"
+    await agent.approve(item.run_id, item.call_id)
+    assert (await agent.resume(run.id)).output == "done"
+    with pytest.raises(MisuseError, match="1 to 200"):
+        agent.start("go", id="m" * 201)
+    with pytest.raises(ConflictError):
+        await agent.cancel(run.id)

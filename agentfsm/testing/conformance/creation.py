@@ -11,6 +11,7 @@ import pytest
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.events import Event, Observed
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.inbox import Wake
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import (
@@ -24,6 +25,7 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.run import Header, begin
+from agentfsm.ports import Filter
 from agentfsm.testing.conformance.driving import DONE, HOSTILE, Driver, finished, header, ids, turn_of, winners, words
 
 if TYPE_CHECKING:
@@ -54,6 +56,16 @@ class Creation:
         stored, lease = await store.create(header())
         assert (stored, lease.run_id, lease.version) == (header(), "r1", 0)
         assert (await store.read("r1")).events == ()
+
+    async def test_an_id_may_be_long(self, store: Store) -> None:
+        """The id of an agent's run is its caller's, of up to 200 characters, and the call's, for each agent above."""
+        caller = "r" * 200
+        run_id = f"{caller}.t10.10.t10.10.t10.10"
+        await (await Driver.of(store, header(caller))).release()
+        await (await Driver.of(store, header(run_id, parent=caller))).release()
+        await store.post(caller, f"wake:{run_id}:cancel", Wake(run_id=run_id))
+        assert [row.item for row in await store.inbox(caller)] == [Wake(run_id=run_id)]
+        assert [line.id for line in await store.runs(Filter(parent=caller))] == [run_id]
 
     async def test_a_header_comes_back_as_it_was(self, store: Store) -> None:
         """Every field of the header is kept, awkward text included."""
