@@ -37,6 +37,9 @@ class Rude(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
+        if str(self.server.habit).startswith("taken-") and "last-event-id" in self.headers:
+            self.plain(int(self.server.habit.removeprefix("taken-")), b"")
+            return
         if not str(self.server.habit).startswith("older"):
             self.plain(405, b"")
             return
@@ -54,8 +57,11 @@ class Rude(BaseHTTPRequestHandler):
     def do_POST(self):
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.heard.append(message)
-        method = message["method"]
-        if self.server.habit == "older-503" and method == "tools/call":
+        method = message.get("method")
+        if method is None:  # the answer to a question of the habit "asks-"
+            self.plain(int(self.server.habit.removeprefix("asks-")), b"")
+            self.server.hanging.set()
+        elif self.server.habit == "older-503" and method == "tools/call":
             self.plain(503, b"")
         elif "id" not in message:
             self.plain(202, b"")
@@ -88,7 +94,7 @@ class Rude(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def act(self, message):  # noqa: C901, PLR0912  a table of habits reads best in one place
+    def act(self, message):  # noqa: C901, PLR0912, PLR0915  a table of habits reads best in one place
         habit = self.server.habit
         calls = sum(each["method"] == "tools/call" for each in self.server.heard)
         match habit:
@@ -121,6 +127,15 @@ class Rude(BaseHTTPRequestHandler):
                 self.close_connection = True
             case "event-and-gone":
                 self.plain(200, b"event: message\ndata:\n\n", "text/event-stream")
+            case str() if habit.startswith("taken-") and calls == 1:
+                self.plain(200, b"id: 7\nretry: 10\ndata: \n\n", "text/event-stream")
+            case str() if habit.startswith("asks-") and calls == 1:
+                self.begins(b'data: {"jsonrpc": "2.0", "id": 1, "method": "ping"}\n\n')
+                self.server.hanging.wait()
+            case "dies":
+                self.begins(b"id: 7\nretry: 10\ndata: \n\n")
+                self.server.hanging.set()
+                self.server.enough.wait()
             case "big":
                 text = {"content": [{"type": "text", "text": "x" * 10 * MB}]}
                 body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": text}).encode()
@@ -135,13 +150,16 @@ class Rude(BaseHTTPRequestHandler):
             case _:
                 self.answer(message)
 
-    def endless(self, kind, first):
+    def begins(self, first, kind="text/event-stream"):
         self.send_response(200)
         self.send_header("content-type", kind)
         self.end_headers()
         self.close_connection = True
+        self.wfile.write(first)
+
+    def endless(self, kind, first):
         try:
-            self.wfile.write(first)
+            self.begins(first, kind)
             while not self.server.enough.is_set():
                 self.wfile.write(b"x" * MB)
         except OSError:
@@ -156,9 +174,9 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(habit, always=()):
+def serving(habit, always=(), port=0):
     """Serve until left; `always` holds the habits that concern all requests, and not calls alone."""
-    server = Server(("127.0.0.1", 0), Rude)
+    server = Server(("127.0.0.1", port), Rude)
     server.habit, server.always, server.heard = habit, always, []
     server.answers = SimpleQueue()
     server.enough, server.hanging, server.cut_off = threading.Event(), threading.Event(), threading.Event()
@@ -168,8 +186,8 @@ def serving(habit, always=()):
     try:
         yield server
     finally:
-        server.enough.set()
-        server.answers.put(None)
         server.shutdown()
         server.server_close()
+        server.enough.set()  # so that what hangs breaks off when nobody listens any more
+        server.answers.put(None)
         thread.join()

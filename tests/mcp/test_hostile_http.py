@@ -1,6 +1,7 @@
 """Servers far away that refuse, break off and flood, end to end over sockets: a clear result, and the run goes on."""
 
 import socket
+from contextlib import nullcontext
 
 import anyio
 import pytest
@@ -82,6 +83,52 @@ async def test_too_many_requests_are_told_of_with_the_wait():
         (result,) = await one_call(far(server, timeout_s=5))
     assert (result.error_type, result.attempts) == (ErrorType.RATE_LIMITED, 1)
     assert "It asks to wait 7 s. Nothing was done." in result.content
+
+
+def calls_of(server):
+    return sum(message.get("method") == "tools/call" for message in server.heard)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 429, 503])
+@pytest.mark.parametrize("habit", ["taken", "asks"])
+async def test_a_call_that_was_taken_is_not_made_again_for_what_follows_it(habit, status):
+    """What fetches the rest of its answer, or answers the server's question, is refused, and not the call."""
+    with serving(f"{habit}-{status}") as server:
+        (result,) = await one_call(far(server))
+        assert calls_of(server) == 1
+    assert (result.outcome, result.error_type, result.attempts) == (Outcome.FAILED, ErrorType.UNAVAILABLE, 1)
+    assert "was lost in mid-call: SSE stream ended" in result.content
+    assert "Its effect may have happened" in result.content
+
+
+async def test_a_session_that_is_forgotten_in_mid_call_is_a_new_one_for_the_next():
+    """What was taken is not made again, and the call behind it is not made in vain first."""
+    with serving("taken-404") as server:
+        first, second = await one_call(far(server), turns=2)
+        methods = [message["method"] for message in server.heard]
+    assert (first.outcome, second.outcome, second.attempts) == (Outcome.FAILED, Outcome.DONE, 1)
+    assert methods.count("initialize") == 2
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_a_server_that_dies_behind_a_call_is_not_called_again(returns):
+    """Whether it is back or not when the rest of the answer is asked for: the call was taken."""
+    results = []
+
+    async def act(known):
+        results.extend(await one_call(known))
+
+    async with anyio.create_task_group() as group:
+        with serving("dies") as server:
+            group.start_soon(act, far(server))
+            await anyio.to_thread.run_sync(server.hanging.wait)
+        with serving("plain", port=server.server_address[1]) if returns else nullcontext(server) as later:
+            await until(lambda: results)
+            assert calls_of(server) == 1
+            assert later is server or not calls_of(later)
+    (result,) = results
+    assert (result.outcome, result.attempts) == (Outcome.FAILED, 1)
+    assert "Its effect may have happened" in result.content
 
 
 async def test_a_call_that_fails_ends_no_other():

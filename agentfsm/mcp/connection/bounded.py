@@ -15,7 +15,7 @@ import httpx2
 from mcp.shared._httpx_utils import MCP_DEFAULT_SSE_READ_TIMEOUT, MCP_DEFAULT_TIMEOUT
 from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 
-from agentfsm.mcp.connection.trouble import ERROR, SEEN, Seen, TooLongError, words
+from agentfsm.mcp.connection.trouble import ERROR, NOT_FOUND, SEEN, Seen, TooLongError, words
 from agentfsm.retry_after import seconds_of
 
 # Bytes of one message, any larger than which is not taken in: a result of 10 MB must come through, and what the journal
@@ -55,7 +55,9 @@ class BoundedClient(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request; an error is noted, and answered with."""
-        seen = SEEN.get(None) or Seen()
+        asked = SEEN.get(None) or Seen()
+        # What follows a request that was taken tells nothing of whether that was: it would be made twice.
+        seen = asked if _asks(request) else Seen()
         try:
             response = await super().send(request, **options)
         except Exception as error:  # noqa: BLE001  also what somebody's `auth` raises: it must not end other requests
@@ -64,9 +66,11 @@ class BoundedClient(httpx2.AsyncClient):
             return _made_up(request, error)
         seen.error, seen.status, seen.retry_after_s = None, response.status_code, None
         if response.status_code >= ERROR:
-            asked = response.headers.get("retry-after")
-            seen.retry_after_s = None if asked is None else seconds_of(asked, time.time())
+            wait = response.headers.get("retry-after")
+            seen.retry_after_s = None if wait is None else seconds_of(wait, time.time())
             self._failed()
+        if seen is not asked and response.status_code == NOT_FOUND:
+            asked.is_forgotten = True
         if not response.is_stream_consumed:
             response.stream = _BoundedStream(response, seen)
         return response
@@ -82,6 +86,17 @@ def client_of(
     told = {"accept-encoding": "identity"} | dict(headers)
     timeout = httpx2.Timeout(MCP_DEFAULT_TIMEOUT, read=MCP_DEFAULT_SSE_READ_TIMEOUT)
     return BoundedClient(failed=failed, headers=told, auth=auth, timeout=timeout, transport=transport)
+
+
+def _asks(request: httpx2.Request) -> bool:
+    """Whether a request of HTTP tells what became of ours.
+
+    What fetches the rest of an answer does not, nor what answers the server, or takes a request back, in mid-call.
+    """
+    if request.method != "POST":
+        return "last-event-id" not in request.headers
+    message = json.loads(request.content)
+    return "method" in message and "id" in message
 
 
 def _made_up(request: httpx2.Request, error: Exception) -> httpx2.Response:

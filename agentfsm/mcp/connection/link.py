@@ -188,7 +188,7 @@ class Link:
             if end is not None and seen.error is None:
                 seen.error = self.launch.error
             failed = trouble.explained(error, seen, end)
-            if failed.fault is Fault.SESSION:
+            if failed.fault is Fault.SESSION or seen.is_forgotten:
                 connection.over()
             raise failed from error
 

@@ -54,6 +54,8 @@ class Seen:
     # Seconds that it asked to wait, or None.
     error: Exception | None = None
     # What came instead of a response, or cut it off.
+    is_forgotten: bool = False
+    # Whether the server, which has taken the request, has forgotten the session since.
 
 
 # What was seen of the request at hand. Whatever the SDK sends for a request, it sends in a copy of the context of who
