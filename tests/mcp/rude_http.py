@@ -104,6 +104,8 @@ class Rude(BaseHTTPRequestHandler):
                 self.plain(404, b"", "text/plain")
             case "busy-once" if calls == 1:
                 self.plain(429, b"", "text/plain", retry_after="0")
+            case "accepts":
+                self.plain(202, b"")
             case "html":
                 self.plain(200, b"<html>welcome</html>", "text/html")
             case "rubbish":

@@ -101,5 +101,5 @@ async def test_a_call_whose_headers_do_not_fit_is_sent_again_behind_a_new_listin
 async def test_an_older_server_that_says_so_is_not_asked_again(record):
     """It knows of no such headers: its error is an error like any other."""
     (result,) = await one_call(rude("mismatches", record))
-    assert "refused 'act': Mcp-Param-N does not match" in result.content
+    assert "an error of the MCP server 'rude': Mcp-Param-N does not match" in result.content
     assert len(asked(record, "tools/call")) == 1

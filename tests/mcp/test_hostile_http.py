@@ -33,6 +33,7 @@ def far(server, **options):
             ErrorType.TOOL,
             "cannot be read, since it does not fit the protocol: Unexpected content type: text/html",
         ),
+        ("accepts", ErrorType.TOOL, "answered a request with 202 Accepted. The effect of 'act' may have happened"),
         ("rubbish", ErrorType.TOOL, "Failed to parse JSON response. The effect"),
         ("elsewhere", ErrorType.UNAVAILABLE, "Redirect to http://other.invalid/mcp not followed"),
         ("packed", ErrorType.TOOL, "it is compressed, which was not asked for"),

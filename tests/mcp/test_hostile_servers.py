@@ -133,7 +133,10 @@ async def test_five_calls_in_vain_end_the_process_that_hangs(record):
         (-32603, ErrorType.TOOL, "failed inside of the MCP server"),
         (-32000, ErrorType.UNAVAILABLE, "was lost in mid-call"),
         (-32001, ErrorType.UNAVAILABLE, "did not answer in time"),
-        (7, ErrorType.TOOL, "refused 'act'"),
+        (-32600, ErrorType.TOOL, "refused the request of 'act': <html>no</html>. Nothing was run"),
+        (-32002, ErrorType.TOOL, "Its effect may have happened"),
+        (0, ErrorType.TOOL, "Its effect may have happened"),
+        (7, ErrorType.TOOL, "'act' ended in an error of the MCP server 'rude': <html>no</html>. Its effect may have"),
     ],
 )
 async def test_errors_of_the_protocol_go_their_ways(code, error_type, words, record):

@@ -61,7 +61,10 @@ def test_what_came_instead_of_a_response_tells_the_fault(error, fault):
         (None, -32000, Fault.LOST),
         (None, -32001, Fault.LATE),
         (None, -32700, Fault.MALFORMED),
+        (None, -32600, Fault.REQUEST),
         (None, -32022, Fault.OTHER),
+        (200, -32002, Fault.OTHER),
+        (None, 0, Fault.OTHER),
     ],
 )
 def test_the_status_and_the_code_tell_the_fault(status, code, fault):
@@ -75,6 +78,15 @@ def test_a_connection_that_has_ended_is_lost_with_its_last_words():
     assert (error.fault, error.said) == (Fault.LOST, "it ended with exit code 3")
     assert explained(error, Seen(status=401)) is error
     assert (error.code, str(error)) == (-32603, "oops")
+
+
+@pytest.mark.parametrize("code", [-32099, -32002, -1, 0, 7, 500])
+def test_a_code_of_the_server_s_own_does_not_say_that_nothing_was_run(code):
+    """It may have been answered when the effect was there already."""
+    text = told(explained(MCPError(code, "the ledger is locked"), Seen(status=200))).content
+    assert "the ledger is locked. Its effect may have happened" in text
+    assert "Nothing was run" not in text
+    assert "refused" not in text
 
 
 @pytest.mark.parametrize("fault", Fault)

@@ -21,6 +21,7 @@ from mcp.types import (
     CONNECTION_CLOSED,
     INTERNAL_ERROR,
     INVALID_PARAMS,
+    INVALID_REQUEST,
     METHOD_NOT_FOUND,
     PARSE_ERROR,
     REQUEST_TIMEOUT,
@@ -77,6 +78,7 @@ class Fault(StrEnum):
     ADDRESS = "address"
     UNKNOWN = "unknown"
     ARGUMENTS = "arguments"
+    REQUEST = "request"
     INTERNAL = "internal"
     MALFORMED = "malformed"
     TOO_LONG = "too_long"
@@ -141,6 +143,11 @@ FAULTS: Final[dict[Fault, Row]] = {
         "The MCP server {server!r} refused the arguments of {asked!r}: {said}. Nothing was run: call again with "
         "arguments that fit its description, or use another tool.",
     ),
+    Fault.REQUEST: Row(
+        Way.FAILED,
+        "The MCP server {server!r} refused the request of {asked!r}: {said}. Nothing was run, and trying the same "
+        "again will not help: use another tool, or tell the user.",
+    ),
     Fault.INTERNAL: Row(
         Way.FAILED,
         "{asked!r} failed inside of the MCP server {server!r}: {said}. Its effect may have happened, in whole or in "
@@ -158,8 +165,8 @@ FAULTS: Final[dict[Fault, Row]] = {
     ),
     Fault.OTHER: Row(
         Way.FAILED,
-        "The MCP server {server!r} refused {asked!r}: {said}. Trying the same again will not help: try other "
-        "arguments or another tool, or tell the user.",
+        "{asked!r} ended in an error of the MCP server {server!r}: {said}. Its effect may have happened, in whole or "
+        "in part. Trying the same again will not help: try other arguments or another tool, or tell the user.",
     ),
 }
 
@@ -177,11 +184,12 @@ ERROR: Final = 400
 # What the SDK says where the server has said nothing.
 _STAND_IN: Final = "Server returned an error response"
 
-# Every other code is the server's own, or speaks of something that calls do not do.
+# Every other code is the server's own, and does not say how far the call had come.
 CODES: Final[dict[int, Fault]] = {
     CONNECTION_CLOSED: Fault.LOST,
     REQUEST_TIMEOUT: Fault.LATE,
     PARSE_ERROR: Fault.MALFORMED,
+    INVALID_REQUEST: Fault.REQUEST,
     METHOD_NOT_FOUND: Fault.UNKNOWN,
     INVALID_PARAMS: Fault.ARGUMENTS,
     INTERNAL_ERROR: Fault.INTERNAL,
@@ -191,6 +199,7 @@ CODES: Final[dict[int, Fault]] = {
 SAYINGS: Final[dict[str, Fault]] = {
     "SSE stream failed: Server-sent event exceeded": Fault.TOO_LONG,
     "Unexpected content type": Fault.MALFORMED,
+    "server answered a request with 202 Accepted": Fault.MALFORMED,
 }
 
 _UNSENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
