@@ -25,6 +25,7 @@ from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.engine.tools.context import InputRequired, RunContext
+from agentfsm.mcp.connection import trouble
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientRequestContext
@@ -244,6 +245,7 @@ class _Attempt:
             if not replies:
                 await anyio.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_POLL_S)
+            trouble.taken()
             result = await self.once(replies or None, result.request_state)
         return refused("the server has put this call off again and again, and gave no result")
 

@@ -16,15 +16,19 @@ TOOL = {"name": "act", "inputSchema": {"type": "object"}}
 LIST = {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
 
 
+def _is_today(habit):
+    return habit == "hangs-today" or str(habit).startswith("put-off-")
+
+
 def _result(method, habit):
     match method:
-        case "server/discover" if habit == "hangs-today":
+        case "server/discover" if _is_today(habit):
             return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **LIST}
         case "initialize":
             info = {"name": "rude", "version": "1"}
             return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
         case "tools/list":
-            return {"tools": [TOOL], **(LIST if habit == "hangs-today" else {})}
+            return {"tools": [TOOL], **(LIST if _is_today(habit) else {})}
         case "tools/call":
             return {"content": [{"type": "text", "text": "acted"}]}
     return None
@@ -134,6 +138,11 @@ class Rude(BaseHTTPRequestHandler):
             case str() if habit.startswith("asks-") and calls == 1:
                 self.begins(b'data: {"jsonrpc": "2.0", "id": 1, "method": "ping"}\n\n')
                 self.server.hanging.wait()
+            case str() if habit.startswith("put-off-") and calls == 1:
+                later = {"resultType": "input_required", "requestState": "job 1"}
+                self.plain(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": later}).encode())
+            case str() if habit.startswith("put-off-"):
+                self.plain(int(habit.removeprefix("put-off-")), b"")
             case "dies":
                 self.begins(b"id: 7\nretry: 10\ndata: \n\n")
                 self.server.hanging.set()

@@ -111,6 +111,19 @@ async def test_a_session_that_is_forgotten_in_mid_call_is_a_new_one_for_the_next
     assert methods.count("initialize") == 2
 
 
+@pytest.mark.parametrize(
+    ("status", "error_type"),
+    [(401, ErrorType.TOOL), (404, ErrorType.TOOL), (405, ErrorType.TOOL), (429, ErrorType.UNAVAILABLE)],
+)
+async def test_a_call_that_was_put_off_is_not_begun_again(status, error_type):
+    """The server has taken it, and refuses to be asked how it stands."""
+    with serving(f"put-off-{status}") as server:
+        (result,) = await one_call(far(server))
+        assert calls_of(server) == 2
+    assert (result.outcome, result.error_type, result.attempts) == (Outcome.FAILED, error_type, 1)
+    assert "effect may have happened" in result.content
+
+
 @pytest.mark.parametrize("returns", [False, True])
 async def test_a_server_that_dies_behind_a_call_is_not_called_again(returns):
     """Whether it is back or not when the rest of the answer is asked for: the call was taken."""

@@ -89,6 +89,12 @@ def test_a_code_of_the_server_s_own_does_not_say_that_nothing_was_run(code):
     assert "refused" not in text
 
 
+def test_what_was_run_is_told_by_the_words():
+    """Those with which nothing was run say so, or leave it to the engine, and no other does."""
+    said = {fault for fault, row in FAULTS.items() if "Nothing was run" in row.words or row.way is Way.REFUSED}
+    assert said == trouble.UNDONE
+
+
 @pytest.mark.parametrize("fault", Fault)
 def test_each_fault_goes_the_way_of_its_row(fault):
     """And its words name the server and what was said; where it ends the call, also what to do."""

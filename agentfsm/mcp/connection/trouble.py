@@ -55,6 +55,8 @@ class Seen:
     # Seconds that it asked to wait, or None.
     error: Exception | None = None
     # What came instead of a response, or cut it off.
+    was_taken: bool = False
+    # Whether the server has taken the call in a request before, and has only put it off.
     is_forgotten: bool = False
     # Whether the server, which has taken the request, has forgotten the session since.
 
@@ -170,6 +172,21 @@ FAULTS: Final[dict[Fault, Row]] = {
     ),
 }
 
+# With which nothing was run.
+UNDONE: Final = frozenset(
+    {
+        Fault.UNREACHABLE,
+        Fault.BUSY,
+        Fault.SESSION,
+        Fault.UNAUTHORIZED,
+        Fault.FORBIDDEN,
+        Fault.ADDRESS,
+        Fault.UNKNOWN,
+        Fault.ARGUMENTS,
+        Fault.REQUEST,
+    }
+)
+
 # Those that say more than the JSON-RPC error that may come with them. With 400 and 404 that one says more.
 STATUSES: Final[dict[int, Fault]] = dict.fromkeys(PASSING_STATUSES, Fault.DOWN) | {
     401: Fault.UNAUTHORIZED,
@@ -233,6 +250,11 @@ class BusyError(RefusedError):
     # Read by name, as those of HTTP libraries are.
 
 
+def taken() -> None:
+    """Note that the server has taken the call at hand: what is refused from now on is not the call."""
+    SEEN.get(Seen()).was_taken = True
+
+
 def explained(error: MCPError, seen: Seen, end: str | None = None) -> RequestError:
     """Say what is wrong with a request.
 
@@ -243,6 +265,13 @@ def explained(error: MCPError, seen: Seen, end: str | None = None) -> RequestErr
     """
     if isinstance(error, RequestError):
         return error
+    failed = _explained(error, seen, end)
+    if seen.was_taken and failed.fault in UNDONE:
+        failed.fault = Fault.LOST if failed.is_passing else Fault.OTHER
+    return failed
+
+
+def _explained(error: MCPError, seen: Seen, end: str | None) -> RequestError:
     if seen.error is not None:
         return RequestError(error, _fault_of_transport(seen.error), words(seen.error), seen.retry_after_s)
     said = brief(_first_of(error.message) if error.code == PARSE_ERROR else error.message)
