@@ -14,6 +14,7 @@ import attrs
 import mcp.types as m
 from mcp import Client, MCPError
 
+from agentfsm.mcp.connection.sift import UNFIT, Unfit
 from agentfsm.mcp.trust.pins import tool_text
 
 # Pages of one list: a server that goes on for ever is not followed.
@@ -31,16 +32,16 @@ class _Newest:
     """The newest listing of one connection."""
 
     client: Client
-    tools: Mapping[str, Sequence[m.Tool]] | None = None
+    tools: Mapping[str, Sequence[m.Tool | Unfit]] | None = None
     # By name, which a server may give twice; None until it was asked.
     asking: anyio.Lock = attrs.field(factory=anyio.Lock)
 
-    async def ask(self) -> Sequence[m.Tool]:
+    async def ask(self) -> Sequence[m.Tool | Unfit]:
         """List the tools; none where the server has declared none."""
-        listed: Sequence[m.Tool] = ()
+        listed: Sequence[m.Tool | Unfit] = ()
         if self.client.server_capabilities.tools is not None:
             listed = await every(lambda cursor: self.client.list_tools(cursor=cursor), lambda page: page.tools)
-        by_name: dict[str, list[m.Tool]] = {}
+        by_name: dict[str, list[m.Tool | Unfit]] = {}
         for each in listed:
             by_name.setdefault(each.name, []).append(each)
         self.tools = by_name
@@ -53,8 +54,8 @@ class Catalogue:
 
     _newest: _Newest | None = attrs.field(default=None, init=False)
 
-    async def ask(self, client: Client) -> Sequence[m.Tool]:
-        """List the tools of a connection."""
+    async def ask(self, client: Client) -> Sequence[m.Tool | Unfit]:
+        """List the tools of a connection, and what is among them that cannot be used."""
         newest = self._of(client)
         async with newest.asking:
             return await newest.ask()
@@ -80,6 +81,8 @@ class Catalogue:
             raise NotAsAdmittedError("it is no longer there")
         if len(now) > 1:
             raise NotAsAdmittedError("there are two of that name now")
+        if isinstance(now[0], Unfit):
+            raise NotAsAdmittedError(now[0].why)
         if now[0] is not admitted and tool_text(now[0]) != tool_text(admitted):
             raise NotAsAdmittedError("it is described otherwise than when it was approved")
 
@@ -99,18 +102,20 @@ T = TypeVar("T")
 P = TypeVar("P", bound=_Page)
 
 
-async def every(page: Callable[[str | None], Awaitable[P]], entries: Callable[[P], Sequence[T]]) -> list[T]:
-    """Return the entries of all pages. A cursor that came before ends the list: what it leads to is known.
+async def every(page: Callable[[str | None], Awaitable[P]], entries: Callable[[P], Sequence[T]]) -> list[T | Unfit]:
+    """Return the entries of all pages, also those that do not fit. A cursor that came before ends the list.
 
     Raises:
         MCPError: when there are too many.
     """
-    found: list[T] = []
+    found: list[T | Unfit] = []
     cursor: str | None = None
     cursors: set[str] = set()
     for _ in range(MOST_PAGES):
+        unfit: list[Unfit] = []
+        UNFIT.set(unfit)
         got = await page(cursor)
-        found += entries(got)
+        found += [*entries(got), *unfit]
         cursor = got.next_cursor
         if cursor is None or cursor in cursors:
             return found

@@ -14,6 +14,7 @@ from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, 
 from agentfsm.core.parts import size_of
 from agentfsm.engine.queue.parts import left_out, usable
 from agentfsm.engine.queue.render import rendered, with_parts
+from agentfsm.mcp.connection.sift import unshown
 
 # Characters of a name, an address or a description that a server gives.
 WORD_CHARS: Final = 300
@@ -71,7 +72,7 @@ def _pieces(block: m.ContentBlock) -> Iterator[str | Part]:
         case m.ResourceLink():
             yield _link(block)
         case _:  # what a later revision adds
-            yield f"[a block of the kind {_line(str(block.type))!r}: not shown, since nothing is known of it]"
+            yield unshown(str(block.type))
 
 
 # Data

@@ -6,6 +6,7 @@ and at prompts never. Only what a server has declared is asked for.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -16,6 +17,7 @@ from mcp import Client, MCPError
 from pydantic import ValidationError
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.hidden import spelt_out
 from agentfsm.core.messages import AssistantMessage, Message, Part, TextPart, UserMessage
 from agentfsm.core.parts import in_words
 from agentfsm.engine.tools.context import Ended
@@ -23,6 +25,7 @@ from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.mcp.catalogue import Catalogue, every
 from agentfsm.mcp.connection import trouble
 from agentfsm.mcp.connection.link import Link
+from agentfsm.mcp.connection.sift import Unfit
 from agentfsm.mcp.content import parts_of_block, parts_of_resource
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError
 from agentfsm.mcp.trust.names import tool_name
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from agentfsm.mcp.server import MCPServer
 
 T = TypeVar("T")
+
+_log = logging.getLogger("agentfsm.mcp")
 
 Capability = Literal["tools", "resources", "prompts", "completions"]
 
@@ -83,7 +88,7 @@ class Prompt:
 class Listing:
     """What a server says of itself and its tools."""
 
-    tools: Sequence[m.Tool]
+    tools: Sequence[m.Tool | Unfit]
     instructions: str | None = None
     has_resources: bool = False
 
@@ -155,10 +160,18 @@ async def tools(link: Link, timeout_s: float, catalogue: Catalogue, begun: Calla
     return await asked(link, "its tools", timeout_s, question, proves=False)
 
 
+def fit(server: str, kind: str, listed: Sequence[T | Unfit]) -> list[T]:
+    """Return the entries of a list that can be used, and tell the log of the others."""
+    for each in listed:
+        if isinstance(each, Unfit):
+            _log.warning("the %s %r of the MCP server %r is left out: %s", kind, spelt_out(each.name), server, each.why)
+    return [each for each in listed if not isinstance(each, Unfit)]
+
+
 async def resources(link: Link, timeout_s: float) -> tuple[Resource, ...]:
     """List the resources of a server."""
 
-    async def question(client: Client) -> list[m.Resource]:
+    async def question(client: Client) -> list[m.Resource | Unfit]:
         check_declared(client, link.name, "resources")
         return await every(lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources)
 
@@ -171,19 +184,20 @@ async def resources(link: Link, timeout_s: float) -> tuple[Resource, ...]:
             media_type=each.mime_type or "",
             size=each.size,
         )
-        for each in await asked(link, "its resources", timeout_s, question)
+        for each in fit(link.name, "resource", await asked(link, "its resources", timeout_s, question))
     )
 
 
 async def templates(link: Link, timeout_s: float) -> tuple[ResourceTemplate, ...]:
     """List the templates of a server's resources."""
 
-    async def question(client: Client) -> list[m.ResourceTemplate]:
+    async def question(client: Client) -> list[m.ResourceTemplate | Unfit]:
         check_declared(client, link.name, "resources")
         return await every(
             lambda cursor: client.list_resource_templates(cursor=cursor), lambda page: page.resource_templates
         )
 
+    listed = await asked(link, "the templates of its resources", timeout_s, question)
     return tuple(
         ResourceTemplate(
             uri_template=each.uri_template,
@@ -192,7 +206,7 @@ async def templates(link: Link, timeout_s: float) -> tuple[ResourceTemplate, ...
             description=each.description or "",
             media_type=each.mime_type or "",
         )
-        for each in await asked(link, "the templates of its resources", timeout_s, question)
+        for each in fit(link.name, "template", listed)
     )
 
 
@@ -210,7 +224,7 @@ async def read(link: Link, timeout_s: float, uri: str) -> tuple[Part, ...]:
 async def prompts(link: Link, timeout_s: float) -> tuple[Prompt, ...]:
     """List the prompts of a server."""
 
-    async def question(client: Client) -> list[m.Prompt]:
+    async def question(client: Client) -> list[m.Prompt | Unfit]:
         check_declared(client, link.name, "prompts")
         return await every(lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts)
 
@@ -224,7 +238,7 @@ async def prompts(link: Link, timeout_s: float) -> tuple[Prompt, ...]:
                 for one in each.arguments or ()
             ),
         )
-        for each in await asked(link, "its prompts", timeout_s, question)
+        for each in fit(link.name, "prompt", await asked(link, "its prompts", timeout_s, question))
     )
 
 

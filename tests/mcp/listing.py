@@ -19,9 +19,9 @@ class Listed:
     def __init__(self, path):
         self.path = path
 
-    def says(self, *tools, instructions=None, results=None):
-        """Let the server list these tools from now on, and return these results of calls, by tool."""
-        state = {"tools": tools, "instructions": instructions, "results": results or {}}
+    def says(self, *tools, instructions=None, results=None, lists=None):
+        """Let the server list these tools from now on, return these results of calls, by tool, and have these lists."""
+        state = {"tools": tools, "instructions": instructions, "results": results or {}, "lists": lists or {}}
         self.path.write_text(json.dumps(state), encoding="utf-8")
         return self
 
@@ -56,9 +56,11 @@ def answer(path, method, params):
         version = params["protocolVersion"]
         return {
             "protocolVersion": version,
-            "capabilities": {"tools": {}},
+            "capabilities": {"tools": {}, **{name.partition("/")[0]: {} for name in state["lists"]}},
             "serverInfo": {"name": "", "version": ""},
         } | said
+    if method in state["lists"]:
+        return state["lists"][method]
     if method == "tools/list":
         return {"tools": state["tools"]}
     if method == "tools/call":

@@ -46,6 +46,7 @@ async def over_a_death(server, *, calls=1):
         ("returns-described", "it is described otherwise than when it was approved"),
         ("returns-with-schema", "it is described otherwise than when it was approved"),
         ("returns-twice", "there are two of that name now"),
+        ("returns-unfit", "it does not fit the protocol: inputSchema: Field required"),
         ("returns-empty", "it is no longer there"),
     ],
 )

@@ -240,7 +240,8 @@ def test_an_unknown_kind_is_noted():
     """A later revision may bring one, and the SDK of that day hand it over."""
     block = SimpleNamespace(type="video", annotations=None)
     result = m.CallToolResult.model_construct(content=[block], structured_content=None, is_error=False)
-    assert content_of(result) == ("[a block of the kind 'video': not shown, since nothing is known of it]", ())
+    told = "[a block of the kind 'video': not shown, since nothing is known of such a one]"
+    assert content_of(result) == (told, ())
 
 
 # Through a real server
@@ -264,8 +265,8 @@ for line in sys.stdin:
 """
 
 
-async def test_what_the_sdk_cannot_read_is_a_failure_in_words(tmp_path):
-    """It says where, and what to make of it; the run goes on."""
+async def test_what_the_sdk_cannot_read_is_noted_and_the_rest_is_shown(tmp_path):
+    """From the process to the request."""
     path = tmp_path / "server.py"
     path.write_text(TORN)
     model = ScriptedModel(say("", call("demo__look")), "done")
@@ -273,11 +274,10 @@ async def test_what_the_sdk_cannot_read_is_a_failure_in_words(tmp_path):
         run = await agent.run("go")
     [result] = results_of(model.requests[1].messages)
     assert result.content == (
-        "The answer of the MCP server 'demo' cannot be read, since it does not fit the protocol: the protocol has no "
-        "such form as content.1, content.2. The effect of 'look' may have happened. Trying again will not help: use "
-        "another tool, or tell the user."
+        "hi\n[a block of the kind 'video': not shown, since nothing is known of such a one]\n"
+        "[a block of the kind 'image': not shown, since nothing is known of such a one]"
     )
-    assert (result.outcome, run.output) == (Outcome.FAILED, "done")
+    assert (result.outcome, run.output) == (Outcome.DONE, "done")
 
 
 SERVER = """

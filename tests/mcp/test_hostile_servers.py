@@ -53,6 +53,28 @@ async def test_what_a_server_says_beside_an_answer_does_no_harm(habit, record):
     assert (result.outcome, result.content) == (Outcome.DONE, "acted")
 
 
+@pytest.mark.parametrize("era", ["", "-today"])
+async def test_a_result_with_blocks_that_nobody_knows_is_no_less_a_result(era, record):
+    """The call has had its effect: what can be shown is shown, and the rest is named."""
+    (result,) = await one_call(rude("holograms" + era, record))
+    assert result.outcome is Outcome.DONE
+    hologram, image, nothing, text = result.content.split("\n")
+    assert hologram == "[a block of the kind 'hologram': not shown, since nothing is known of such a one]"
+    assert image.startswith("[a block of the kind 'image': not shown")
+    assert nothing.startswith("[a block of the kind '': not shown")
+    assert text == "acted"
+
+
+@pytest.mark.parametrize("era", ["", "-today"])
+async def test_tools_that_do_not_fit_the_protocol_cost_the_others_nothing(era, record):
+    """They are refused, each with its reason, in the same words for both eras."""
+    server = rude("odd" + era, record)
+    (result,) = await one_call(server)
+    assert (result.outcome, result.content) == (Outcome.DONE, "acted")
+    assert server.refused["odd"] == "it does not fit the protocol: inputSchema: Field required"
+    assert server.refused["(no name)"].startswith("it does not fit the protocol: Input should be")
+
+
 async def test_ten_megabytes_come_through(record):
     """The journal has the whole result, and the model is shown a part of it."""
     (result,) = await one_call(rude("big", record))

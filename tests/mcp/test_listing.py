@@ -1,8 +1,10 @@
 """What a server lists: what is wrong is left out with its reason, and the rest works."""
 
+import pytest
 from listing import listed, names, tool
 
 from agentfsm import Agent
+from agentfsm.mcp import MCPServerError
 from agentfsm.testing import ScriptedModel, call, say
 
 TWENTY = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(40)}
@@ -46,6 +48,71 @@ async def test_tools_that_cannot_be_used_are_left_out(tmp_path, caplog):
     assert server.refused[""] == "it has no name"
     assert server.refused["a\nb"] == "its name has more than one line"
     assert caplog.text.count("is left out") == len(BAD) + 3
+
+
+UNFIT = [
+    ({"inputSchema": {}}, "inputSchema.type: Field required"),
+    ({"inputSchema": {"$ref": "#/$defs/a"}}, "inputSchema.type: Field required"),
+    ({"inputSchema": {"type": "object", "required": "x"}}, "inputSchema.required: Input should be a valid list"),
+    ({"inputSchema": None}, "inputSchema: Input should be"),
+    ({"outputSchema": {"type": "array"}}, "outputSchema.type: Input should be 'object'"),
+    ({"annotations": {"readOnlyHint": "yes please"}}, "annotations.readOnlyHint: Input should be a valid boolean"),
+    ({"icons": "x"}, "icons: Input should be a valid list"),
+    ({"_meta": 5}, "_meta: Input should be a valid dictionary"),
+]
+
+
+async def test_tools_that_do_not_fit_the_protocol_are_left_out(tmp_path, caplog):
+    """What the SDK would lose a whole list for costs a server that one tool, and it is told which, and why."""
+    unfit = [tool(f"unfit{index}") | parts for index, (parts, _) in enumerate(UNFIT)]
+    server = listed(tmp_path, *unfit, tool("good"), 7, {"description": "x"}).server()
+    assert await names(server) == ["demo__good"]
+    for index, (_, reason) in enumerate(UNFIT):
+        assert server.refused[f"unfit{index}"].startswith(f"it does not fit the protocol: {reason}")
+    assert "(no name)" in server.refused
+    assert caplog.text.count("is left out: it does not fit the protocol") == len(UNFIT) + 1
+
+
+async def test_a_name_that_one_fitting_tool_shares_with_one_that_is_not(tmp_path):
+    """Nobody can say which is meant, whether or not the other could be used."""
+    server = listed(tmp_path, tool("a"), tool("b"), tool("b", icons="x")).server()
+    assert await names(server) == ["demo__a"]
+    assert "b" in server.refused
+
+
+async def test_a_tool_that_does_not_fit_may_have_a_constraint(tmp_path):
+    """It is there, and only not used: the agent begins."""
+    server = listed(tmp_path, tool("a"), tool("b", icons="x")).server(constraints={"b": lambda arguments: True})
+    assert await names(server) == ["demo__a"]
+
+
+async def test_resources_and_prompts_that_do_not_fit_are_left_out(tmp_path, caplog):
+    """Each by itself, and the log says which, and why."""
+    lists = {
+        "resources/list": {"resources": [{"uri": "a:b", "name": "good"}, {"name": "odd"}]},
+        "resources/templates/list": {"resourceTemplates": [{"name": "odd"}, {"uriTemplate": "a:{b}", "name": "good"}]},
+        "prompts/list": {"prompts": [{"name": "good"}, {"name": "odd", "arguments": "x"}]},
+    }
+    server = listed(tmp_path, tool(), lists=lists).server()
+    assert [each.name for each in await server.resources()] == ["good"]
+    assert [each.name for each in await server.resource_templates()] == ["good"]
+    assert [each.name for each in await server.prompts()] == ["good"]
+    await server.aclose()
+    for kind, reason in (
+        ("resource", "uri: Field"),
+        ("template", "uriTemplate: Field"),
+        ("prompt", "arguments: Input"),
+    ):
+        told = f"the {kind} 'odd' of the MCP server 'demo' is left out: it does not fit the protocol: {reason}"
+        assert told in caplog.text
+
+
+async def test_a_list_that_is_none_is_told_of(tmp_path):
+    """There is nothing to take out of it."""
+    server = listed(tmp_path, tool(), lists={"prompts/list": {"prompts": 5}}).server()
+    with pytest.raises(MCPServerError, match="the protocol has no such form as prompts"):
+        await server.prompts()
+    await server.aclose()
 
 
 async def test_a_name_that_no_provider_takes(tmp_path):

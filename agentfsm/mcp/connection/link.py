@@ -24,6 +24,7 @@ from agentfsm.engine.tools.breaker import Breaker, BreakerState, Ticket
 from agentfsm.mcp.connection import changes, home, trouble
 from agentfsm.mcp.connection.bounded import is_of_use
 from agentfsm.mcp.connection.launch import Launch
+from agentfsm.mcp.connection.sift import sift_answers
 from agentfsm.mcp.connection.trouble import Fault, RequestError, Seen
 from agentfsm.mcp.errors import MCPServerError, RestingError
 
@@ -256,6 +257,7 @@ class Link:
         async with client:
             # Results are checked by `outputs`, within bounds; and a tool that was not listed is not listed for that.
             cast("Any", client.session).validate_tool_result = _unchecked
+            sift_answers(client.session)
             yield client
 
     async def _listen(self, client: Client, tasks: TaskGroup) -> None:

@@ -13,6 +13,7 @@ import mcp.types as m
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.hidden import hidden_in, spelt_out
 from agentfsm.engine.tools.tool import Tool
+from agentfsm.mcp.connection.sift import Unfit
 from agentfsm.mcp.library import Listing, resource_tools
 from agentfsm.mcp.tools import tool_of, withheld_tool
 from agentfsm.mcp.trust.hidden import flaw_in
@@ -74,13 +75,18 @@ async def admitted(server: MCPServer, listing: Listing) -> Admitted:
     )
 
 
-def _sorted(server: MCPServer, listed: Sequence[m.Tool]) -> tuple[list[tuple[m.Tool, Tool[..., Any]]], dict[str, str]]:
+def _sorted(
+    server: MCPServer, listed: Sequence[m.Tool | Unfit]
+) -> tuple[list[tuple[m.Tool, Tool[..., Any]]], dict[str, str]]:
     """Make tools of those that are admitted, and say why others cannot be used."""
     wanted = [each for each in listed if server.terms.admits(each.name)]
     times = Counter(tool_name(server.name, each.name) for each in wanted)
     usable: list[tuple[m.Tool, Tool[..., Any]]] = []
     refused: dict[str, str] = {}
     for each in wanted:
+        if isinstance(each, Unfit):
+            refused[spelt_out(each.name)] = each.why
+            continue
         try:
             flaw = _TWICE if times[tool_name(server.name, each.name)] > 1 else _flaw(each)
             usable += [(each, tool_of(server, each))] if flaw is None else []

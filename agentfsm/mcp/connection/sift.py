@@ -1,0 +1,100 @@
+"""What a server answers, held to the protocol piece by piece: what does not fit costs the rest nothing.
+
+The SDK takes an answer as a whole or not at all: one tool with a flaw takes all others with it, and one block of a kind
+that it does not know takes the result of a call whose effect has happened. So what does not fit is taken out of an
+answer before the SDK looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, Final, cast
+
+import attrs
+from mcp.client.session import ClientSession
+from mcp.types import methods
+from pydantic import ValidationError
+
+from agentfsm.mcp.connection.trouble import brief
+
+# By what was asked: where in the answer the list of pieces is.
+LISTS: Final = {
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+    "tools/call": "content",
+    "tools/list": "tools",
+}
+# What an answer has to have beside its pieces, of any revision.
+_FRAME: Final = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+# Stands for a piece that does not say what it is.
+NAMELESS: Final = "(no name)"
+
+
+@attrs.frozen
+class Unfit:
+    """An entry of a list that cannot be used."""
+
+    name: str
+    # As the server calls it.
+    why: str
+
+
+# Takes what of a list does not fit. Whatever is asked, its answer is sifted in the context of who asked.
+UNFIT: Final[ContextVar[list[Unfit]]] = ContextVar("UNFIT")
+
+
+def sift_answers(session: ClientSession) -> None:
+    """Let a session see of each answer only what fits."""
+    dispatcher = cast("Any", session)._dispatcher  # noqa: SLF001  what it returns, the session holds to the protocol
+    ask = dispatcher.send_raw_request
+
+    async def asked(method: str, *details: Any, **options: Any) -> dict[str, Any]:
+        return sifted(method, session.protocol_version or "", await ask(method, *details, **options))
+
+    dispatcher.send_raw_request = asked
+
+
+def sifted(method: str, version: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer without the entries of a list that do not fit; blocks of a result that do not are named.
+
+    Args:
+        method: What was asked.
+        version: The revision of the protocol that was agreed on.
+        answer: As it came.
+    """
+    key = LISTS.get(method)
+    pieces = None if key is None else answer.get(key)
+    if key is None or not isinstance(pieces, list) or _flaw(method, version, pieces) is None:
+        return answer  # where it is no list, the SDK says so
+    found = [(piece, _flaw(method, version, [piece])) for piece in pieces]
+    if method == "tools/call":
+        return answer | {key: [piece if flaw is None else _note(piece) for piece, flaw in found]}
+    UNFIT.get([]).extend(Unfit(_word(piece, "name") or NAMELESS, flaw) for piece, flaw in found if flaw is not None)
+    return answer | {key: [piece for piece, flaw in found if flaw is None]}
+
+
+def _flaw(method: str, version: str, pieces: Sequence[Any]) -> str | None:
+    """Say where pieces do not fit the protocol, and why; None where they do."""
+    try:
+        methods.parse_server_result(method, version, {**_FRAME, LISTS[method]: pieces})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"][2:]))  # behind the list's name, and the place in it
+        return brief(f"it does not fit the protocol: {': '.join(filter(None, (place, first['msg'])))}")
+    return None
+
+
+def _note(block: Any) -> dict[str, str]:
+    return {"type": "text", "text": unshown(_word(block, "type"))}
+
+
+def unshown(kind: str) -> str:
+    """Return what stands for a block of a result that is of no known form."""
+    return f"[a block of the kind {brief(kind)!r}: not shown, since nothing is known of such a one]"
+
+
+def _word(piece: Any, key: str) -> str:
+    word = piece.get(key) if isinstance(piece, dict) else None
+    return word if isinstance(word, str) else ""
