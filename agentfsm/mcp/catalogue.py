@@ -21,6 +21,8 @@ from agentfsm.mcp.trust.pins import tool_text
 MOST_PAGES: Final = 200
 # Entries of one list.
 MOST_ENTRIES: Final = 10_000
+# Stands for what may be behind a page that came before.
+FURTHER: Final = "(further pages)"
 
 
 class NotAsAdmittedError(Exception):
@@ -103,7 +105,7 @@ P = TypeVar("P", bound=_Page)
 
 
 async def every(page: Callable[[str | None], Awaitable[P]], entries: Callable[[P], Sequence[T]]) -> list[T | Unfit]:
-    """Return the entries of all pages, also those that do not fit. A cursor that came before ends the list.
+    """Return the entries of all pages, also those that do not fit. A cursor or a page that came before ends the list.
 
     Raises:
         MCPError: when there are too many.
@@ -111,11 +113,16 @@ async def every(page: Callable[[str | None], Awaitable[P]], entries: Callable[[P
     found: list[T | Unfit] = []
     cursor: str | None = None
     cursors: set[str] = set()
+    pages: list[Sequence[T | Unfit]] = []
     for _ in range(MOST_PAGES):
         unfit: list[Unfit] = []
         UNFIT.set(unfit)
         got = await page(cursor)
-        found += [*entries(got), *unfit]
+        new = [*entries(got), *unfit]
+        if new and new in pages:
+            return [*found, Unfit(FURTHER, "the server sends a page again, whichever it is asked for")]
+        pages.append(new)
+        found += new
         cursor = got.next_cursor
         if cursor is None or cursor in cursors:
             return found

@@ -139,6 +139,10 @@ def serve():  # noqa: C901, PLR0912  as above
                 say({"id": id_, "error": {"code": -32601, "message": "Method not found"}})
             case "tools/list" if HABIT == "cursor-loops":
                 say({"id": id_, "result": {"tools": [] if "params" in message else [TOOL], "nextCursor": "again"}})
+            case "tools/list" if HABIT == "cursor-ignored":
+                say({"id": id_, "result": {"tools": [TOOL], "nextCursor": "again"}})
+            case "tools/list" if HABIT == "cursor-ignored-and-new":
+                say({"id": id_, "result": {"tools": [TOOL], "nextCursor": str(id_)}})
             case "tools/list" if HABIT == "pages-for-ever":
                 cursor = int(message.get("params", {}).get("cursor", "0"))
                 say({"id": id_, "result": {"tools": [], "nextCursor": str(cursor + 1)}})

@@ -75,6 +75,15 @@ async def test_tools_that_do_not_fit_the_protocol_cost_the_others_nothing(era, r
     assert server.refused["(no name)"].startswith("it does not fit the protocol: Input should be")
 
 
+@pytest.mark.parametrize("habit", ["cursor-ignored", "cursor-ignored-and-new"])
+async def test_a_server_that_ignores_the_cursor_keeps_its_tools(habit, record):
+    """The page that came before is not taken for more tools of the same names, and the list is told to end there."""
+    server = rude(habit, record)
+    (result,) = await one_call(server)
+    assert (result.outcome, result.content) == (Outcome.DONE, "acted")
+    assert server.refused == {"(further pages)": "the server sends a page again, whichever it is asked for"}
+
+
 async def test_ten_megabytes_come_through(record):
     """The journal has the whole result, and the model is shown a part of it."""
     (result,) = await one_call(rude("big", record))
