@@ -118,7 +118,7 @@ async def every(page: Callable[[str | None], Awaitable[P]], entries: Callable[[P
         unfit: list[Unfit] = []
         UNFIT.set(unfit)
         got = await page(cursor)
-        new = [*entries(got), *unfit]
+        new: list[T | Unfit] = [*entries(got), *unfit]
         if new and new in pages:
             return [*found, Unfit(FURTHER, "the server sends a page again, whichever it is asked for")]
         pages.append(new)
