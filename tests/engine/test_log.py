@@ -6,12 +6,16 @@ import logging
 import subprocess
 import sys
 import textwrap
+import traceback
+from typing import Any
 
+import anyio
 import pytest
 from checks import names
 
-from agentfsm import Agent, Limits, ModelRetry, StopReason, tool
-from agentfsm.core.errors import ModelError, ModelUnavailableError
+from agentfsm import Agent, Limits, ModelRetry, RefusedError, RunContext, StopReason, tool
+from agentfsm.core.errors import ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.testing import VirtualClock, run_virtual
 from agentfsm.testing.models import ScriptedModel, call, fail, say
 
 PROMPT, ARGUMENT, RESULT, ANSWER = "prompt-of-ann", "argument-of-ann", "result-of-ann", "answer-for-ann"
@@ -115,8 +119,9 @@ def test_a_program_that_configures_logging_sees_facts_on_stderr():
     run_id = done.stdout.strip()
     told = done.stderr.splitlines()
     assert len(told) >= 5
-    assert all(f"run={run_id}" in line for line in told)
-    for event in ("model_retry", "turn", "call", "run_failed"):
+    facts = [line for line in told if "event=" in line]  # between them stand the tracebacks of the tool
+    assert all(f"run={run_id}" in line for line in facts)
+    for event in ("model_retry", "turn", "tool_raised", "call", "run_failed"):
         assert f"event={event} " in done.stderr
 
 
@@ -162,6 +167,7 @@ async def test_nothing_private_is_logged(store, logged):
     told = "\n".join(lines(logged))
     assert "event=loop" in told
     assert "event=model_retry" in told
+    assert "event=tool_raised" in told
     assert "event=run_failed" in told
     for word in PRIVATE:
         assert word not in told, f"{word} is in the log"
@@ -235,8 +241,71 @@ async def test_unusual_things_are_warnings_and_ends_are_errors(store, logged):
         if record.name.startswith("agentfsm")
     }
     assert levels["turn"] == levels["call"] == logging.INFO
-    assert levels["model_retry"] == levels["loop"] == logging.WARNING
+    assert levels["model_retry"] == levels["loop"] == levels["tool_raised"] == logging.WARNING
     assert levels["run_failed"] == logging.ERROR
+
+
+@tool
+def buggy(at: str) -> str:
+    """Break in a thread."""
+    return {"tea": "hot"}[at]
+
+
+@pytest.mark.parametrize(("broken_tool", "error"), [(broken, RuntimeError), (buggy, KeyError)])
+async def test_what_a_tool_has_raised_is_logged_with_its_traceback(store, logged, broken_tool, error):
+    """The line says which call of which run it was; below it stands where in the tool it went wrong."""
+    agent = Agent(ScriptedModel(say("", call(broken_tool.name, at=ARGUMENT)), "done"), tools=[broken_tool], store=store)
+    run = await agent.run("go")
+    (record,) = [record for record in logged.records if record.exc_info]
+    assert record.getMessage() == f"event=tool_raised run={run.id} agent=agent call=t1.0 tool={broken_tool.name}"
+    assert record.levelno == logging.WARNING
+    assert record.exc_info[0] is error
+    frame = traceback.extract_tb(record.exc_info[2])[-1]
+    assert (frame.filename, frame.name) == (__file__, broken_tool.name)
+
+
+@tool(read_only=True)
+async def passing(ctx: RunContext[Any], how: str) -> str:
+    """Fail for a while, or take too long."""
+    if how == "slow":
+        await anyio.sleep(60)
+    if how == "away" or ctx.attempt == 1:
+        raise RefusedError("closed") if how == "refused" else ConnectionError("no route")
+    return "done"
+
+
+@pytest.mark.parametrize(("how", "tracebacks"), [("once", 0), ("slow", 0), ("refused", 0), ("away", 1)])
+def test_a_passing_fault_is_no_traceback_until_it_is_given_up(caplog, how, tracebacks):
+    """One that a retry mends, a refusal and a time-out say all there is to say in the call's result."""
+    caplog.set_level(logging.DEBUG, logger="agentfsm")
+
+    async def play() -> None:
+        agent = Agent(ScriptedModel(say("", call("passing", how=how)), "done"), tools=[passing], clock=VirtualClock())
+        await agent.run("go")
+
+    run_virtual(play)
+    raised = [record.exc_info[0] for record in caplog.records if record.exc_info]
+    assert raised == [ConnectionError] * tracebacks
+
+
+async def test_each_attempt_at_a_model_says_why_and_when_the_next_comes(store, logged):
+    """A wrong address shows in the log at once; the words of a reply that is of no use stay out of it."""
+    script = [fail(ModelUnavailableError("no route to http://localhost:9/v1")), fail(ModelReplyError(ANSWER)), "done"]
+    await Agent(ScriptedModel(*script), store=store, limits=Limits(retry_wait_s=1e-3)).run("go")
+    away, useless = [record for record in logged.records if "event=model_retry" in record.getMessage()]
+    assert away.levelno == useless.levelno == logging.WARNING
+    assert 'why="no route to http://localhost:9/v1"' in away.getMessage()
+    assert 1e-3 <= away.facts["wait_s"] <= 1.5e-3
+    assert ANSWER not in useless.getMessage()
+
+
+async def test_a_record_has_its_facts_as_values(store, logged):
+    """Who writes JSON needs not read them out of a line."""
+    run = await Agent(ScriptedModel("done"), store=store).run("go")
+    turn = next(record.facts for record in logged.records if record.facts["event"] == "turn")
+    assert turn == {
+        "event": "turn", "run": run.id, "agent": "agent", "turn": 1, "calls": 0, "input": 10, "output": 5
+    }  # fmt: skip
 
 
 async def test_a_limit_that_is_near_is_worth_a_warning(store, logged):

@@ -38,6 +38,21 @@ class Timed(ScriptedModel):
 OVERLOAD = fail(ModelUnavailableError("529 overloaded"))
 
 
+def test_a_model_that_nobody_reaches_is_given_up_after_error_turns_of_attempts():
+    """The arithmetic of docs/models.md: 3 * (1 + 3) attempts in 21 to 31.5 seconds; or the first failure is the end."""
+
+    async def play(store, clock):
+        model = Timed(*[OVERLOAD] * 12)
+        run = await Agent(model, store=store, clock=clock).run("hello")
+        assert (run.stop_reason, len(model.times)) == (StopReason.TOO_MANY_ERRORS, 12)
+        assert 21 <= run.duration_s <= 31.5
+        model = Timed(OVERLOAD)
+        run = await Agent(model, store=store, clock=clock, limits=Limits(errors=1, model_retries=0)).run("hello")
+        assert (run.stop_reason, len(model.times), run.duration_s) == (StopReason.TOO_MANY_ERRORS, 1, 0)
+
+    virtually(play)
+
+
 def test_the_wait_doubles_and_spreads():
     """1, 2 and 4 seconds, and up to half of that by chance, so that a crowd spreads out."""
     seen: list[list[float]] = []

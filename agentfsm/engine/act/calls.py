@@ -203,6 +203,10 @@ class RunHost(Host):
         edited = row.item.arguments if isinstance(row.item, Approve) else None
         return [e.ApprovalGiven(call_id=call_id, by=row.item.by, arguments=edited)], [row.number]
 
+    def raised(self, call: ToolCall, error: BaseException) -> None:
+        """Tell in the log what no result of a call shows: where its tool has failed."""
+        self.drive.journal.log.warning("tool_raised", call=call.id, tool=call.name, exc_info=error)
+
     def finished(self, result: ToolResult) -> None:
         """Record a call's result, as it comes; the last one ends the turn, in the same append."""
         if self.held is not None:

@@ -89,6 +89,9 @@ class Host:
     async def starting(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Do what has to be done right before the tool of a valid call runs; what it raises stops the queue."""
 
+    def raised(self, call: ToolCall, error: BaseException) -> None:
+        """Take note of an exception with which a call has failed: whoever wrote the tool wants its traceback."""
+
     def finished(self, result: ToolResult) -> None:
         """Take a result, as it comes."""
 
@@ -357,6 +360,7 @@ class _Tries:
         await checkpoint_if_cancelled()  # unless that is how the tool took its end
         tool, passing = self.tool, transient(error)
         if passing is None:
+            self.dispatcher.host.raised(self.job.call, error)
             text, kind = render.failure_text(error, tool), ErrorType.TOOL
             return failed(text, kind, retryable=tool.renewable, attempts=self.attempt)
         wait_s = passing.retry_after_s if passing.retry_after_s is not None else RETRY_WAIT_S * self.attempt
@@ -364,6 +368,8 @@ class _Tries:
             tool, error, self.attempt, rate_limited=passing.rate_limited
         ):
             return wait_s
+        if not isinstance(error, RefusedError):
+            self.dispatcher.host.raised(self.job.call, error)
         return self._unavailable(error, passing)
 
     def _has_time(self, wait_s: float) -> bool:

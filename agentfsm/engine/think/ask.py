@@ -91,8 +91,8 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
             if attempt > engine.limits.model_retries:
                 raise
             wait_s = _wait_s(engine, error, attempt)
-            kind = type(error).__name__
-            journal.log.warning("model_retry", turn=effect.turn, attempt=attempt, wait_s=wait_s, error=kind)
+            facts = {"wait_s": round(wait_s, 6), "error": type(error).__name__, "why": _why(error)}
+            journal.log.warning("model_retry", turn=effect.turn, attempt=attempt, **facts)
             await anyio.sleep(wait_s)
             attempt += 1
         except ModelError as error:
@@ -100,6 +100,11 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
             raise
         else:
             return reply, usage + wasted if wasted.tokens else usage
+
+
+def _why(error: ModelError) -> str:
+    """Return why a model was not reached, for the log; what it said in place of a reply is kept out of there."""
+    return redacted(str(error)) if isinstance(error, ModelUnavailableError) else "its reply is of no use"
 
 
 async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]:

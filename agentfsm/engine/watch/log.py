@@ -1,7 +1,8 @@
 """Facts about runs for the application's log: the stdlib logger `agentfsm`, written through structlog.
 
 The library is silent until the application configures logging. Nothing secret is a fact: prompts, arguments, results
-and keys stay out, unless an agent is made with `log_prompts=True`, and then what looks like a secret is masked.
+and keys stay out, unless an agent is made with `log_prompts=True`, and then what looks like a secret is masked. Below
+a line may stand the traceback of what a tool has raised, whose last line is in that tool's own words.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ PROMPT_CHARS: Final = 2_000
 def _structured() -> Any:
     """Return structlog over the stdlib logger; loaded when it is needed, since its import takes 0.05 to 0.2 s."""
     structlog = import_module("structlog")
-    return structlog.wrap_logger(
-        LOGGER,
-        processors=[structlog.processors.LogfmtRenderer(key_order=["event"])],
-        wrapper_class=structlog.stdlib.BoundLogger,
-    )
+    logfmt = structlog.processors.LogfmtRenderer(key_order=["event"])
+
+    def arguments(logger: Any, method: str, facts: dict[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
+        """Return what the stdlib's logger is called with: a line, and for formatters of another mind the facts."""
+        error = facts.pop("exc_info", None)
+        return (logfmt(logger, method, dict(facts)),), {"exc_info": error, "extra": {"facts": facts}}
+
+    return structlog.wrap_logger(LOGGER, processors=[arguments], wrapper_class=structlog.stdlib.BoundLogger)
 
 
 def _is_heard(level: int) -> bool:
@@ -68,7 +72,7 @@ class Facts:
         self._write(logging.INFO, event, facts)
 
     def warning(self, event: str, **facts: object) -> None:
-        """Log a retry, a downgrade, something unusual."""
+        """Log a retry, a downgrade, something unusual; with an exception as `exc_info`, its traceback stands below."""
         self._write(logging.WARNING, event, facts)
 
     def error(self, event: str, **facts: object) -> None:
