@@ -42,10 +42,15 @@ class Worker:
     parallel: int
     poll_s: float
     _busy: set[str] = attrs.field(factory=set, init=False)
-    _resting: dict[str, tuple[float, float]] = attrs.field(factory=dict, init=False)
-    # By run: when it is tried again (monotonic seconds), and how long it rested.
+    _resting: dict[str, tuple[float, float, bool]] = attrs.field(factory=dict, init=False)
+    # By run: when it is tried again (monotonic seconds), how long it rests, and whether that is for a failure.
     _freed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     # Set when a drive has ended.
+
+    @property
+    def failed(self) -> int:
+        """How many runs could not be driven, and are given up for now."""
+        return sum(has_failed for _, _, has_failed in self._resting.values())
 
     def look(self) -> None:
         """Look at once for what is due: something was put into the store."""
@@ -71,7 +76,7 @@ class Worker:
         room, now = self.parallel - len(self._busy), self.agent.clock.monotonic()
         if room <= 0:
             return []
-        resting = {run_id for run_id, (until, _) in self._resting.items() if until > now}
+        resting = {run_id for run_id, (until, *_) in self._resting.items() if until > now}
         try:
             due = await self.agent.store.due(self.agent.name, limit=room + len(resting) + len(self._busy))
         except StoreError as error:  # it may be back soon, and nothing is lost while it is not
@@ -81,7 +86,7 @@ class Worker:
 
     async def _serve(self, run_id: str) -> None:
         """Drive one run; whatever goes wrong with it, the worker lives on for the others."""
-        moved = False
+        moved = has_failed = False
         try:
             before = await self.agent.load(run_id)
             after = await self.drive(self.agent, run_id, await self._deps_of(before))
@@ -89,24 +94,26 @@ class Worker:
         except LeaseHeldError:
             moved = True  # somebody else was first
         except AgentError as error:
+            has_failed = True
             _log.warning("run %s was not driven: %s", run_id, error)
         except Exception:  # noqa: BLE001  a fault in what the user brought along must not stop the other runs
+            has_failed = True
             _log.exception("run %s was not driven", run_id)
         finally:
             self._busy.discard(run_id)
-            self._rest(run_id, moved=moved)
+            self._rest(run_id, moved=moved, has_failed=has_failed)
             self._freed.set()
 
     async def _deps_of(self, run: Run) -> Any:
         made = self.deps(run) if callable(self.deps) else self.deps
         return await made if isinstance(made, Awaitable) else made
 
-    def _rest(self, run_id: str, *, moved: bool) -> None:
+    def _rest(self, run_id: str, *, moved: bool, has_failed: bool) -> None:
         """Let a run that did not move rest for a while, longer each time."""
-        _, last_s = self._resting.pop(run_id, (0.0, 0.0))
+        _, last_s, _ = self._resting.pop(run_id, (0.0, 0.0, False))
         if moved:
             return
         rest_s = min(max(REST_S, last_s * 2), LONGEST_REST_S) * random.uniform(1.0, 1.5)  # noqa: S311  spreads
-        self._resting[run_id] = self.agent.clock.monotonic() + rest_s, rest_s
+        self._resting[run_id] = self.agent.clock.monotonic() + rest_s, rest_s, has_failed
         if len(self._resting) > RESTING:
             del self._resting[next(iter(self._resting))]

@@ -17,11 +17,14 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from agentfsm.cli import codes
 from agentfsm.cli.codes import Exit
+from agentfsm.cli.plain import NOTE_CHARS
 from agentfsm.cli.terminal import Terminal, tolerate
 from agentfsm.cli.words import parser
+from agentfsm.core.clean import one_line
 from agentfsm.core.errors import AgentError
 from agentfsm.engine.queue.render import describe
 
@@ -77,11 +80,21 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if not text.startswith("event=run_failed "):  # the report says it, in words
-            self._terminal.err(f"{record.levelname.lower()}: {text}")
+        if text.startswith("event=run_failed "):  # the report says it, in words
+            return
+        error = record.exc_info[1] if record.exc_info else None
+        why = "" if error is None else f": {_where(error)}"
+        self._terminal.err(f"{record.levelname.lower()}: {text}{why}")
 
     def __enter__(self) -> None:
         self._logger.addHandler(self)
 
     def __exit__(self, *_error: object) -> None:
         self._logger.removeHandler(self)
+
+
+def _where(error: BaseException) -> str:
+    """Return an exception in a line, with the file and line that raised it."""
+    what = one_line(describe(error), NOTE_CHARS)
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{what} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else what

@@ -30,7 +30,7 @@ _ENDS: Final = {State.DONE: "done", State.ERROR: "stopped"}
 
 
 def worker(args: argparse.Namespace, terminal: Terminal) -> Exit:
-    """Drive the runs of an agent, until a signal comes."""
+    """Drive the runs of an agent, until a signal comes; or until nothing is due but what could not be driven."""
     agent, place = named_by(args, terminal)
     shift = _Shift(terminal=terminal)
     own = Worker(agent=agent, drive=shift.drive, deps=None, parallel=args.parallel, poll_s=args.poll)
@@ -50,7 +50,7 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> Exit:
             anyio.run(agent.aclose)
     if terminal.json:
         terminal.document({"agent": agent.name, "runs": dict(shift.ends)})
-    return Exit.DONE
+    return Exit.FAILED if args.until_idle and own.failed else Exit.DONE
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

@@ -88,11 +88,21 @@ def test_a_worker_until_nothing_is_left(here):
     assert "run s stopped by model_error: the model is out of order" in here.err
 
 
+def test_a_run_that_cannot_be_driven(here):
+    """The worker says why and where, drives the others, and ends as a command that failed."""
+    here("submit", "app:moody", "Break.", "--id", "bad")
+    here("submit", "app:moody", "2 + 2", "--id", "good")
+    here("worker", "app:moody", "--until-idle", code=1)
+    line = (here.folder / "app.py").read_text(encoding="utf-8").splitlines().index("        raise KeyError(prompt)") + 1
+    assert f"error: run bad was not driven: KeyError: 'Break.' (app.py:{line})\n" in here.err
+    assert here("resume", "good") == "Four.\n"
+
+
 def test_a_run_of_another_agent_by_the_same_name_is_left_alone(here):
     """The worker says why, and drives its own."""
     here("submit", "app:rival", "2 + 2", "--id", "p")
     here("submit", "app:adder", "2 + 2", "--id", "own")
-    here("worker", "app:adder", "--until-idle")
+    here("worker", "app:adder", "--until-idle", code=1)
     assert "run p was not driven: it is of app:rival, an agent by the same name as app:adder" in here.err
     assert here.json("show", "p")["version"] == 0
     assert here("resume", "own") == "Four.\n"
@@ -114,7 +124,7 @@ def test_a_worker_of_an_agent_with_a_store_of_its_own(here):
     assert here.json("submit", "app:shelved", "Pay.", "--id", "w")["resume"] == "agentfsm resume w --agent app:shelved"
     here("worker", "app:shelved", "--until-idle")
     assert "on the runs in the agent's own store; Ctrl-C" in here.err
-    assert "run w waiting: t1.0: may pay run? (no answer until " in here.err
+    assert 'run w waiting: t1.0: may pay(account="17\\u202e", cents=5) run? (no answer until ' in here.err
 
 
 @pytest.mark.parametrize("words", [("--parallel", "0"), ("--poll", "0"), ("--poll", "nan"), ("--poll", "often")])
