@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def approve(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Let a call run."""
-    approval = Approve(call_id=args.call, by=_by(args), arguments=args.arguments)
+    approval = Approve(call_id=args.call, by=_by(args), arguments=args.arguments, digest=args.digest)
     knower = None if args.arguments is None else _knower(args, terminal)
     return _decide(args, terminal, PendingKind.APPROVAL, approval, knower)
 

@@ -230,11 +230,12 @@ def _ways(item: Pending, way: Way) -> list[str]:
     if way.place is None and _WAYS[item.kind]:
         return [f"from Python, with {_METHODS[item.kind]}: its store is the agent's own"]
     forms = _INQUIRY_WAYS if item.questions else _WAYS[item.kind]
-    return [way.line(form.format(run=shlex.quote(item.run_id), call=item.call_id)) for form in forms]
+    shown = f" --digest {item.digest}" if item.digest else ""
+    return [way.line(form.format(run=shlex.quote(item.run_id), call=item.call_id, shown=shown)) for form in forms]
 
 
 _WAYS: Final = {
-    PendingKind.APPROVAL: ("approve {run} {call}", "reject {run} {call} --message WHY"),
+    PendingKind.APPROVAL: ("approve {run} {call}{shown}", "reject {run} {call} --message WHY"),
     PendingKind.OUTCOME: (
         "settle {run} {call} --result TEXT",
         "settle {run} {call} --failed TEXT",

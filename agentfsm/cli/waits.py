@@ -9,6 +9,7 @@ from agentfsm.cli.inquiry import question_lines
 from agentfsm.cli.plain import NOTE_CHARS, listed, moment
 from agentfsm.core.clean import one_line
 from agentfsm.core.effects import PendingKind
+from agentfsm.core.hidden import spelt_out
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import Pending
@@ -71,7 +72,8 @@ def until(item: Pending, then: str) -> str:
 
 def _may_it_run(item: Pending) -> str:
     what = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
-    return f"may {item.tool} run?{what}{until(item, 'is a no')}"
+    call = one_line(spelt_out(f"{item.tool}({listed(item.arguments)})"), NOTE_CHARS)
+    return f"may {call} run?{what}{until(item, 'is a no')}"
 
 
 def _what_became_of_it(item: Pending) -> str:

@@ -151,6 +151,7 @@ def _add_deciding(add: AddParser) -> None:
     approve.add_argument(
         "--arguments", metavar="JSON", type=_object, help="run it with these, not with the model's own"
     )
+    approve.add_argument("--digest", default="", help="of the call as it was shown: a yes to any other is refused")
     reject.add_argument("--message", default="", help="why not, for the model")
     what = settle.add_mutually_exclusive_group(required=True)
     what.add_argument("--result", metavar="TEXT", help="it was done, and returned this")

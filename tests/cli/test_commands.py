@@ -97,13 +97,17 @@ def test_a_limit_has_a_code_of_its_own(here):
 def test_without_a_terminal_approvals_wait(here):
     """Nobody is there to ask: 3, with the very commands that decide and go on; and those work."""
     run_id = here.run("app:payer", code=3)
+    assert '  t1.0: may pay(account="17\\u202e", cents=5) run? (no answer until ' in here.err
     commands = [line.strip() for line in here.err.splitlines() if "agentfsm " in line]
+    digest = here.json("show", run_id)["pending"][0]["digest"]
     assert commands == [
-        f"agentfsm approve {run_id} t1.0",
+        f"agentfsm approve {run_id} t1.0 --digest {digest}",
         f"agentfsm reject {run_id} t1.0 --message WHY",
         f"then: agentfsm resume {run_id}",
     ]
-    here("approve", run_id, "t1.0", "--by", "ann")
+    here("approve", run_id, "t1.0", "--digest", "0123456789abcdef", code=1)
+    assert "t1.0 was not approved: it is not what was shown" in here.err
+    here("approve", run_id, "t1.0", "--digest", digest, "--by", "ann")
     assert f"agentfsm resume {run_id}" in here.err
     assert here("resume", run_id) == "paid 5 to 17\n"
     assert (here.folder / "paid.txt").read_text(encoding="utf-8") == "17\u202e 5\n"
@@ -284,7 +288,7 @@ def test_show_tells_what_is_open(here):
     text = here("show", run_id)
     assert "state    ACT, waits for the approval of t1.0, version 3" in text
     assert '  t1.0 pay(account="17", cents=5)\n       asked\n' in text
-    assert "waits    t1.0: may pay run?" in text
+    assert 'waits    t1.0: may pay(account="17\\u202e", cents=5) run?' in text
 
 
 def test_show_of_an_earlier_version(here):
@@ -343,6 +347,15 @@ def test_a_fault_in_the_model_is_told_whole(here):
     assert "ZeroDivisionError: red]0;title abc" in here.err
     assert f"To go on: agentfsm resume {run_id}" in here.err
     assert here.json("resume", run_id, code=1)["error"]["type"] == "ZeroDivisionError"
+
+
+def test_a_fault_in_a_tool_is_told_with_its_place(here):
+    """The model reads what went wrong, whoever wrote the tool also where."""
+    here("run", "app:hostile", "Shout.")
+    (told,) = [line for line in here.err.splitlines() if "event=tool_raised" in line]
+    line = (here.folder / "app.py").read_text(encoding="utf-8").splitlines().index("    raise ValueError(HOSTILE)") + 1
+    assert told.startswith("warning: event=tool_raised run=")
+    assert told.endswith(f"tool=shout: ValueError: red]0;title abc zero tag [/x] [bold] (app.py:{line})")
 
 
 def test_a_display_that_breaks_does_not_break_the_run(here, monkeypatch):

@@ -48,13 +48,15 @@ def test_what_a_sub_agent_waits_for_is_decided_in_its_own_run(here):
     here.run("app:bank", "--id", "b", "Pay Bob.", code=3)
     lines = here.err.splitlines()
     assert "  t1.0 waits for the approval of t1.0 of run b.t1.0" in lines
+    digest = here.json("show", "b")["pending"][0]["digest"]
     assert [line.strip() for line in lines if "agentfsm " in line] == [
-        "agentfsm approve b.t1.0 t1.0",
+        f"agentfsm approve b.t1.0 t1.0 --digest {digest}",
         "agentfsm reject b.t1.0 t1.0 --message WHY",
         "then: agentfsm resume b",
     ]
-    (asked,) = [line for line in lines if "may transfer run?" in line]
-    assert asked.startswith("  t1.0 of run b.t1.0: may transfer run? Move 5 cents to Bob. red]0;title abc zero")
+    (asked,) = [line for line in lines if "may transfer" in line]
+    may = 'may transfer(account="Bob", cents=5) run?'
+    assert asked.startswith(f"  t1.0 of run b.t1.0: {may} Move 5 cents to Bob. red]0;title abc zero")
     said = here.json("approve", "b.t1.0", "t1.0", "--by", "ann")
     assert (said["id"], said["resume"]) == ("b.t1.0", "agentfsm resume b")
     assert "noted for t1.0 of run b.t1.0. To go on: agentfsm resume b\n" in here.err
@@ -68,7 +70,8 @@ def test_a_run_that_waits_for_its_sub_agent(here):
     text = here("show", "b", "--events")
     assert "state    ACT, waits for the approval of t1.0 of run b.t1.0, version " in text
     assert "       paused\n       waits for the approval of t1.0 of run b.t1.0, transfer\n" in text
-    assert "waits    t1.0 of run b.t1.0: may transfer run? Move 5 cents to Bob." in text
+    may = 'may transfer(account="Bob", cents=5) run?'
+    assert f"waits    t1.0 of run b.t1.0: {may} Move 5 cents to Bob." in text
     assert '  ToolPaused     {"call_id": "t1.0", "pending": ["the approval of t1.0 of run b.t1.0"]}' in text
     found = here.json("show", "b", "--events")
     (pending,) = found["pending"]
@@ -134,7 +137,7 @@ def test_the_description_stands_with_the_question(here):
     here.run("app:teller", "--id", "t", "Pay Bob.", code=3)
     text = here("show", "t", "--events")
     assert "       asked: Move 5 cents to Bob. red]0;title abc zero tag [/x] [bold]\n" in text
-    assert "waits    t1.0: may transfer run? Move 5 cents to Bob. red]0;title" in text
+    assert 'waits    t1.0: may transfer(account="Bob", cents=5) run? Move 5 cents to Bob. red]0;title' in text
     assert '"description": "Move 5 cents to Bob.' in text
     assert not HIDDEN & set(text + here.err)
 

@@ -232,7 +232,7 @@ def test_prompts_and_resources(approved):
 def test_a_run_with_servers_is_found_again(approved):
     """The tools join the agent's own; whoever goes on with the run needs not say again which servers it had."""
     run_id = approved.run("app:scribe", "Note.", "--mcp", "servers.json", code=3)
-    assert "may notes__note run?" in approved.err
+    assert 'may notes__note(text="x") run?' in approved.err
     assert f"then: agentfsm resume {run_id}\n" in approved.err
     whole = approved.json("show", run_id)
     assert whole["target"] == "app:scribe --mcp servers.json"
@@ -248,7 +248,7 @@ def test_a_worker_with_servers(approved):
     approved("submit", "app:scribe", "Note.", "--mcp", "servers.json", "--id", "s1")
     assert "agentfsm worker app:scribe --mcp servers.json" in approved.err
     approved("worker", "app:scribe", "--mcp", "servers.json", "--until-idle")
-    assert "run s1 waiting: t1.0: may notes__note run?" in approved.err
+    assert 'run s1 waiting: t1.0: may notes__note(text="x") run?' in approved.err
     assert "agent_changed" not in approved.err
 
 
