@@ -223,7 +223,10 @@ class Writer(Generic[D]):
             raise StoreError(f"{QUEUE:,} jobs wait for the store already, so this one was refused: see why it hangs")
         with self._lock:
             if self._closing:
-                raise ClosedError("the store is closed; make a new one")
+                raise ClosedError(
+                    "the store is closed: it was closed with an agent that was given it (`async with agent`), or by "
+                    "`aclose`; make a new one, or close agents that share a store only at the end"
+                )
             self._queue.put(job)
             if self._thread is None:
                 self._start()

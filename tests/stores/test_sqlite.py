@@ -13,6 +13,7 @@ from held import hold
 from renewal import Renewal, beat
 from sqlite_faults import Faults
 
+from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
@@ -20,6 +21,7 @@ from agentfsm.core.run import begin
 from agentfsm.stores import SQLiteStore, writer
 from agentfsm.stores.sqlite_file import connect_sqlite3
 from agentfsm.stores.writer import Job
+from agentfsm.testing import ScriptedModel
 from agentfsm.testing.conformance import StoreConformance
 from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, rests, words
 
@@ -126,6 +128,15 @@ async def test_a_closed_store_says_so(path):
             await (use() if use == store.runs else use("r1"))
     with pytest.raises(ClosedError):
         driver.append(Observed())
+
+
+async def test_a_store_that_an_agent_has_closed_says_so(path):
+    """Agents close what they were given, which surprises whoever shares a store among them."""
+    store = SQLiteStore(path)
+    async with Agent(ScriptedModel("one"), store=store) as first:
+        await first.run("go")
+    with pytest.raises(ClosedError, match=r"closed with an agent that was given it .*close agents that share a store"):
+        await Agent(ScriptedModel("two"), store=store).run("go")
 
 
 async def test_a_store_that_was_never_used_can_be_closed(path):
