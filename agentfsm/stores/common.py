@@ -53,6 +53,11 @@ def checked_durability(durability: Durability) -> Durability:
     return durability
 
 
+def no_id(given: object) -> MisuseError:
+    """Return the error of who gives something else where a run's id belongs."""
+    return MisuseError(f"a run's id is text, and {type(given).__name__} is none: give run.id")
+
+
 def checked_session(header: Header, runs: Iterable[tuple[str, State]]) -> Header:
     """Name the session's last run in the header.
 

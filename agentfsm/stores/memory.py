@@ -18,6 +18,7 @@ from agentfsm.stores.common import (
     checked_durability,
     checked_session,
     followed,
+    no_id,
     summary_of,
     told_late,
     told_over,
@@ -332,3 +333,5 @@ class MemoryStore(Store):
             return self._records[run_id]
         except KeyError:
             raise RunNotFoundError(f"no run {run_id!r} in memory; MemoryStore forgets with the process") from None
+        except TypeError:  # it cannot be a key
+            raise no_id(run_id) from None

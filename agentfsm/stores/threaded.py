@@ -19,12 +19,12 @@ from weakref import WeakKeyDictionary
 import attrs
 
 from agentfsm.core import codec
-from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, TooNewError
+from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.inbox import InboxItem, Posted, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Header, Run, begin
 from agentfsm.ports import ALL, Durability, Filter, Lease, Store, Stored, Summary
-from agentfsm.stores.common import checked_durability, wakes_at
+from agentfsm.stores.common import checked_durability, no_id, wakes_at
 from agentfsm.stores.holdings import Holdings
 from agentfsm.stores.writer import Desk, Job, Statistics, Writer
 from agentfsm.threads import Bell, in_thread
@@ -330,7 +330,7 @@ class ThreadedStore(Store, Generic[L]):
         except AgentError:
             raise  # refused or failed: nothing was taken
         except BaseException:
-            with suppress(ClosedError):
+            with suppress(ClosedError, StoreError):
                 self._writer.submit(Job(lambda ledger: [ledger.release(lease) for lease in taken]))
             raise
 
@@ -427,6 +427,8 @@ class ThreadedStore(Store, Generic[L]):
     async def _do(
         self, work: Callable[[L], T], *, run_id: str = "", writes: bool = True, durability: Durability = "full"
     ) -> T:
+        if not isinstance(run_id, str):
+            raise no_id(run_id)
         job = Job[T, L](work, run_id=run_id, writes=writes, durability=durability)
         self._writer.submit(job)
         return await job.wait()

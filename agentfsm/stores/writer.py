@@ -160,6 +160,10 @@ class Job(Generic[T, D]):
             self._value = self._work(desk)
         except AgentError as error:
             self._error = error.with_traceback(None)
+        except Exception:
+            raise
+        except BaseException as error:  # the thread is not the job's to end
+            raise RuntimeError(f"a job tried to end the thread: {error!r}") from error
 
     def spoil(self, desk: D, error: AgentError) -> None:
         """Give the job an error that is not its own word."""
@@ -167,6 +171,11 @@ class Job(Generic[T, D]):
         self._error = error
         if self._spoilt is not None:
             self._spoilt(desk, error)
+
+    def fail(self, error: AgentError) -> None:
+        """Give the job an error, unless its outcome is known; nobody but who waits is told."""
+        if not self._done:
+            self._error = error
 
     def end(self) -> list[Bell]:
         """Let its outcome be known; return the bells of those who wait for it."""
@@ -211,13 +220,17 @@ class Writer(Generic[D]):
         self._worked_at = self._beaten_at = self._tidied_at = 0.0
         # Monotonic seconds: the last job, the last renewal, the last tidying.
         self._untidy = False
+        self._at_hand: list[Job[Any, D]] = []
+        # Taken from the queue, and maybe not settled yet.
+        self._broken: StoreError | None = None
+        # Why the thread died, where it did.
 
     def submit(self, job: Job[T, D]) -> None:
         """Queue a job; never blocks.
 
         Raises:
             ClosedError: after `close`.
-            StoreError: when the queue is full.
+            StoreError: when the queue is full, or the thread has died.
         """
         if self._queue.qsize() >= QUEUE:
             raise StoreError(f"{QUEUE:,} jobs wait for the store already, so this one was refused: see why it hangs")
@@ -227,6 +240,8 @@ class Writer(Generic[D]):
                     "the store is closed: it was closed with an agent that was given it (`async with agent`), or by "
                     "`aclose`; make a new one, or close agents that share a store only at the end"
                 )
+            if self._broken is not None:
+                raise copy(self._broken)
             self._queue.put(job)
             if self._thread is None:
                 self._start()
@@ -260,8 +275,28 @@ class Writer(Generic[D]):
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._ends():
-            self._turn()
+        try:
+            while not self._ends():
+                self._turn()
+        except BaseException as error:  # noqa: BLE001  whatever it is, nobody may wait for a thread that is gone
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        """Fail all that wait, refuse what comes, and let go of the desk, which may keep others out."""
+        _log.critical("the store's thread died", exc_info=error)
+        told = StoreError(
+            f"the store's thread died by a fault of its own ({error!r}): please report it; then make a new store and "
+            "resume the runs"
+        )
+        with self._lock:
+            self._broken, self._thread = told, None
+            while not self._queue.empty():
+                self._at_hand += filter(None, [self._queue.get()])
+            for job in self._at_hand:
+                job.fail(told)
+            settle([*self._at_hand, *([self._closed] if self._closing else [])])
+            self._at_hand = []
+        self._quietly(self.desk.close)
 
     def _turn(self) -> None:
         """Do what is queued, or what is due."""
@@ -270,6 +305,7 @@ class Writer(Generic[D]):
             self._beaten_at = time.monotonic()
         if group:
             self._serve(group)
+            self._at_hand = []
             self._worked_at = time.monotonic()
         self._upkeep()
 
@@ -281,7 +317,8 @@ class Writer(Generic[D]):
             return []
         while len(jobs) < GROUP and not self._queue.empty():
             jobs.append(self._queue.get())
-        return [job for job in jobs if job is not None]
+        self._at_hand = [job for job in jobs if job is not None]
+        return self._at_hand
 
     def _patience_s(self) -> float:
         due = self._beaten_at + self.desk.beat_s if self.desk.holds else self._worked_at + IDLE_S
@@ -301,10 +338,10 @@ class Writer(Generic[D]):
 
     def _transact(self, jobs: list[Job[Any, D]], *, write: bool) -> None:
         """Do the jobs in one transaction; where one of them spoils it, each in one of its own."""
-        durability: Durability = "full" if any(job.durability == "full" for job in jobs) else "normal"
-        runs = {job.run_id for job in jobs if job.run_id}
         while True:
             try:
+                durability: Durability = "full" if any(job.durability == "full" for job in jobs) else "normal"
+                runs = {job.run_id for job in jobs if job.run_id}
                 with self.desk.transaction(write=write, durability=durability, runs=runs):
                     for job in jobs:
                         job.attempt(self.desk)
