@@ -11,6 +11,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from datetime import datetime
 from functools import partial
 from math import inf
 from types import UnionType
@@ -64,7 +65,8 @@ from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools.tool import Declarations, Tool
 from agentfsm.engine.watch import log
 from agentfsm.engine.watch.stream import Stream, TypedStream
-from agentfsm.models import resolve
+from agentfsm.given import check_agent, check_id, check_run, check_start, messages_of, roles_of, text_of
+from agentfsm.models import model_of
 from agentfsm.ports import (
     ALL,
     Clock,
@@ -119,7 +121,7 @@ class Start(TypedDict, total=False):
     id: str | None
     after: Run[Any] | None
     session: str | None
-    messages: Sequence[Message]
+    messages: Sequence[Message] | None
     user: str | None
     roles: Iterable[str]
     settings: Settings | None
@@ -130,10 +132,6 @@ class Start(TypedDict, total=False):
 def new_id() -> str:
     """Return an id for a run: 80 bits by chance, short enough to type."""
     return secrets.token_hex(10)
-
-
-def _model_of(model: Model | str) -> Model:
-    return resolve(model) if isinstance(model, str) else model
 
 
 def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
@@ -163,6 +161,7 @@ def _check_durability(_agent: object, _attribute: object, value: str) -> None:
 
 
 def _engine_of(agent: Agent) -> Engine:
+    check_agent(agent)
     log.prepare()
     if agent.limits.usd is not None:
         agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
@@ -207,7 +206,7 @@ class Agent(Generic[A_co]):
         DuplicateToolError: when two tools share a name.
     """
 
-    model: Model = attrs.field(kw_only=False, converter=_model_of)
+    model: Model = attrs.field(kw_only=False, converter=model_of)
     # A Model, or a string such as "openai:gpt-4o".
     tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_registry_of)
     # Tools, plain functions and sources of tools such as MCP servers; or a registry, which is then shared.
@@ -266,7 +265,7 @@ class Agent(Generic[A_co]):
         id: str | None = None,  # noqa: A002  the contract's name
         after: Run[Any] | None = None,
         session: str | None = None,
-        messages: Sequence[Message] = (),
+        messages: Sequence[Message] | None = None,
         user: str | None = None,
         roles: Iterable[str] = (),
         settings: Settings | None = None,
@@ -288,11 +287,14 @@ class Agent(Generic[A_co]):
             parent: The run whose tool this one is, where an agent works for another.
 
         Raises:
-            MisuseError: when the prompt is empty, two histories are given, one is torn, or the metadata is no JSON.
+            MisuseError: when the prompt is empty, two histories are given, one is torn, the metadata is no JSON, or
+                anything is of a wrong type.
         """
         parts = self._parts(prompt)
-        check_history(messages)
-        if sum((after is not None, session is not None, bool(messages))) > 1:
+        check_start(user, session, settings, after)
+        history = messages_of(messages)
+        check_history(history)
+        if sum((after is not None, session is not None, bool(history))) > 1:
             raise MisuseError("after=, session= and messages= each name a history to go on from: give one of them")
         if after is not None and not after.is_over:
             raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
@@ -301,9 +303,9 @@ class Agent(Generic[A_co]):
             id,
             session=session,
             after=None if after is None else after.id,
-            history=tuple(messages),
+            history=history,
             user=user,
-            roles=_checked_roles(roles),
+            roles=roles_of(roles),
             settings=settings,
             parent=None if parent is None else parent.id,
             depth=0 if parent is None else parent.header.depth + 1,
@@ -349,6 +351,7 @@ class Agent(Generic[A_co]):
             ConflictError: when the run has moved on, or somebody else drives it; nothing was done.
             StoreError: when the journal cannot be read or written.
         """
+        check_run(run, "step")
         return run if run.is_over else await self._drive(run, deps, once=True)
 
     def steps(self, run: Run[A_co], *, deps: Any = None) -> AsyncIterator[Run[A_co]]:
@@ -356,6 +359,7 @@ class Agent(Generic[A_co]):
 
         Between two steps nothing is held, so the loop may be left at any time.
         """
+        check_run(run, "steps")
         return _Steps(self, run, deps)
 
     async def finish(self, run: Run[A_co], *, deps: Any = None) -> Run[A_co]:
@@ -364,6 +368,7 @@ class Agent(Generic[A_co]):
         Raises:
             ConflictError: when the run has moved on, or somebody else drives it.
         """
+        check_run(run, "finish")
         return run if run.is_over else await self._drive(run, deps)
 
     async def run(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[Start]) -> Run[A_co]:
@@ -422,6 +427,7 @@ class Agent(Generic[A_co]):
             LeaseHeldError: when somebody else drives it and `wait` is False.
             MisuseError: when a tool of an open call is gone; nothing was changed.
         """
+        check_id(run_id)
         while True:
             try:
                 return await self._drive(run_id, deps, resume=True)
@@ -436,6 +442,7 @@ class Agent(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store holds no such run.
         """
+        check_id(run_id)
         return self._typed(await journals.load(self.store, run_id, at, self._ended))
 
     async def history(self, run_id: str) -> tuple[Event, ...]:
@@ -444,6 +451,7 @@ class Agent(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store holds no such run.
         """
+        check_id(run_id)
         return (await self.store.read(run_id)).events
 
     async def audit(self, run_id: str) -> tuple[AuditRecord, ...]:
@@ -454,6 +462,7 @@ class Agent(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store holds no such run.
         """
+        check_id(run_id)
         return await audit_of(self.store, run_id)
 
     def audits(self, where: Filter = ALL, *, since: float = -inf) -> AsyncIterator[AuditRecord]:
@@ -494,6 +503,7 @@ class Agent(Generic[A_co]):
             MisuseError: when there is no such version, the edited events make no run, or the run is over there.
             ConflictError: when the id is taken.
         """
+        check_id(run_id)
         stored = await self.store.read(run_id)
         before = await journals.before_of(self.store, stored.header)
         whole = begin(stored.header, before).fold(stored.events)
@@ -532,6 +542,7 @@ class Agent(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store holds no such run.
         """
+        check_id(run_id)
         return await replay(self._engine, self.store, run_id, deps)
 
     # Runs that others drive.
@@ -604,6 +615,7 @@ class Agent(Generic[A_co]):
             MisuseError: when the run has no such call, or the arguments do not fit its tool.
             ConflictError: when it was decided already, the time is up, or it is another call than was shown.
         """
+        check_id(run_id)
         run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL)
         if digest is not None and digest != item.digest:
             raise ConflictError(f"{call_id} was not approved: it is not what was shown, look at it again")
@@ -629,8 +641,9 @@ class Agent(Generic[A_co]):
             MisuseError: when the run has no such call.
             ConflictError: when it was decided already, or the time is up.
         """
+        check_id(run_id)
         run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL)
-        await decide(self.store, run, item, Reject(call_id=call_id, by=by, message=encodable(message)))
+        await decide(self.store, run, item, Reject(call_id=call_id, by=by, message=text_of(message, "message")))
 
     async def answer(
         self,
@@ -664,6 +677,7 @@ class Agent(Generic[A_co]):
             MisuseError: when the run waits for no such answer, or it does not fit what was asked; nothing is lost.
             ConflictError: when it was answered already, the time is up, or something else is asked than was shown.
         """
+        check_id(run_id)
         run, item = await awaited(self.store, run_id, call_id, PendingKind.QUESTION)
         if digest is not None and digest != item.digest:
             raise ConflictError(f"{call_id} was not answered: it asks something else than was shown, look at it again")
@@ -702,6 +716,7 @@ class Agent(Generic[A_co]):
             MisuseError: when not exactly one of the three is given, or the run has no such call.
             ConflictError: when it was decided already.
         """
+        check_id(run_id)
         if (result is not None) + (failed is not None) + rerun != 1:
             raise MisuseError("settle takes exactly one of result='...', failed='...' and rerun=True")
         run, item = await awaited(self.store, run_id, call_id, PendingKind.OUTCOME)
@@ -709,9 +724,9 @@ class Agent(Generic[A_co]):
         if rerun:
             decision = Rerun(call_id=call_id, by=by)
         elif failed is not None:
-            decision = Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=encodable(failed))
+            decision = Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=text_of(failed, "failed"))
         else:
-            decision = Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=encodable(result or ""))
+            decision = Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=text_of(result, "result"))
         await decide(self.store, run, item, decision)
 
     async def send(
@@ -719,9 +734,9 @@ class Agent(Generic[A_co]):
         run_id: str,
         content: Prompt,
         *,
-        kind: InputKind = InputKind.USER,
-        priority: Priority = Priority.NORMAL,
-        at: float | None = None,
+        kind: InputKind | str = InputKind.USER,
+        priority: Priority | str = Priority.NORMAL,
+        at: datetime | float | None = None,
         key: str | None = None,
     ) -> Posted:
         """Give a run more input; it reads it at its next OBSERVE. Durable when this returns.
@@ -731,12 +746,15 @@ class Agent(Generic[A_co]):
             content: Text or parts.
             kind: The user's own words, or a note of the system.
             priority: What goes first where several inputs wait.
-            at: Seconds since 1970 before which it is not read: a timer. It does not keep a run from ending.
+            at: A datetime with its time zone, or seconds since 1970, before which it is not read: a timer. It does not
+                keep a run from ending.
             key: Unique in the run: a second input of the same key is not taken in again.
 
         Raises:
             ConflictError: when the run is over.
+            MisuseError: when there is no such kind or priority, or `at` is no time; nothing was posted.
         """
+        check_id(run_id)
         item = Input(kind=kind, parts=self._parts(content), priority=priority, due_at=at)
         posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
         header = await journals.header_of(self.store, run_id)
@@ -753,6 +771,7 @@ class Agent(Generic[A_co]):
             ConflictError: when the run is over.
             MisuseError: when it works for another run, which is the one to pause.
         """
+        check_id(run_id)
         parent = (await journals.header_of(self.store, run_id)).parent
         if parent is not None:
             raise MisuseError(f"run {run_id!r} works for run {parent!r}: pause that one")
@@ -765,6 +784,7 @@ class Agent(Generic[A_co]):
         Raises:
             ConflictError: when the run is over, and not because it was cancelled.
         """
+        check_id(run_id)
         posted = await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
         await self._nudge(run_id)
         header = await journals.header_of(self.store, run_id)
@@ -1042,13 +1062,6 @@ def _checked_id(run_id: str, parent: str | None) -> str:
     if not isinstance(run_id, str) or not 1 <= len(run_id) <= most or not run_id.isprintable():
         raise MisuseError(f"a run's id has 1 to {most} printable characters, unlike {str(run_id)[:50]!r}")
     return run_id
-
-
-def _checked_roles(roles: Iterable[str]) -> tuple[str, ...]:
-    given = (roles,) if isinstance(roles, str) else tuple(roles)
-    if isinstance(roles, str) or not all(isinstance(role, str) for role in given):
-        raise MisuseError(f"roles are several names, not {roles!r}: write roles=[{', '.join(map(repr, given))}]")
-    return given
 
 
 def _checked_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:

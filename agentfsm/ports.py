@@ -1,6 +1,7 @@
 """What the engine needs from the world, as Protocols: adapters implement them, the engine never knows which.
 
-A Protocol here may be subclassed for its defaults: a model of your own is a class with a `name` and a `reply`.
+A Protocol here may be subclassed for its defaults: a model of your own is a subclass of `Model` with a `name` and a
+`reply`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import attrs
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import InboxItem, Posted
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -208,6 +210,30 @@ class Model(Protocol):
     async def aclose(self) -> None:
         """Close what the model holds open; the default holds nothing."""
         return
+
+
+# What the engine and other models ask of a model.
+_OF_A_MODEL: Final = ("name", "reply", "window_tokens", "output_modes", "refuses", "cost_usd", "aclose")
+
+
+def checked_model(model: Model) -> Model:
+    """Return what is a model.
+
+    Raises:
+        MisuseError: when it is none; it says what it lacks, and what to give.
+    """
+    if isinstance(model, str):
+        raise MisuseError(f"{model!r} is a name and no model: give resolve({model!r}), of agentfsm.models")
+    if isinstance(model, type):
+        raise MisuseError(
+            f"{model.__name__} is a class, and a model is one of its objects: write {model.__name__}(...)"
+        )
+    if missing := [name for name in _OF_A_MODEL if not hasattr(model, name)]:
+        raise MisuseError(
+            f"{type(model).__name__} is no model, since it has no {', '.join(missing)}: give one such as "
+            "OpenAIChat('gpt-4o'), or of your own subclass of agentfsm.ports.Model, with a name and an async reply",
+        )
+    return model
 
 
 class TokenCounter(Protocol):

@@ -17,7 +17,7 @@ PORTS = CORE | {"compaction", "ports", "retry_after", "threads", "tally"}
 ENGINE = PORTS | {"engine"}
 ADAPTERS = {"models", "stores", "tokens"}
 FAMILIES = {"context", "reflection"}
-FRONT = {"agent", "cli", "decisions", "mcp", "subagent", "testing", "worker", "__init__", "__main__"}
+FRONT = {"agent", "cli", "decisions", "given", "mcp", "subagent", "testing", "worker", "__init__", "__main__"}
 
 # Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
 MAY_IMPORT = (

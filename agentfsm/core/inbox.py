@@ -5,12 +5,15 @@ Only the owner of a run appends to its journal; everybody else posts here, and t
 
 from __future__ import annotations
 
+import math
+from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Message, Outcome, Part, SystemMessage, TextPart, UserMessage
 
 
@@ -44,15 +47,49 @@ NOTES = {
 # Kinds whose text was written elsewhere: it is fenced as data, so that the model does not take it for orders.
 OUTSIDE = frozenset({InputKind.EVENT, InputKind.WEBHOOK})
 
+E = TypeVar("E", bound=StrEnum)
+
+
+def _member(enum: type[E], what: str, value: str) -> E:
+    try:
+        return enum(value)
+    except ValueError:
+        raise MisuseError(f"{what}={value!r}: give one of {', '.join(map(repr, map(str, enum)))}") from None
+
+
+def _kind(value: InputKind | str) -> InputKind:
+    return _member(InputKind, "kind", value)
+
+
+def _priority(value: Priority | str) -> Priority:
+    return _member(Priority, "priority", value)
+
+
+def _time(value: datetime | float | None) -> float | None:
+    if isinstance(value, datetime):
+        seconds: float | None = value.timestamp() if value.tzinfo is not None else math.nan  # else it may be any
+    else:
+        seconds = value if value is None or type(value) in {int, float} else math.nan
+    if seconds is not None and not math.isfinite(seconds):
+        how = "a datetime with its time zone, such as datetime.now(UTC) + timedelta(hours=1), or seconds since 1970"
+        raise MisuseError(f"at={value!r}: give {how}")
+    return None if seconds is None else float(seconds)
+
+
+def _is_text(item: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse what a journal could write, and not read again."""
+    if not isinstance(value, str):
+        raise MisuseError(f"{type(item).__name__}({attribute.name}={value!r}): give a text, for example {str(value)!r}")
+
 
 @attrs.frozen(kw_only=True)
 class Input:
     """Something for OBSERVE to take in."""
 
-    kind: InputKind = InputKind.USER
+    kind: InputKind = attrs.field(default=InputKind.USER, converter=_kind)
     parts: tuple[Part, ...]
-    priority: Priority = Priority.NORMAL
-    due_at: float | None = None
+    priority: Priority = attrs.field(default=Priority.NORMAL, converter=_priority)
+    due_at: float | None = attrs.field(default=None, converter=_time)
     # Seconds since 1970 by the store's clock, before which it is not taken in: a timer. None: at once.
 
     @property
@@ -73,7 +110,7 @@ class Approve:
     """Let the call run."""
 
     call_id: str
-    by: str = ""
+    by: str = attrs.field(default="", validator=_is_text)
     # Who decided, for the record.
     arguments: str | None = None
     # A JSON object to run it with in place of the model's own; None to run it as it is.
@@ -86,8 +123,8 @@ class Reject:
     """Do not let the call run; the model is told."""
 
     call_id: str
-    by: str = ""
-    message: str = ""
+    by: str = attrs.field(default="", validator=_is_text)
+    message: str = attrs.field(default="", validator=_is_text)
     # The reason, as the model shall read it.
 
 
@@ -96,7 +133,7 @@ class Settle:
     """Say how a call ended that is not run here (a question to the user), or whose outcome nobody recorded."""
 
     call_id: str
-    by: str = ""
+    by: str = attrs.field(default="", validator=_is_text)
     outcome: Outcome
     # DONE or FAILED.
     content: str
@@ -108,7 +145,7 @@ class GiveInput:
     """Answer what a tool has asked in the middle of its call; the call is made again."""
 
     call_id: str
-    by: str = ""
+    by: str = attrs.field(default="", validator=_is_text)
     answers: dict[str, Any]
     # By the question's key: an object that fits its schema, or None where the person declines.
     digest: str = ""
@@ -120,23 +157,23 @@ class Rerun:
     """Run a call again whose outcome nobody recorded; it keeps its idempotency key."""
 
     call_id: str
-    by: str = ""
+    by: str = attrs.field(default="", validator=_is_text)
 
 
 @attrs.frozen(kw_only=True)
 class Cancel:
     """End the run."""
 
-    by: str = ""
-    message: str = ""
+    by: str = attrs.field(default="", validator=_is_text)
+    message: str = attrs.field(default="", validator=_is_text)
 
 
 @attrs.frozen(kw_only=True)
 class Pause:
     """Stop at the next boundary between two steps, until somebody resumes the run."""
 
-    by: str = ""
-    message: str = ""
+    by: str = attrs.field(default="", validator=_is_text)
+    message: str = attrs.field(default="", validator=_is_text)
 
 
 @attrs.frozen(kw_only=True)

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.ports import checked_model
 
 if TYPE_CHECKING:
     from agentfsm.models.anthropic import Anthropic
@@ -55,6 +56,15 @@ def resolve(model: str) -> Model:
         raise MisuseError(msg)
     adapter: Model = __getattr__(_ADAPTERS[prefix])(name)
     return adapter
+
+
+def model_of(model: Model | str) -> Model:
+    """Return a model that is given as such, or by a string such as "openai:gpt-4o".
+
+    Raises:
+        MisuseError: when it is none, or as from `resolve`.
+    """
+    return resolve(model) if isinstance(model, str) else checked_model(model)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import Usage
-from agentfsm.models import resolve
+from agentfsm.models import model_of
 from agentfsm.ports import Emit, Model, Reply, Request
 
 
@@ -59,9 +59,9 @@ def models_of(models: Iterable[Model | str]) -> tuple[Model, ...]:
     """Return models, of which some are given by strings such as "openai:gpt-4o".
 
     Raises:
-        MisuseError: as from `resolve`.
+        MisuseError: as from `model_of`.
     """
-    return tuple([resolve(model) if isinstance(model, str) else model for model in models])
+    return tuple(map(model_of, models))
 
 
 async def answer(model: Model, request: Request, emit: Emit | None) -> Reply:

@@ -17,7 +17,7 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
-from agentfsm.models import resolve
+from agentfsm.models import model_of
 from agentfsm.ports import Model
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN, count_message, count_tools
 from agentfsm.threads import Bell, ring
@@ -83,7 +83,7 @@ class Throttled(Model):
                 f"Throttled(concurrency={concurrency}, per_minute={per_minute}, tokens_per_minute={tokens_per_minute})"
                 ": give one of them at least, and 1 or more"
             )
-        self._model = resolve(model) if isinstance(model, str) else model
+        self._model = model_of(model)
         self.name = self._model.name
         self.window_tokens = self._model.window_tokens
         self.output_modes = self._model.output_modes

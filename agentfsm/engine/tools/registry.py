@@ -15,6 +15,7 @@ from agentfsm.core.errors import AgentError, DuplicateToolError, MisuseError
 from agentfsm.engine.tools.bulkhead import Bulkhead
 from agentfsm.engine.tools.check import Finding
 from agentfsm.engine.tools.check import check as check_tools
+from agentfsm.engine.tools.context import ToolKind
 from agentfsm.engine.tools.permission import Level
 from agentfsm.engine.tools.tool import NAME_CHARS, Tool, make_tool
 from agentfsm.ports import ToolDefinition
@@ -104,6 +105,8 @@ class ToolRegistry:
         """Return a registry of these tools, or the one that is given; plain functions become tools."""
         if isinstance(tools, ToolRegistry):
             return tools
+        if not isinstance(tools, Iterable) or isinstance(tools, str | Tool) or callable(tools):
+            raise _not_several(tools)
         registry = cls()
         for each in tools:
             if isinstance(each, Tool) or not _is_source(each):
@@ -157,13 +160,12 @@ class ToolRegistry:
             MisuseError: when it is no function, or no schema can be made of it.
         """
         if not callable(candidate):
-            raise MisuseError(
-                f"a tool is a function or a Tool, not {type(candidate).__name__}: use @tool on a function"
-            )
+            raise _no_tool(candidate)
         added = candidate if isinstance(candidate, Tool) else make_tool(candidate)
         if added.name in self._tools:
+            how = "as_tool" if added.kind is ToolKind.AGENT else "@tool"
             raise DuplicateToolError(
-                f"two tools are called {added.name!r}: rename one, for example with @tool(name='{added.name}_2')",
+                f"two tools are called {added.name!r}: rename one, for example with {how}(name='{added.name}_2')",
             )
         self._add(added)
         return added
@@ -283,6 +285,27 @@ class ToolRegistry:
 
     def __len__(self) -> int:
         return len(self._tools)
+
+
+def _not_several(tools: object) -> MisuseError:
+    """Return the error of who gives one tool, or none, where several belong."""
+    if isinstance(tools, Tool) or callable(tools) or _is_source(tools):
+        name = getattr(tools, "name", None) or getattr(tools, "__name__", "it")
+        return MisuseError(f"tools are several, also where there is one: write tools=[{name}]")
+    if tools is None or isinstance(tools, str):
+        return MisuseError(f"tools={tools!r}: give a list of tools, [] for none")
+    return _no_tool(tools)
+
+
+def _no_tool(candidate: object) -> MisuseError:
+    """Return the error of who gives something else where a tool belongs; it shows what makes one of it."""
+    kind = type(candidate).__name__
+    how = "use @tool on a function"
+    if hasattr(candidate, "as_tool"):
+        how = "write agent.as_tool(name=...) of it"
+    elif isinstance(candidate, list | tuple):
+        how = "unpack it, for example tools=[*MCPServer.load('servers.json')]"
+    return MisuseError(f"a tool is a function or a Tool, not {kind}: {how}")
 
 
 async def _updated(sources: Iterable[ToolSource]) -> None:

@@ -1,0 +1,251 @@
+"""What callers hand to an agent: what is wrong is refused where it comes in, with what to give instead."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from agentfsm import Agent, InputKind, MisuseError, Priority, Settings, tool
+from agentfsm.core.errors import DuplicateToolError
+from agentfsm.ports import Emit, Model, Reply, Request
+from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.testing import ScriptedModel
+
+# A guard against a hang, not a bound.
+HANG_S = 20.0
+
+
+@tool(read_only=True)
+def search(query: str) -> str:
+    """Search."""
+    return query
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request, tmp_path):
+    """A store of each kind that needs no server."""
+    made = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "runs.db")
+    yield made
+    await made.aclose()
+
+
+# Ids.
+
+ASKED: dict[str, Any] = {
+    "resume": lambda agent, odd: agent.resume(odd),
+    "load": lambda agent, odd: agent.load(odd),
+    "history": lambda agent, odd: agent.history(odd),
+    "audit": lambda agent, odd: agent.audit(odd),
+    "fork": lambda agent, odd: agent.fork(odd),
+    "replay": lambda agent, odd: agent.replay(odd),
+    "approve": lambda agent, odd: agent.approve(odd, "t1.0"),
+    "reject": lambda agent, odd: agent.reject(odd, "t1.0"),
+    "answer": lambda agent, odd: agent.answer(odd, "t1.0", "yes"),
+    "settle": lambda agent, odd: agent.settle(odd, "t1.0", rerun=True),
+    "send": lambda agent, odd: agent.send(odd, "x"),
+    "pause": lambda agent, odd: agent.pause(odd),
+    "cancel": lambda agent, odd: agent.cancel(odd),
+}
+
+
+def test_every_method_that_takes_an_id_is_asked():
+    """A new one is checked here, too."""
+    public = [name for name in vars(Agent) if not name.startswith("_") and callable(vars(Agent)[name])]
+    assert {name for name in public if "run_id" in vars(Agent)[name].__code__.co_varnames[:2]} == ASKED.keys()
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+async def test_a_run_is_no_id(store, ask):
+    """Who gives a Run is told to give its id, and nobody else on the store hears of it."""
+    agent = Agent(ScriptedModel("a", "b"), store=store)
+    run = await agent.run("x")
+    with anyio.fail_after(HANG_S):
+        with pytest.raises(MisuseError, match=r"give run\.id, not a Run"):
+            await ask(agent, run)
+        for odd in (17, None, [run.id]):
+            with pytest.raises(MisuseError, match=r"give run\.id, not"):
+                await ask(agent, odd)
+        assert (await agent.run("y")).output == "b"
+
+
+@pytest.mark.parametrize("rung", ["step", "finish", "steps"])
+async def test_a_prompt_is_no_run(rung):
+    """The rungs that go on with a run say how to begin one."""
+    with pytest.raises(MisuseError, match=rf"agent\.{rung} takes a Run.*agent\.{rung}\(agent\.start"):
+        await getattr(Agent(ScriptedModel()), rung)("hello")
+
+
+# Inputs.
+
+
+@pytest.mark.parametrize(
+    ("odd", "match"),
+    [
+        ({"kind": "usr"}, r"kind='usr': give one of 'user', 'event'"),
+        ({"kind": 3}, "kind=3: give one of"),
+        ({"priority": "hi"}, r"priority='hi': give one of 'high', 'normal', 'low'"),
+        ({"priority": 99}, "priority=99"),
+        ({"at": datetime(2030, 1, 1)}, "give a datetime with its time zone"),  # noqa: DTZ001  that is the mistake
+        ({"at": "tomorrow"}, "at='tomorrow'"),
+        ({"at": True}, "at=True"),
+        ({"at": float("nan")}, "at=nan"),
+    ],
+    ids=repr,
+)
+async def test_an_input_that_no_run_could_read_is_not_posted(store, odd, match):
+    """It is refused before anything is posted, so that the run stays as good as it was."""
+    agent = Agent(ScriptedModel("done"), store=store)
+    run = await agent.submit("q")
+    with pytest.raises(MisuseError, match=match):
+        await agent.send(run.id, "x", **odd)
+    assert await store.inbox(run.id) == ()
+    assert (await agent.resume(run.id)).output == "done"
+
+
+async def test_an_input_in_plain_words_is_what_it_says(store):
+    """Texts stand for kinds and priorities, and a datetime for its seconds, in the store, too."""
+    agent = Agent(ScriptedModel("done"), store=store)
+    run = await agent.submit("q")
+    at = datetime.now(UTC) + timedelta(hours=1)
+    await agent.send(run.id, "x", kind="timer", priority="high", at=at)
+    (row,) = await store.inbox(run.id)
+    item: Any = row.item
+    assert (item.kind, item.priority, item.due_at) == (InputKind.TIMER, Priority.HIGH, at.timestamp())
+    assert isinstance(item.kind, InputKind)
+    assert isinstance(item.priority, Priority)
+
+
+@pytest.mark.parametrize("odd", [{"by": 3}, {"message": 3}], ids=repr)
+async def test_who_says_something_is_a_text(store, odd):
+    """A record that could not be read again is not written."""
+    agent = Agent(ScriptedModel("done"), store=store)
+    run = await agent.submit("q")
+    for say in (agent.pause, agent.cancel):
+        with pytest.raises(MisuseError, match=r"=3\): give a text"):
+            await say(run.id, **odd)
+    assert (await agent.resume(run.id)).output == "done"
+
+
+# The agent.
+
+
+class Bare:
+    """A model that is none: its author has read that two attributes are enough."""
+
+    name = "bare"
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Answer."""
+        return Reply(text="x")
+
+
+class Nameless(Model):
+    """A model without a name."""
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Answer."""
+        return Reply(text="x")
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        (None, "NoneType is no model"),
+        (ScriptedModel, r"ScriptedModel is a class.*write ScriptedModel\(\.\.\.\)"),
+        (Bare(), "Bare is no model, since it has no window_tokens.*subclass of agentfsm.ports.Model"),
+        (Nameless(), "Nameless is no model, since it has no name:"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_model_is_refused(model, match):
+    """It is said what it lacks, and what to give."""
+    with pytest.raises(MisuseError, match=match):
+        Agent(model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"store": "runs.db"}, r"Agent\(store='runs.db'\): give a store, for example SQLiteStore\('runs.db'\)"),
+        ({"store": SQLiteStore}, r"Agent\(store=SQLiteStore\)"),
+        ({"permissions": "write"}, r"Permissions\(level='write'\)"),
+        ({"limits": {"turns": 3}}, r"Limits\(turns=3\)"),
+        ({"settings": {"temperature": 0}}, r"Settings\(temperature=0\)"),
+        ({"instructions": None}, "one text"),
+        ({"instructions": ["a", "b"]}, "one text"),
+        ({"tools": search}, r"tools=\[search\]"),
+        ({"tools": len}, r"tools=\[len\]"),
+        ({"tools": "search"}, "tools"),
+        ({"tools": None}, "tools"),
+        ({"output_validators": print}, r"\[check\]"),
+        ({"output_validators": None}, r"\[check\]"),
+        ({"reflector": ScriptedModel()}, r"Reflector\(model=\.\.\.\)"),
+        ({"reflector": "openai:gpt-4o"}, r"Reflector\(model=\.\.\.\)"),
+        ({"selector": "all"}, "ToolSelector"),
+        ({"clock": 3}, "Clock"),
+        ({"name": 3}, "a text that is not empty"),
+        ({"name": ""}, "a text that is not empty"),
+        ({"version": 2}, "a text"),
+        ({"new_id": "x"}, "a function"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_field_of_a_wrong_type_is_refused(fields, match):
+    """The agent is not made, and the error shows what to give."""
+    with pytest.raises(MisuseError, match=match):
+        Agent(ScriptedModel("x"), **fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"after": "run-id"}, r"await agent\.load\('run-id'\)"),
+        ({"user": 42}, "user=42: give a text"),
+        ({"session": 3}, "session=3: give a text"),
+        ({"session": ""}, "session='': give a text that is not empty"),
+        ({"roles": "clerk"}, r"roles=\['clerk'\]"),
+        ({"settings": {"temperature": 0}}, r"Settings\(temperature=0\)"),
+        ({"messages": "hello"}, "a list of messages"),
+        ({"messages": 3}, "a list of messages"),
+    ],
+    ids=repr,
+)
+async def test_an_option_of_a_wrong_type_begins_no_run(store, options, match):
+    """It is refused alike, whatever the store."""
+    with pytest.raises(MisuseError, match=match):
+        await Agent(ScriptedModel("x"), store=store).run("hello", **options)
+
+
+async def test_none_stands_for_what_is_left_out():
+    """All that `start` takes may be None, as its types say."""
+    agent = Agent(ScriptedModel("x"))
+    options: dict[str, Any] = dict.fromkeys(("id", "after", "session", "messages", "user", "settings", "metadata"))
+    assert (await agent.run("hello", **options)).output == "x"
+    assert agent.start("hello", settings=Settings(temperature=0.0)).header.history == ()
+
+
+# Tools.
+
+
+def test_an_agent_is_no_tool_by_itself():
+    """It is made one by a word, which the error says."""
+    other = Agent(ScriptedModel("x"), name="other")
+    for tools in ([other], other):
+        with pytest.raises(MisuseError, match=r"not Agent: write agent\.as_tool"):
+            Agent(ScriptedModel("x"), tools=tools)
+
+
+def test_tools_that_come_together_are_unpacked():
+    """What `MCPServer.load` returns are several servers."""
+    with pytest.raises(MisuseError, match=r"not tuple: unpack it, for example tools=\[\*MCPServer\.load"):
+        Agent(ScriptedModel("x"), tools=[(search,)])
+
+
+def test_two_agents_of_one_name_are_told_apart_where_they_become_tools():
+    """The error shows the option that there is."""
+    tools = [Agent(ScriptedModel("x")).as_tool(), Agent(ScriptedModel("y")).as_tool()]
+    with pytest.raises(DuplicateToolError, match=r"with as_tool\(name='agent_2'\)"):
+        Agent(ScriptedModel("x"), tools=tools)
