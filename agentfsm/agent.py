@@ -402,7 +402,7 @@ class Agent(Generic[A_co]):
             return self._drive(run, deps, listen=listen, see=see, resume=resume)
 
         answers = self._engine.answers
-        return Stream(drive) if answers is None else TypedStream(drive, answers.partial)
+        return Stream(drive, run) if answers is None else TypedStream(drive, run, answers.partial)
 
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[Start]) -> Run[A_co]:
         """Do as `run`, from code that is not async.

@@ -12,7 +12,7 @@ from agentfsm import Agent, InputKind, MisuseError, Priority, Settings, tool
 from agentfsm.core.errors import DuplicateToolError
 from agentfsm.ports import Emit, Model, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing import ScriptedModel
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 # A guard against a hang, not a bound.
 HANG_S = 20.0
@@ -123,9 +123,9 @@ async def test_who_says_something_is_a_text(store, odd):
     """A record that could not be read again is not written."""
     agent = Agent(ScriptedModel("done"), store=store)
     run = await agent.submit("q")
-    for say in (agent.pause, agent.cancel):
+    for ask in (agent.pause, agent.cancel):
         with pytest.raises(MisuseError, match=r"=3\): give a text"):
-            await say(run.id, **odd)
+            await ask(run.id, **odd)
     assert (await agent.resume(run.id)).output == "done"
 
 
@@ -249,3 +249,68 @@ def test_two_agents_of_one_name_are_told_apart_where_they_become_tools():
     tools = [Agent(ScriptedModel("x")).as_tool(), Agent(ScriptedModel("y")).as_tool()]
     with pytest.raises(DuplicateToolError, match=r"with as_tool\(name='agent_2'\)"):
         Agent(ScriptedModel("x"), tools=tools)
+
+
+# Replies.
+
+
+def replying(reply: Any) -> Model:
+    """Return a model with this `reply`."""
+    made: Model = type("Mine", (Model,), {"name": "mine", "reply": reply})()
+    return made
+
+
+def plain(_self: Model, _request: Request, _emit: Emit | None = None) -> Any:
+    """Reply without waiting, which nobody can await."""
+    return Reply(text="x")
+
+
+def returning(value: Any) -> Any:
+    """Return a `reply` that returns this."""
+
+    async def reply(_self: Model, _request: Request, _emit: Emit | None = None) -> Any:
+        return value
+
+    return reply
+
+
+async def generating(_self: Model, _request: Request, _emit: Emit | None = None) -> Any:
+    """Yield where a reply is returned."""
+    yield "x"
+
+
+@pytest.mark.parametrize(
+    ("reply", "match"),
+    [
+        (plain, r"Mine\.reply returned Reply where it was not awaited: write `async def reply`"),
+        (generating, r"Mine\.reply returned async_generator where"),
+        (returning("hello"), r"Mine\.reply returned str: return a Reply"),
+        (returning(None), r"Mine\.reply returned NoneType: return a Reply"),
+        (returning(Reply(calls=({"name": "x"},))), "calls that are dict: give a tuple of ProposedCall"),  # type: ignore[arg-type]
+    ],
+    ids=["plain", "generating", "str", "None", "calls"],
+)
+async def test_what_is_no_reply_is_said_to_be_none(reply, match):
+    """A model of one's own is told what it has to return, and the run stays as it was."""
+    with pytest.raises(MisuseError, match=match):
+        await Agent(replying(reply)).run("hello")
+
+
+async def test_a_type_error_of_a_model_is_its_own():
+    """It is not taken for a reply that cannot be awaited."""
+
+    async def reply(_self: Model, _request: Request, _emit: Emit | None = None) -> Reply:
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        await Agent(replying(reply)).run("hello")
+
+
+async def test_a_function_model_speaks_lines_of_a_script():
+    """What `say` makes is as good as a reply or a text; anything else is refused."""
+    lines = iter([say("", call("search", query="x")), say("found")])
+    run = await Agent(FunctionModel(lambda _request: next(lines)), tools=[search]).run("hello")
+    assert (run.output, [record.name for record in run.calls]) == ("found", ["search"])
+    odd: Any = lambda _request: 3  # noqa: E731  a function as users write it
+    with pytest.raises(MisuseError, match=r"the function returned int: return a Reply, say\(\.\.\.\) or a text"):
+        await Agent(FunctionModel(odd)).run("hello")

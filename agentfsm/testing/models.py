@@ -11,6 +11,7 @@ from typing import Any, Final
 import anyio
 import attrs
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, Message, Usage
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request, TextChunk
 
@@ -93,13 +94,7 @@ class ScriptedModel(Model):
         if at >= len(self._script):
             lines = len(self._script)
             raise AssertionError(f"the script has {lines} lines and the model was asked once more: {_newest(request)}")
-        line = self._script[at]
-        _check(line.expect, request, at)
-        if line.delay_s:
-            await anyio.sleep(line.delay_s)
-        if line.error is not None:
-            raise line.error
-        return await _spoken(line, at, emit)
+        return await _played(self._script[at], request, at, emit)
 
     def assert_done(self) -> None:
         """Fail the test when lines were left over.
@@ -110,6 +105,15 @@ class ScriptedModel(Model):
         left = len(self._script) - len(self.requests)
         if left > 0:
             raise AssertionError(f"{left} of {len(self._script)} lines of the script were not asked for")
+
+
+async def _played(line: Line, request: Request, at: int, emit: Emit | None) -> Reply:
+    _check(line.expect, request, at)
+    if line.delay_s:
+        await anyio.sleep(line.delay_s)
+    if line.error is not None:
+        raise line.error
+    return await _spoken(line, at, emit)
 
 
 def _check(expect: Expectation | None, request: Request, at: int) -> None:
@@ -145,19 +149,29 @@ async def _spoken(line: Line, at: int, emit: Emit | None) -> Reply:
 
 
 class FunctionModel(Model):
-    """A model that is a function of the request: plain or async, returning a `Reply` or the text of one."""
+    """A model that is a function of the request: plain or async, returning a `Reply`, a line of a script, or a text."""
 
     name = "function"
 
-    def __init__(self, function: Callable[[Request], Reply | str | Awaitable[Reply | str]]) -> None:
+    def __init__(self, function: Callable[[Request], Reply | Line | str | Awaitable[Reply | Line | str]]) -> None:
         """Take the function."""
         self._function = function
+        self._asked = 0
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Call the function."""
+        """Call the function.
+
+        Raises:
+            MisuseError: when it returned something else.
+        """
         answer = self._function(request)
         value = await answer if isawaitable(answer) else answer
+        at, self._asked = self._asked, self._asked + 1
+        if isinstance(value, Line):
+            return await _played(value, request, at, emit)
         reply = Reply(text=value) if isinstance(value, str) else value
+        if not isinstance(reply, Reply):
+            raise MisuseError(f"the function returned {type(reply).__name__}: return a Reply, say(...) or a text")
         if emit is not None and reply.text:
             emit(TextChunk(reply.text))
         return reply

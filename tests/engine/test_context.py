@@ -26,7 +26,6 @@ async def watched(agent: Agent, prompt: str = "go", **options: Any) -> tuple[Run
     with anyio.fail_after(HANG_S):
         async with agent.stream(prompt, **options) as stream:
             events = [event async for event in stream]
-    assert stream.run is not None
     return stream.run, [event for event in events if isinstance(event, ToolEvent)]
 
 

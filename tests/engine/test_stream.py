@@ -11,7 +11,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 from checks import HANG_S, names, no_leases, sound
 
-from agentfsm import Agent, ConflictError, Run, State, StopReason, StoreError, tool
+from agentfsm import Agent, ConflictError, MisuseError, Run, State, StopReason, StoreError, tool
 from agentfsm.core.errors import LeaseHeldError, ModelError
 from agentfsm.core.messages import Usage
 from agentfsm.engine.watch.stream import (
@@ -52,7 +52,6 @@ async def watched(agent: Agent, *args: object, **options: object) -> tuple[list[
         async with agent.stream(*args, **options) as stream:
             events = [event async for event in stream]
             assert [event async for event in stream] == []
-    assert stream.run is not None
     return events, stream.run
 
 
@@ -226,7 +225,6 @@ async def test_an_error_of_the_driving_call_is_raised_to_the_reader(store):
     with pytest.raises(ZeroDivisionError, match="a bug"):
         await read(stream, seen)
     assert [type(event) for event in seen] == [StateChanged]
-    assert stream.run is not None
     assert stream.run.state is State.THINK
 
 
@@ -420,7 +418,6 @@ async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(store, slow):
     assert "".join(delta.arguments for delta in deltas) == '{"at": "' + "x" * Chatty.words + '"}'
     assert [delta.name for delta in deltas if delta.name] == ["look"]
     assert len(events) < 2 * BUFFER
-    assert stream.run is not None
     assert stream.run.output == "done"
 
 
@@ -550,3 +547,15 @@ async def test_an_agent_at_work_as_a_tool_goes_into_json_too(store):
     assert [(each["type"], each["turn"]) for each in between] == [("agent_progress", 1), ("agent_progress", 2)]
     assert (first["type"], last["type"], last["success"]) == ("agent_started", "agent_completed", True)
     assert [each["seq"] for each in told] == list(range(1, len(told) + 1))
+
+
+async def test_a_stream_is_watched_in_a_block_and_once():
+    """Who forgets the block, or enters it again, is shown the form; the run is there from the beginning."""
+    stream = Agent(ScriptedModel("done")).stream("go", id="mine")
+    assert (stream.run.id, stream.run.state) == ("mine", State.OBSERVE)
+    with pytest.raises(MisuseError, match=r"nothing runs before it: async with agent\.stream"):
+        await anext(aiter(stream))
+    await read(stream)
+    assert stream.run.output == "done"
+    with pytest.raises(MisuseError, match=r"entered once.*async with agent\.stream"):
+        await read(stream)

@@ -205,7 +205,7 @@ async def watched() -> None:
     async with agent.stream("Refund order 17") as stream:
         async for event in stream:
             assert_type(event.seq, int)
-    assert_type(stream.run, Run[str] | None)
+    assert_type(stream.run, Run[str])
 
 
 async def people(run_id: str) -> None:
@@ -286,7 +286,7 @@ class Refund:
 async def answers() -> None:
     """The type of the answer is the agent's, and that of its runs; without one it is text."""
     typed = Agent("openai:gpt-4o", output_type=Refund)
-    assert_type(typed.stream("Refund order 17").run, Run[Refund] | None)
+    assert_type(typed.stream("Refund order 17").run, Run[Refund])
     run = await typed.run("Refund order 17")
     assert_type(run.output, Refund)
     assert_type((await typed.resume(run.id)).output, Refund)

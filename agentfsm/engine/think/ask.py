@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import attrs
 
-from agentfsm.core.errors import LimitError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Usage
 from agentfsm.engine.drive.budget import NO_USAGE, Budget
 from agentfsm.engine.drive.engine import ANSWER_TOKENS, LONGEST_ANSWER_TOKENS, Engine
 from agentfsm.engine.watch.log import redacted
 from agentfsm.engine.watch.stream import CallDelta, TextDelta, ThinkingDelta, deltas
-from agentfsm.ports import CallChunk, Chunk, Emit, FinishReason, Model, Reply, Request, TextChunk, ThinkingChunk
+from agentfsm.ports import (
+    CallChunk,
+    Chunk,
+    Emit,
+    FinishReason,
+    Model,
+    ProposedCall,
+    Reply,
+    Request,
+    TextChunk,
+    ThinkingChunk,
+)
 from agentfsm.tally import BYTES_PER_TOKEN
 from agentfsm.threads import is_foreign
 
@@ -28,6 +40,8 @@ if TYPE_CHECKING:
     from agentfsm.ports import ToolDefinition
     from agentfsm.tally import Tally
 
+# Until a model's `reply` has returned.
+_NOT_ASKED: Final = object()
 # Answers that must not be taken for whole ones, and that asking again would not mend.
 FLAWS: Final = {
     FinishReason.LENGTH: "the answer was cut off at the length limit; allow more with Settings(max_tokens=...), or a "
@@ -149,15 +163,37 @@ async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> 
 
     Raises:
         ModelError: when it cannot be asked, or was not reached.
+        MisuseError: when its `reply` is not async, or returns no Reply.
     """
+    asked: Any = _NOT_ASKED
     try:
-        return await model.reply(request, emit)
+        asked = model.reply(request, emit)
+        reply = await asked
     except OSError as error:  # a model of the user's own, which does not translate it
         raise ModelUnavailableError(f"{model.name} cannot be reached: {error}") from error
     except anyio.get_cancelled_exc_class() as cancellation:
         if not is_foreign(cancellation):
             raise
         raise ModelUnavailableError(f"{model.name} waited for a task that somebody else cancelled") from cancellation
+    except TypeError:
+        if asked is _NOT_ASKED or isawaitable(asked):
+            raise
+        what, kind = f"{type(model).__name__}.reply", type(asked).__name__
+        raise MisuseError(f"{what} returned {kind} where it was not awaited: write `async def reply`") from None
+    if reply.__class__ is not Reply and not isinstance(reply, Reply):  # the class tells without a call, for each turn
+        raise _no_reply(model, reply)
+    for call in reply.calls:
+        if call.__class__ is not ProposedCall and not isinstance(call, ProposedCall):
+            raise _no_reply(model, reply)
+    return reply
+
+
+def _no_reply(model: Model, reply: object) -> MisuseError:
+    what = f"{type(model).__name__}.reply"
+    if not isinstance(reply, Reply):
+        return MisuseError(f"{what} returned {type(reply).__name__}: return a Reply, for example Reply(text='...')")
+    kinds = ", ".join(sorted({type(call).__name__ for call in reply.calls}))
+    return MisuseError(f"{what} returned a Reply with calls that are {kinds}: give a tuple of ProposedCall")
 
 
 def _usable(engine: Engine, reply: Reply) -> Reply:

@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar
 
 import anyio
 import attrs
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ToolResult, Usage
 from agentfsm.core.run import A_co, Run
@@ -225,11 +226,18 @@ Listener: TypeAlias = Callable[[StreamEvent], None]
 
 
 class Feed(Generic[T]):
-    """Events of something under way, handed out as they come: the part that `Stream` and `QueueStream` share."""
+    """Events of something under way, handed out as they come: the part that `Stream` and `QueueStream` share.
+
+    Attributes:
+        usage: How it is watched, for who does so otherwise.
+    """
+
+    usage: ClassVar[str]
 
     def __init__(self, drive: Callable[[], Awaitable[object]]) -> None:
         """Prepare the feed; `drive` is called when the block is entered."""
         self._drive = drive
+        self._new_event: Callable[[], anyio.Event] | None = None  # there is one from when the block is entered
         self._events: deque[T] = deque()
         self._full = BUFFER  # how many of them are merged
         self._seq = 0
@@ -238,6 +246,8 @@ class Feed(Generic[T]):
         self._error: BaseException | None = None
 
     async def __aenter__(self) -> Self:
+        if self._new_event is not None:
+            raise MisuseError(f"a stream is entered once, and this one was: make another, {self.usage}")
         self._new_event = event_loop().create_event
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
@@ -286,6 +296,8 @@ class Feed(Generic[T]):
             if self._over:
                 self._raise()
                 raise StopAsyncIteration
+            if self._new_event is None:
+                raise MisuseError(f"a stream is watched in a block, and nothing runs before it: {self.usage}")
             if self._news is None:
                 self._news = self._new_event()
             await self._news.wait()
@@ -312,13 +324,15 @@ class Stream(Feed[StreamEvent], Generic[A_co]):
     end, or where the block is left.
 
     Attributes:
-        run: The newest state of the run; None before the first step.
+        run: The newest state of the run; at first, as it was given.
     """
 
-    def __init__(self, drive: Drive[A_co]) -> None:
-        """Prepare the stream; `drive` is called when the block is entered."""
+    usage = "async with agent.stream(...) as s: async for event in s: ..."
+
+    def __init__(self, drive: Drive[A_co], run: Run[A_co]) -> None:
+        """Prepare the stream of a run; `drive` is called when the block is entered."""
         super().__init__(self._watched)
-        self.run: Run[A_co] | None = None
+        self.run: Run[A_co] = run
         self._driven = drive
 
     @property
@@ -344,10 +358,11 @@ class TypedStream(Stream[A_co]):
     def __init__(
         self,
         drive: Drive[A_co],
+        run: Run[A_co],
         read: Callable[[Sequence[TextDelta | CallDelta]], Any],
     ) -> None:
         """Prepare the stream; `read` makes as much of an answer as the deltas of a reply tell."""
-        super().__init__(drive)
+        super().__init__(drive, run)
         self._read = read
         self._draft: list[TextDelta | CallDelta] = []
 
@@ -374,6 +389,8 @@ class QueueStream(Feed["ToolEvent | AgentEvent"]):
     Attributes:
         results: The results in call order, when the events have ended.
     """
+
+    usage = "async with queue.stream(calls) as s: async for event in s: ..."
 
     def __init__(
         self, execute: Callable[[Callable[[ToolEvent | AgentEvent], None]], Awaitable[list[ToolResult]]]
