@@ -256,6 +256,10 @@ class Agent(Generic[A_co]):
     _ended: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
     # The last runs of conversations, by id.
 
+    def __repr__(self) -> str:
+        tools = ", ".join([*self.tools.names, *("..." for _ in self.tools.sources)])
+        return f"<Agent {self.name} {self.model.name}, tools: {tools or 'none'}>"
+
     # The ladder.
 
     def start(

@@ -236,6 +236,12 @@ def checked_model(model: Model) -> Model:
     return model
 
 
+def check_model(_owner: object, _attribute: object, model: Model | None) -> None:
+    """Refuse what is no model in a field that may hold one."""
+    if model is not None:
+        checked_model(model)
+
+
 class TokenCounter(Protocol):
     """Counts tokens of text."""
 

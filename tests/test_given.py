@@ -8,9 +8,10 @@ from typing import Any
 import anyio
 import pytest
 
-from agentfsm import Agent, InputKind, MisuseError, Priority, Settings, tool
-from agentfsm.core.errors import DuplicateToolError
+from agentfsm import Agent, ConflictError, DuplicateToolError, InputKind, MisuseError, Priority, Settings, tool
+from agentfsm.context import Summarise
 from agentfsm.ports import Emit, Model, Reply, Request
+from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
@@ -22,6 +23,12 @@ HANG_S = 20.0
 def search(query: str) -> str:
     """Search."""
     return query
+
+
+@tool(requires_approval=True)
+def pay(cents: int) -> str:
+    """Pay."""
+    return f"paid {cents}"
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -314,3 +321,67 @@ async def test_a_function_model_speaks_lines_of_a_script():
     odd: Any = lambda _request: 3  # noqa: E731  a function as users write it
     with pytest.raises(MisuseError, match=r"the function returned int: return a Reply, say\(\.\.\.\) or a text"):
         await Agent(FunctionModel(odd)).run("hello")
+
+
+# What is told in one line, and where.
+
+
+@pytest.mark.parametrize("made", [Reflector, Summarise])
+def test_a_name_is_no_model_below_the_agent(made):
+    """What may not know the adapters says who does; what is a model is taken."""
+    with pytest.raises(MisuseError, match=r"give resolve\('openai:gpt-4o'\), of agentfsm\.models"):
+        made(model="openai:gpt-4o")
+    model = ScriptedModel()
+    assert made(model=model).model is model
+
+
+async def test_a_second_decision_is_told_what_the_first_one_was(store):
+    """It names the call, the deed and who did it."""
+    calls = [call("pay", cents=each) for each in (1, 2)]
+    agent = Agent(ScriptedModel(say("", *calls)), tools=[pay], store=store)
+    run = await agent.run("hello")
+    await agent.approve(run.id, "t1.0", by="me")
+    with pytest.raises(ConflictError, match=r": t1\.0 was approved already by 'me'$"):
+        await agent.reject(run.id, "t1.0", by="you")
+    await agent.reject(run.id, "t1.1", by="you")
+    with pytest.raises(ConflictError, match=r": t1\.1 was rejected already by 'you'$"):
+        await agent.approve(run.id, "t1.1")
+
+
+@pytest.mark.parametrize("said", [False, True, "no"], ids=repr)
+async def test_a_validator_does_not_answer_by_what_it_returns(said):
+    """Nobody would hear it: it is told to raise; the value itself, and nothing, are as good as nothing."""
+    agent = Agent(
+        ScriptedModel(say("", call("final_answer", result=1))), output_type=int, output_validators=[lambda _: said]
+    )
+    with pytest.raises(MisuseError, match=rf"returned {said!r}: raise ModelRetry"):
+        await agent.run("hello")
+    for fine in (lambda value: value, lambda _value: None):
+        model = ScriptedModel(say("", call("final_answer", result=1)))
+        assert (await Agent(model, output_type=int, output_validators=[fine]).run("hello")).output == 1
+
+
+async def test_an_answer_that_is_no_object_is_told_the_object():
+    """A type that is none is wrapped, and the error shows how."""
+    run = await Agent(ScriptedModel("[1]", "[1]", "[1]"), output_type=list[int]).run("hello")
+    assert 'send one such as {"result": ...}' in run.messages[2].text
+
+
+async def test_a_repr_is_one_line():
+    """It says what a person looks for; values stay comparable."""
+    agent = Agent(ScriptedModel(say("", call("pay", cents=1))), tools=[search, pay], name="clerk")
+    run = await agent.run("hello", id="r1")
+    assert repr(agent) == "<Agent clerk scripted, tools: search, pay>"
+    assert repr(Agent(ScriptedModel())) == "<Agent agent scripted, tools: none>"
+    assert repr(pay) == "<Tool pay(cents)>"
+    assert repr(run) == "<Run r1 ACT, turn 1, waits for approval of pay (t1.0)>"
+    assert repr(agent.start("x", id="r2")) == "<Run r2 OBSERVE, turn 0>"
+    assert repr(await Agent(ScriptedModel("a")).run("x", id="r3")) == "<Run r3 DONE, turn 1, completed>"
+    assert run == await agent.load("r1")
+
+
+def test_a_history_of_other_things_is_told_the_names():
+    """The messages can be imported from where the error says."""
+    odd: Any = [{"role": "user", "content": "x"}]
+    with pytest.raises(MisuseError, match=r"\(UserMessage, AssistantMessage, SystemMessage, ToolResult\), and dict is"):
+        Agent(ScriptedModel()).start("x", messages=odd)

@@ -4,10 +4,13 @@ import ast
 import inspect
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
 import agentfsm
+from agentfsm.core import errors
+from agentfsm.core.messages import Message
 
 HEAVY = (
     "anthropic",
@@ -59,6 +62,14 @@ def test_nothing_public_is_left_out():
     own = {name.name for node in imports if str(node.module).startswith("agentfsm.") for name in node.names}
     late = {node.target.id for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
     assert own | late == set(agentfsm.__all__)
+
+
+def test_whatever_may_be_caught_or_said_is_public():
+    """All errors, and all messages that a history is made of."""
+    tree = ast.parse(inspect.getsource(errors))
+    raised = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    said = {kind.__name__ for kind in get_args(Message)}
+    assert raised | said <= set(agentfsm.__all__)
 
 
 def test_a_name_that_is_not_public_is_refused():

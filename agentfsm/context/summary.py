@@ -21,7 +21,7 @@ from agentfsm.core.messages import (
     encodable,
 )
 from agentfsm.core.view import Summarised
-from agentfsm.ports import ContextPolicy, Model
+from agentfsm.ports import ContextPolicy, Model, check_model
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN
 
 # The part of the tokens that a summary stands for: what the model is told, and what it is held to.
@@ -64,7 +64,7 @@ class Summarise(ContextPolicy):
     policy does its part, and the journal says why.
     """
 
-    model: Model | None = None
+    model: Model | None = attrs.field(default=None, validator=check_model)
     # Writes the summary, a small one is enough; closed with the agent. None: the agent's own.
     keep: int = attrs.field(default=KEEP_NEWEST, validator=at_least(0))
     # So many of the newest groups are left as they are.

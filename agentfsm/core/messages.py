@@ -398,7 +398,9 @@ def check_history(messages: Sequence[Message]) -> None:
     waiting: list[str] = []
     for message in messages:
         if not isinstance(message, SystemMessage | UserMessage | AssistantMessage | ToolResult):
-            raise MisuseError(f"a history is made of messages of agentfsm, and {type(message).__name__} is none")
+            kinds = "UserMessage, AssistantMessage, SystemMessage, ToolResult"
+            what = type(message).__name__
+            raise MisuseError(f"a history is made of messages of agentfsm ({kinds}), and {what} is none")
         if _is_blank(message):
             raise MisuseError(f"the history has a {type(message).__name__} that says nothing: leave it out")
         if isinstance(message, ToolResult):

@@ -273,6 +273,14 @@ class Run(Generic[A_co]):
             waits = (Pending(kind=PendingKind.INPUT, run_id=self.id, description=self.asks),)
         return waits if self.paused is None else (self.paused, *waits)
 
+    def __repr__(self) -> str:
+        facts = [f"{self.state.upper()}, turn {self.turn}"]
+        if self.stop_reason is not None:
+            facts.append(str(self.stop_reason))
+        if self.pending:
+            facts.append(f"waits for {', '.join(map(_wish, self.pending))}")
+        return f"<Run {self.id} {', '.join(facts)}>"
+
     @property
     def is_over(self) -> bool:
         """Whether the run is in DONE or ERROR."""

@@ -18,7 +18,7 @@ from agentfsm.core.errors import MisuseError, ModelReplyError
 from agentfsm.core.messages import JSON, AssistantMessage, ToolResult, UserMessage
 from agentfsm.core.verdict import Action, Score, Verdict
 from agentfsm.engine.schema.arguments import object_in
-from agentfsm.ports import Judge
+from agentfsm.ports import Judge, check_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ class Reflector(Judge):
         MisuseError: when there is nothing to judge, or nothing to judge by.
     """
 
-    model: Model | None = None
+    model: Model | None = attrs.field(default=None, validator=check_model)
     # Who judges; None for the agent's own model. Another one finds more, since it does not share the errors.
     answers: bool = True
     # Whether answers are judged.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import ConflictError, CorruptError, MisuseError
-from agentfsm.core.inbox import Approve, GiveInput, Settle
+from agentfsm.core.inbox import Approve, GiveInput, Reject, Rerun, Settle
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from agentfsm.core.inbox import InboxItem, Posted
     from agentfsm.core.run import Header, Run
 
+# What a decision has done to its call, in words.
+_DONE: Final[Mapping[type, str]] = {
+    Approve: "approved",
+    Reject: "rejected",
+    GiveInput: "answered",
+    Rerun: "set to run again",
+}
 FINAL: Final = frozenset({State.DONE, State.ERROR})
 # Characters of the prompt in a list of runs: a line or two.
 PROMPT_CHARS: Final = 200
@@ -87,9 +94,10 @@ def told_winner(run_id: str, winner: Posted, item: InboxItem) -> Posted:
     """
     if _says(winner.item) == _says(item):
         return winner
-    what, by = type(winner.item).__name__.lower(), getattr(winner.item, "by", "") or "somebody"
-    words = f" as {winner.item.content[:PROMPT_CHARS]!r}" if isinstance(winner.item, Settle) else ""
-    raise ConflictError(f"run {run_id!r}: {winner.key} was decided already, by {by!r}: {what}{words}")
+    first = winner.item
+    what = f"{getattr(first, 'call_id', '') or 'it'} was {_DONE.get(type(first), 'decided')} already"
+    words = f", as {first.content[:PROMPT_CHARS]!r}" if isinstance(first, Settle) else ""
+    raise ConflictError(f"run {run_id!r}: {what} by {getattr(first, 'by', '') or 'somebody'!r}{words}")
 
 
 def told_over(run_id: str, state: str, stop_reason: str | None) -> None:

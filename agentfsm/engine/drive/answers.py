@@ -98,7 +98,8 @@ class Answers:
         found = object_in(text)
         if found is None:
             flaw = check_object(object_text(text))
-            raise ArgumentsError(f"the answer is not a JSON object ({flaw}); send one, with nothing around it.")
+            which = ' such as {"result": ...}' if self.form is not None and self.form.is_wrapped else ""
+            raise ArgumentsError(f"the answer is not a JSON object ({flaw}); send one{which}, with nothing around it.")
         if self.form is None or "null" not in found:
             return found
         return json.dumps(without_nulls(jiter.from_json(found.encode()), self.form.schema), ensure_ascii=False)
@@ -125,16 +126,30 @@ class Answers:
         """Say why an answer is refused, for the model; None where all is well.
 
         What the user's own functions raise, other than `ModelRetry`, is theirs and passes through.
+
+        Raises:
+            MisuseError: when one of them returns a word on the answer, such as False, in place of raising it.
         """
         try:
             value = self.value(text)
             for each in self.checks:
                 found = each.function(context, value) if each.takes_context else each.function(value)
                 if inspect.isawaitable(found):
-                    await found
+                    found = await found
+                if found is not None and type(found) is not type(value):
+                    raise _said_by_returning(each.function, found)
         except (ArgumentsError, ModelRetry) as error:
             return str(error)
         return None
+
+
+def _said_by_returning(function: Validator, found: object) -> MisuseError:
+    """Return the error of a function that tells by what it returns whether an answer will do: nobody would hear it."""
+    name = getattr(function, "__name__", repr(function))
+    return MisuseError(
+        f"the output validator {name!r} returned {found!r}: raise ModelRetry('why, for the model') to refuse an "
+        "answer, and return nothing to accept it"
+    )
 
 
 def answers_of(

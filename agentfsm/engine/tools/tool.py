@@ -145,6 +145,10 @@ class Tool(Generic[P, R]):
         repr=False,
     )
 
+    def __repr__(self) -> str:
+        parameters: Any = self.parameters.get("properties")
+        return f"<Tool {self.name}({', '.join(parameters or ())})>"
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, outside any run."""
         return self.function(*args, **kwargs)
