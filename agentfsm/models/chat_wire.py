@@ -397,20 +397,32 @@ class _Draft:
         function = field(delta, "function", dict, {})
         name = "" if self.name else field(function, "name", str, "")  # some servers repeat it in each piece
         arguments = field(function, "arguments", str, "")
-        self.id = self.id or field(delta, "id", str, "")
+        self.id = self.id or _id(delta)
         self.name = self.name or name
         self.arguments.append(arguments)
         return name, arguments
 
+    def goes_on(self, call_id: str, name: str) -> bool:
+        """Whether a piece with this id and this name, either of which may be blank, may be one of this call."""
+        if call_id and self.id:
+            return call_id == self.id or not name
+        return bool(call_id or self.id) or not (name and self.name) or name == self.name
+
     def proposed(self) -> ProposedCall:
         return ProposedCall(id=self.id, name=self.name, arguments="".join(self.arguments))
+
+
+def _id(call: object) -> str:
+    return field(call, "id", str, "").strip()
 
 
 @attrs.define(eq=False, repr=False)
 class ChatAssembly:
     """A streamed reply, as far as it has come.
 
-    Pieces of several calls may come interleaved and in any order; the calls are ordered by the server's index.
+    Pieces of several calls may come interleaved; the calls are in the order in which they began. A server's index says
+    which of them goes on, and nothing else: some count from 1, and Gemini says 0 of each call
+    (NousResearch/hermes-agent#57939).
     """
 
     provider: str = ""
@@ -418,8 +430,9 @@ class ChatAssembly:
     texts: list[str] = attrs.field(factory=list)
     thoughts: list[str] = attrs.field(factory=list)
     # What the server wants back of its thinking.
-    drafts: dict[int, _Draft] = attrs.field(factory=dict)
-    # By the server's own index, which is the order of the calls.
+    drafts: list[_Draft] = attrs.field(factory=list)
+    places: dict[int, int] = attrs.field(factory=dict)
+    # The server's index -> the place of the newest call that it has begun there.
     finish: str | None = None
     refused: bool = False
     usage: Usage | None = None
@@ -480,32 +493,40 @@ class ChatAssembly:
             self.thoughts.append(thinking)
         self._text(text, pieces)
         for call in _call_pieces(delta):
-            index = self._index(call)
-            name, arguments = self.drafts.setdefault(index, _Draft()).take(call)
+            place = self._place(call)
+            if place == len(self.drafts):
+                self.drafts.append(_Draft())
+            name, arguments = self.drafts[place].take(call)
             if name or arguments:
-                pieces.append(CallChunk(index=index, name=name, arguments=arguments))
+                pieces.append(CallChunk(index=place, name=name, arguments=arguments))
 
     def _text(self, text: str, pieces: list[Chunk]) -> None:
         if text:
             self.texts.append(text)
             pieces.append(TextChunk(text))
 
-    def _index(self, call: object) -> int:
-        index = field(call, "index", int, -1)
+    def _place(self, call: object) -> int:
+        """Return the place of the call that this is a piece of; behind the last, where it begins the next one."""
+        index, call_id = field(call, "index", int, -1), _id(call)
+        name = field(field(call, "function", dict, {}), "name", str, "")
         if index >= 0:
-            return index
+            place = self.places.get(index, len(self.drafts))
+            if place < len(self.drafts) and not self.drafts[place].goes_on(call_id, name):
+                place = self._place_of(call_id)
+            self.places[index] = place
+            return place
         # A server that leaves the index out: a known id goes on with its call, a new id or a name begins the next one.
-        last = max(self.drafts, default=-1)
-        if call_id := field(call, "id", str, ""):
-            return next((index for index, draft in self.drafts.items() if draft.id == call_id), last + 1)
-        named = bool(field(field(call, "function", dict, {}), "name", str, ""))
-        return last + 1 if named else max(last, 0)
+        return self._place_of(call_id) if call_id or name else max(len(self.drafts) - 1, 0)
+
+    def _place_of(self, call_id: str) -> int:
+        places = (place for place, draft in enumerate(self.drafts) if call_id and draft.id == call_id)
+        return next(places, len(self.drafts))
 
     def reply(self) -> Reply:
         """Put the reply together, once the stream has ended."""
         return _reply(
             text="".join(self.texts),
-            calls=[self.drafts[index] for index in sorted(self.drafts)],
+            calls=self.drafts,
             finish=self.finish or "",
             refused=self.refused,
             usage=self.usage,

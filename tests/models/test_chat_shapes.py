@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agentfsm import Agent, Settings, tool
+from agentfsm import Agent, CallDelta, Settings, tool
 from agentfsm.core.messages import AssistantMessage, Native, TextPart, ToolCall, Usage, UserMessage
 from agentfsm.models.chat_wire import ChatAssembly, decode, encode, memory
 from agentfsm.models.openai_chat import OpenAIChat
@@ -193,6 +193,76 @@ def test_empty_arguments_are_passed_on(arguments):
     message = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "now", "arguments": arguments}}]}
     call = ProposedCall(id="c", name="now", arguments=arguments or "")
     assert whole(message, "tool_calls").calls == streamed(message)[0].calls == (call,)
+
+
+def piece(index, call_id, name, arguments):
+    """Return a delta with a piece of one call; what is None is left out."""
+    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    return {"tool_calls": [{"index": index, "function": function} | ({} if call_id is None else {"id": call_id})]}
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [(0, "a", "look", '{"at":"x"}'), (0, "b", "look", '{"at":"y"}')],
+        [(0, "a", "look", ""), (0, None, None, '{"at":"x"}'), (0, "b", "look", '{"at":'), (0, None, None, '"y"}')],
+        [(0, "a", "look", '{"at":"x'), (0, "b", "look", '{"at":"y"}'), (0, "a", "look", '"}')],
+        [(1, "a", "look", '{"at":"x"}'), (2, "b", "look", '{"at":"y'), (2, " ", None, '"}')],
+        [(1, "a", "look", '{"at":'), (2, "b", "look", '{"at":"y"}'), (1, None, None, '"x"}')],
+    ],
+    ids=["one number", "in pieces", "by id", "from 1", "interleaved"],
+)
+def test_calls_are_told_apart_whatever_their_numbers(pieces):
+    """A server may give each call the number 0, as Gemini does, or count from 1: what counts is the place."""
+    reply, chunks = streamed(*[piece(*each) for each in pieces], finish_reason="tool_calls")
+    assert [(call.id, call.arguments) for call in reply.calls] == [("a", '{"at":"x"}'), ("b", '{"at":"y"}')]
+    for place, call in enumerate(reply.calls):
+        own = [chunk for chunk in chunks if isinstance(chunk, CallChunk) and chunk.index == place]
+        assert own[0].name == call.name
+        assert "".join(chunk.arguments for chunk in own) == call.arguments
+
+
+def test_calls_without_ids_are_told_apart_by_their_names():
+    """Of two names under one number, and no id, the second begins a call; the same name again goes on with its own."""
+    reply, _ = streamed(piece(0, "", "now", ""), piece(0, "", "look", '{"at":'), piece(0, "", "look", '"x"}'))
+    assert [(call.name, call.arguments) for call in reply.calls] == [("now", ""), ("look", '{"at":"x"}')]
+
+
+def test_a_new_id_without_a_name_begins_no_call():
+    """Some servers make an id for each piece."""
+    reply, _ = streamed(piece(0, "a", "look", '{"at":'), piece(0, "b", None, '"x"}'))
+    assert reply.calls == (ProposedCall(id="a", name="look", arguments='{"at":"x"}'),)
+
+
+async def test_no_call_is_made_with_the_arguments_of_another():
+    """A call without arguments, and behind it one with some, under one number: each tool gets its own."""
+    made = []
+
+    @tool
+    async def archive(folder: str = "spam") -> str:
+        """Archive a folder."""
+        made.append(("archive", folder))
+        return "done"
+
+    @tool(read_only=True)
+    async def look(folder: str = "inbox") -> str:
+        """List a folder."""
+        made.append(("look", folder))
+        return "3 mails"
+
+    pieces = [piece(0, "a", "archive", ""), piece(0, "b", "look", '{"folder":"work"}')]
+    choices = [{"index": 0, "delta": delta} for delta in pieces]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    events = [json.dumps({"choices": [choice]}) for choice in choices]
+    script = [Say(raw="".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])), Say(text="ok")]
+    with LocalServer(script) as server:
+        agent = Agent(OpenAIChat("m", base_url=server.base_url), tools=[archive, look], store=MemoryStore())
+        async with agent.stream("Tidy up.") as stream:
+            deltas = [event async for event in stream if isinstance(event, CallDelta)]
+        await agent.model.aclose()
+    assert stream.run.output == "ok"
+    assert made == [("archive", "spam"), ("look", "work")]
+    assert [(event.call_id, event.name) for event in deltas] == [("t1.0", "archive"), ("t1.1", "look")]
 
 
 # Reasons
