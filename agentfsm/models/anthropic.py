@@ -115,6 +115,8 @@ class Anthropic(VendorModel):
     path = "/v1/messages"
     key_name = "ANTHROPIC_API_KEY"
     wire = "a message"
+    provider = anthropic_wire.PROVIDER
+    home = "api.anthropic.com"
     output_modes = (OutputMode.SCHEMA, OutputMode.TOOL, OutputMode.PROMPT)
     translations: ClassVar[Mapping[type[Exception], t.Translate]] = {
         anthropic.AnthropicError: t.unforeseen,
@@ -170,16 +172,16 @@ class Anthropic(VendorModel):
         return anthropic.AsyncAnthropic(**self._options, http_client=ours)
 
     def _written(self) -> Written:
-        return anthropic_wire.memory(self.refuses)
+        return anthropic_wire.memory(self._provider, self.refuses)
 
     def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
         return anthropic_wire.encode(request, model=self.name, streamed=streamed, written=written, cache=self.cache)
 
     def _decoded(self, data: bytes) -> Reply:
-        return anthropic_wire.decode(data)
+        return anthropic_wire.decode(data, provider=self._provider)
 
     def _assembly(self) -> Assembly:
-        return anthropic_wire.AnthropicAssembly()
+        return anthropic_wire.AnthropicAssembly(provider=self._provider)
 
     def _told(self, error: Exception) -> t.Trouble:
         match error:

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from agentfsm.models.wire import Refuses
     from agentfsm.ports import Chunk, Request
 
-# The provider named in native replies.
+# Whose form a native reply is. Others speak this wire, too, and refuse what Anthropic has signed, as it refuses theirs.
 PROVIDER: Final = "anthropic"
 
 # The largest answer where none is set: the wire wants a number. Thinking and the arguments of calls are part of an
@@ -92,13 +92,14 @@ _IMAGE_CHARS: Final = 5 * 2**20
 # Our messages as the wire writes them
 
 
-def memory(refused: Refuses | None = None) -> Written:
+def memory(provider: str = PROVIDER, refused: Refuses | None = None) -> Written:
     """Return a memory for what is written of requests.
 
     Args:
+        provider: Who reads it, as in `decode`: nobody else gets its native replies back.
         refused: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
     """
-    wires = partial(_turns, refused or refuses)
+    wires = partial(_turns, provider, refused or refuses)
     return Written(messages=WrittenLists(wires, apart=_are_apart), tools=WrittenLists(_tools))
 
 
@@ -247,11 +248,11 @@ def _are_apart(before: Message, after: Message) -> bool:
     return _is_users(before) != _is_users(after)
 
 
-def _turns(refused: Refuses, messages: Sequence[Message]) -> Iterator[object]:
+def _turns(provider: str, refused: Refuses, messages: Sequence[Message]) -> Iterator[object]:
     # Neighbours of one role are one message: Anthropic itself would put them together, others that speak its wire
     # refuse them. Results of a reply stand right behind it, so they come first in their message, as they have to.
     for is_users, run in groupby(messages, key=_is_users):
-        if content := [block for message in run for block in _blocks(message, refused)]:
+        if content := [block for message in run for block in _blocks(message, provider, refused)]:
             yield {"role": "user" if is_users else "assistant", "content": content}
 
 
@@ -261,12 +262,12 @@ def _tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
         yield told | {"input_schema": supported_schema(tool.parameters)} if tool.strict else told
 
 
-def _blocks(message: Message, refused: Refuses) -> Sequence[dict[str, Any]]:
+def _blocks(message: Message, provider: str, refused: Refuses) -> Sequence[dict[str, Any]]:
     match message:
         case ToolResult():
             return [_result(message, refused)]
         case AssistantMessage():
-            return _native_blocks(message) or _plain_blocks(message)
+            return _native_blocks(message, provider) or _plain_blocks(message)
         case UserMessage():
             return [_part(part) for part in message.parts if not isinstance(part, TextPart) or part.text.strip()]
         case SystemMessage():
@@ -296,11 +297,11 @@ def _use(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": wire_id(call.id), "name": call.name, "input": _loads(call.arguments)}
 
 
-def _native_blocks(message: AssistantMessage) -> list[dict[str, Any]]:
+def _native_blocks(message: AssistantMessage, provider: str) -> list[dict[str, Any]]:
     """Return the reply as the provider wrote it, with our calls in place of its own; nothing where there is none."""
-    if message.native is None or message.native.provider != PROVIDER:
+    if message.native is None or message.native.provider != provider:
         return []
-    blocks = _kept(message.native.content)
+    blocks = _kept(message.native)
     if sum(block["type"] == "tool_use" for block in blocks) != len(message.calls):
         return []  # the message was changed: its thinking led to something else
     calls = iter(message.calls)
@@ -309,13 +310,13 @@ def _native_blocks(message: AssistantMessage) -> list[dict[str, Any]]:
     return [block for block in whole if block["type"] != "text" or str(block.get("text")).strip()]
 
 
-def _kept(content: str) -> list[dict[str, Any]]:
+def _kept(native: Native) -> list[dict[str, Any]]:
     try:
-        blocks = _loads(content)
+        blocks = _loads(native.content)
     except ValueError:
         blocks = None
     if not isinstance(blocks, list) or not all(isinstance(block, dict) and "type" in block for block in blocks):
-        msg = f"Native(provider='{PROVIDER}') holds no list of content blocks, as JSON: leave `native` out"
+        msg = f"Native(provider={native.provider!r}) holds no list of content blocks, as JSON: leave `native` out"
         raise MisuseError(msg)
     return blocks
 
@@ -421,8 +422,12 @@ _TEXTS: Final = {
 }
 
 
-def decode(data: bytes) -> Reply:
+def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
     """Read a reply that came whole.
+
+    Args:
+        data: The body.
+        provider: Who wrote it, for the reply's `Native.provider`.
 
     Raises:
         FormError: when it is not a message.
@@ -435,10 +440,11 @@ def decode(data: bytes) -> Reply:
         raise FormError(msg)
     blocks = [_Block.of(block) for block in content]
     stop = field(answer, "stop_reason", str, "")
-    return _reply(blocks, stop, _explanation(answer), field(answer, "usage", dict, {}))
+    usage = _usage(field(answer, "usage", dict, {}))
+    return _reply(blocks, stop, _explanation(answer), usage=usage, provider=provider)
 
 
-def _reply(blocks: Sequence[_Block], stop: str, explanation: str, usage: dict[str, Any]) -> Reply:
+def _reply(blocks: Sequence[_Block], stop: str, explanation: str, *, usage: Usage | None, provider: str) -> Reply:
     text = "".join(block.text for block in blocks)
     calls = tuple(block.proposed() for block in blocks if block.kind == "tool_use")
     reason = _reason(stop, said=bool(text), calls=bool(calls))
@@ -448,8 +454,8 @@ def _reply(blocks: Sequence[_Block], stop: str, explanation: str, usage: dict[st
         text=explanation if reason is FinishReason.REFUSAL else text,
         calls=calls,
         finish_reason=reason,
-        usage=_usage(usage),
-        native=_native(blocks) if is_whole else None,
+        usage=usage,
+        native=_native(blocks, provider) if is_whole else None,
     )
 
 
@@ -483,12 +489,12 @@ def _usage(usage: dict[str, Any]) -> Usage | None:
     )
 
 
-def _native(blocks: Sequence[_Block]) -> Native | None:
+def _native(blocks: Sequence[_Block], provider: str) -> Native | None:
     """Return the reply as it is to go back; None where text and calls are all there is."""
     if all(block.is_plain for block in blocks):
         return None
     content = json.dumps([block.whole() for block in blocks], ensure_ascii=False)
-    return Native(provider=PROVIDER, content=encodable(content))
+    return Native(provider=provider, content=encodable(content))
 
 
 @attrs.define(eq=False, repr=False)
@@ -566,14 +572,17 @@ class _Block:
 class AnthropicAssembly:
     """A streamed reply, as far as it has come: blocks, each with its beginning, its pieces and its end."""
 
+    provider: str = PROVIDER
+    # Who writes it, as in `decode`.
     blocks: dict[int, _Block] = attrs.field(factory=dict)
     # By the server's index, in the order in which they began, which is that of the reply.
     calls: dict[int, int] = attrs.field(factory=dict)
     # The server's index of a call -> its place among the calls.
     stop: str | None = None
     explanation: str = ""
-    usage: dict[str, Any] = attrs.field(factory=dict)
-    # As the server writes it: it counts on, and says each time only what has changed.
+    counts: dict[str, Any] = attrs.field(factory=dict)
+    # Of the usage, as the server writes it: it counts on, and says each time only what has changed.
+    usage: Usage | None = None
     cut: Events = attrs.field(factory=Events)
     events: int = 0
     is_begun: bool = False
@@ -623,7 +632,8 @@ class AnthropicAssembly:
 
     def _count(self, source: object) -> None:
         usage = field(source, "usage", dict, {})
-        self.usage |= {name: value for name, value in usage.items() if value is not None}
+        self.counts |= {name: value for name, value in usage.items() if value is not None}
+        self.usage = _usage(self.counts)
 
     def _begin(self, index: int, block: _Block) -> Iterable[Chunk]:
         if index in self.blocks:
@@ -676,7 +686,8 @@ class AnthropicAssembly:
 
     def reply(self) -> Reply:
         """Put the reply together, once it is whole."""
-        return _reply(list(self.blocks.values()), self.stop or "", self.explanation, self.usage)
+        blocks = list(self.blocks.values())
+        return _reply(blocks, self.stop or "", self.explanation, usage=self.usage, provider=self.provider)
 
 
 def _index(event: object) -> int:

@@ -22,11 +22,7 @@ class OpenAIChat(OpenAIModel):
 
     path = "/chat/completions"
     wire = "a chat completion"
-
-    @property
-    def _provider(self) -> str:
-        # Many speak this wire, and what one of them wants back another refuses.
-        return f"chat completions of {self.host}"
+    provider = "chat completions"
 
     def refuses(self, part: Part) -> str | None:
         """Say why the model cannot take this part of a message or of a result; None where it can."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from agentfsm.models import responses_wire
-from agentfsm.models.openai_api import OpenAIModel
+from agentfsm.models.openai_api import OPENAI_HOSTS, OpenAIModel
 from agentfsm.models.windows import family_of
 
 if TYPE_CHECKING:
@@ -29,20 +29,22 @@ class OpenAIResponses(OpenAIModel):
 
     path = "/responses"
     wire = "a finished response"
+    provider = responses_wire.PROVIDER
+    home = OPENAI_HOSTS[0]
 
     def refuses(self, part: Part) -> str | None:
         """Say why the model cannot take this part of a message or of a result; None where it can."""
         return responses_wire.refuses(part)
 
     def _written(self) -> Written:
-        return responses_wire.memory(self.refuses)
+        return responses_wire.memory(self._provider, self.refuses)
 
     def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
         thinks = not family_of(self.name).startswith(_THINKS_NOT)
         return responses_wire.encode(request, model=self.name, streamed=streamed, thinks=thinks, written=written)
 
     def _decoded(self, data: bytes) -> Reply:
-        return responses_wire.decode(data)
+        return responses_wire.decode(data, provider=self._provider)
 
     def _assembly(self) -> Assembly:
-        return responses_wire.ResponsesAssembly()
+        return responses_wire.ResponsesAssembly(provider=self._provider)

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 Item = dict[str, Any]
 
-# Whose form a native reply is.
+# Whose form a native reply is. Others speak this wire, too, and cannot open what OpenAI has sealed, nor it theirs.
 PROVIDER: Final = "openai-responses"
 
 # What has to be asked for, so that thinking comes sealed. OpenAI's servers send it unasked by now, others do not.
@@ -70,13 +70,15 @@ THINKING: Final = "reasoning.encrypted_content"
 # Our messages as the wire writes them
 
 
-def memory(refused: Refuses | None = None) -> Written:
+def memory(provider: str = PROVIDER, refused: Refuses | None = None) -> Written:
     """Return a memory for what is written of requests.
 
     Args:
+        provider: Who reads it, as in `decode`: nobody else gets its native replies back.
         refused: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
     """
-    return Written(messages=WrittenLists(partial(_items, refused or refuses)), tools=WrittenLists(_tools))
+    wires = partial(_items, provider, refused or refuses)
+    return Written(messages=WrittenLists(wires), tools=WrittenLists(_tools))
 
 
 def encode(
@@ -188,17 +190,17 @@ def _history(request: Request, written: Written) -> bytes:
     return b",".join(items)
 
 
-def _items(refused: Refuses, messages: Sequence[Message]) -> Iterator[Item]:
+def _items(provider: str, refused: Refuses, messages: Sequence[Message]) -> Iterator[Item]:
     for message in messages:
-        yield from _items_of(message, refused)
+        yield from _items_of(message, provider, refused)
 
 
-def _items_of(message: Message, refused: Refuses) -> list[Item]:
+def _items_of(message: Message, provider: str, refused: Refuses) -> list[Item]:
     match message:
         case ToolResult():
             return [{"type": "function_call_output", "call_id": message.call_id, "output": _output(message, refused)}]
-        case AssistantMessage(native=Native() as native) if native.provider == PROVIDER:
-            return _returned(native.content, message.calls)
+        case AssistantMessage(native=Native() as native) if native.provider == provider:
+            return _returned(native, message.calls)
         case AssistantMessage():
             # No provider takes a blank text back, which a model may write before its calls.
             said = [_said("assistant", message.text)] if message.text.strip() else []
@@ -229,19 +231,19 @@ def _call(call: ToolCall) -> Item:
     return {"call_id": call.id, "name": call.name, "arguments": call.arguments}
 
 
-def _returned(content: str, calls: Sequence[ToolCall]) -> list[Item]:
+def _returned(native: Native, calls: Sequence[ToolCall]) -> list[Item]:
     """Return a native reply as items; its calls as the message has them: a person may have edited the arguments."""
     items: list[Item]
     called: list[Item]
     try:
-        items = json.loads(content)
+        items = json.loads(native.content)
         called = [item for item in items if item["type"] == "function_call"]
     except (ValueError, TypeError, KeyError, RecursionError):
         items, called = [], []
     if not items or len(called) != len(calls):
         msg = (
-            f"the history has a native reply of {PROVIDER!r} that does not fit its message of {len(calls)} calls: "
-            "leave the message as it was, or take its native away"
+            f"the history has a native reply of {native.provider!r} that does not fit its message of {len(calls)} "
+            "calls: leave the message as it was, or take its native away"
         )
         raise MisuseError(msg)
     for item, call in zip(called, calls, strict=True):
@@ -273,8 +275,12 @@ def refuses(part: Part) -> str | None:
 # What the wire says
 
 
-def decode(data: bytes) -> Reply:
+def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
     """Read a reply that came whole.
+
+    Args:
+        data: The body.
+        provider: Who wrote it, for the reply's `Native.provider`.
 
     Raises:
         FormError: when it is not a finished response.
@@ -282,7 +288,7 @@ def decode(data: bytes) -> Reply:
         ModelError: when the model called a tool that only the caller could carry out, and agentfsm cannot.
     """
     answer = parsed_reply(data)
-    return _reply(answer, field(answer, "output", list, None))
+    return _reply(answer, field(answer, "output", list, None), provider)
 
 
 _INCOMPLETE: Final = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
@@ -305,7 +311,7 @@ _WRITTEN_BY_SERVER: Final = {
 }
 
 
-def _reply(response: object, output: list[Any] | None) -> Reply:
+def _reply(response: object, output: list[Any] | None, provider: str) -> Reply:
     reason = _stopped(response)
     if output is None:
         msg = "an object without output"
@@ -322,7 +328,7 @@ def _reply(response: object, output: list[Any] | None) -> Reply:
         calls=calls,
         finish_reason=FinishReason.REFUSAL if refused else reason or usual,
         usage=_usage(response),
-        native=_native(items),
+        native=_native(items, provider),
     )
 
 
@@ -362,7 +368,7 @@ def _check_answered(items: Sequence[Item]) -> None:
             raise ModelError(msg)
 
 
-def _native(items: Sequence[Item]) -> Native | None:
+def _native(items: Sequence[Item], provider: str) -> Native | None:
     """Return the items as they go back, where text and calls do not say it all."""
     kept = [_stripped(item) for item in items if not _is_lost(item)]
     # Thinking is refused without the item that it led to, and a reply that was cut off may end with thinking.
@@ -370,7 +376,7 @@ def _native(items: Sequence[Item]) -> Native | None:
         kept.pop()
     if all(item["type"] in {"message", "function_call"} and not item.get("phase") for item in kept):
         return None
-    return Native(provider=PROVIDER, content=written_json(kept).decode())
+    return Native(provider=provider, content=written_json(kept).decode())
 
 
 def _is_lost(item: Item) -> bool:
@@ -414,6 +420,8 @@ class _Heard:
 class ResponsesAssembly:
     """A streamed reply, as far as it has come. Its last event has the whole response, and only that makes it whole."""
 
+    provider: str = PROVIDER
+    # Who writes it, as in `decode`.
     heard: dict[int, _Heard] = attrs.field(factory=dict)
     # By the place of the call among all items.
     items: dict[int, Any] = attrs.field(factory=dict)
@@ -488,7 +496,7 @@ class ResponsesAssembly:
     def _end(self, response: Item, pieces: list[Chunk]) -> None:
         check_error(response)
         output = field(response, "output", list, []) or [self.items[place] for place in sorted(self.items)]
-        self.answer = _reply(response, output)
+        self.answer = _reply(response, output, self.provider)
         self.is_whole = self.is_done = True
         pieces.append(FinishChunk(reason=self.answer.finish_reason))
 

@@ -99,6 +99,10 @@ class VendorModel(Model, ABC):
     # The environment variable that holds the key.
     wire: ClassVar[str]
     # What a reply is, for a sentence: "a chat completion".
+    provider: ClassVar[str]
+    # Whose form a native reply is.
+    home: ClassVar[str] = ""
+    # The address at which that name stands alone: the vendor's own.
     translations: ClassVar[Mapping[type[Exception], t.Translate]]
     # Every way in which the vendor fails, and what it is to us. A class that is not here goes by its nearest ancestor.
 
@@ -117,7 +121,8 @@ class VendorModel(Model, ABC):
         self.name = _checked_name(name, type(self).__name__)
         self.window_tokens = _checked_window(name, window_tokens)
         self.host = url.host
-        self._base_url = f"{url.scheme}://{url.netloc.decode('ascii')}{url.path}"  # without a password
+        self._address = url.netloc.decode("ascii")  # without a password, and without the scheme's own port
+        self._base_url = f"{url.scheme}://{self._address}{url.path}"
         self._price = price_of(name, price)
         self._http_client = http_client
         headers = {name: checked_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
@@ -132,6 +137,11 @@ class VendorModel(Model, ABC):
         self._failures = tuple(self.translations)
         if http_client is None:
             certificates()  # here, where no event loop waits
+
+    @property
+    def _provider(self) -> str:
+        """Whose native replies it takes back: many speak each wire, and what one has signed another refuses."""
+        return self.provider if self._address == self.home else f"{self.provider} of {self._address}"
 
     # What each vendor has of its own.
 

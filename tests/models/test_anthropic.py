@@ -77,7 +77,7 @@ async def test_calls_arrive(streamed):
 async def test_thinking_arrives(streamed):
     """It is kept for the way back, and heard where the reply is streamed."""
     reply, chunks, _ = await ask(Say(thinking="Rome, then.", text="So."), streamed=streamed)
-    assert reply.native.provider == "anthropic"
+    assert reply.native.provider.startswith("anthropic of 127.0.0.1:")
     assert [block["type"] for block in json.loads(reply.native.content)] == ["thinking", "text"]
     heard = "".join(chunk.text for chunk in chunks if isinstance(chunk, ThinkingChunk))
     assert heard == ("Rome, then." if streamed else "")

@@ -511,7 +511,7 @@ def test_each_message_is_written_once_when_it_is_new_and_once_for_good(monkeypat
     """A turn writes what is new in it, however long the history is."""
     wired = []
     write = wire._blocks
-    monkeypatch.setattr(wire, "_blocks", lambda message, refused: wired.append(message) or write(message, refused))
+    monkeypatch.setattr(wire, "_blocks", lambda message, *how: wired.append(message) or write(message, *how))
     written, messages = memory(), (ASK,)
     for number in range(1, 50):
         encode(Request(instructions="", messages=messages, tools=(TOOL,)), model="m", streamed=False, written=written)
