@@ -12,7 +12,7 @@ from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.models import anthropic_wire
 from agentfsm.models import trouble as t
 from agentfsm.models.vendor import TRANSPORT, Client, VendorModel, certificates, checked_header, words_of
-from agentfsm.models.wire import SentError
+from agentfsm.models.wire import SentError, billed
 from agentfsm.ports import OutputMode
 from agentfsm.retry_after import seconds_of
 
@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentfsm.core.messages import Part
+    from agentfsm.core.messages import Part, Usage
     from agentfsm.models.prices import Price
     from agentfsm.models.wire import Assembly, Written
     from agentfsm.ports import Reply, Request
@@ -179,6 +179,9 @@ class Anthropic(VendorModel):
 
     def _decoded(self, data: bytes) -> Reply:
         return anthropic_wire.decode(data, provider=self._provider)
+
+    def _billed(self, data: bytes) -> Usage | None:
+        return billed(data, anthropic_wire.usage_in)
 
     def _assembly(self) -> Assembly:
         return anthropic_wire.AnthropicAssembly(provider=self._provider)

@@ -49,6 +49,7 @@ from agentfsm.models.wire import (
     Written,
     WrittenLists,
     check_error,
+    count,
     field,
     joined,
     parsed,
@@ -440,7 +441,7 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
         raise FormError(msg)
     blocks = [_Block.of(block) for block in content]
     stop = field(answer, "stop_reason", str, "")
-    usage = _usage(field(answer, "usage", dict, {}))
+    usage = usage_in(answer)
     return _reply(blocks, stop, _explanation(answer), usage=usage, provider=provider)
 
 
@@ -474,14 +475,16 @@ def _explanation(source: object) -> str:
     return field(details, "explanation", str, "") or usual
 
 
-def _usage(usage: dict[str, Any]) -> Usage | None:
+def usage_in(source: object) -> Usage | None:
+    """Return what was billed, by an answer or by the counts of a stream; None where that is not said."""
+    usage = field(source, "usage", dict, {})
     if not usage:
         return None
-    read, wrote = field(usage, "cache_read_input_tokens", int, 0), field(usage, "cache_creation_input_tokens", int, 0)
-    output_tokens = field(usage, "output_tokens", int, 0)
-    thinking_tokens = field(field(usage, "output_tokens_details", dict, {}), "thinking_tokens", int, 0)
+    read, wrote = count(usage, "cache_read_input_tokens"), count(usage, "cache_creation_input_tokens")
+    output_tokens = count(usage, "output_tokens")
+    thinking_tokens = count(field(usage, "output_tokens_details", dict, {}), "thinking_tokens")
     return Usage(
-        input_tokens=field(usage, "input_tokens", int, 0) + read + wrote,  # on this wire, what the cache has not
+        input_tokens=count(usage, "input_tokens") + read + wrote,  # on this wire, what the cache has not
         output_tokens=output_tokens,
         cached_tokens=read,
         cache_write_tokens=wrote,
@@ -633,7 +636,7 @@ class AnthropicAssembly:
     def _count(self, source: object) -> None:
         usage = field(source, "usage", dict, {})
         self.counts |= {name: value for name, value in usage.items() if value is not None}
-        self.usage = _usage(self.counts)
+        self.usage = usage_in({"usage": self.counts})
 
     def _begin(self, index: int, block: _Block) -> Iterable[Chunk]:
         if index in self.blocks:

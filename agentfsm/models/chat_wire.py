@@ -28,7 +28,9 @@ from agentfsm.models.wire import (
     FormError,
     Written,
     WrittenLists,
+    arguments_in,
     check_error,
+    count,
     field,
     joined,
     parsed,
@@ -291,7 +293,7 @@ def decode(data: bytes, *, provider: str = "") -> Reply:
         calls=[_Draft.of(call) for call in _call_pieces(message)],
         finish=finish,
         refused=bool(refusal),
-        usage=_usage(answer),
+        usage=usage_in(answer),
         native=_native(_thinking(message), provider) if _is_wanted_back(message) else None,
     )
 
@@ -356,26 +358,23 @@ def _reason(finish: str, *, calls: bool, refused: bool) -> FinishReason:
     return FinishReason.REFUSAL if refused else reasons.get(finish, usual)
 
 
-def _usage(source: object) -> Usage | None:
+def usage_in(source: object) -> Usage | None:
+    """Return what was billed, by an answer or by a piece of one; None where that is not said."""
     usage = field(source, "usage", dict, {})
     if not usage:
         return None
     into = field(usage, "prompt_tokens_details", dict, {})
     out = field(usage, "completion_tokens_details", dict, {})
     # A share is never more than the whole, whatever the server counts.
-    input_tokens, output_tokens = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    cached_tokens = min(_count(into, "cached_tokens"), input_tokens)
+    input_tokens, output_tokens = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
+    cached_tokens = min(count(into, "cached_tokens"), input_tokens)
     return Usage(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         cached_tokens=cached_tokens,
-        cache_write_tokens=min(_count(into, "cache_write_tokens"), input_tokens - cached_tokens),
-        reasoning_tokens=min(_count(out, "reasoning_tokens"), output_tokens),
+        cache_write_tokens=min(count(into, "cache_write_tokens"), input_tokens - cached_tokens),
+        reasoning_tokens=min(count(out, "reasoning_tokens"), output_tokens),
     )
-
-
-def _count(source: dict[str, Any], key: str) -> int:
-    return max(field(source, key, int, 0), 0)
 
 
 @attrs.define(eq=False, repr=False)
@@ -396,7 +395,7 @@ class _Draft:
         """Add a piece; returns the name, where it is news, and the piece of the arguments."""
         function = field(delta, "function", dict, {})
         name = "" if self.name else field(function, "name", str, "")  # some servers repeat it in each piece
-        arguments = field(function, "arguments", str, "")
+        arguments = arguments_in(function)
         self.id = self.id or _id(delta)
         self.name = self.name or name
         self.arguments.append(arguments)
@@ -466,9 +465,9 @@ class ChatAssembly:
         return pieces
 
     def _take(self, chunk: object, pieces: list[Chunk]) -> None:
+        self.usage = usage_in(chunk) or self.usage  # some servers count on in each chunk, OpenAI in the last
         check_error(chunk)
         self.events += 1
-        self.usage = _usage(chunk) or self.usage  # some servers count on in each chunk, OpenAI in the last
         for choice in field(chunk, "choices", list, []):
             if field(choice, "index", int, 0):
                 continue  # a second answer, which only extra_body={"n": 2} asks for

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from agentfsm.models import chat_wire
 from agentfsm.models.openai_api import OpenAIModel
+from agentfsm.models.wire import billed
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Part
+    from agentfsm.core.messages import Part, Usage
     from agentfsm.models.wire import Assembly, Written
     from agentfsm.ports import Reply, Request
 
@@ -39,6 +40,9 @@ class OpenAIChat(OpenAIModel):
 
     def _decoded(self, data: bytes) -> Reply:
         return chat_wire.decode(data, provider=self._provider)
+
+    def _billed(self, data: bytes) -> Usage | None:
+        return billed(data, chat_wire.usage_in)
 
     def _assembly(self) -> Assembly:
         return chat_wire.ChatAssembly(provider=self._provider)

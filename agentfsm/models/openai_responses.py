@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 from agentfsm.models import responses_wire
 from agentfsm.models.openai_api import OPENAI_HOSTS, OpenAIModel
 from agentfsm.models.windows import family_of
+from agentfsm.models.wire import billed
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Part
+    from agentfsm.core.messages import Part, Usage
     from agentfsm.models.wire import Assembly, Written
     from agentfsm.ports import Reply, Request
 
@@ -45,6 +46,9 @@ class OpenAIResponses(OpenAIModel):
 
     def _decoded(self, data: bytes) -> Reply:
         return responses_wire.decode(data, provider=self._provider)
+
+    def _billed(self, data: bytes) -> Usage | None:
+        return billed(data, responses_wire.usage_in)
 
     def _assembly(self) -> Assembly:
         return responses_wire.ResponsesAssembly(provider=self._provider)

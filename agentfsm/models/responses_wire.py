@@ -33,7 +33,9 @@ from agentfsm.models.wire import (
     SentError,
     Written,
     WrittenLists,
+    arguments_in,
     check_error,
+    count,
     field,
     joined,
     parsed,
@@ -327,7 +329,7 @@ def _reply(response: object, output: list[Any] | None, provider: str) -> Reply:
         text="".join([field(part, "text", str, "") + field(part, "refusal", str, "") for part in said]),
         calls=calls,
         finish_reason=FinishReason.REFUSAL if refused else reason or usual,
-        usage=_usage(response),
+        usage=usage_in(response),
         native=_native(items, provider),
     )
 
@@ -353,7 +355,7 @@ def _proposed(item: Item) -> ProposedCall:
     return ProposedCall(
         id=field(item, "call_id", str, ""),
         name=field(item, "name", str, ""),
-        arguments=field(item, "arguments", str, ""),
+        arguments=arguments_in(item),
     )
 
 
@@ -391,18 +393,19 @@ def _stripped(item: Item) -> Item:
     return {name: value for name, value in item.items() if name not in left_out and value is not None}
 
 
-def _usage(response: object) -> Usage | None:
+def usage_in(response: object) -> Usage | None:
+    """Return what was billed; None where the response does not say."""
     usage = field(response, "usage", dict, {})
     if not usage:
         return None
-    read, written = field(usage, "input_tokens", int, 0), field(usage, "output_tokens", int, 0)
+    read, written = count(usage, "input_tokens"), count(usage, "output_tokens")
     of_input, of_output = (field(usage, f"{way}_tokens_details", dict, {}) for way in ("input", "output"))
     return Usage(
         input_tokens=read,
         output_tokens=written,
-        cached_tokens=min(field(of_input, "cached_tokens", int, 0), read),
-        cache_write_tokens=min(field(of_input, "cache_write_tokens", int, 0), read),
-        reasoning_tokens=min(field(of_output, "reasoning_tokens", int, 0), written),
+        cached_tokens=min(count(of_input, "cached_tokens"), read),
+        cache_write_tokens=min(count(of_input, "cache_write_tokens"), read),
+        reasoning_tokens=min(count(of_output, "reasoning_tokens"), written),
     )
 
 
@@ -427,6 +430,7 @@ class ResponsesAssembly:
     items: dict[int, Any] = attrs.field(factory=dict)
     # What is done, by its place: some servers leave the output of the last event empty.
     answer: Reply = attrs.field(factory=Reply)
+    usage: Usage | None = None
     cut: Events = attrs.field(factory=Events)
     events: int = 0
     is_begun: bool = False
@@ -483,7 +487,7 @@ class ResponsesAssembly:
                 self.heard[place] = _Heard(index=len(self.heard))
                 pieces.append(CallChunk(index=self.heard[place].index, name=field(item, "name", str, "")))
             if not self.heard[place].has_arguments:  # of a server that sends them in one piece
-                self._hear(place, field(item, "arguments", str, ""), pieces)
+                self._hear(place, arguments_in(item), pieces)
         if done:
             self.items[place] = item
 
@@ -494,6 +498,7 @@ class ResponsesAssembly:
             pieces.append(CallChunk(index=heard.index, arguments=arguments))
 
     def _end(self, response: Item, pieces: list[Chunk]) -> None:
+        self.usage = usage_in(response)
         check_error(response)
         output = field(response, "output", list, []) or [self.items[place] for place in sorted(self.items)]
         self.answer = _reply(response, output, self.provider)

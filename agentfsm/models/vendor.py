@@ -167,6 +167,10 @@ class VendorModel(Model, ABC):
         """Read a reply that came whole. Raises as `Assembly.feed`."""
 
     @abstractmethod
+    def _billed(self, data: bytes) -> Usage | None:
+        """Return what a reply that came whole, and could not be read, was billed; None where it does not say."""
+
+    @abstractmethod
     def _assembly(self) -> Assembly:
         """Return what a streamed reply is put together in."""
 
@@ -242,12 +246,27 @@ class VendorModel(Model, ABC):
 
     def _whole(self, response: httpx2.Response) -> Reply:
         try:
-            return self._decoded(response.content)
+            return self._read(response.content)
+        except ModelError as error:
+            error.usage = self._billed(response.content)  # what was billed counts, though nothing came of it
+            raise
+
+    def _read(self, data: bytes) -> Reply:
+        try:
+            return self._decoded(data)
         except self._failures as error:
             raise self._translated(error) from None
 
     async def _streamed(self, response: httpx2.Response, emit: Emit) -> Reply:
-        data, assembly = response.aiter_bytes(), self._assembly()
+        assembly = self._assembly()
+        try:
+            return await self._put_together(response, assembly, emit)
+        except ModelError as error:
+            error.usage = assembly.usage  # as above
+            raise
+
+    async def _put_together(self, response: httpx2.Response, assembly: Assembly, emit: Emit) -> Reply:
+        data = response.aiter_bytes()
         try:
             # `emit` stands outside of what is translated: its errors are not the server's.
             while not assembly.is_done and (pieces := await self._pulled(data, assembly)) is not None:

@@ -6,6 +6,7 @@ Pure, and no vendor. What each wire says is in a file of its own: `chat_wire`, `
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
@@ -16,7 +17,7 @@ import jiter
 from agentfsm.core.parts import name_of
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Media, Message, Part, ToolResult
+    from agentfsm.core.messages import Media, Message, Part, ToolResult, Usage
     from agentfsm.ports import Chunk, Reply, ToolDefinition
 
 _T = TypeVar("_T")
@@ -168,6 +169,28 @@ def field(source: object, key: str, kind: type[_T], default: _T) -> _T:
     return value
 
 
+def count(usage: dict[str, Any], key: str) -> int:
+    """Return a number of tokens, 0 or more; 0 where it is missing or null. Some servers write 5 as 5.0.
+
+    Raises:
+        FormError: when it is no number.
+    """
+    value = usage.get(key)
+    if isinstance(value, float):
+        return max(int(value), 0) if math.isfinite(value) else 0
+    return max(field(usage, key, int, 0), 0)
+
+
+def arguments_in(function: dict[str, Any]) -> str:
+    """Return the arguments of a call as text; a few servers send the object itself.
+
+    Raises:
+        FormError: when they are neither.
+    """
+    value = function.get("arguments")
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else field(function, "arguments", str, "")
+
+
 def parsed(text: bytes) -> object:
     """Read JSON.
 
@@ -203,6 +226,19 @@ def parsed_reply(data: bytes) -> object:
         raise FormError(msg) from None
     check_error(answer)
     return answer
+
+
+def billed(data: bytes, usage_in: Callable[[object], Usage | None]) -> Usage | None:
+    """Return what the body of a reply that is none was billed all the same, as far as it says so.
+
+    Args:
+        data: The body.
+        usage_in: Reads the usage of an answer of the wire; raises FormError.
+    """
+    try:
+        return usage_in(parsed(data))
+    except (ValueError, RecursionError):
+        return None
 
 
 def check_error(answer: object) -> None:
@@ -247,6 +283,11 @@ class Assembly(Protocol):
     @property
     def events(self) -> int:
         """How many events came, of any kind."""
+        ...
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the server has billed so far; None where it did not say."""
         ...
 
     @property

@@ -293,6 +293,13 @@ def test_the_usage_of_a_stream_counts_on():
     assert assembly.reply().usage == Usage(input_tokens=47, output_tokens=9, cached_tokens=7)
 
 
+def test_usage_of_any_numbers_is_read():
+    """A whole reply is not thrown away because its bill says 5.0 or -1."""
+    usage = {"input_tokens": 5.0, "output_tokens": -1, "cache_read_input_tokens": -2}
+    assert read(whole(text("x"), usage=usage)).usage == Usage(input_tokens=5)
+    assert assembled(*events_of(text("x"), first=usage, last=None))[0].reply().usage == Usage(input_tokens=5)
+
+
 def test_without_usage_there_is_none():
     """A server that does not count leaves the counting to the engine."""
     assert read(whole(text("x"), usage=None)).usage is None

@@ -19,7 +19,7 @@ from spoiling_proxy import Spoil, SpoilingProxy
 from wire_rules import check_anthropic_body, check_openai, check_responses, check_wires
 
 from agentfsm import Agent, Limits, Settings, StopReason, tool
-from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
+from agentfsm.models import Anthropic, Fallback, OpenAIChat, OpenAIResponses, Price
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.server import LocalServer, Say
 
@@ -249,3 +249,64 @@ async def test_the_wait_is_what_the_server_asks_for_up_to_a_cap(adapter, check, 
     assert len(waits) == 2
     for wait in waits:
         assert 0.001 <= wait <= 0.0015 if waited is None else wait == pytest.approx(waited)
+
+
+def events(*each):
+    """Return a stream of these events, which ends behind them."""
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in each)
+
+
+BILL = {"input_tokens": 100_000, "output_tokens": 7}
+CHAT_BILL = {"prompt_tokens": 100_000, "completion_tokens": 7}
+FAILED = {"status": "failed", "error": {"code": "server_error", "message": "oops"}, "usage": BILL}
+STARTED = {"type": "message_start", "message": {"usage": BILL}}
+OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
+ODD = {"status": "incomplete", "incomplete_details": {"reason": "mood"}, "output": [], "usage": BILL}
+CALLER = {"status": "completed", "output": [{"type": "shell_call", "call_id": "c"}], "usage": BILL}
+BILLED = {
+    "anthropic, cut off": (Anthropic, True, events(STARTED)),
+    "anthropic, overloaded in the middle": (Anthropic, True, events(STARTED, OVERLOADED)),
+    "anthropic, no JSON in the middle": (Anthropic, True, events(STARTED) + "data: {oops\n\n"),
+    "anthropic, no content": (Anthropic, False, json.dumps({"type": "message", "usage": BILL})),
+    "responses, failed at the end": (OpenAIResponses, True, events({"type": "response.failed", "response": FAILED})),
+    "responses, failed": (OpenAIResponses, False, json.dumps(FAILED)),
+    "responses, incomplete": (OpenAIResponses, False, json.dumps(ODD)),
+    "responses, a call for the caller": (OpenAIResponses, False, json.dumps(CALLER)),
+    "chat, cut off": (OpenAIChat, True, events({"choices": [{"delta": {"content": "x"}}], "usage": CHAT_BILL})),
+    "chat, an error": (OpenAIChat, True, events({"error": {"message": "busy", "code": 503}, "usage": CHAT_BILL})),
+    "chat, no choice": (OpenAIChat, False, json.dumps({"choices": [], "usage": CHAT_BILL})),
+}
+
+
+@pytest.mark.parametrize("name", BILLED)
+async def test_what_a_failed_attempt_was_billed_counts(name):
+    """The provider says what it has read and written before it fails: the run's limits see it, and end the retries."""
+    adapter, streamed, raw = BILLED[name]
+    with LocalServer([Say(raw=raw)] * 4) as server:
+        price = Price(input_usd_per_million=3, output_usd_per_million=15)
+        agent = Agent(
+            adapter("m", base_url=server.base_url, price=price),
+            settings=Settings(stream=streamed),
+            limits=Limits(usd=0.50, tokens=1_000_000, retry_wait_s=0.001),
+            store=MemoryStore(),
+        )
+        run = await agent.run("Hello.")
+        await agent.model.aclose()
+    asked = len(server.requests)
+    assert asked == (1 if "caller" in name else 2)  # which no retry would mend
+    assert (run.usage.input_tokens, run.usage.output_tokens) == (100_000 * asked, 7 * asked)
+    assert run.usage.cost_usd == pytest.approx(0.300105 * asked)
+    assert run.stop_reason is (StopReason.MODEL_ERROR if "caller" in name else StopReason.COST_BUDGET)
+
+
+async def test_a_failed_attempt_of_a_fallback_is_billed_at_its_own_price():
+    """What the first was paid before it broke off is in the usage of the reply that the second gave."""
+    dear, cheap = (Price(input_usd_per_million=usd, output_usd_per_million=0) for usd in (10, 1))
+    with LocalServer([Say(raw=events(STARTED, OVERLOADED))]) as one, LocalServer([Say(text="ok", usage=BILL)]) as two:
+        model = Fallback(
+            Anthropic("a", base_url=one.base_url, price=dear), Anthropic("b", base_url=two.base_url, price=cheap)
+        )
+        run = await Agent(model, settings=Settings(stream=True), store=MemoryStore()).run("Hello.")
+        await model.aclose()
+    assert (run.output, run.usage.input_tokens) == ("ok", 200_000)
+    assert run.usage.cost_usd == pytest.approx(1.1)

@@ -195,6 +195,16 @@ def test_empty_arguments_are_passed_on(arguments):
     assert whole(message, "tool_calls").calls == streamed(message)[0].calls == (call,)
 
 
+def test_arguments_that_are_an_object_are_written_as_text():
+    """A few servers leave out to write them as text; what they hold is the same."""
+    function = {"name": "look", "arguments": {"at": "Zürich", "n": [1, None]}}
+    message = {"tool_calls": [{"index": 0, "id": "c", "function": function}]}
+    call = ProposedCall(id="c", name="look", arguments='{"at": "Zürich", "n": [1, null]}')
+    reply, chunks = streamed(message)
+    assert whole(message, "tool_calls").calls == reply.calls == (call,)
+    assert chunks[0] == CallChunk(index=0, name="look", arguments=call.arguments)
+
+
 def piece(index, call_id, name, arguments):
     """Return a delta with a piece of one call; what is None is left out."""
     function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
@@ -312,8 +322,13 @@ def test_a_stream_of_old_completions_is_not_begun():
             Usage(input_tokens=9, output_tokens=8, cached_tokens=7, cache_write_tokens=2, reasoning_tokens=8),
         ),
         ({"prompt_tokens": -9, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": -3}}, Usage()),
+        (
+            {"prompt_tokens": 5.0, "completion_tokens": 2.0, "prompt_tokens_details": {"cached_tokens": 1.0}},
+            Usage(input_tokens=5, output_tokens=2, cached_tokens=1),
+        ),
+        ({"prompt_tokens": float("nan"), "completion_tokens": -1.5}, Usage()),
     ],
-    ids=["null", "empty", "zeros", "half", "no details", "all", "more than the whole", "negative"],
+    ids=["null", "empty", "zeros", "half", "no details", "all", "more than the whole", "negative", "floats", "odd"],
 )
 def test_usage_is_read_in_every_shape(bill, usage):
     """What is missing is zero, a share is at most the whole, and without a bill there is no usage."""

@@ -94,6 +94,16 @@ def test_without_usage_there_is_none_and_shares_are_shares():
     assert read(said("x"), usage=usage).usage == Usage(input_tokens=3, cached_tokens=3)
 
 
+def test_usage_of_any_numbers_is_read():
+    """A whole reply is not thrown away because its bill says 5.0 or -1; an object of arguments is written as text."""
+    usage = {"input_tokens": 5.0, "output_tokens": -1, "input_tokens_details": {"cached_tokens": 2.0}}
+    reply = read(called(arguments={"x": 1}), usage=usage)
+    assert reply.usage == Usage(input_tokens=5, cached_tokens=2)
+    assert reply.calls == (ProposedCall(id="call_1", name="f", arguments='{"x": 1}'),)
+    last = {"type": "response.completed", "response": response(called(arguments={"x": 1}), usage=usage)}
+    assert assembled(item("done", called(arguments={"x": 1}), 0), last)[0].reply() == reply
+
+
 def test_texts_are_joined_as_the_vendors_package_joins_them():
     """Several messages, and several parts of one, are one text."""
     two = said("b")
