@@ -203,6 +203,10 @@ class Model(Protocol):
         """Say why the model cannot take this part of a user's message, or of a tool's result; None where it can."""
         return None
 
+    def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:  # noqa: ARG002  as above
+        """Say why the provider cannot hold the model to this schema, in OutputMode.SCHEMA; None where it can."""
+        return None
+
     def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  a default for those that know no prices
         """US dollars for the usage of one reply, or None where no price is known; it is asked for after each reply."""
         return None

@@ -11,6 +11,7 @@ import httpx2
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.models import anthropic_wire
 from agentfsm.models import trouble as t
+from agentfsm.models.anthropic_schema import refuses
 from agentfsm.models.vendor import TRANSPORT, Client, VendorModel, certificates, checked_header, words_of
 from agentfsm.models.wire import SentError, billed
 from agentfsm.ports import OutputMode
@@ -26,7 +27,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentfsm.core.messages import Part, Usage
+    from agentfsm.core.messages import JSON, Part, Usage
     from agentfsm.models.prices import Price
     from agentfsm.models.wire import Assembly, Written
     from agentfsm.ports import Reply, Request
@@ -165,6 +166,10 @@ class Anthropic(VendorModel):
     def refuses(self, part: Part) -> str | None:
         """Say why the model cannot take this part of a message or of a result; None where it can."""
         return anthropic_wire.refuses(part)
+
+    def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:
+        """Say why the provider cannot hold the model to this schema; None where it can."""
+        return refuses(schema)
 
     def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
         # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.

@@ -1,7 +1,9 @@
 """The part of JSON Schema that Anthropic holds a model to: for answers in a form, and for strict tools.
 
 Any other keyword is refused with status 400. It is told in the description instead, where the model reads it, and what
-comes is validated against the whole schema afterwards. Tools that are not strict take any schema.
+comes is validated against the whole schema afterwards. A schema that refers back to itself is refused as a whole
+("Circular reference detected in schema definitions"): nothing says the same without that. Tools that are not strict
+take any schema.
 
 Source: `transform_schema` of the anthropic package 2.12, and
 platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations".
@@ -10,7 +12,7 @@ platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema l
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.ports import plain_json
@@ -24,6 +26,48 @@ _UNKNOWN: Final = object()
 _FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"}
 )
+
+
+def refuses(schema: Mapping[str, JSON]) -> str | None:
+    """Say why the provider cannot hold a model to this schema; None where it can."""
+    return "Anthropic takes no schema that refers back to itself" if _is_circular(schema) else None
+
+
+def _is_circular(schema: Mapping[str, JSON]) -> bool:
+    leads = {name: set(_references(_target(schema, name))) for name in _references(schema)}
+    while ends := [name for name, others in leads.items() if not others & leads.keys()]:
+        for name in ends:
+            del leads[name]
+    return bool(leads)  # each of the rest leads to one of the rest
+
+
+def _references(value: object) -> Iterator[str]:
+    """Yield all references in a part of a schema."""
+    if isinstance(value, Mapping):
+        if isinstance(name := value.get("$ref"), str):
+            yield name
+        for each in value.values():
+            yield from _references(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _references(each)
+
+
+def _target(schema: Mapping[str, JSON], name: str) -> object:
+    """Return what a reference stands for; None where it leads elsewhere.
+
+    Source: RFC 6901, without the escapes of an address.
+    """
+    target: Any = schema
+    for step in name.removeprefix("#").split("/")[1:]:
+        word = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, Mapping):
+            target = target.get(word)
+        elif isinstance(target, list | tuple) and word.isdecimal() and int(word) < len(target):
+            target = target[int(word)]
+        else:
+            return None
+    return target if name.startswith("#") else None
 
 
 def supported_schema(schema: Mapping[str, JSON]) -> dict[str, Any]:

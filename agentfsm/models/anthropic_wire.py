@@ -42,6 +42,7 @@ from agentfsm.core.messages import (
     data_of,
     encodable,
 )
+from agentfsm.models.anthropic_schema import refuses as refuses_schema
 from agentfsm.models.anthropic_schema import supported_schema
 from agentfsm.models.wire import (
     Events,
@@ -259,8 +260,12 @@ def _turns(provider: str, refused: Refuses, messages: Sequence[Message]) -> Iter
 
 def _tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
     for tool in tools:
-        told = tool.anthropic()
-        yield told | {"input_schema": supported_schema(tool.parameters)} if tool.strict else told
+        if not tool.strict:
+            yield tool.anthropic()
+        elif refuses_schema(tool.parameters) is None:
+            yield tool.anthropic() | {"input_schema": supported_schema(tool.parameters)}
+        else:  # it is not held to the schema while it writes: its arguments are validated all the same
+            yield attrs.evolve(tool, strict=False).anthropic()
 
 
 def _blocks(message: Message, provider: str, refused: Refuses) -> Sequence[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -10,6 +11,9 @@ from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import Usage
 from agentfsm.models import model_of
 from agentfsm.ports import Emit, Model, Reply, Request
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import JSON
 
 
 class Composite(Model):
@@ -33,6 +37,10 @@ class Composite(Model):
         )
         if not self.output_modes:
             raise MisuseError(f"the models of {name!r} share no output mode: leave out the one that differs")
+
+    def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:
+        """Say why one of the models cannot be held to this schema: any of them may have to answer."""
+        return next((why for model in self.models if (why := model.refuses_schema(schema)) is not None), None)
 
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply at most: by the dearest model; None where one has no known price.

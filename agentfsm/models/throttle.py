@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -23,7 +23,7 @@ from agentfsm.tally import BYTES, BYTES_PER_TOKEN, count_message, count_tools
 from agentfsm.threads import Bell, ring
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Part, Usage
+    from agentfsm.core.messages import JSON, Part, Usage
     from agentfsm.ports import Emit, Reply, Request
 
 MINUTE_S: Final = 60.0
@@ -112,6 +112,10 @@ class Throttled(Model):
     def refuses(self, part: Part) -> str | None:
         """Say why the model cannot take this part; None where it can."""
         return self._model.refuses(part)
+
+    def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:
+        """Say why the provider cannot hold the model to this schema; None where it can."""
+        return self._model.refuses_schema(schema)
 
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply, or None where no price is known."""

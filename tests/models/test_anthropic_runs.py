@@ -3,11 +3,13 @@
 from itertools import pairwise
 
 import anyio
+import pydantic
 import pytest
 from asking_anthropic import forget_keys
 from wire_rules import check_anthropic_body
 
-from agentfsm import Agent, Limits, Settings, State, tool
+from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, tool
+from agentfsm.models import Fallback, Throttled
 from agentfsm.models.anthropic import Anthropic
 from agentfsm.models.prices import Price
 from agentfsm.stores import SQLiteStore
@@ -152,3 +154,69 @@ async def test_an_answer_that_a_filter_cut_off_is_no_answer():
             run = await asking.run("go")
     assert "content filter" in run.stop_message
     assert run.state is State.ERROR
+
+
+# What the API answers with 400
+
+
+class Tree(pydantic.BaseModel):
+    label: str
+    children: list["Tree"] = []
+
+
+GROWN = {"result": {"label": "oak", "children": [{"label": "leaf", "children": []}]}}
+THINKS = Settings(extra_body={"thinking": {"type": "enabled", "budget_tokens": 4096}})
+
+
+@pytest.mark.parametrize("wrapped", [None, Throttled, Fallback])
+async def test_an_answer_that_holds_its_own_kind_is_asked_for_as_a_call(wrapped):
+    """Anthropic holds no model to a schema that refers to itself: the next way is taken; asking for it is an error."""
+    with LocalServer([Say(calls=(("final_answer", GROWN),))]) as server:
+        model = Anthropic("claude-opus-5", base_url=server.base_url)
+        if wrapped is not None:
+            model = Fallback(model, model) if wrapped is Fallback else Throttled(model, concurrency=1)
+        async with Agent(model, output_type=Tree) as grower:
+            run = await grower.run("Draw the tree.")
+        await model.aclose()
+        with pytest.raises(MisuseError, match="takes no schema that refers back to itself; leave output_mode out"):
+            Agent(model, output_type=Tree, output_mode="schema")
+    assert run.output == Tree(label="oak", children=[Tree(label="leaf")])
+    body = server.requests[0].body
+    assert ("output_config" in body, [each["name"] for each in body["tools"]]) == (False, ["final_answer"])
+    assert body["tool_choice"] == {"type": "any"}
+
+
+async def test_a_model_that_is_told_to_think_is_not_forced_to_call():
+    """Thinking may not be enabled when tool_choice forces tool use, however it was enabled."""
+    with LocalServer([Say(calls=(("final_answer", {"result": {"1": 2}}),))]) as server:
+        model = Anthropic("claude-opus-5", base_url=server.base_url)
+        async with Agent(model, output_type=dict[int, int], settings=THINKS) as counter:
+            assert (await counter.run("Count.")).output == {1: 2}
+        await model.aclose()
+    body = server.requests[0].body
+    assert (body["thinking"]["type"], "tool_choice" in body) == ("enabled", False)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [(Limits(tokens=4_000), StopReason.TOKEN_BUDGET), (Limits(usd=0.1), StopReason.COST_BUDGET)],
+)
+async def test_a_budget_that_leaves_no_more_than_the_thinking_is_used_up(limits, reason):
+    """`max_tokens` must be greater than `thinking.budget_tokens`: a cap below that is not sent."""
+    with LocalServer([]) as server:
+        thinker = Agent(Anthropic("m", base_url=server.base_url, price=PRICE), settings=THINKS, limits=limits)
+        run = await thinker.run("Think.")
+        await thinker.model.aclose()
+    assert (run.stop_reason, server.requests) == (reason, ())
+
+
+async def test_a_budget_that_leaves_more_than_the_thinking_caps_the_answer():
+    """By one token at least."""
+    settings = Settings(max_tokens=8_000, extra_body=THINKS.extra_body)
+    with LocalServer([Say(text="So.")]) as server:
+        thinker = Agent(
+            Anthropic("m", base_url=server.base_url), settings=settings, limits=Limits(tokens=4_200), instructions="x"
+        )
+        assert (await thinker.run("Think.")).output == "So."
+        await thinker.model.aclose()
+    assert 4_096 < server.requests[0].body["max_tokens"] < 4_200

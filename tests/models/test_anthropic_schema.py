@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 from agentfsm.engine.schema.strict import strict_schema
-from agentfsm.models.anthropic_schema import supported_schema
+from agentfsm.models.anthropic_schema import refuses, supported_schema
 
 
 class Leg(pydantic.BaseModel):
@@ -75,3 +75,24 @@ def test_what_is_no_schema_of_words_is_passed_on():
         "properties": {"x": True},
         "description": '{default: {"a": [1]}}',
     }
+
+
+REFERS = {
+    "to itself": ({"$defs": {"t": {"items": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t"}, True),
+    "to each other": ({"$defs": {"a": {"anyOf": ({"$ref": "#/$defs/b"},)}, "b": {"$ref": "#/$defs/a"}}}, True),
+    "to the whole": ({"properties": {"next": {"$ref": "#"}}}, True),
+    "to a place above": ({"properties": {"a/b": {"items": [{"$ref": "#/properties/a~1b/items"}]}}}, True),
+    "twice to one": ({"$defs": {"x": {}, "y": {"$ref": "#/$defs/x"}}, "anyOf": [{"$ref": "#/$defs/y"}] * 2}, False),
+    "to an item": ({"allOf": [{}, {"$ref": "#/allOf/0"}]}, False),
+    "nowhere": ({"items": {"$ref": "#/$defs/none/at/all"}}, False),
+    "elsewhere": ({"items": {"$ref": "https://example.com/schema#/items"}}, False),
+    "as a name": ({"properties": {"$ref": {"type": "string"}}}, False),
+}
+
+
+@pytest.mark.parametrize("where", REFERS)
+def test_a_schema_that_refers_back_to_itself_is_refused(where):
+    """The provider takes references, and none that come round."""
+    schema, is_circular = REFERS[where]
+    assert (refuses(schema) is not None) == is_circular
+    assert (refuses(MappingProxyType(schema)) is not None) == is_circular

@@ -351,6 +351,14 @@ def test_a_strict_schema_holds_only_what_the_wire_knows():
     assert body_of(output=OutputForm(name="x", schema=schema))["output_config"]["format"]["schema"] == known
 
 
+def test_a_strict_schema_that_refers_back_to_itself_is_sent_as_it_is():
+    """The provider refuses it for a strict tool, so that the tool is none there."""
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "additionalProperties": False}
+    schema = {"type": "object", "properties": {"first": {"$ref": "#/$defs/node"}}, "$defs": {"node": node}}
+    (told,) = body_of(tools=[ToolDefinition(name="t", description="x", parameters=schema, strict=True)])["tools"]
+    assert (told["input_schema"], "strict" in told) == (schema, False)
+
+
 def test_a_history_of_calls_goes_on_without_tools():
     """Anthropic wants tools where there are calls: those that were called are told, and none may be called."""
     calls = AssistantMessage(calls=(called("t2.0", name="clock"), called("t2.1"), called("t2.2", name="clock")))

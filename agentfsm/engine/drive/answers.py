@@ -203,11 +203,18 @@ def _chosen(form: Form, mode: OutputMode | str | None, model: Model) -> tuple[Ou
         if each is not OutputMode.SCHEMA:
             return each, None
         try:
-            return each, strict_schema(form.schema, FINAL_ANSWER)
+            return each, _strict(form, model)
         except MisuseError:
             if mode is not None or len(has) == 1:
                 raise
     return OutputMode.PROMPT, None
+
+
+def _strict(form: Form, model: Model) -> Mapping[str, JSON]:
+    schema = strict_schema(form.schema, FINAL_ANSWER)
+    if (why := model.refuses_schema(schema)) is not None:
+        raise MisuseError(f"{model.name} cannot be held to the output_type: {why}; leave output_mode out")
+    return schema
 
 
 def _by_schema(schema: Mapping[str, JSON]) -> dict[str, Any]:

@@ -161,6 +161,7 @@ class Budget:
         wanted_tokens: int,
         longest_tokens: int,
         price: Price,
+        least_tokens: int = 1,
     ) -> tuple[int, Held]:
         """Hold back what a request may cost at most.
 
@@ -172,10 +173,11 @@ class Budget:
             wanted_tokens: Of the answer that it shall have room for, 1 or more.
             longest_tokens: Of the longest answer that it may get where nothing caps it, `wanted_tokens` or more.
             price: Tells what a usage costs, US dollars.
+            least_tokens: Of the shortest answer that it may be capped at, 1 to `wanted_tokens`.
 
         Returns:
-            Tokens that the answer may have, 1 to `wanted_tokens` (which stands for no cap), and what was held back:
-            give it to `settle`.
+            Tokens that the answer may have, `least_tokens` to `wanted_tokens` (which stands for no cap), and what was
+            held back: give it to `settle`.
 
         Raises:
             LimitError: when nothing is left for an answer, or the price is unknown where money is limited.
@@ -183,8 +185,8 @@ class Budget:
         cost = self._cost_of(asked_tokens, longest_tokens, price) if self.counts_money else _for_nothing
         while True:
             granted, binding = self._room(asked_tokens, wanted_tokens, cost)
-            if granted < 1:
-                raise binding.exhausted(asked_tokens)
+            if granted < least_tokens:
+                raise binding.exhausted(asked_tokens + least_tokens - 1)
             needed = longest_tokens + self.family.excess
             if self._fits(asked_tokens, needed, cost):
                 break

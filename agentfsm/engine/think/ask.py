@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -127,7 +127,8 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
     asked = question.tally.estimate
     wanted = question.settings.max_tokens or ANSWER_TOKENS
     longest = question.settings.max_tokens or LONGEST_ANSWER_TOKENS
-    granted, held = await budget.reserve(asked, wanted, longest, engine.model.cost_usd)
+    least = min(1 + _thinking_tokens(question.settings), wanted) if question.settings.extra_body else 1
+    granted, held = await budget.reserve(asked, wanted, longest, engine.model.cost_usd, least)
     usage = NO_USAGE
     try:
         request = _request(question, granted if granted < wanted else None)
@@ -144,7 +145,7 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
 def _request(question: Question, cap_tokens: int | None) -> Request:
     engine, settings, answers = question.engine, question.settings, question.engine.answers
     choice = settings.tool_choice
-    if choice is None and answers is not None and answers.is_call and settings.reasoning_effort is None:
+    if choice is None and answers is not None and answers.is_call and not _may_think(settings):
         settings = attrs.evolve(settings, tool_choice="required")  # models that think may refuse to be forced
     if choice is not None and choice not in _MODES and all(choice != tool.name for tool in question.tools):
         settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
@@ -156,6 +157,18 @@ def _request(question: Question, cap_tokens: int | None) -> Request:
         output=None if answers is None else answers.output,
         timeout_s=engine.limits.model_timeout_s,
     )
+
+
+def _may_think(settings: Settings) -> bool:
+    """Whether the model is asked to think: by an effort, or in the words of Anthropic and others."""
+    return settings.reasoning_effort is not None or "thinking" in settings.extra_body
+
+
+def _thinking_tokens(settings: Settings) -> int:
+    """Return how many tokens of an answer are for thinking: Anthropic refuses a cap that is not above them."""
+    thinking = settings.extra_body.get("thinking")
+    tokens = thinking.get("budget_tokens") if isinstance(thinking, Mapping) else None
+    return tokens if isinstance(tokens, int) else 0
 
 
 async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> Reply:
