@@ -203,6 +203,10 @@ class Model(Protocol):
         """Say why the model cannot take this part of a user's message, or of a tool's result; None where it can."""
         return None
 
+    def refuses_settings(self, settings: Settings) -> str | None:  # noqa: ARG002  as above
+        """Say which of the settings the wire has no word for, and what to do; None where it has one for all."""
+        return None
+
     def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:  # noqa: ARG002  as above
         """Say why the provider cannot hold the model to this schema, in OutputMode.SCHEMA; None where it can."""
         return None

@@ -194,6 +194,8 @@ class Run(Generic[A_co]):
     open: tuple[OpenCall, ...] = ()
     # The calls of `reply`, in call order.
     usage: Usage = Usage()
+    unpriced: tuple[str, ...] = ()
+    # The models that answered and whose price was not known, each once.
     duration_s: float = 0.0
     # Active seconds.
     called: int = 0
@@ -539,15 +541,22 @@ def _tools_chosen(run: Run[Any], event: e.ToolsChosen) -> Changes:
     return {
         "turn": run.turn + 1,
         "usage": run.usage + event.usage,
+        "unpriced": _unpriced(run, event) if event.usage.unpriced else run.unpriced,
         "reply": event.message,
         "open": tuple([OpenCall(call=call) for call in event.message.calls]),
     }
+
+
+def _unpriced(run: Run[Any], event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted) -> tuple[str, ...]:
+    name = event.model or (run.fingerprint or run.header.fingerprint).model
+    return run.unpriced if name in run.unpriced else (*run.unpriced, name)
 
 
 def _answered(run: Run[Any], event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
     return {
         "turn": run.turn + 1,
         "usage": run.usage + event.usage,
+        "unpriced": _unpriced(run, event) if event.usage.unpriced else run.unpriced,
         "messages": (*run.messages, event.message),
         "consecutive_errors": 0,
     }

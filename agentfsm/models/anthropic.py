@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agentfsm.core.messages import JSON, Part, Usage
+    from agentfsm.core.settings import Settings
     from agentfsm.models.prices import Price
     from agentfsm.models.wire import Assembly, Written
     from agentfsm.ports import Reply, Request
@@ -167,13 +168,18 @@ class Anthropic(VendorModel):
         """Say why the model cannot take this part of a message or of a result; None where it can."""
         return anthropic_wire.refuses(part)
 
+    def refuses_settings(self, settings: Settings) -> str | None:
+        """Say which of the settings the wire has no word for; None where it has one for all."""
+        return anthropic_wire.refuses_settings(settings)
+
     def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:
         """Say why the provider cannot hold the model to this schema; None where it can."""
         return refuses(schema)
 
     def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
         # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
-        ours = http_client or anthropic.DefaultAsyncHttpxClient(verify=certificates())
+        hooks = {"request": [self._keep_headers]}
+        ours = http_client or anthropic.DefaultAsyncHttpxClient(verify=certificates(), event_hooks=hooks)
         return anthropic.AsyncAnthropic(**self._options, http_client=ours)
 
     def _written(self) -> Written:

@@ -71,6 +71,7 @@ from agentfsm.ports import (
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part, ToolCall
+    from agentfsm.core.settings import Settings
     from agentfsm.models.wire import Refuses
     from agentfsm.ports import Chunk, Request
 
@@ -139,9 +140,8 @@ def encode(
 
 def _setting_fields(request: Request) -> dict[str, Any]:
     settings = request.settings
-    if settings.seed is not None:
-        msg = f"Anthropic's messages have no seed, and Settings(seed={settings.seed}) is set: leave it out"
-        raise ModelError(msg)
+    if (why := refuses_settings(settings)) is not None:
+        raise ModelError(why)
     fields = {
         "max_tokens": settings.max_tokens or ANSWER_TOKENS,
         "temperature": settings.temperature,
@@ -152,6 +152,13 @@ def _setting_fields(request: Request) -> dict[str, Any]:
         "tool_choice": _tool_choice(request),
     }
     return {name: value for name, value in fields.items() if value is not None} | dict(settings.extra_body)
+
+
+def refuses_settings(settings: Settings) -> str | None:
+    """Say which of the settings the wire has no word for; None where it has one for all."""
+    if settings.seed is None:
+        return None
+    return f"Anthropic's messages have no seed, and Settings(seed={settings.seed}) is set: leave it out"
 
 
 def _thinking(effort: str | None) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from agentfsm.ports import Emit, Model, Reply, Request
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
+    from agentfsm.core.settings import Settings
 
 
 class Composite(Model):
@@ -37,6 +38,10 @@ class Composite(Model):
         )
         if not self.output_modes:
             raise MisuseError(f"the models of {name!r} share no output mode: leave out the one that differs")
+
+    def refuses_settings(self, settings: Settings) -> str | None:
+        """Say which of the settings one of the models has no word for: any of them may have to answer."""
+        return next((why for model in self.models if (why := model.refuses_settings(settings)) is not None), None)
 
     def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:
         """Say why one of the models cannot be held to this schema: any of them may have to answer."""

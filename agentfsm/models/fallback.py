@@ -110,7 +110,12 @@ class Fallback(Composite):
         """Ask each model at most once, until one answers; see `Model.reply`, and above for what goes up.
 
         Cancelling it says nothing of a model.
+
+        Raises:
+            ModelError: also when one of the models has no word for a setting: any of them may have to answer.
         """
+        if (why := self.refuses_settings(request.settings)) is not None:
+            raise ModelError(why)  # now, and not on the day when the first is out
         paid, failures = Usage(), list[str]()
         for place in self._line():
             heard = _Heard(emit)

@@ -158,7 +158,8 @@ class OpenAIModel(VendorModel):
 
     def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
         # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
-        ours = http_client or openai.DefaultAsyncHttpxClient(verify=certificates())
+        hooks = {"request": [self._keep_headers]}
+        ours = http_client or openai.DefaultAsyncHttpxClient(verify=certificates(), event_hooks=hooks)
         return openai.AsyncOpenAI(**self._options, http_client=ours)
 
     def _told(self, error: Exception) -> t.Trouble:

@@ -11,6 +11,7 @@ from agentfsm.models.wire import billed
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Part, Usage
+    from agentfsm.core.settings import Settings
     from agentfsm.models.wire import Assembly, Written
     from agentfsm.ports import Reply, Request
 
@@ -36,6 +37,10 @@ class OpenAIResponses(OpenAIModel):
     def refuses(self, part: Part) -> str | None:
         """Say why the model cannot take this part of a message or of a result; None where it can."""
         return responses_wire.refuses(part)
+
+    def refuses_settings(self, settings: Settings) -> str | None:
+        """Say which of the settings the wire has no field for; None where it has one for all."""
+        return responses_wire.refuses_settings(settings, self.name)
 
     def _written(self) -> Written:
         return responses_wire.memory(self._provider, self.refuses)

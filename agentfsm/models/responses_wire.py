@@ -105,7 +105,8 @@ def encode(
         MisuseError: when a tool's parameters or a setting are not JSON, or a native reply does not fit its message.
         ModelError: when a setting is one that this wire has no field for.
     """
-    _check_settings(request.settings, model)
+    if (why := refuses_settings(request.settings, model)) is not None:
+        raise ModelError(why)
     written = written or memory()
     try:
         fields = {"model": model, "store": False} | ({"include": [THINKING]} if thinks else {})
@@ -122,14 +123,15 @@ def encode(
         raise MisuseError(msg) from error
 
 
-def _check_settings(settings: Settings, model: str) -> None:
+def refuses_settings(settings: Settings, model: str) -> str | None:
+    """Say which of the settings the wire has no field for; None where it has one for all."""
     for name, value in (("seed", settings.seed), ("stop", settings.stop or None)):
         if value is not None:
-            msg = (
+            return (
                 f"{model!r} cannot be asked with Settings({name}={value!r}): OpenAI's Responses API has no such field. "
                 "Leave it out, or ask by chat completions, with OpenAIChat."
             )
-            raise ModelError(msg)
+    return None
 
 
 def _setting_fields(settings: Settings) -> Item:

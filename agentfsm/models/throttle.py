@@ -24,6 +24,7 @@ from agentfsm.threads import Bell, ring
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON, Part, Usage
+    from agentfsm.core.settings import Settings
     from agentfsm.ports import Emit, Reply, Request
 
 MINUTE_S: Final = 60.0
@@ -112,6 +113,10 @@ class Throttled(Model):
     def refuses(self, part: Part) -> str | None:
         """Say why the model cannot take this part; None where it can."""
         return self._model.refuses(part)
+
+    def refuses_settings(self, settings: Settings) -> str | None:
+        """Say which of the settings the wire has no word for; None where it has one for all."""
+        return self._model.refuses_settings(settings)
 
     def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:
         """Say why the provider cannot hold the model to this schema; None where it can."""

@@ -126,6 +126,7 @@ class VendorModel(Model, ABC):
         self._price = price_of(name, price)
         self._http_client = http_client
         headers = {name: checked_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
+        self._headers = tuple(headers)
         self._secrets = _secret_words(api_key, *headers.values())
         self._options: dict[str, Any] = {
             "base_url": str(url),
@@ -177,6 +178,12 @@ class VendorModel(Model, ABC):
     @abstractmethod
     def _told(self, error: Exception) -> t.Trouble:
         """Return what is known of a failure; make it with `_trouble`."""
+
+    async def _keep_headers(self, request: httpx2.Request) -> None:
+        """Take the user's headers out of a request that was sent on to another host; the transport drops the key."""
+        if request.url.host != self.host:
+            for name in self._headers:
+                request.headers.pop(name, None)
 
     # The port.
 

@@ -94,8 +94,8 @@ async def test_a_sum_with_an_unknown_part_is_unknown(store):
     agent = Agent(Fallback(known, Priced("local", None, "done")), tools=[look], store=store)
     run = await agent.run("look")
     assert (run.output, run.usage.cost_usd, run.usage.unpriced) == ("done", 7.5, True)
-    assert agent.cost(run).usd is None
-    assert "7.5000 US dollars, price of known else local unknown" in run_text(run)
+    assert (agent.cost(run).usd, agent.cost(run).unpriced) == (None, ("local",))
+    assert "7.5000 US dollars, price of local unknown" in run_text(run)
 
 
 async def test_a_price_that_became_known_later_counts(store):

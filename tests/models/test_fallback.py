@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Limits
+from agentfsm import Agent, Limits, Settings, StopReason
 from agentfsm.core.errors import (
     ContextTooLongError,
     MisuseError,
@@ -16,6 +16,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.messages import ImagePart, TextPart, Usage, UserMessage
 from agentfsm.engine.watch.stream import TextDelta
+from agentfsm.models import Anthropic, OpenAIResponses, Throttled
 from agentfsm.models.fallback import Fallback
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price
@@ -451,3 +452,16 @@ async def test_a_model_that_told_no_usage_is_counted_by_the_engine():
             return Reply(text="ok")
 
     assert (await Fallback(Named("a", OVERLOADED), Silent("b")).reply(REQUEST)).usage is None
+
+
+@pytest.mark.parametrize("behind", [Anthropic, OpenAIResponses])
+async def test_a_setting_that_one_of_them_has_no_word_for_is_refused_at_once(behind):
+    """And not on the day when the first is out and the other has to answer; nobody is asked."""
+    with LocalServer([]) as server:
+        model = Fallback(OpenAIChat("m", base_url=server.base_url), behind("n", base_url=server.base_url))
+        run = await Agent(Throttled(model, concurrency=1), settings=Settings(seed=7)).run("Hello")
+        await model.aclose()
+    assert (run.stop_reason, server.requests) == (StopReason.MODEL_ERROR, ())
+    assert "seed" in run.stop_message
+    assert model.refuses_settings(Settings(temperature=1.0)) is None
+    assert Throttled(model, concurrency=1).refuses_settings(Settings(seed=7)) is not None

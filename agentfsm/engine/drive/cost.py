@@ -26,7 +26,7 @@ def cost_of(run: Run, model: Model | None = None) -> AgentCost:
     own = _without(run.usage, children)
     name = (run.fingerprint or run.header.fingerprint).model
     usd = _own_usd(own, model if model is not None and model.name == name else None)
-    unpriced = [name] if usd is None else []
+    unpriced = (run.unpriced or (name,)) if usd is None else ()
     return AgentCost(
         agent=run.header.agent,
         run_id=run.id,
