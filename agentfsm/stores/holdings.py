@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import attrs
 
@@ -21,8 +22,8 @@ _log = logging.getLogger("agentfsm.stores")
 class Held:
     """A lease of ours."""
 
-    lease: weakref.ref[Lease]
-    # Weak, so that an owner whose coroutine was thrown away holds nothing.
+    lease: Callable[[], Lease | None]
+    # A weak reference, so that an owner whose coroutine was thrown away holds nothing.
     token: int
     failed: str = ""
     # Why an append of it was not written, by no word of ours; then no later one is either, so that there is no gap.
@@ -33,6 +34,8 @@ class Holdings:
     """The leases of one store object, by run id."""
 
     _held: dict[str, Held] = attrs.field(factory=dict, init=False)
+    _before: dict[str, Held | None] | None = attrs.field(default=None, init=False)
+    # What was held of each run that has changed in the transaction; None outside of one.
 
     def __len__(self) -> int:
         return len(self._held)
@@ -40,13 +43,31 @@ class Holdings:
     def __iter__(self) -> Iterator[tuple[str, Held]]:
         return iter(list(self._held.items()))
 
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Run the block; where it fails, what it has taken and given back is held as before."""
+        self._before = {}
+        try:
+            yield
+        except BaseException:
+            for run_id, held in self._before.items():
+                self._put(run_id, held)
+            raise
+        finally:
+            self._before = None
+
     def add(self, lease: Lease) -> None:
         """Hold a lease that was just taken."""
-        self._held[lease.run_id] = Held(weakref.ref(lease), lease.token)
+        self._put(lease.run_id, Held(weakref.ref(lease), lease.token))
 
     def drop(self, run_id: str) -> None:
         """Hold it no longer."""
-        self._held.pop(run_id, None)
+        self._put(run_id, None)
+
+    def abandon(self, lease: Lease) -> None:
+        """Treat a lease that could not be given back as one that was thrown away: the next renewal lets go of it."""
+        if self._find(lease) is not None:
+            self._put(lease.run_id, Held(_nobody, lease.token))
 
     def clear(self) -> None:
         """Hold nothing."""
@@ -60,7 +81,7 @@ class Holdings:
     def give_back(self, lease: Lease) -> None:
         """Hold it no longer, if it is this one."""
         if self._find(lease) is not None:
-            del self._held[lease.run_id]
+            self._put(lease.run_id, None)
 
     def check(self, lease: Lease) -> None:
         """Refuse an append of a lease that is not held any more, or that comes after one which was not written.
@@ -102,6 +123,18 @@ class Holdings:
     def _find(self, lease: Lease) -> Held | None:
         held = self._held.get(lease.run_id)
         return held if held is not None and held.lease() is lease else None
+
+    def _put(self, run_id: str, held: Held | None) -> None:
+        if self._before is not None:
+            self._before.setdefault(run_id, self._held.get(run_id))
+        if held is None:
+            self._held.pop(run_id, None)
+        else:
+            self._held[run_id] = held
+
+
+def _nobody() -> None:
+    return None
 
 
 def _wake(lease: Lease) -> None:

@@ -34,7 +34,7 @@ from agentfsm.stores.common import (
     told_over,
     told_winner,
 )
-from agentfsm.stores.holdings import Holdings
+from agentfsm.stores.holdings import Held, Holdings
 from agentfsm.stores.owner import Owner
 from agentfsm.stores.postgres_link import NOW, Address, Link
 from agentfsm.stores.threaded import (
@@ -61,9 +61,9 @@ STATEMENT_CHARS: Final = 4_000_000
 
 # Appends by run id; those of one run follow on each other.
 Chains: TypeAlias = Mapping[str, Sequence[Entry]]
-# The newest inbox number that an owner has looked at, and when it last looked for timers.
-Seen: TypeAlias = tuple[int, float]
-NOTHING_SEEN: Final[Seen] = (0, 0.0)
+# A lease to be let go of: run id, token, and the newest inbox number that its owner has looked at, and when it last
+# looked for timers.
+Leaving: TypeAlias = tuple[str, int, int, float]
 
 
 class _NotAll(Exception):  # noqa: N818  not an error of anybody: it has the group done again
@@ -97,10 +97,8 @@ class _PostgresLedger(Link):
     # In them.
     _alone: set[int] = attrs.field(factory=set, init=False)
     # The ids of entries that were not written with others.
-    _leaving: dict[tuple[str, int], Seen] = attrs.field(factory=dict, init=False)
-    # Run id and token of leases to be let go of, and what their owner had seen of the inbox.
-    _left: dict[tuple[str, int], Seen] = attrs.field(factory=dict, init=False)
-    # Those that this transaction lets go of.
+    _leaving: list[Leaving] = attrs.field(factory=list, init=False)
+    # Leases that the transaction has still to let go of.
     _has_written: bool = attrs.field(default=False, init=False)
     _is_tidy: bool = attrs.field(default=False, init=False)
 
@@ -114,18 +112,14 @@ class _PostgresLedger(Link):
         they come to them could wait for one another, until the server sees that, after a second.
         """
         try:
-            with self.block(write=write, durability=durability):
-                ids = {*runs, *(run_id for run_id, _token in self._leaving)}
-                if write and len(ids) > 1:
-                    self.lead(sql.LOCK_ALL, list(ids))
+            with self.holdings.transaction(), self.block(write=write, durability=durability):
+                if write and len(runs) > 1:
+                    self.lead(sql.LOCK_ALL, list(runs))
                 yield
                 if write:
                     self._flush()
-        except BaseException:
-            self._leaving.update(self._left)
-            raise
         finally:
-            self._left.clear()
+            self._leaving.clear()
             self._chains.clear()
             self._chars = 0
         self._alone.clear()
@@ -216,7 +210,7 @@ class _PostgresLedger(Link):
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
         self.holdings.give_back(lease)
-        self._leaving[lease.run_id, lease.token] = lease.seen, lease.seen_at
+        self._leaving.append((lease.run_id, lease.token, lease.seen, lease.seen_at))
         return True
 
     # The journal.
@@ -266,11 +260,9 @@ class _PostgresLedger(Link):
             if missing:
                 self._alone.update(id(entry) for run_id in missing for entry in chains[run_id])
                 raise _NotAll
-        leaving, self._leaving = self._leaving, {}
+        leaving, self._leaving = self._leaving, []
         if leaving:
-            self._left.update(leaving)
-            rows = [(*lease, *seen) for lease, seen in leaving.items()]
-            self.execute(sql.LET_GO, (*_columns(rows), self.worker))
+            self.execute(sql.LET_GO, (*_columns(leaving), self.worker))
 
     def _held_up(self, chains: Chains) -> set[str]:
         """Return the ids of the runs that shall end, and whose inbox holds more that is due."""
@@ -406,8 +398,8 @@ class _PostgresLedger(Link):
 
     @property
     def holds(self) -> int:
-        """How many leases are held, or still have to be let go of."""
-        return len(self.holdings) + len(self._leaving)
+        """How many leases are held."""
+        return len(self.holdings)
 
     @property
     def beat_s(self) -> float:
@@ -416,21 +408,33 @@ class _PostgresLedger(Link):
 
     def beat(self) -> None:
         """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
-        held: dict[str, Lease] = {}
-        for run_id, each in self.holdings:
-            if (lease := each.lease()) is not None:
-                held[run_id] = lease
-            else:
-                self._leaving[run_id, each.token] = NOTHING_SEEN
-                self.holdings.drop(run_id)
         with self.transaction(write=True, durability="normal"):
-            rows = {row[0]: row[1:] for row in self.execute(sql.RENEWED, (list(held),)).fetchall()}
-            for run_id, lease in held.items():
-                token, owner, newest, cancelled = rows.get(run_id, (0, None, None, False))
-                if (owner, token) == (self.worker, lease.token):
-                    self._tell(lease, newest, cancelled=cancelled)
-                else:
-                    self.after_commit(partial(self.holdings.lose, lease))
+            held = list(self.holdings)
+            self._drop([(run_id, each.token) for run_id, each in held if each.lease() is None])
+            rows = self.execute(sql.RENEWED, ([run_id for run_id, _each in held],)).fetchall()
+            news = {(run_id, token): row for run_id, token, owner, *row in rows if owner == self.worker}
+            for run_id, each in held:
+                self._renewed(run_id, each, news.get((run_id, each.token)))
+
+    def _drop(self, leases: Sequence[tuple[str, int]]) -> None:
+        """Let go of leases of which nobody knows any more, but of none whose row somebody else has locked.
+
+        They are in no hurry, and to wait for one would cost those that are held.
+        """
+        if leases:
+            ids = [run_id for run_id, _token in leases]
+            self.execute(sql.LET_GO_UNLOCKED, (*_columns([(*each, 0, 0.0) for each in leases]), self.worker, ids))
+
+    def _renewed(self, run_id: str, held: Held, news: Sequence[Any] | None) -> None:
+        lease = held.lease()
+        if lease is None:
+            if news is None:
+                self.holdings.drop(run_id)
+        elif news is None:
+            self.after_commit(partial(self.holdings.lose, lease))
+        else:
+            newest, cancelled = news
+            self._tell(lease, newest, cancelled=cancelled)
 
     def tidy(self) -> None:
         """Forget workers that ended long ago, once."""
@@ -443,13 +447,11 @@ class _PostgresLedger(Link):
         """Let go of the leases, and close the connection."""
         try:
             if self._has_written:
-                self._leaving.update({(run_id, each.token): NOTHING_SEEN for run_id, each in self.holdings})
                 with self.transaction(write=True, durability="normal"):
-                    self._flush()
+                    self._drop([(run_id, each.token) for run_id, each in self.holdings])
                     self.execute("DELETE FROM workers WHERE name = %s", (self.worker,))
         finally:
             self._has_written = False
-            self._leaving.clear()
             self.holdings.clear()
             self.shut()
 

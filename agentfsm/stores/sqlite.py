@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -47,7 +48,7 @@ from agentfsm.stores.threaded import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 # Bits of the number from which tokens count on: a run is not deleted and made again often enough to meet the same.
 TOKEN_BITS: Final = 40
@@ -229,6 +230,15 @@ class _SQLiteLedger(DatabaseFile):
     boot_clock: Callable[[], float]
     holdings: Holdings = attrs.field(factory=Holdings, init=False)
     _owner: str = attrs.field(factory=lambda: str(Owner.here()), init=False)
+
+    @contextmanager
+    def transaction(
+        self, *, write: bool, durability: Durability = "full", runs: Collection[str] = ()
+    ) -> Iterator[None]:
+        """Run the block in one transaction; where that is rolled back, leases are held as before."""
+        block = DatabaseFile.transaction(self, write=write, durability=durability, runs=runs)
+        with self.holdings.transaction(), block:
+            yield
 
     def now(self) -> float:
         """Seconds since 1970."""

@@ -366,11 +366,13 @@ class ThreadedStore(Store, Generic[L]):
 
     def release(self, lease: Lease) -> Commit:
         """Give the lease back, after the appends before. Where that cannot be written, the lease ends by itself."""
+
+        def spoilt(ledger: L, error: AgentError) -> None:
+            _log.warning("run %s: its lease ends by itself: %s", lease.run_id, error)
+            ledger.holdings.abandon(lease)
+
         job = Job[bool, L](
-            lambda ledger: ledger.release(lease),
-            run_id=lease.run_id,
-            spoilt=lambda _ledger, error: _log.warning("run %s: its lease ends by itself: %s", lease.run_id, error),
-            durability="normal",
+            lambda ledger: ledger.release(lease), run_id=lease.run_id, spoilt=spoilt, durability="normal"
         )
         writer = self._writer
         writer.appends.pop(lease, None)

@@ -1,0 +1,91 @@
+"""What becomes of jobs that are done together with one that fails: the same in every store that has a thread."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import anyio
+import pytest
+from held import hold
+from servers import empty_schema
+
+from agentfsm.core.errors import LeaseHeldError, LeaseLostError, MisuseError
+from agentfsm.core.events import Observed
+from agentfsm.core.run import begin
+from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
+from agentfsm.testing.conformance.driving import DONE, Driver, header, refused, words
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def make(request, tmp_path):
+    """Make stores on the same data."""
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            yield lambda: SQLiteStore(tmp_path / "runs.db")
+        elif request.param == "postgres":
+            schema = stack.enter_context(empty_schema(request.getfixturevalue("postgres_desk")))
+            url = request.getfixturevalue("shared_postgres")
+            yield lambda: PostgresStore(url, schema=schema)
+        else:
+            url = request.getfixturevalue("redis_url")
+            yield lambda: RedisStore(url, accept_loss="everything")
+
+
+@pytest.fixture
+async def store(make):
+    store = make()
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture
+async def other(make):
+    other = make()
+    yield other
+    await other.aclose()
+
+
+async def misuse(store):
+    """Ask for what no store can do, and spoil the group that it is done in."""
+    with pytest.raises(MisuseError):
+        await store.post("other", "half \ud800", words("x"))
+
+
+async def test_an_append_before_a_release_is_written_when_the_group_is_done_again(store, other):
+    """Who appends and gives the lease back does not lose the events over what a neighbour has asked for."""
+    drivers = [await Driver.of(store, header(run_id)) for run_id in ("other", "r1")]
+    gate = hold(store)
+    async with anyio.create_task_group() as group:
+        commits = [drivers[1].append(Observed()), store.release(drivers[1].lease)]
+        group.start_soon(misuse, store)
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
+    assert [await commit.wait() for commit in commits] == [True, True]
+    assert (await store.read("r1")).events == (Observed(),)
+    assert (await other.lease("r1")).crashes == 0
+
+
+async def test_a_release_and_a_new_lease_are_told_apart_when_the_group_is_done_again(store, other):
+    """Each lease of a run writes what was asked for under it, and nothing behind its release."""
+    drivers = [await Driver.of(store, header(run_id)) for run_id in ("other", "r1")]
+    old = drivers[1]
+    leases = []
+
+    async def take():
+        leases.append(await store.lease("r1"))
+
+    gate = hold(store)
+    async with anyio.create_task_group() as group:
+        written = old.append(Observed())
+        store.release(old.lease)
+        late = old.append(*old.turn())
+        group.start_soon(take)
+        group.start_soon(misuse, store)
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
+    assert await written.wait()
+    await refused(late, LeaseLostError)
+    assert [(lease.version, lease.lost) for lease in leases] == [(1, False)]
+    with pytest.raises(LeaseHeldError):
+        await other.lease("r1")
+    assert await Driver(store, leases[0], begin(header()).apply(Observed())).append(DONE).wait()
