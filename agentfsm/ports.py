@@ -534,8 +534,8 @@ class Store(Protocol):
             The header as it stands in the store, and the lease; its `version` tells whether the run existed.
 
         Raises:
-            ConflictError: when the id stands for another prompt, somebody else drives it, or its session has a run
-                that is not over.
+            ConflictError: when the id stands for another prompt, somebody else drives it, its session has a run that
+                is not over, or the run that a new one goes on from is not there.
             MisuseError: when there is no such durability.
         """
         ...

@@ -86,6 +86,14 @@ def checked_session(header: Header, runs: Iterable[tuple[str, State]]) -> Header
     return attrs.evolve(header, after=last)
 
 
+def without_history(header: Header) -> ConflictError:
+    """Return the error of who goes on from a run that is not there."""
+    return ConflictError(
+        f"run {header.id!r} cannot go on from run {header.after!r}, which this store does not hold: it was deleted or "
+        "pruned, or is of another store; give what was said in it instead of after=: messages=first.messages",
+    )
+
+
 def told_winner(run_id: str, winner: Posted, item: InboxItem) -> Posted:
     """Return the first post of a key, if the second one says the same.
 

@@ -24,6 +24,7 @@ from agentfsm.stores.common import (
     told_over,
     told_winner,
     wakes_at,
+    without_history,
 )
 
 if TYPE_CHECKING:
@@ -143,9 +144,10 @@ class MemoryStore(Store):
             return record.run.header, self._take(record, durability)
 
     def _in_session(self, header: Header) -> Header:
-        if header.session is None:
-            return header
-        runs = [self._records[run_id].run for run_id in self._sessions.get(header.session, ())[-1:]]
+        ids = [] if header.session is None else self._sessions.get(header.session, [])
+        runs = [self._records[run_id].run for run_id in ids[-1:]]
+        if not runs and header.after is not None and header.after not in self._records:
+            raise without_history(header)
         return checked_session(header, [(run.id, run.state) for run in runs])
 
     async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:

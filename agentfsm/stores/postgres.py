@@ -33,6 +33,7 @@ from agentfsm.stores.common import (
     told_late,
     told_over,
     told_winner,
+    without_history,
 )
 from agentfsm.stores.holdings import Held, Holdings
 from agentfsm.stores.owner import Owner
@@ -140,7 +141,8 @@ class _PostgresLedger(Link):
         """Insert the run if its id is new, and take its lease."""
         self._flush()
         header = opening.header
-        row = None if header.session is None else self._find(header.id)  # most are new: only a session is asked first
+        is_alone = header.session is None and header.after is None
+        row = None if is_alone else self._find(header.id)  # most are new: what they go on from is asked after that
         if row is None:
             header = self._in_session(header)
             if (lease := self._insert(header, opening, durability)) is not None:
@@ -153,9 +155,12 @@ class _PostgresLedger(Link):
 
     def _in_session(self, header: Header) -> Header:
         """Name the session's last run; those before it are over, or it would not have begun."""
-        if header.session is None:
-            return header
-        last = self.execute(f"{sql.LOCK_SESSION}; {sql.LAST_OF_SESSION}", (header.session, header.session)).fetchall()
+        last: list[tuple[Any, ...]] = []
+        if header.session is not None:
+            asked = f"{sql.LOCK_SESSION}; {sql.LAST_OF_SESSION}"
+            last = self.execute(asked, (header.session, header.session)).fetchall()
+        if not last and header.after is not None and self.execute(sql.NEEDED, (header.after,)).fetchone() is None:
+            raise without_history(header)
         return checked_session(header, last)
 
     def _insert(self, header: Header, opening: Opening, durability: Durability) -> Lease | None:

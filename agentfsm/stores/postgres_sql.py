@@ -101,6 +101,7 @@ LOCK_SESSION: Final = "SELECT pg_advisory_xact_lock(hashtextextended(current_sch
 LAST_OF_SESSION: Final = """
 SELECT id, state FROM runs WHERE session = %s ORDER BY number DESC LIMIT 1 FOR KEY SHARE
 """
+NEEDED: Final = "SELECT number FROM runs WHERE id = %s FOR KEY SHARE"
 INSERT: Final = """
 WITH run AS (
     INSERT INTO runs (id, session, after, parent, agent, "user", prompt, created_at,

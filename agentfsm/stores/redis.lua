@@ -322,6 +322,9 @@ function operations.create()
   if newest and newest.entry ~= last then -- whoever names it has seen that it is over
     return { 'session', newest.entry, newest.id, newest.state }
   end
+  if run.after and not find(run.after) then
+    return { 'alone' }
+  end
   local number = call('INCR', prefix .. 'count')
   run.id, run.number = id, string.format('%0' .. DIGITS .. 'd', number)
   run.entry, run.crashes = run.number .. id, 0

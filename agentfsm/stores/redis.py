@@ -29,7 +29,16 @@ from agentfsm.core.errors import (
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
 from agentfsm.ports import Durability, Filter, Lease, Summary
-from agentfsm.stores.common import checked_session, followed, prompt_of, summary_from, told_late, told_over, told_winner
+from agentfsm.stores.common import (
+    checked_session,
+    followed,
+    prompt_of,
+    summary_from,
+    told_late,
+    told_over,
+    told_winner,
+    without_history,
+)
 from agentfsm.stores.holdings import Holdings
 from agentfsm.stores.owner import Owner
 from agentfsm.stores.redis_server import LOSSES, Loss, Promise, RedisServer, dial, place_of
@@ -104,6 +113,8 @@ class _RedisLedger(RedisServer):
             how, *rest = self.ask("create", header.id, last, *_counted(fields), *_counted(records))
             if how == b"taken":
                 return header, self._lease(header.id, durability, rest)
+            if how == b"alone":
+                raise without_history(header)
             if how == b"exists":
                 return self._stored(header, rest[0]), self.take(header.id, durability)
             last, before, state = rest

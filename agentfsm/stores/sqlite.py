@@ -30,6 +30,7 @@ from agentfsm.stores.common import (
     told_late,
     told_over,
     told_winner,
+    without_history,
 )
 from agentfsm.stores.holdings import Holdings
 from agentfsm.stores.owner import Owner, boot_clock
@@ -260,9 +261,10 @@ class _SQLiteLedger(DatabaseFile):
 
     def _in_session(self, header: Header) -> Header:
         """Name the session's last run; those before it are over, or it would not have begun."""
-        if header.session is None:
-            return header
-        return checked_session(header, self.execute(_LAST_OF_SESSION, (header.session,)).fetchall())
+        last = [] if header.session is None else self.execute(_LAST_OF_SESSION, (header.session,)).fetchall()
+        if not last and header.after is not None and self._find(header.after) is None:
+            raise without_history(header)
+        return checked_session(header, last)
 
     def _insert(self, header: Header, opening: Opening, durability: Durability) -> Lease:
         """Insert a run, ours to drive."""

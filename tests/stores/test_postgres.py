@@ -451,6 +451,24 @@ async def test_a_run_goes_on_from_no_run_that_is_being_deleted(pair, rows, share
     assert (await second.read("r2")).header.after == "r0"
 
 
+async def test_a_run_goes_on_after_no_run_that_is_being_deleted(pair, rows, shared_postgres, schema):
+    """Who begins after a run while that is removed waits for the removal, and is told."""
+    first, second = pair
+    await finished(first, header("first"))
+    with session(shared_postgres, schema) as remover:
+        remover.execute("DELETE FROM runs")
+        async with anyio.create_task_group() as group:
+            group.start_soon(refused_create, first, header(after="first"))
+            await in_wait(rows)
+            remover.commit()
+    assert await second.runs() == ()
+
+
+async def refused_create(store, head):
+    with pytest.raises(ConflictError, match="'first', which this store does not hold"):
+        await store.create(head)
+
+
 async def test_a_run_that_is_just_being_taken_is_not_deleted(pair, rows, shared_postgres, schema):
     """Whoever deletes looks again once it has the locks."""
     first, second = pair

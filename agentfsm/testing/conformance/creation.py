@@ -69,6 +69,7 @@ class Creation:
 
     async def test_a_header_comes_back_as_it_was(self, store: Store) -> None:
         """Every field of the header is kept, awkward text included."""
+        await finished(store, header("r0"))
         call = ToolCall(id="t1.0", name="n", arguments="{}", key="k")
         result = ToolResult(call_id="t1.0", tool="n", outcome=Outcome.DONE, content="x")
         whole = Header(
@@ -166,6 +167,25 @@ class Creation:
             events = (*events, *more)
         _head, lease = await store.create(header(), events=events)
         assert (lease.version, (await store.read("r1")).events) == (501, events)
+
+    async def test_a_run_goes_on_from_a_run_that_is_there(self, store: Store) -> None:
+        """A run whose history is gone is refused when it begins, by name; later nobody could load it."""
+        await finished(store, header("first"), at=1.0)
+        await finished(store, header("second", after="first"), at=2.0)
+        await store.delete("second")
+        assert await store.prune(5.0) == 1
+        for fields in ({"after": "first"}, {"after": "first", "session": "s"}, {"after": "r1"}):
+            with pytest.raises(ConflictError, match=r"messages=first\.messages"):
+                await store.create(header(**fields))
+        assert await store.runs() == ()
+        await finished(store, header("first"))
+        assert await finished(store, header(after="first"))
+
+    async def test_a_run_that_is_there_goes_on_without_its_history(self, store: Store) -> None:
+        """The same request that arrives twice finds its run, whatever its history is asked for then."""
+        await finished(store)
+        stored, lease = await store.create(header(after="nowhere"))
+        assert (stored.after, lease.version) == (None, 2)
 
     # Durability.
 
