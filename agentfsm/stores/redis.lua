@@ -319,8 +319,8 @@ function operations.create()
   end
   local run = map_of(fields)
   local newest = run.session and last_of(run.session)
-  if newest and newest.entry ~= last then -- whoever names it has seen that it is over
-    return { 'session', newest.entry, newest.id, newest.state }
+  if (newest and newest.entry or '') ~= last then -- whoever names it has seen that it is over
+    return newest and { 'session', newest.entry, newest.id, newest.state } or { 'session', '', '', '' }
   end
   if run.after and not find(run.after) then
     return { 'alone' }

@@ -19,6 +19,7 @@ from agentfsm.ports import Filter
 from agentfsm.stores import redis as redis_store
 from agentfsm.stores.owner import Owner
 from agentfsm.stores.redis import RedisStore
+from agentfsm.stores.redis_server import RedisServer
 from agentfsm.testing.conformance import StoreConformance
 from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, ids, refused, rests, until, words
 
@@ -352,6 +353,23 @@ async def test_a_group_may_take_give_back_and_take_again(make):
     assert (leases[0].version, leases[0].token > driver.lease.token, leases[0].lost) == (1, True, False)
     with pytest.raises(LeaseHeldError):
         await store.lease("r1")
+
+
+async def test_a_session_that_is_deleted_while_it_goes_on_begins_anew(pair, monkeypatch):
+    """Who has seen the last run of a session, and finds it gone when he names it, goes on from none."""
+    store, other = pair
+    await finished(store, header("first", session="s"))
+    asked, desk = RedisServer.converse, store._writer.desk
+
+    def converse(server, questions):
+        if server is desk and any(question.words[2:3] not in [(), (b"",)] for question in questions):
+            monkeypatch.undo()
+            anyio.run(other.delete_session, "s")
+        return asked(server, questions)
+
+    monkeypatch.setattr(RedisServer, "converse", converse)
+    stored, lease = await store.create(header("next", session="s"))
+    assert (stored.after, lease.version, ids(await other.runs())) == (None, 0, ["next"])
 
 
 # Lists that are longer than a page.
