@@ -330,7 +330,7 @@ class ThreadedStore(Store, Generic[L]):
         except AgentError:
             raise  # refused or failed: nothing was taken
         except BaseException:
-            with suppress(ClosedError, StoreError):
+            with suppress(AgentError):
                 self._writer.submit(Job(lambda ledger: [ledger.release(lease) for lease in taken]))
             raise
 
@@ -351,7 +351,7 @@ class ThreadedStore(Store, Generic[L]):
         Raises:
             MisuseError: when an event cannot be encoded.
             ClosedError: after `aclose`.
-            StoreError: when 100,000 jobs wait already.
+            StoreError: when 100,000 jobs wait already, or no thread can be started.
         """
         bodies = [codec.encode_event(event, run.header) for event in events]
         draft = _Draft(lease, run, bodies, list(taken), final)

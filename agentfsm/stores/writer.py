@@ -230,7 +230,7 @@ class Writer(Generic[D]):
 
         Raises:
             ClosedError: after `close`.
-            StoreError: when the queue is full, or the thread has died.
+            StoreError: when the queue is full, the thread has died, or none can be started.
         """
         if self._queue.qsize() >= QUEUE:
             raise StoreError(f"{QUEUE:,} jobs wait for the store already, so this one was refused: see why it hangs")
@@ -242,9 +242,9 @@ class Writer(Generic[D]):
                 )
             if self._broken is not None:
                 raise copy(self._broken)
-            self._queue.put(job)
             if self._thread is None:
-                self._start()
+                self._start()  # first: a job that was refused shall not be done later
+            self._queue.put(job)
 
     async def close(self) -> None:
         """Do what is queued, let go of the desk and end the thread. A cancelled close goes on by itself."""
@@ -271,8 +271,12 @@ class Writer(Generic[D]):
 
     def _start(self) -> None:
         self._worked_at = self._tidied_at = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="agentfsm-writer", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="agentfsm-writer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise StoreError(f"no thread can be started: {error}; see to the limits of this process") from error
+        self._thread = thread
 
     def _run(self) -> None:
         try:

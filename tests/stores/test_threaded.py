@@ -1,7 +1,8 @@
-"""What becomes of jobs that are done together with one that fails: the same in every store that has a thread."""
+"""What the stores that have a thread have in common, beyond what the kit can ask of any store."""
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 
 import anyio
@@ -9,7 +10,7 @@ import pytest
 from held import hold
 from servers import empty_schema
 
-from agentfsm.core.errors import LeaseHeldError, LeaseLostError, MisuseError
+from agentfsm.core.errors import LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
@@ -43,6 +44,9 @@ async def other(make):
     other = make()
     yield other
     await other.aclose()
+
+
+# Jobs that are done together with one that fails.
 
 
 async def misuse(store):
@@ -89,3 +93,20 @@ async def test_a_release_and_a_new_lease_are_told_apart_when_the_group_is_done_a
     with pytest.raises(LeaseHeldError):
         await other.lease("r1")
     assert await Driver(store, leases[0], begin(header()).apply(Observed())).append(DONE).wait()
+
+
+# The thread.
+
+
+async def test_a_thread_that_cannot_be_started_is_told_of(store, monkeypatch):
+    """Where the system gives no thread the caller is told; what was refused is not done later, and all goes on."""
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StoreError, match="no thread can be started: can't start new thread"):
+            await store.create(header("refused"))
+    await Driver.of(store)
+    assert [line.id for line in await store.runs()] == ["r1"]
