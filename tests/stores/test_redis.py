@@ -222,6 +222,18 @@ async def test_a_lease_that_ended_and_that_nobody_took_goes_on(pair, client):
         await second.lease("r1")
 
 
+async def test_an_own_lease_that_ended_is_not_taken_twice(pair, client):
+    """Of its own leases a store knows: a second task does not take the run from the one that still drives it."""
+    store, _other = pair
+    driver = await Driver.of(store)
+    end_lease(client)
+    with pytest.raises(LeaseHeldError):
+        await store.lease("r1")
+    assert [line.driven for line in await store.runs()] == [True]
+    assert await store.due("") == ()
+    assert await driver.append(Observed()).wait()
+
+
 async def test_the_thread_renews_leases(pair, client):
     """A worker whose event loop is blocked keeps its runs: the thread renews them, all in one pipeline."""
     first, second = pair
