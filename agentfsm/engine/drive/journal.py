@@ -6,6 +6,7 @@ to cause an effect flushes first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
@@ -278,9 +279,15 @@ def _shielded() -> anyio.CancelScope:
 
 
 async def _outcome(commit: Commit, run: Run) -> bool:
-    """Wait for the outcome of the last append, shielded: once it is on its way, the run must know what became of it."""
-    if commit.is_settled:
+    """Wait for the outcome of the last append: once it is on its way, the run must know what became of it.
+
+    The store says how long a server that is away is waited for. Whoever is cut off meanwhile waits a little longer.
+    """
+    try:
         return await commit.wait()
+    except anyio.get_cancelled_exc_class():
+        if anyio.current_effective_deadline() != -math.inf:  # asyncio's own, of which no scope knows: it comes once
+            raise
     with _shielded():
         return await commit.wait()
     raise StoreError(f"the store did not write the end of run {run.id!r} within {SETTLE_S:g} s; resume it")
