@@ -363,6 +363,7 @@ class Writer(Generic[D]):
     def _fail(self, jobs: list[Job[Any, D]], error: Exception, *, write: bool) -> None:
         if len(jobs) > 1 and self.desk.is_of_one_job(error):
             for job in jobs:
+                self._upkeep()  # one may wait long, for a lock that is its own trouble, and leases are held meanwhile
                 self._transact([job], write=write)
             return
         for job in jobs:

@@ -12,6 +12,7 @@ import pytest
 from held import hold
 from keeper import await_that
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from renewal import beat as renew
 from servers import PostgresServer, empty_schema
 
 from agentfsm.core.errors import AgentError, CorruptError, LeaseHeldError, MisuseError, StoreError
@@ -439,6 +440,49 @@ async def test_a_lock_that_was_left_is_told(store, shared_postgres, schema, monk
                 await commits[1].wait()
         await refused(drivers[1].append(*drivers[1].turn()), StoreError)
         other.rollback()
+
+
+async def test_leases_are_renewed_while_locks_are_waited_for(shared_postgres, schema, monkeypatch):
+    """Runs whose rows are locked elsewhere hold up one another, but cost no other run of the worker its lease."""
+    monkeypatch.setattr(postgres_link, "LOCK_S", 0.1)
+    store = PostgresStore(shared_postgres, schema=schema, lease_s=0.03)
+    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(4)]
+    beats = []
+    beat = type(store._writer.desk).beat
+    monkeypatch.setattr(type(store._writer.desk), "beat", lambda ledger: [beats.append(True), beat(ledger)])
+    with session(shared_postgres, schema) as other:
+        other.execute("UPDATE runs SET turn = 1 WHERE id <> 'r3'")
+        gate = hold(store)
+        commits = [driver.append(Observed()) for driver in drivers]
+        beats.clear()
+        gate.set()
+        for commit in commits[:3]:
+            await refused(commit, StoreError)
+        assert len(beats) >= 3
+        assert await commits[3].wait()
+        other.rollback()
+    await store.aclose()
+
+
+async def test_a_dropped_lease_whose_row_is_locked_costs_no_other(store, shared_postgres, schema, monkeypatch, caplog):
+    """What cannot be let go of yet is let go of later; meanwhile the other leases are renewed, and all goes on."""
+    monkeypatch.setattr(postgres_link, "LOCK_S", 0.1)
+    other = PostgresStore(shared_postgres, schema=schema)
+    kept, dropped = [await Driver.of(store, header(f"r{number}")) for number in range(2)]
+    with session(shared_postgres, schema) as locker:
+        locker.execute("UPDATE workers SET until = 0")
+        locker.commit()
+        locker.execute("UPDATE runs SET turn = 1 WHERE id = 'r1'")
+        del dropped
+        await renew(store)
+        assert store.statistics().leases == 2
+        with pytest.raises(LeaseHeldError):
+            await other.lease("r0")
+        assert await kept.append(Observed()).wait()
+    await renew(store)
+    assert (store.statistics().leases, caplog.text) == (1, "")
+    assert (await other.lease("r1")).crashes == 0
+    await other.aclose()
 
 
 async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgres, schema, monkeypatch):
