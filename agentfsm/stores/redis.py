@@ -185,7 +185,7 @@ class _RedisLedger(RedisServer):
         lists = (*_counted(entry.taken), *_counted(_in_turn(entry.facts._asdict())), *_counted(entry.bodies))
         try:
             answer = self.ask("append", lease.run_id, *numbers, *lists)
-        except StoreError as error:
+        except (StoreError, MisuseError) as error:
             self.after_commit(partial(self.holdings.spoil, lease, error))
             raise
         return self._appended(entry, *answer)

@@ -59,8 +59,18 @@ SCHEMA: Final = 1
 # The version of Redis that is tried here, as its successors are.
 OLDEST: Final = 6
 
+# Bytes of one argument; a server is set otherwise by proto-max-bulk-len, and hangs up on whoever sends more.
+LARGEST_WORD: Final = 512 * 2**20
+
 # What the server is asked for by CONFIG GET, which some do not answer.
-_SHOWN: Final = ("appendfsync", "no-appendfsync-on-rewrite", "save", "maxmemory", "maxmemory-policy")
+_SHOWN: Final = (
+    "appendfsync",
+    "no-appendfsync-on-rewrite",
+    "save",
+    "maxmemory",
+    "maxmemory-policy",
+    "proto-max-bulk-len",
+)
 # The codes of errors whose code the driver cuts off; in the text of all others it can be read.
 _CODES: Final[Mapping[type[Exception], str]] = {
     AuthenticationError: "NOAUTH",
@@ -170,6 +180,8 @@ class RedisServer:
     patience_s: float
     promise: Promise | None = attrs.field(default=None, init=False)
     # What was promised when the server was reached last; None until it was for the first time.
+    _largest_word: int = attrs.field(default=LARGEST_WORD, init=False)
+    # Bytes that the server takes.
     _connection: Wire | None = attrs.field(default=None, init=False)
     _away_since: float | None = attrs.field(default=None, init=False)
     # Monotonic seconds; None while it answers.
@@ -249,6 +261,7 @@ class RedisServer:
         """Send questions in one pipeline, and read the answers as far as they come."""
         try:
             connection = self._reached()
+            questions = [question for question in questions if self._takes(question)]
             commands = [self._command(question) for question in questions]
             for question in questions:
                 question.is_sent = True
@@ -265,6 +278,16 @@ class RedisServer:
             return Question(tuple([_word(word) for word in words]), self._number)
         except UnicodeEncodeError as error:
             raise MisuseError(f"{self.place} cannot hold a value ({error}): ids, keys and names are text") from None
+
+    def _takes(self, question: Question) -> bool:
+        """Whether the server would not hang up on the question; else that is its answer, and the others are asked."""
+        size = max(map(len, question.words))
+        if size > self._largest_word:
+            question.answer = MisuseError(
+                f"{self.place} takes records of at most {self._largest_word:,} bytes, and this one has {size:,}: make "
+                "it smaller, or raise proto-max-bulk-len there",
+            )
+        return question.answer is None
 
     def _unanswered(self) -> list[Question]:
         return [question for question in self._questions.values() if question.answer is None]
@@ -368,6 +391,7 @@ class RedisServer:
         self._check_kind(info)
         self._check_schema(_said(connection, "GET", self.settings[0] + b"schema"))
         self._check_eviction(shown.get("maxmemory") or info.get("maxmemory"), shown, info)
+        self._largest_word = int(shown.get("proto-max-bulk-len", LARGEST_WORD))
         return self._checked(_promise(info, shown))
 
     def _check_kind(self, info: Mapping[str, str]) -> None:

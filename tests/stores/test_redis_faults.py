@@ -15,13 +15,21 @@ from keeper import await_that
 from redis._parsers.base import BaseParser
 from servers import RedisServer
 
-from agentfsm.core.errors import ConflictError, CorruptError, LeaseLostError, RunNotFoundError, StoreError
-from agentfsm.core.events import Observed
+from agentfsm.core.errors import (
+    ConflictError,
+    CorruptError,
+    LeaseLostError,
+    MisuseError,
+    RunNotFoundError,
+    StoreError,
+)
+from agentfsm.core.events import AnswerGiven, Observed
 from agentfsm.core.inbox import Approve, Reject
+from agentfsm.core.messages import AssistantMessage
 from agentfsm.ports import Filter
 from agentfsm.stores import redis_server
 from agentfsm.stores.redis import RedisStore
-from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, ids, refused, words
+from agentfsm.testing.conformance.driving import DONE, Driver, at_version, finished, header, ids, refused, words
 
 
 @pytest.fixture(scope="module")
@@ -402,6 +410,29 @@ async def test_a_full_memory_tears_nothing(make, client):
     driver = await Driver.again(other)
     assert await driver.append(Observed(), taken=[row.number]).wait()
     assert await other.inbox("r1") == ()
+
+
+async def test_a_record_that_the_server_does_not_take_stops_no_other_run(make, client):
+    """The server hangs up on whoever sends more than it takes: that is refused here, and all else goes on."""
+    client.config_set("proto-max-bulk-len", 2**20)
+    try:
+        store = make(patience_s=0.2)
+        with pytest.raises(MisuseError, match=r"1,048,576 bytes.*raise proto-max-bulk-len"):
+            await store.create(header("large", prompt="x" * 2**20))
+        large, small = [await Driver.of(store, header(f"r{number}")) for number in range(2)]
+        gate = hold(store)
+        commits = [large.append(Observed(), AnswerGiven(message=AssistantMessage(text="x" * 2**20)))]
+        commits.append(small.append(Observed()))
+        gate.set()
+        with pytest.raises(MisuseError):
+            await commits[0].wait()
+        assert await commits[1].wait()
+        late = store.append(large.lease, at_version(large.run, 3), (Observed(),))
+        with pytest.raises(StoreError, match="an earlier append was not written"):
+            await late.wait()
+        assert ids(await store.runs()) == ["r1", "r0"]
+    finally:
+        client.config_set("proto-max-bulk-len", redis_server.LARGEST_WORD)
 
 
 async def test_a_damaged_record_is_named(make, client):
