@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import attrs
 import psycopg
@@ -27,15 +27,21 @@ from agentfsm.ports import Durability
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from psycopg.abc import Buffer
+    from psycopg.abc import Buffer, PQGen
+
+T = TypeVar("T")
 
 # Seconds to wait for another session's lock. Ours last milliseconds: one that lasts longer was left behind.
 LOCK_S: Final = 5.0
 # Seconds after which the server ends a transaction in which nothing is asked: its worker was stopped in the middle, and
 # others wait for its locks. Less than LOCK_S, so that they do not fail before.
 IDLE_S: Final = 2.0
-# Seconds for one statement. Only pruning a very large store takes more than one.
+# Seconds after which the server ends a statement that nobody waits for any more. More than SILENT_S: it holds for a
+# COMMIT too, and one that waits for a standby would be acknowledged at its end, whether the standby has it or not.
 STATEMENT_S: Final = 60.0
+# Seconds of silence after which a server is given up that stands still: a statement takes milliseconds, a portion of a
+# prune a second, and a wait for a lock LOCK_S.
+SILENT_S: Final = 20.0
 # Seconds between two attempts to reach a server that is away: a restart takes about one.
 SHORTEST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
@@ -102,8 +108,31 @@ _NEXT: Final[Mapping[str, str]] = {
 _MISUSE: Final = ("22", "54")
 _CORRUPT: Final = ("23", "XX001", "XX002")
 
-Database: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Rows: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
+
+
+class Database(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that is lost once its server has said nothing for too long; libpq would wait without end."""
+
+    def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
+        """Do what the generator does, and wait for the server where it has to."""
+        return super().wait(self._watched(gen), *args, **options)
+
+    def _watched(self, gen: PQGen[T]) -> PQGen[T]:
+        heard_at = time.monotonic()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready:  # nothing after each tenth of a second without a sign of the server
+                    heard_at = time.monotonic()
+                elif time.monotonic() >= heard_at + SILENT_S:
+                    self.close()
+                    raise psycopg.OperationalError(f"the server has not answered for {SILENT_S:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class _Text(StrDumper):
@@ -350,7 +379,7 @@ class Link:
     # Opening.
 
     def _open(self) -> None:
-        db: Database = psycopg.connect(
+        db = Database.connect(
             **self.address.settings,
             autocommit=True,  # transactions are begun and ended here
             prepare_threshold=None,

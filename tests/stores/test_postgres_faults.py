@@ -1,9 +1,12 @@
 """What goes wrong with servers and on the way to them: cut, killed, locked, away, damaged."""
 
+import os
+import signal
 import socket
 import struct
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import anyio
 import attrs
@@ -560,6 +563,35 @@ async def test_patience_ends(server):
     await store.aclose()
 
 
+async def test_a_server_that_stands_still_is_given_up(server, monkeypatch):
+    """A server that neither answers nor hangs up (SIGSTOP, a disk that hangs) is away, and can be left."""
+    monkeypatch.setattr(postgres_link, "SILENT_S", 0.1)
+    url = make_conninfo(server.url, connect_timeout=2)  # libpq takes no less
+    store = PostgresStore(url, patience_s=0.0)
+    driver = await Driver.of(store)
+    with stopped(server):
+        with pytest.raises(StoreError, match=r"has not answered for 0\.1 s"):
+            await driver.append(Observed()).wait()
+        await store.aclose()
+    store = PostgresStore(server.url)
+    assert (await store.read("r1")).events == ()
+    await store.aclose()
+
+
+@contextmanager
+def stopped(server):
+    """Let the server and all its processes stand still."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    pids = [server.pid, *map(int, children)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
 async def test_a_commit_of_which_nobody_can_be_asked_is_told_as_such(server):
     """When the server dies in a commit and stays away, the error says that it may have been made."""
     with Proxy(("127.0.0.1", server.port)) as proxy:
@@ -586,8 +618,10 @@ async def test_a_commit_of_which_nobody_can_be_asked_is_told_as_such(server):
 async def test_a_first_connection_that_fails_is_told_at_once(shared_postgres, monkeypatch, change, text):
     """A wrong address is not waited for, and no error shows a password."""
     tries = []
-    connect = psycopg.connect
-    monkeypatch.setattr(psycopg, "connect", lambda **settings: [tries.append(settings), connect(**settings)][1])
+    connect = postgres_link.Database.connect
+    monkeypatch.setattr(
+        postgres_link.Database, "connect", lambda **settings: [tries.append(settings), connect(**settings)][1]
+    )
     url = make_conninfo(shared_postgres, **change)
     store = PostgresStore(url, patience_s=0.5)
     with pytest.raises(StoreError, match=text) as caught:
