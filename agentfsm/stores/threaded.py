@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import attrs
 
 from agentfsm.core import codec
-from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, StoreError, TooNewError
+from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import InboxItem, Posted, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Header, Run, begin

@@ -393,7 +393,10 @@ async def test_all_are_closed():
 @pytest.fixture
 def pair(times, monkeypatch):
     """Return what runs an agent over two models of a server, by what the server says to each request."""
-    monkeypatch.setattr("agentfsm.engine.think.ask.anyio", SimpleNamespace(sleep=times.sleep, get_cancelled_exc_class=anyio.get_cancelled_exc_class))
+    monkeypatch.setattr(
+        "agentfsm.engine.think.ask.anyio",
+        SimpleNamespace(sleep=times.sleep, get_cancelled_exc_class=anyio.get_cancelled_exc_class),
+    )
 
     async def run(*says):
         with LocalServer(says) as server:
