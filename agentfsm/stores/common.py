@@ -83,7 +83,7 @@ def checked_session(header: Header, runs: Iterable[tuple[str, State]]) -> Header
                 f"with it by agent.resume({run_id!r}), or end it by agent.cancel({run_id!r})",
             )
         last = run_id
-    return attrs.evolve(header, after=last)
+    return header if last == header.after else attrs.evolve(header, after=last)
 
 
 def without_history(header: Header) -> ConflictError:

@@ -186,6 +186,7 @@ async def test_a_function_that_raises_is_logged_by_its_error(store, caplog):
     bank = Bank()
     find = finding(ValueError("secret"), plain=True)
     await crashed(store, bank, on_unknown=find)
+    caplog.clear()
     with caplog.at_level(logging.WARNING, logger="agentfsm"):
         await Agent(ScriptedModel(), tools=[bank.tool(on_unknown=find)], store=store).resume("mine")
     lines = [record.getMessage() for record in caplog.records]
