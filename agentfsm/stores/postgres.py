@@ -373,16 +373,19 @@ class _PostgresLedger(Link):
         self._remove_idle(ids)
         return len(ids)
 
-    def prune(self, before: float) -> int:
-        """Remove what is over and old, and nothing still needs."""
+    def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
+        """Remove a portion of what is over and old, and nothing still needs."""
         self._flush()
-        old = self._numbers(sql.OLD, before)
+        portion = self._numbers(sql.OLD, before, start, limit)
+        if not portion:
+            return 0, -1
+        old = self._numbers(sql.REMOVABLE, portion, before)
         if old:
             self.execute(sql.LOCK_REMOVED, (old,))
-            still = self._numbers(sql.OLD, before)  # before they were locked something may have come to need them
+            still = self._numbers(sql.REMOVABLE, old, before)  # before that something may have come to need them
             old = sorted({*old} & {*still})
             self._remove(old)
-        return len(old)
+        return len(old), portion[-1]
 
     def _remove_idle(self, ids: list[str]) -> None:
         """Remove runs and those below them, if nobody drives any of them and nothing that stays goes on from them."""
@@ -470,8 +473,8 @@ class _PostgresLedger(Link):
         row = self.execute(how, (run_id,)).fetchone()
         return None if row is None else _Row(*row)
 
-    def _numbers(self, sql: str, value: object) -> list[int]:
-        return [number for (number,) in self.execute(sql, (value,)).fetchall()]
+    def _numbers(self, sql: str, *values: object) -> list[int]:
+        return [number for (number,) in self.execute(sql, values).fetchall()]
 
     def _ask(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
         """Return the one row of a statement that always has one."""

@@ -191,26 +191,29 @@ OF_SESSION: Final = "SELECT id FROM runs WHERE session = %s ORDER BY number"
 REMOVE: Final = """
 DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM runs WHERE number = ANY(%s)
 """
-# What something that is old, but may not go yet, still needs, and all that this needs: what it goes on from, callers
-# with the agents below them, whole sessions. It begins at what is old: in a store that is pruned in time that is
-# little.
-OLD: Final = """
+OLD: Final = "SELECT number FROM runs WHERE over AND updated_at < %s AND number > %s ORDER BY number LIMIT %s"
+# All that can go only together with these: what goes on from them, their callers, the agents below, their sessions. Of
+# these, what may not go yet, and all that this needs: what it goes on from, too. Sessions are steps of their own, so
+# that a long one is gone through once.
+REMOVABLE: Final = """
 WITH RECURSIVE
-    bound (before) AS (VALUES (%s::float8)),
-    old AS (SELECT runs.* FROM runs, bound WHERE over AND updated_at < before),
-    fresh AS NOT MATERIALIZED (SELECT runs.* FROM runs, bound WHERE NOT over OR updated_at >= before),
+    kin (is_run, name) AS (
+        SELECT true, id FROM runs WHERE number = ANY(%s)
+        UNION SELECT next.* FROM kin JOIN LATERAL (
+            SELECT true, id FROM runs WHERE is_run AND after = name
+            UNION ALL SELECT true, id FROM runs WHERE is_run AND parent = name
+            UNION ALL SELECT true, parent FROM runs WHERE is_run AND id = name AND parent IS NOT NULL
+            UNION ALL SELECT false, session FROM runs WHERE is_run AND id = name AND session IS NOT NULL
+            UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS next ON true),
+    found AS (SELECT runs.* FROM kin JOIN runs ON is_run AND id = name),
     kept (is_run, name) AS (
-        SELECT true, id FROM old
-        WHERE EXISTS (SELECT FROM fresh WHERE fresh.after = old.id)
-           OR EXISTS (SELECT FROM fresh WHERE fresh.parent = old.id)
-           OR EXISTS (SELECT FROM fresh WHERE fresh.id = old.parent)
-           OR session IN (SELECT session FROM fresh WHERE session IS NOT NULL)
+        SELECT true, id FROM found WHERE NOT over OR updated_at >= %s
         UNION SELECT needed.* FROM kept JOIN LATERAL (
             SELECT true, after FROM runs WHERE is_run AND id = name AND after IS NOT NULL
             UNION ALL SELECT true, parent FROM runs WHERE is_run AND id = name AND parent IS NOT NULL
             UNION ALL SELECT true, id FROM runs WHERE is_run AND parent = name
             UNION ALL SELECT false, session FROM runs WHERE is_run AND id = name AND session IS NOT NULL
             UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS needed ON true)
-SELECT number FROM old WHERE NOT EXISTS (SELECT FROM kept WHERE is_run AND name = old.id)
+SELECT number FROM found WHERE NOT EXISTS (SELECT FROM kept WHERE is_run AND name = found.id)
 """
 FORGET: Final = f"DELETE FROM workers WHERE until < {NOW} - {KEPT_S}"  # noqa: S608

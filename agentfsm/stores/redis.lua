@@ -577,8 +577,9 @@ function operations.delete_session()
 end
 
 function operations.prune()
-  local before, start, index = tonumber(argument()), tonumber(argument()), prefix .. 'runs'
-  local entries = call('ZRANGE', index, start, start + PAGE - 1)
+  local before, start, limit = tonumber(argument()), tonumber(argument()), tonumber(argument())
+  local index = prefix .. 'runs'
+  local entries = call('ZRANGE', index, start, start + limit - 1)
   local gone, kept, count = {}, {}, recalled()
   local function may_go(run)
     return FINAL[run.state] and tonumber(run.updated_at) < before
@@ -597,7 +598,7 @@ function operations.prune()
       start = start + 1
     end
   end
-  return removed(count, #entries == PAGE and start or -1)
+  return removed(count, #entries == limit and start or -1)
 end
 
 -- Strike what has expired from the lists of all runs.

@@ -7,7 +7,6 @@ the keys stands in `redis.lua`. Here are the operations as the thread sees them,
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
@@ -292,16 +291,10 @@ class _RedisLedger(RedisServer):
         """Remove all runs of a session, and the runs below them."""
         return _removed(self._ask_idle("delete_session", session, _CANCEL_FIRST))
 
-    def prune(self, before: float) -> int:
-        """Remove what is over and old, and nothing still needs, page by page; a million runs take half a minute."""
-        removed, start, beaten_at = 0, 0, time.monotonic()
-        while start >= 0:
-            _, count, start = self.ask("prune", before, start, at_once=True)
-            removed += count
-            if self.holdings and time.monotonic() >= beaten_at + self.beat_s:
-                self.beat()  # the thread has no other moment for it
-                beaten_at = time.monotonic()
-        return removed
+    def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
+        """Remove a portion of what is over and old, and nothing still needs; a million runs take half a minute."""
+        _, count, start = self.ask("prune", before, start, limit)
+        return count, start
 
     # Upkeep.
 

@@ -196,14 +196,27 @@ SELECT runs.number, runs.id, runs.owner, runs.until FROM runs JOIN below USING (
 """
 _FOLLOWERS: Final = "SELECT id FROM runs WHERE after = ? ORDER BY number"
 _OF_SESSION: Final = "SELECT id FROM runs WHERE session = ? ORDER BY number"
-# What may not go yet, and all that goes with it: what it goes on from, its caller, the agents below it, its session.
-_OLD: Final = """
-WITH RECURSIVE kept (id, after, parent, session) AS (
-    SELECT id, after, parent, session FROM runs WHERE state NOT IN ('done', 'error') OR updated_at >= ?
-    UNION SELECT runs.id, runs.after, runs.parent, runs.session FROM kept JOIN runs
-        ON runs.id = kept.after OR runs.id = kept.parent OR runs.parent = kept.id OR runs.session = kept.session)
-SELECT number FROM runs WHERE id NOT IN (SELECT id FROM kept)
-"""
+_OLD: Final = "state IN ('done', 'error') AND updated_at < ?1"
+_PORTION: Final = f"SELECT number FROM runs WHERE number > ?2 AND {_OLD} ORDER BY number LIMIT ?3"  # noqa: S608
+# All that can go only together with old runs: what goes on from them, their callers, the agents below, their sessions.
+# Of these, what may not go yet, and all that this needs: what it goes on from, too. Each step leads to runs and to
+# sessions, so that a long session is gone through once.
+_REMOVABLE: Final = f"""
+WITH RECURSIVE
+    step (way) AS (VALUES (0), (1), (2), (3)),
+    kin (run, session) AS (
+        SELECT id, NULL FROM runs WHERE number > ?2 AND number <= ?3 AND {_OLD}
+        UNION SELECT CASE way WHEN 0 THEN runs.id WHEN 1 THEN runs.parent END, CASE way WHEN 2 THEN runs.session END
+        FROM kin CROSS JOIN runs CROSS JOIN step
+        WHERE runs.id = kin.run OR runs.after = kin.run OR runs.parent = kin.run OR runs.session = kin.session),
+    kept (run, session) AS (
+        SELECT id, NULL FROM kin CROSS JOIN runs WHERE id = kin.run AND NOT ({_OLD})
+        UNION SELECT CASE way WHEN 0 THEN runs.id WHEN 1 THEN runs.parent WHEN 3 THEN runs.after END,
+            CASE way WHEN 2 THEN runs.session END
+        FROM kept CROSS JOIN runs CROSS JOIN step
+        WHERE runs.id = kept.run OR runs.parent = kept.run OR runs.session = kept.session)
+SELECT number FROM kin CROSS JOIN runs WHERE id = kin.run AND id NOT IN (SELECT run FROM kept WHERE run IS NOT NULL)
+"""  # noqa: S608
 
 
 @attrs.frozen
@@ -433,11 +446,15 @@ class _SQLiteLedger(DatabaseFile):
         self._remove(self._removable(ids))
         return len(ids)
 
-    def prune(self, before: float) -> int:
-        """Remove what is over and old, and nothing still needs."""
-        old = [number for (number,) in self.execute(_OLD, (before,)).fetchall()]
+    def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
+        """Remove a portion of what is over and old, and nothing still needs."""
+        portion = self.execute(_PORTION, (before, start, limit)).fetchall()
+        if not portion:
+            return 0, -1
+        (last,) = portion[-1]
+        old = [number for (number,) in self.execute(_REMOVABLE, (before, start, last)).fetchall()]
         self._remove(old)
-        return len(old)
+        return len(old), last
 
     def _removable(self, ids: Iterable[str]) -> list[int]:
         """Return the numbers of runs and those below them, if nobody drives one of them or goes on from one."""

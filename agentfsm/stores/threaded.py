@@ -45,6 +45,9 @@ LONGEST_LEASE_S: Final = 3600.0
 # The largest integer of a database; a model may claim to have used more tokens than that.
 LARGEST: Final = 2**63 - 1
 
+# Old runs that a prune takes up in one transaction, with all that hang together with them: so that it goes on between
+# the other jobs and renewals, and takes tens of milliseconds each time.
+PORTION: Final = 500
 # Characters of records in appends that are joined: some turns. So a job stays about as small as `writer.QUEUE` assumes.
 JOINED_CHARS: Final = 8_192
 
@@ -179,8 +182,17 @@ class Ledger(Desk, Protocol):
         """As `Store.delete_session`."""
         ...
 
-    def prune(self, before: float) -> int:
-        """As `Store.prune`."""
+    def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
+        """Remove as `Store.prune` does, but take up so many runs only; return how many went, and where to go on.
+
+        Args:
+            before: Seconds since 1970.
+            start: Where the last portion has ended; 0 for the first.
+            limit: Runs that the portion takes up; what hangs together with one goes whole.
+
+        Returns:
+            How many runs were removed, and the next `start`: -1 at the end.
+        """
         ...
 
 
@@ -415,8 +427,19 @@ class ThreadedStore(Store, Generic[L]):
         return await self._do(lambda ledger: ledger.delete_session(session))
 
     async def prune(self, before: float) -> int:
-        """Remove what is over and has not changed since that moment; return how many runs that were."""
-        return await self._do(lambda ledger: ledger.prune(before))
+        """Remove what is over and has not changed since that moment; return how many runs that were.
+
+        It goes in portions, each in a transaction of its own: what was removed before an error stays removed.
+        """
+        removed = start = 0
+
+        def portion(ledger: L) -> tuple[int, int]:
+            return ledger.prune(before, start, PORTION)
+
+        while start >= 0:
+            count, start = await self._do(portion)
+            removed += count
+        return removed
 
     async def aclose(self) -> None:
         """Write what is queued, give all leases back, let go of the database and end the thread."""

@@ -3,8 +3,6 @@
 import math
 import subprocess
 import sys
-from itertools import count
-from types import SimpleNamespace
 
 import anyio
 import attrs
@@ -17,6 +15,7 @@ from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, 
 from agentfsm.core.events import Observed
 from agentfsm.ports import Filter
 from agentfsm.stores import redis as redis_store
+from agentfsm.stores import threaded
 from agentfsm.stores.owner import Owner
 from agentfsm.stores.redis import RedisStore
 from agentfsm.stores.redis_server import RedisServer
@@ -75,6 +74,7 @@ def small_pages(monkeypatch):
     script = redis_store._script()
     assert script.count("PAGE = 500") == 1
     monkeypatch.setattr(redis_store, "_script", lambda: script.replace("PAGE = 500", "PAGE = 2"))
+    monkeypatch.setattr(threaded, "PORTION", 2)
 
 
 async def tidy(store):
@@ -417,20 +417,6 @@ async def test_a_long_session_is_pruned_whole(make):
         await finished(store, header(f"t{number}", session="t"), at=float(number))
     assert await store.prune(3.0) == 10
     assert set(ids(await store.runs())) == {f"t{number}" for number in range(5)}
-
-
-@pytest.mark.usefixtures("small_pages")
-async def test_a_long_prune_renews_the_leases(make, client, monkeypatch):
-    """The thread has no other moment for it: who drives meanwhile keeps his runs."""
-    store = make()
-    driver = await Driver.of(store)
-    for number in range(5):
-        await finished(store, header(f"old{number}"))
-    end_lease(client)
-    monkeypatch.setattr(redis_store, "time", SimpleNamespace(monotonic=count(step=60).__next__))
-    assert await store.prune(5.0) == 5
-    assert float(client.hget("agentfsm:run:r1", "until")) > client.time()[0]
-    assert not driver.lease.lost
 
 
 # The end of sessions.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import ExitStack
 
@@ -13,8 +14,8 @@ from servers import empty_schema
 from agentfsm.core.errors import LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin
-from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
-from agentfsm.testing.conformance.driving import DONE, Driver, header, refused, words
+from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore, threaded
+from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, ids, refused, words
 
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
@@ -110,3 +111,63 @@ async def test_a_thread_that_cannot_be_started_is_told_of(store, monkeypatch):
             await store.create(header("refused"))
     await Driver.of(store)
     assert [line.id for line in await store.runs()] == ["r1"]
+
+
+# Portions.
+
+
+async def test_a_prune_leaves_room_for_others(store, monkeypatch):
+    """It goes in portions: between two of them leases are renewed, and other jobs are done."""
+    monkeypatch.setattr(threaded, "PORTION", 2)
+    driver = await Driver.of(store)
+    for number in range(5):
+        await finished(store, header(f"old{number}"))
+    desk, done = store._writer.desk, []
+    prune, beat = type(desk).prune, type(desk).beat
+
+    def pruned(ledger, *portion):
+        result = prune(ledger, *portion)
+        store._writer._beaten_at = -math.inf
+        done.append("portion")
+        return result
+
+    monkeypatch.setattr(type(desk), "prune", pruned)
+    monkeypatch.setattr(type(desk), "beat", lambda ledger: [done.append("beat"), beat(ledger)])
+    assert await store.prune(5.0) == 5
+    assert done.count("portion") >= 3
+    assert "portion portion" not in " ".join(done)
+    assert await driver.append(Observed()).wait()
+
+
+@pytest.mark.parametrize("portion", [1, 3])
+async def test_what_hangs_together_is_pruned_together(store, monkeypatch, portion):
+    """Sessions, callers and histories go whole or not at all, wherever the portions end."""
+    monkeypatch.setattr(threaded, "PORTION", portion)
+    for number in range(4):
+        await finished(store, header(f"r{number}", session="old"), at=1.0)
+        await finished(store, header(f"r{number}.a", parent=f"r{number}"), at=1.0)
+        await finished(store, header(f"t{number}", session="young"), at=2.0 * number)
+        after = f"c{number - 1}" if number else None
+        await finished(store, header(f"c{number}", after=after), at=1.0)
+    await finished(store, header("d0", after="c3"), at=1.0)
+    await finished(store, header("d1", after="t2"), at=1.0)
+    await finished(store, header("e0", after="r0", session="e"), at=1.0)
+    await finished(store, header("e1", session="e"), at=1.0)
+    assert await store.prune(5.0) == 16
+    assert set(ids(await store.runs())) == {"t0", "t1", "t2", "t3"}
+
+
+@pytest.mark.parametrize("portion", [1, 3])
+async def test_what_is_needed_is_kept_together(store, monkeypatch, portion):
+    """One run that may not go keeps all that it needs, however many steps away that is."""
+    monkeypatch.setattr(threaded, "PORTION", portion)
+    for number in range(3):
+        await finished(store, header(f"r{number}", session="s"), at=1.0)
+        await finished(store, header(f"r{number}.a", parent=f"r{number}"), at=1.0)
+    await finished(store, header("c0", after="r1"), at=1.0)
+    await finished(store, header("c1", after="c0"), at=1.0)
+    await finished(store, header("c2", after="c1"), at=9.0)
+    await finished(store, header("gone", after="c0"), at=1.0)
+    assert await store.prune(5.0) == 1
+    assert "gone" not in ids(await store.runs())
+    assert await store.prune(10.0) == 9
