@@ -379,13 +379,20 @@ class _PostgresLedger(Link):
         portion = self._numbers(sql.OLD, before, start, limit)
         if not portion:
             return 0, -1
-        old = self._numbers(sql.REMOVABLE, portion, before)
+        old = self._removable(portion, before)
         if old:
             self.execute(sql.LOCK_REMOVED, (old,))
-            still = self._numbers(sql.REMOVABLE, old, before)  # before that something may have come to need them
+            still = self._removable(old, before)  # before they were locked something may have come to need them
             old = sorted({*old} & {*still})
             self._remove(old)
         return len(old), portion[-1]
+
+    def _removable(self, numbers: list[int], before: float) -> list[int]:
+        """Return the numbers of what is over and old among these runs and their kin, and nothing still needs."""
+        kin = self.execute(sql.KIN, (numbers, before)).fetchall()
+        fresh = [run_id for run_id, _number, is_old in kin if not is_old]
+        kept = {run_id for (run_id,) in self.execute(sql.KEPT, (fresh,)).fetchall()} if fresh else set()
+        return [number for run_id, number, _is_old in kin if run_id not in kept]
 
     def _remove_idle(self, ids: list[str]) -> None:
         """Remove runs and those below them, if nobody drives any of them and nothing that stays goes on from them."""

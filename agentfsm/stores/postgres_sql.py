@@ -192,28 +192,30 @@ REMOVE: Final = """
 DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM runs WHERE number = ANY(%s)
 """
 OLD: Final = "SELECT number FROM runs WHERE over AND updated_at < %s AND number > %s ORDER BY number LIMIT %s"
-# All that can go only together with these: what goes on from them, their callers, the agents below, their sessions. Of
-# these, what may not go yet, and all that this needs: what it goes on from, too. Sessions are steps of their own, so
-# that a long one is gone through once.
-REMOVABLE: Final = """
-WITH RECURSIVE
-    kin (is_run, name) AS (
-        SELECT true, id FROM runs WHERE number = ANY(%s)
-        UNION SELECT next.* FROM kin JOIN LATERAL (
-            SELECT true, id FROM runs WHERE is_run AND after = name
-            UNION ALL SELECT true, id FROM runs WHERE is_run AND parent = name
-            UNION ALL SELECT true, parent FROM runs WHERE is_run AND id = name AND parent IS NOT NULL
-            UNION ALL SELECT false, session FROM runs WHERE is_run AND id = name AND session IS NOT NULL
-            UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS next ON true),
-    found AS (SELECT runs.* FROM kin JOIN runs ON is_run AND id = name),
-    kept (is_run, name) AS (
-        SELECT true, id FROM found WHERE NOT over OR updated_at >= %s
-        UNION SELECT needed.* FROM kept JOIN LATERAL (
-            SELECT true, after FROM runs WHERE is_run AND id = name AND after IS NOT NULL
-            UNION ALL SELECT true, parent FROM runs WHERE is_run AND id = name AND parent IS NOT NULL
-            UNION ALL SELECT true, id FROM runs WHERE is_run AND parent = name
-            UNION ALL SELECT false, session FROM runs WHERE is_run AND id = name AND session IS NOT NULL
-            UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS needed ON true)
-SELECT number FROM found WHERE NOT EXISTS (SELECT FROM kept WHERE is_run AND name = found.id)
+# All that can go only together with these: what goes on from them, their callers, the agents below, their sessions. A
+# session is a step of its own, so that a long one is gone through once. An array and no join: the server expects a
+# thousand times as much of a recursion, and would read the whole table for it.
+KIN: Final = """
+WITH RECURSIVE kin (is_run, name) AS (
+    SELECT true, id FROM runs WHERE number = ANY(%s)
+    UNION SELECT next.* FROM kin JOIN LATERAL (
+        SELECT true, id FROM runs WHERE is_run AND after = name
+        UNION ALL SELECT true, id FROM runs WHERE is_run AND parent = name
+        UNION ALL SELECT true, parent FROM runs WHERE is_run AND id = name AND parent IS NOT NULL
+        UNION ALL SELECT false, session FROM runs WHERE is_run AND id = name AND session IS NOT NULL
+        UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS next ON true)
+SELECT id, number, over AND updated_at < %s FROM runs WHERE id = ANY(ARRAY(SELECT name FROM kin WHERE is_run))
+"""
+# What may not go yet, and all that this needs: what it goes on from, too.
+KEPT: Final = """
+WITH RECURSIVE kept (is_run, name) AS (
+    SELECT true, unnest(%s::text[])
+    UNION SELECT needed.* FROM kept JOIN LATERAL (
+        SELECT true, after FROM runs WHERE is_run AND id = name AND after IS NOT NULL
+        UNION ALL SELECT true, parent FROM runs WHERE is_run AND id = name AND parent IS NOT NULL
+        UNION ALL SELECT true, id FROM runs WHERE is_run AND parent = name
+        UNION ALL SELECT false, session FROM runs WHERE is_run AND id = name AND session IS NOT NULL
+        UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS needed ON true)
+SELECT name FROM kept WHERE is_run
 """
 FORGET: Final = f"DELETE FROM workers WHERE until < {NOW} - {KEPT_S}"  # noqa: S608
