@@ -24,7 +24,7 @@ from sniffio import current_async_library_cvar
 
 T = TypeVar("T")
 # An event loop's own way to be told of a function that it shall call; equal for the same loop.
-Entrance: TypeAlias = Callable[[Callable[[], object]], object]
+CallSoon: TypeAlias = Callable[[Callable[[], object]], object]
 
 # Idle threads kept for reuse: starting one costs 50 us, keeping one costs its stack.
 IDLE_THREADS = 16
@@ -59,13 +59,13 @@ def soon() -> Callable[[Callable[[], object]], None]:
     return partial(_call, _entrance())
 
 
-def _entrance(asyncios: str = "call_soon_threadsafe") -> Entrance:
+def _entrance(asyncios: str = "call_soon_threadsafe") -> CallSoon:
     native: Any = event_loop().current_token()
-    entrance: Entrance = getattr(native, asyncios, None) or native.run_sync_soon
+    entrance: CallSoon = getattr(native, asyncios, None) or native.run_sync_soon
     return entrance
 
 
-def next_round() -> Entrance:
+def next_round() -> CallSoon:
     """Return a callable that makes the current event loop call a function in its next round.
 
     It is for the loop's own thread, where it costs no system call.
@@ -73,7 +73,7 @@ def next_round() -> Entrance:
     return _entrance("call_soon")
 
 
-def _call(entrance: Entrance, function: Callable[[], object]) -> None:
+def _call(entrance: CallSoon, function: Callable[[], object]) -> None:
     try:
         entrance(function)
     except RuntimeError:  # asyncio: the loop is closed; trio.RunFinishedError is one too
@@ -102,7 +102,7 @@ def ring(bells: Iterable[Bell]) -> None:
     Such a call is a system call, and to come back from it a thread waits for the interpreter, up to 5 ms in a busy
     process.
     """
-    events: dict[Entrance, list[anyio.Event]] = {}
+    events: dict[CallSoon, list[anyio.Event]] = {}
     for bell in bells:
         events.setdefault(bell.entrance, []).append(bell.event)
     for entrance, of_loop in events.items():

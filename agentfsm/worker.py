@@ -27,7 +27,7 @@ _log = logging.getLogger("agentfsm.worker")
 # Seconds that a run rests which could not be driven, doubled each time.
 REST_S: Final = 1.0
 # The longest rest: somebody may have mended what was wrong.
-LONGEST_REST_S: Final = 300.0
+MAX_REST_S: Final = 300.0
 # Runs of which that is remembered; the oldest are forgotten, and tried again early.
 RESTING: Final = 10_000
 
@@ -113,7 +113,7 @@ class Worker:
         _, last_s, _ = self._resting.pop(run_id, (0.0, 0.0, False))
         if moved:
             return
-        rest_s = min(max(REST_S, last_s * 2), LONGEST_REST_S) * random.uniform(1.0, 1.5)  # noqa: S311  spreads
+        rest_s = min(max(REST_S, last_s * 2), MAX_REST_S) * random.uniform(1.0, 1.5)  # noqa: S311  spreads
         self._resting[run_id] = self.agent.clock.monotonic() + rest_s, rest_s, has_failed
         if len(self._resting) > RESTING:
             del self._resting[next(iter(self._resting))]

@@ -34,7 +34,7 @@ CROWD = Script(turns=3, model_s=MODEL_S)
 # How finely a stall of the event loop is seen.
 TICK_S = 0.001
 # Seconds for the crowd whose memory is measured, so that nothing outlives this process when it is given up.
-LONGEST_S = 120.0
+MAX_S = 120.0
 # Sent one after the other in one measurement.
 REQUESTS = 20
 CHUNKS = 2_000
@@ -156,7 +156,7 @@ async def remembered(contender: Contender, runs: int) -> AsyncIterator[Sample]:
 
     async def sample() -> float:
         command = [sys.executable, "-m", "benchmarks.memory", type(contender).__module__, str(runs)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=LONGEST_S)  # noqa: ASYNC221, S603  nothing else runs
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=MAX_S)  # noqa: ASYNC221, S603  nothing else runs
         return float(done.stdout)
 
     yield sample

@@ -32,10 +32,10 @@ ID_CHARS: Final = 40
 # same models, adds the 64: https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ToolResultBlock.html
 ANTHROPIC_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # "A maximum of 4 blocks with cache_control may be provided. Found 5." (oguzbilgic/kern-ai#317)
-MOST_MARKS: Final = 4
+MAX_MARKS: Final = 4
 # OpenAI says "Invalid 'messages[2].tool_calls': array too long. Expected an array with maximum length 128"
 # (openai/openai-dotnet#317, github/copilot-cli#669).
-MOST_CALLS: Final = 128
+MAX_CALLS: Final = 128
 
 
 class RefusedError(AssertionError):
@@ -119,7 +119,7 @@ def _check_assistant_message(message: Wire, known: set[str]) -> list[str]:
     # OpenAI says "Invalid 'messages[1].tool_calls': empty array. Expected an array with minimum length 1"
     # (openai/openai-node#1341).
     _require(calls, "empty tool_calls")
-    _require(len(calls) <= MOST_CALLS, len(calls), "tool_calls, at most", MOST_CALLS)
+    _require(len(calls) <= MAX_CALLS, len(calls), "tool_calls, at most", MAX_CALLS)
     for call in calls:
         _check_call(call, known)
     return [call["id"] for call in calls]
@@ -331,7 +331,7 @@ def check_anthropic_body(body: Wire) -> None:
     # "tool_choice may only be specified while providing tools" (autogen's _anthropic_client.py).
     _require(body.get("tools") or "tool_choice" not in body, "tool_choice without tools")
     marked = [block for block in [*body.get("system", []), *body.get("tools", []), *blocks] if "cache_control" in block]
-    _require(len(marked) <= MOST_MARKS, len(marked), "marks, at most", MOST_MARKS)
+    _require(len(marked) <= MAX_MARKS, len(marked), "marks, at most", MAX_MARKS)
     for block in marked:
         # "thinking.cache_control: Extra inputs are not permitted" (UKGovernmentBEIS/inspect_ai#3967).
         _require("thinking" not in block.get("type", ""), "a mark on thinking")

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 ADDRESS: Final = "127.0.0.1:8000"
 # Seconds that a signal leaves for closing the store; runs are given back before.
 CLOSING_S: Final = 5.0
-MOST_PORTS: Final = 65_535
+MAX_PORTS: Final = 65_535
 
 
 def address(text: str) -> str:
     """Check that a text is an address: HOST:PORT, or a port of this machine."""
     host, port = _parts(text)
-    if not host or not port.isascii() or not port.isdigit() or int(port) > MOST_PORTS:
+    if not host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORTS:
         raise argparse.ArgumentTypeError(f"{text!r} is no HOST:PORT: write for example {ADDRESS} or [::1]:8000")
     return text
 

@@ -16,7 +16,7 @@ _SPAN: Final = re.compile(r"\+(\d{1,9}(?:\.\d+)?)([smhd])", re.ASCII)
 # Since 1970, as programs write them: 1973 to 2286, and no date looks like that.
 _SECONDS: Final = re.compile(r"\d{9,10}(?:\.\d+)?", re.ASCII)
 # Seconds of a span: ten years, beyond which it is a slip.
-LONGEST_S: Final = 10 * 366 * 86_400.0
+MAX_S: Final = 10 * 366 * 86_400.0
 
 
 def when(text: str) -> When:
@@ -25,8 +25,8 @@ def when(text: str) -> When:
         at = date(text)
         return lambda _now: at
     found = _SPAN.fullmatch(text)
-    span_s = float(found[1]) * _UNITS[found[2]] if found is not None else LONGEST_S + 1
-    if span_s > LONGEST_S:
+    span_s = float(found[1]) * _UNITS[found[2]] if found is not None else MAX_S + 1
+    if span_s > MAX_S:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no span of up to ten years: write for example +90s, +15m, +2h or +3d",
         )

@@ -52,7 +52,7 @@ _PIECE: Final = rf"([{_DENSE}]+)|[^\W_{_DENSE}]+"
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 # Letters: "sing" and "red" are no endings.
-_SHORTEST_STEM: Final = 3
+_MIN_STEM_CHARS: Final = 3
 
 # Word -> the places of the texts that hold it, and what it adds to the score of each.
 _Index: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
@@ -110,11 +110,11 @@ def _stem(word: str) -> str:
 
     Raises recall among the first 10 by 1 %. What it cuts too much it cuts alike in query and text.
     """
-    if len(word) > _SHORTEST_STEM and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+    if len(word) > _MIN_STEM_CHARS and word.endswith("s") and not word.endswith(("ss", "us", "is")):
         word = f"{word[:-3]}y" if word.endswith("ies") else word[:-1]
     for ending in ("ing", "ed"):
-        if word.endswith(ending) and len(word) >= _SHORTEST_STEM + len(ending):
+        if word.endswith(ending) and len(word) >= _MIN_STEM_CHARS + len(ending):
             word = word.removesuffix(ending)
             word = word[:-1] if word[-1] == word[-2] and word[-1] not in "lsz" else word
             break
-    return word[:-1] if len(word) > _SHORTEST_STEM and word.endswith("e") else word
+    return word[:-1] if len(word) > _MIN_STEM_CHARS and word.endswith("e") else word

@@ -36,7 +36,7 @@ TOP: Final = 20
 # Tools that stage two shows: 3 to 5 (Source: document E, 5.4).
 PICKS: Final = 5
 # Tools, when nothing tells them apart: OpenAI refuses a request with more.
-MOST_UNCHOSEN: Final = 128
+MAX_UNCHOSEN: Final = 128
 # The longest list of summaries: about 10,000 tokens, which is what 20 full definitions take at most (Source: document
 # E, 9.2). A longer one would cost more than it saves. About 280 tools fit.
 STAGE_ONE_BYTES: Final = 40_000
@@ -114,8 +114,8 @@ class BySimilarity(ToolSelector):
             return _chosen(tools, "all")
         order, flaw = await self.ranked(task, tools)
         if flaw:
-            few = len(tools) <= MOST_UNCHOSEN
-            return _chosen(tools[:MOST_UNCHOSEN], f"{'all' if few else f'the first {MOST_UNCHOSEN}'}: {flaw}")
+            few = len(tools) <= MAX_UNCHOSEN
+            return _chosen(tools[:MAX_UNCHOSEN], f"{'all' if few else f'the first {MAX_UNCHOSEN}'}: {flaw}")
         return _chosen([tools[place] for place in sorted(order[: self.top])], "similarity")
 
     async def ranked(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[int], str]:

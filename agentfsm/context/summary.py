@@ -26,7 +26,7 @@ from agentfsm.tally import BYTES, BYTES_PER_TOKEN
 
 # The part of the tokens that a summary stands for: what the model is told, and what it is held to.
 SHARE: Final = 0.25
-MOST_SHARE: Final = 0.3
+MAX_SHARE: Final = 0.3
 # Groups of messages (Source: document F, 7.2).
 KEEP_NEWEST: Final = 4
 # Where rules would have to cut more than this part, a summary is worth its price (Source: document G, 7).
@@ -102,7 +102,7 @@ class Summarise(ContextPolicy):
 
     async def _record(self, old: Sequence[Group], room: Room) -> str:
         """Return the record: of what there was, portion by portion where the model cannot read all at once."""
-        most = max(1, int(MOST_SHARE * tokens_of(old)))
+        most = max(1, int(MAX_SHARE * tokens_of(old)))
         words = max(1, int(SHARE * WORDS_PER_TOKEN * tokens_of(old)))
         directions = _DIRECTIONS.format(words=words, more=f"\n{self.instructions}" if self.instructions else "")
         record = "\n".join(group.shown.text for group in old if isinstance(group.shown, Summarised))

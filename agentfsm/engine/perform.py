@@ -32,9 +32,9 @@ from agentfsm.engine.drive.budget import Budget
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.gate import Gate
-from agentfsm.engine.reflect import on_draft, on_results
+from agentfsm.engine.reflect import review_draft, review_results
 from agentfsm.engine.think.ask import FLAWS, Question, ask
-from agentfsm.engine.think.compact import compacted, squeezed
+from agentfsm.engine.think.compact import compact_after_refusal, compacted
 from agentfsm.engine.think.early import EarlyCalls
 from agentfsm.engine.think.offer import choose, offered
 from agentfsm.engine.watch.stream import BudgetWarning, UsageReported
@@ -225,7 +225,7 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
     except LimitError as error:
         return drive.fail(StopReason(error.reason), str(error), *_faltered(error))
     except ContextTooLongError as error:
-        if (cut := await squeezed(engine, drive, error)) is None:
+        if (cut := await compact_after_refusal(engine, drive, error)) is None:
             return drive.fail(StopReason.MODEL_ERROR, str(error), *_faltered(error))
         return journal.commit(*_faltered(error), cut)
     except ModelError as error:
@@ -291,7 +291,7 @@ async def _hear(
     if early is not None and not proposed:
         early.drop()
     if journal.run.is_last:
-        return _part_with(drive, reply, usage, request)
+        return _end_with_last_words(drive, reply, usage, request)
     if proposed:
         calls = minted(drive, proposed, cut=reply.finish_reason is FinishReason.LENGTH)
         if mended := [call.id for call in calls if call.repaired is not None]:
@@ -314,7 +314,7 @@ async def _hear(
     return None
 
 
-def _part_with(drive: Drive, reply: Reply, usage: Usage, request: str) -> None:
+def _end_with_last_words(drive: Drive, reply: Reply, usage: Usage, request: str) -> None:
     """End a run with the last words that it was asked for: `Run.partial`, and no answer."""
     why = "the run went round in circles after every warning; its last words are in run.partial"
     if text := encodable(reply.text).strip():
@@ -347,8 +347,8 @@ def _note_turn(journal: Journal, calls: int, usage: Usage) -> None:
 
 async def _reflect(engine: Engine, drive: Drive, effect: Reflect) -> None:
     if effect.draft is None:
-        await on_results(engine, drive, effect)
-    elif await on_draft(engine, drive, effect):
+        await review_results(engine, drive, effect)
+    elif await review_draft(engine, drive, effect):
         await _conclude(engine, drive)
 
 

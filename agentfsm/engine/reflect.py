@@ -35,7 +35,7 @@ _LAST: Final = (
 _REFUSED: Final = "Your answer was refused: {why}\n{how}"
 
 
-async def on_results(engine: Engine, drive: Drive, effect: Reflect) -> None:
+async def review_results(engine: Engine, drive: Drive, effect: Reflect) -> None:
     """Go on after tools, unless a limit is reached, the run goes round in circles, or a judge wants it otherwise."""
     journal = drive.journal
     if (stop := drive.budget.stop()) is not None:
@@ -49,7 +49,7 @@ async def on_results(engine: Engine, drive: Drive, effect: Reflect) -> None:
     return journal.commit(e.Continued())
 
 
-async def on_draft(engine: Engine, drive: Drive, effect: Reflect) -> bool:
+async def review_draft(engine: Engine, drive: Drive, effect: Reflect) -> bool:
     """Whether a draft may be accepted; else commit what is said against it.
 
     Args:

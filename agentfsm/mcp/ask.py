@@ -38,9 +38,9 @@ Asked = m.ElicitRequestFormParams | m.ElicitRequestURLParams
 # Seconds before a call is made again whose server only wants to be asked later; twice as long each time. The call's
 # own time bounds it.
 FIRST_POLL_S: Final = 0.05
-LONGEST_POLL_S: Final = 1.0
+MAX_POLL_S: Final = 1.0
 # Requests that one attempt may take: about a minute of them.
-MOST_LEGS: Final = 60
+MAX_LEGS: Final = 60
 # Digits of a hash, so many that no two questions of a call are taken for each other.
 PRINT_DIGITS: Final = 16
 UNTOLD: Final = (
@@ -232,7 +232,7 @@ class _Attempt:
     async def modern(self, told: Told) -> Outcome:
         """Make the call until it has a result, or asks what nobody has answered."""
         result, wait_s = await self._resumed(told), FIRST_POLL_S
-        for _ in range(MOST_LEGS):
+        for _ in range(MAX_LEGS):
             if isinstance(result, m.CallToolResult):
                 return result
             requests = result.input_requests or {}
@@ -244,7 +244,7 @@ class _Attempt:
                 return told.inquiry(asked, result.request_state or "")
             if not replies:
                 await anyio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_POLL_S)
+                wait_s = min(2 * wait_s, MAX_POLL_S)
             trouble.taken()
             result = await self.once(replies or None, result.request_state)
         return refused("the server has put this call off again and again, and gave no result")

@@ -18,9 +18,9 @@ from agentfsm.mcp.connection.sift import UNFIT, Unfit
 from agentfsm.mcp.trust.pins import tool_text
 
 # Pages of one list: a server that goes on for ever is not followed.
-MOST_PAGES: Final = 200
+MAX_PAGES: Final = 200
 # Entries of one list.
-MOST_ENTRIES: Final = 10_000
+MAX_ENTRIES: Final = 10_000
 # Stands for what may be behind a page that came before.
 FURTHER: Final = "(further pages)"
 
@@ -114,7 +114,7 @@ async def every(page: Callable[[str | None], Awaitable[P]], entries: Callable[[P
     cursor: str | None = None
     cursors: set[str] = set()
     pages: list[Sequence[T | Unfit]] = []
-    for _ in range(MOST_PAGES):
+    for _ in range(MAX_PAGES):
         unfit: list[Unfit] = []
         UNFIT.set(unfit)
         got = await page(cursor)
@@ -126,7 +126,7 @@ async def every(page: Callable[[str | None], Awaitable[P]], entries: Callable[[P
         cursor = got.next_cursor
         if cursor is None or cursor in cursors:
             return found
-        if len(found) > MOST_ENTRIES:
+        if len(found) > MAX_ENTRIES:
             break
         cursors.add(cursor)
-    raise MCPError(m.INTERNAL_ERROR, f"its list has more than {MOST_PAGES} pages or {MOST_ENTRIES} entries")
+    raise MCPError(m.INTERNAL_ERROR, f"its list has more than {MAX_PAGES} pages or {MAX_ENTRIES} entries")

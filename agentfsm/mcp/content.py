@@ -133,13 +133,13 @@ def _link(link: m.ResourceLink) -> str:
     """Return the line that tells of a resource; what is in it, the server says when it is asked."""
     told = [link.uri, link.name, link.title, link.description, link.mime_type]
     words = [_line(word) for word in told if word and word.strip()]
-    if link.size is not None and 0 <= link.size < _MOST_BYTES:
+    if link.size is not None and 0 <= link.size < _MAX_BYTES:
         words.append(f"{link.size:,} bytes")
     return f"[link to a resource: {', '.join(words)}]"
 
 
 # Bytes of a size that can be believed.
-_MOST_BYTES: Final = 2**63
+_MAX_BYTES: Final = 2**63
 
 
 def _line(text: str) -> str:

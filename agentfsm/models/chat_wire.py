@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from agentfsm.ports import Chunk, OutputForm, Request, ToolDefinition
 
 # Calls of one message; of more, OpenAI says "array too long".
-MOST_CALLS: Final = 128
+MAX_CALLS: Final = 128
 
 
 # Our messages as the wire writes them
@@ -191,13 +191,13 @@ def _in_portions(messages: Sequence[Message]) -> Iterator[Message]:
     """Split a reply of more calls than OpenAI takes back into several, each with its results right behind it."""
     rest: tuple[ToolCall, ...] = ()
     for message in messages:
-        if isinstance(message, AssistantMessage) and len(message.calls) > MOST_CALLS:
-            rest = message.calls[MOST_CALLS:]
-            yield attrs.evolve(message, calls=message.calls[:MOST_CALLS])
+        if isinstance(message, AssistantMessage) and len(message.calls) > MAX_CALLS:
+            rest = message.calls[MAX_CALLS:]
+            yield attrs.evolve(message, calls=message.calls[:MAX_CALLS])
             continue
         if rest and isinstance(message, ToolResult) and message.call_id == rest[0].id:
-            yield AssistantMessage(calls=rest[:MOST_CALLS])
-            rest = rest[MOST_CALLS:]
+            yield AssistantMessage(calls=rest[:MAX_CALLS])
+            rest = rest[MAX_CALLS:]
         yield message
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MINUTE_S: Final = 60.0
 # A wait for room in the minute lasts so long at least: a shorter one may be lost in the digits of a clock.
-SHORTEST_S: Final = 0.001
+MIN_S: Final = 0.001
 
 
 @attrs.frozen(kw_only=True)
@@ -248,7 +248,7 @@ class _Gate:
                 if wait_s <= 0:
                     self._line.popleft()
                     return self._take(waiter.tokens)
-            with anyio.move_on_after(max(wait_s, SHORTEST_S)):
+            with anyio.move_on_after(max(wait_s, MIN_S)):
                 await waiter.bell.event.wait()
 
     def _quit(self, waiter: _Waiter) -> None:

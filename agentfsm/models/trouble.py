@@ -10,7 +10,7 @@ import attrs
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 
 # Server words in our errors are cut here, characters: a proxy may answer with a whole page.
-LONGEST_DETAIL: Final = 500
+MAX_DETAIL_CHARS: Final = 500
 
 # The first status that says that the server is at fault.
 SERVER_ERRORS: Final = 500

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _DRAIN_S: Final = 0.1
 
 # Shorter words of a key or a header are not taken out of the server's words, characters.
-_SHORTEST_SECRET: Final = 8
+_MIN_SECRET_CHARS: Final = 8
 
 # What the vendors' packages let through: a transport that breaks while the body is read, and what is no JSON.
 TRANSPORT: Final[Mapping[type[Exception], t.Translate]] = {
@@ -316,7 +316,7 @@ class VendorModel(Model, ABC):
             wire=self.wire,
             model=self.name,
             base_url=self._base_url,
-            detail=" ".join(detail.split())[: t.LONGEST_DETAIL],
+            detail=" ".join(detail.split())[: t.MAX_DETAIL_CHARS],
             **facts,
         )
 
@@ -416,7 +416,7 @@ def checked_header(what: str, value: str) -> str:
 
 def _secret_words(*values: str) -> list[str]:
     # Words, because "Bearer sk-..." is a value, and a server repeats the key. A short one would blot out plain words.
-    words = {word for value in values for word in value.split() if len(word) >= _SHORTEST_SECRET}
+    words = {word for value in values for word in value.split() if len(word) >= _MIN_SECRET_CHARS}
     return sorted(words, key=len, reverse=True)
 
 

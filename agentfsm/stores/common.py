@@ -94,7 +94,7 @@ def without_history(header: Header) -> ConflictError:
     )
 
 
-def told_winner(run_id: str, winner: Posted, item: InboxItem) -> Posted:
+def checked_winner(run_id: str, winner: Posted, item: InboxItem) -> Posted:
     """Return the first post of a key, if the second one says the same.
 
     Raises:
@@ -108,7 +108,7 @@ def told_winner(run_id: str, winner: Posted, item: InboxItem) -> Posted:
     raise ConflictError(f"run {run_id!r}: {what} by {getattr(first, 'by', '') or 'somebody'!r}{words}")
 
 
-def told_over(run_id: str, state: str, stop_reason: str | None) -> None:
+def check_not_over(run_id: str, state: str, stop_reason: str | None) -> None:
     """Refuse a post to a run that is over.
 
     Raises:
@@ -118,7 +118,7 @@ def told_over(run_id: str, state: str, stop_reason: str | None) -> None:
         raise ConflictError(f"run {run_id!r} is over ({stop_reason}): it takes no more input")
 
 
-def told_late(run_id: str, before: float | None, now: float) -> None:
+def check_in_time(run_id: str, before: float | None, now: float) -> None:
     """Refuse a post that comes too late.
 
     Raises:

@@ -15,14 +15,14 @@ from agentfsm.core.inbox import Cancel, InboxItem, Posted, due_at
 from agentfsm.core.run import Header, Run, begin
 from agentfsm.ports import ALL, Clock, Durability, Filter, Lease, Store, Stored, Summary, SystemClock
 from agentfsm.stores.common import (
+    check_in_time,
+    check_not_over,
     checked_durability,
     checked_session,
+    checked_winner,
     followed,
     no_id,
     summary_of,
-    told_late,
-    told_over,
-    told_winner,
     wakes_at,
     without_history,
 )
@@ -237,9 +237,9 @@ class MemoryStore(Store):
         with self._lock:
             record = self._record(run_id)
             if (winner := record.keys.get(key)) is not None:
-                return told_winner(run_id, winner, item)
-            told_over(run_id, record.run.state, record.run.stop_reason)
-            told_late(run_id, before, self.clock.now())
+                return checked_winner(run_id, winner, item)
+            check_not_over(run_id, record.run.state, record.run.stop_reason)
+            check_in_time(run_id, before, self.clock.now())
             row = Posted(number=next(self._numbers), key=key, item=item)
             record.keys[key] = record.inbox[row.number] = row
             if (lease := record.lease) is not None:

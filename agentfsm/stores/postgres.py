@@ -26,13 +26,13 @@ from agentfsm.ports import Durability, Filter, Lease, Summary
 from agentfsm.stores import postgres_sql as sql
 from agentfsm.stores.common import (
     LISTED,
+    check_in_time,
+    check_not_over,
     checked_session,
+    checked_winner,
     followed,
     prompt_of,
     summary_from,
-    told_late,
-    told_over,
-    told_winner,
     without_history,
 )
 from agentfsm.stores.holdings import Held, Holdings
@@ -126,7 +126,7 @@ class _PostgresLedger(Link):
         self._alone.clear()
         self._has_written = self._has_written or write
 
-    def outwaits(self, error: Exception) -> bool:
+    def wait_out(self, error: Exception) -> bool:
         """Wait a little where the error will pass; return whether the same jobs shall be done again."""
         return isinstance(error, _NotAll) or self.waits(error)
 
@@ -316,9 +316,9 @@ class _PostgresLedger(Link):
         row = self._row(run_id)
         now, number, *winner = self._ask(sql.BEFORE_POST, (row.number, row.number, post.key))
         if winner[0] is not None:
-            return told_winner(run_id, posted(run_id, winner[0], post.key, winner[1].encode()), item)
-        told_over(run_id, row.state, row.stop_reason)
-        told_late(run_id, post.before, now)
+            return checked_winner(run_id, posted(run_id, winner[0], post.key, winner[1].encode()), item)
+        check_not_over(run_id, row.state, row.stop_reason)
+        check_in_time(run_id, post.before, now)
         is_cancel = isinstance(item, Cancel)
         self.execute(sql.POST, (row.number, number, post.key, post.text, is_cancel, post.due_at))
         self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))

@@ -43,8 +43,8 @@ STATEMENT_S: Final = 60.0
 # prune a second, and a wait for a lock LOCK_S.
 SILENT_S: Final = 20.0
 # Seconds between two attempts to reach a server that is away: a restart takes about one.
-SHORTEST_PAUSE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 1.0
+MIN_PAUSE_S: Final = 0.05
+MAX_PAUSE_S: Final = 1.0
 
 # Seconds since 1970 by the server's clock. Not the time at which the transaction began, since a group of jobs may have
 # waited in it; and not clock_timestamp(), which moves on while one statement runs.
@@ -220,7 +220,7 @@ class Link:
     # The number of the last transaction that was to write.
     _since: float | None = attrs.field(default=None, init=False)
     # Monotonic seconds: when the trouble began that is being waited for.
-    _pause_s: float = attrs.field(default=SHORTEST_PAUSE_S, init=False)
+    _pause_s: float = attrs.field(default=MIN_PAUSE_S, init=False)
     _after: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     # What has to be done once the transaction is committed.
 
@@ -261,7 +261,7 @@ class Link:
         except BaseException as error:
             self._roll_back(error)
             raise
-        self._since, self._pause_s = None, SHORTEST_PAUSE_S
+        self._since, self._pause_s = None, MIN_PAUSE_S
         for act in self._after:
             act()
 
@@ -276,7 +276,7 @@ class Link:
             self._since = None
             return False
         time.sleep(min(self._pause_s, left_s))  # in the store's own thread
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
         return True
 
     def is_of_one_job(self, error: Exception) -> bool:

@@ -29,13 +29,13 @@ from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
 from agentfsm.ports import Durability, Filter, Lease, Summary
 from agentfsm.stores.common import (
+    check_in_time,
+    check_not_over,
     checked_session,
+    checked_winner,
     followed,
     prompt_of,
     summary_from,
-    told_late,
-    told_over,
-    told_winner,
     without_history,
 )
 from agentfsm.stores.holdings import Holdings
@@ -43,7 +43,7 @@ from agentfsm.stores.owner import Owner
 from agentfsm.stores.redis_server import LOSSES, Loss, Promise, RedisServer, dial, place_of
 from agentfsm.stores.threaded import (
     LEASE_S,
-    LONGEST_LEASE_S,
+    MAX_LEASE_S,
     Entry,
     Facts,
     Opening,
@@ -219,11 +219,11 @@ class _RedisLedger(RedisServer):
         how, *rest = self._ask_of(run_id, "post", post.key, due_at, is_cancel, post.before, post.text)
         if how == b"decided":
             number, item = _post(run_id, post.key, rest[0])
-            return told_winner(run_id, posted(run_id, number, post.key, item), post.item)
+            return checked_winner(run_id, posted(run_id, number, post.key, item), post.item)
         if how == b"over":
-            told_over(run_id, *[word.decode() for word in rest])
+            check_not_over(run_id, *[word.decode() for word in rest])
         if how == b"late":
-            told_late(run_id, post.before, float(rest[0]))
+            check_in_time(run_id, post.before, float(rest[0]))
         number = rest[0]
         self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))
         return Posted(number=number, key=post.key, item=post.item)
@@ -468,7 +468,7 @@ class RedisStore(ThreadedStore[_RedisLedger]):
     def _ledger(self) -> _RedisLedger:
         owner = str(Owner.here())
         ttl_s = "" if self.ttl_s is None else repr(self.ttl_s)
-        settings = (self.prefix, owner, repr(self.lease_s), repr(LONGEST_LEASE_S), ttl_s)
+        settings = (self.prefix, owner, repr(self.lease_s), repr(MAX_LEASE_S), ttl_s)
         return _RedisLedger(
             url=self.url,
             script=_script(),

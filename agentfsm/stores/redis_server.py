@@ -53,14 +53,14 @@ LOSSES: Final[Mapping[Loss, str]] = {
 # Seconds of silence after which a connection is given up: an answer takes milliseconds, with the slowest disk a second.
 TIMEOUT_S: Final = 5.0
 # Seconds between two attempts to reach a server that is away; up to this each is as long as all before it together.
-LONGEST_PAUSE_S: Final = 1.0
+MAX_PAUSE_S: Final = 1.0
 # The version of the keys; the script writes it down.
 SCHEMA: Final = 1
 # The version of Redis that is tried here, as its successors are.
 OLDEST: Final = 6
 
 # Bytes of one argument; a server is set otherwise by proto-max-bulk-len, and hangs up on whoever sends more.
-LARGEST_WORD: Final = 512 * 2**20
+MAX_WORD_BYTES: Final = 512 * 2**20
 
 # What the server is asked for by CONFIG GET, which some do not answer.
 _SHOWN: Final = (
@@ -180,7 +180,7 @@ class RedisServer:
     patience_s: float
     promise: Promise | None = attrs.field(default=None, init=False)
     # What was promised when the server was reached last; None until it was for the first time.
-    _largest_word: int = attrs.field(default=LARGEST_WORD, init=False)
+    _largest_word: int = attrs.field(default=MAX_WORD_BYTES, init=False)
     # Bytes that the server takes.
     _connection: Wire | None = attrs.field(default=None, init=False)
     _away_since: float | None = attrs.field(default=None, init=False)
@@ -312,7 +312,7 @@ class RedisServer:
 
     # Upkeep.
 
-    def outwaits(self, error: Exception) -> bool:
+    def wait_out(self, error: Exception) -> bool:
         """Return whether to do the jobs again: since there are answers now, or after a pause, since it may be back.
 
         A server that was never reached is waited for only while it starts: else the address is more likely wrong.
@@ -323,7 +323,7 @@ class RedisServer:
         waited_s = self._waited_s()
         if code in _PASSING and (self.promise or code == "LOADING") and waited_s < self.patience_s:
             _log.info("%s: waiting up to %g s for it, %.3f s so far: %s", self.place, self.patience_s, waited_s, error)
-            time.sleep(min(waited_s, LONGEST_PAUSE_S))  # in the store's own thread
+            time.sleep(min(waited_s, MAX_PAUSE_S))  # in the store's own thread
             return True
         self._questions.clear()
         self._away_since = None
@@ -391,7 +391,7 @@ class RedisServer:
         self._check_kind(info)
         self._check_schema(_said(connection, "GET", self.settings[0] + b"schema"))
         self._check_eviction(shown.get("maxmemory") or info.get("maxmemory"), shown, info)
-        self._largest_word = int(shown.get("proto-max-bulk-len", LARGEST_WORD))
+        self._largest_word = int(shown.get("proto-max-bulk-len", MAX_WORD_BYTES))
         return self._checked(_promise(info, shown))
 
     def _check_kind(self, info: Mapping[str, str]) -> None:

@@ -23,13 +23,13 @@ from agentfsm.core.run import Header
 from agentfsm.ports import Clock, Durability, Filter, Lease, Summary, SystemClock
 from agentfsm.stores.common import (
     LISTED,
+    check_in_time,
+    check_not_over,
     checked_session,
+    checked_winner,
     followed,
     prompt_of,
     summary_from,
-    told_late,
-    told_over,
-    told_winner,
     without_history,
 )
 from agentfsm.stores.holdings import Holdings
@@ -37,7 +37,7 @@ from agentfsm.stores.owner import Owner, boot_clock
 from agentfsm.stores.sqlite_file import Connect, DatabaseFile, Schema, connect_sqlite3
 from agentfsm.stores.threaded import (
     LEASE_S,
-    LONGEST_LEASE_S,
+    MAX_LEASE_S,
     Entry,
     Opening,
     Post,
@@ -321,7 +321,7 @@ class _SQLiteLedger(DatabaseFile):
             return self.holdings.is_held(run_id)
         other = Owner.parse(owner)
         left_s = until - self.boot_clock()
-        return other.is_of_this_boot and 0 < left_s <= LONGEST_LEASE_S and not other.is_dead
+        return other.is_of_this_boot and 0 < left_s <= MAX_LEASE_S and not other.is_dead
 
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
@@ -386,9 +386,9 @@ class _SQLiteLedger(DatabaseFile):
         run_id, item = post.run_id, post.item
         row = self._row(run_id)
         if (found := self.execute(_BY_KEY, (row.number, post.key)).fetchone()) is not None:
-            return told_winner(run_id, posted(run_id, found[0], post.key, found[1]), item)
-        told_over(run_id, row.state, row.stop_reason)
-        told_late(run_id, post.before, self.now())
+            return checked_winner(run_id, posted(run_id, found[0], post.key, found[1]), item)
+        check_not_over(run_id, row.state, row.stop_reason)
+        check_in_time(run_id, post.before, self.now())
         number = self.execute(_NEXT_NUMBER, (row.number,)).fetchone()[0]
         is_cancel = isinstance(item, Cancel)
         self.execute(_POST, (row.number, number, post.key, post.text, int(is_cancel), post.due_at))

@@ -165,7 +165,7 @@ class DatabaseFile:
         for act in self._after:
             act()
 
-    def outwaits(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a server would
+    def wait_out(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a server would
         """Return False: what passes was waited for where it occurred."""
         return False
 

@@ -41,7 +41,7 @@ _log = logging.getLogger("agentfsm.stores")
 # Long enough that a busy machine does not lose a lease by chance, short enough to wait for a worker that vanished.
 LEASE_S: Final = 10.0
 # Seconds: an hour without a word is no worker any more.
-LONGEST_LEASE_S: Final = 3600.0
+MAX_LEASE_S: Final = 3600.0
 # The largest integer of a database; a model may claim to have used more tokens than that.
 LARGEST: Final = 2**63 - 1
 
@@ -212,7 +212,7 @@ class _Draft:
     def __attrs_post_init__(self) -> None:
         self.chars = sum(map(len, self.bodies))
 
-    def takes_in(self, other: _Draft) -> bool:
+    def try_merge(self, other: _Draft) -> bool:
         """Whether an append of the same lease has become a part of this one."""
         follows = other.run.version - len(other.bodies) == self.run.version  # else it will be refused, and alone
         if self.final or other.final or not follows or self.chars + other.chars > JOINED_CHARS:
@@ -257,10 +257,10 @@ class _Append(Job[bool, L]):
         self._gate = threading.Lock()
         # Guards that moment.
 
-    def takes_in(self, draft: _Draft) -> bool:
+    def try_merge(self, draft: _Draft) -> bool:
         """Whether an append that follows on this one has joined it."""
         with self._gate:
-            return self._draft is not None and self._draft.takes_in(draft)
+            return self._draft is not None and self._draft.try_merge(draft)
 
     def end(self) -> list[Bell]:
         """Let its outcome be known; return the bells of those who wait for it."""
@@ -369,7 +369,7 @@ class ThreadedStore(Store, Generic[L]):
         draft = _Draft(lease, run, bodies, list(taken), final)
         writer = self._writer
         newest = writer.appends.get(lease)
-        if newest is not None and newest.takes_in(draft):
+        if newest is not None and newest.try_merge(draft):
             return newest
         job = _Append[L](draft)
         writer.submit(job)
@@ -466,9 +466,9 @@ class ThreadedStore(Store, Generic[L]):
 
 def check_lease_s(store: object, _attribute: object, value: float) -> None:
     """Refuse a lease of no length, or of too great a one."""
-    if not 0 < value <= LONGEST_LEASE_S:
+    if not 0 < value <= MAX_LEASE_S:
         kind = type(store).__name__
-        raise MisuseError(f"{kind}(lease_s={value!r}): give seconds above 0 and up to {LONGEST_LEASE_S:.0f}")
+        raise MisuseError(f"{kind}(lease_s={value!r}): give seconds above 0 and up to {MAX_LEASE_S:.0f}")
 
 
 def decoded(decode: Callable[[str], T], body: object, what: str) -> T:

@@ -63,7 +63,7 @@ class Desk(Protocol):
         """Return a block that is committed as a whole, or not at all when it raises; it is about these runs."""
         ...
 
-    def outwaits(self, error: Exception) -> bool:
+    def wait_out(self, error: Exception) -> bool:
         """Wait a little where the error will pass; return whether the same jobs shall be done again.
 
         Whether a commit that broke off was made is then not known: the desk finds out job by job.
@@ -350,7 +350,7 @@ class Writer(Generic[D]):
                     for job in jobs:
                         job.attempt(self.desk)
             except Exception as error:  # noqa: BLE001  whatever it is, everybody who waits has to hear of it
-                if self.desk.outwaits(error):
+                if self.desk.wait_out(error):
                     continue
                 self._fail(jobs, error, write=write)
                 return

@@ -1,24 +1,24 @@
 """The crash kit: processes that are killed with SIGKILL, by chance or at one moment after another, and what they said.
 
-What a crash leaves can only be seen after a real one. So a life is a process of its own, and what it says on a pipe is
-all that the world knows of it: what was acknowledged before the end.
+What a crash leaves can only be seen after a real one. So each work has a process of its own, and what it says on a pipe
+is all that the parent knows of it: what was acknowledged before the end.
 
-    async def life(path):
+    async def work(path):
         agent = Agent(..., store=SQLiteStore(path, connect=connect))
         run = await agent.run("go", id="r1")
         tell(run.version)
 
-    with Cradle() as cradle:
+    with ForkServer() as fork_server:
         for at in count(1):
-            first = cradle.live(life, path, kill_at=("await", at))
-            ...                                  # another life takes over; look at what is left
+            first = fork_server.run(work, path, kill_at=("await", at))
+            ...                                  # another one takes over; look at what is left
             if not first.killed:
                 break                            # it has no such moment any more
 
 A moment is counted by kind: "await" (each step of a task, so the end of each await), "commit" and "statement" (of a
 SQLite store that has `connect`), and whatever calls `crash_point` with a kind of its own, such as the tools.
 
-A process that has imported everything forks one child for each life, so that a life costs milliseconds. Not for
+A process that has imported everything forks one child for each work, so that it costs milliseconds. Not for
 Windows, which has neither SIGKILL nor fork.
 """
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 # What a process does; a function of a module, so that it can be named to another process.
 Work = Callable[..., Awaitable[None]]
-# A kind of crash point, and its number in the life, from 1.
+# A kind of crash point, and its number in the process, from 1.
 Moment = tuple[str, int]
 
 # Bytes that say how long an order is.
@@ -68,16 +68,16 @@ _PIPE: Final = 65_536
 _BACKENDS: Final = ("asyncio", "trio")
 
 
-# In the process that lives.
+# In the child.
 
 
 @attrs.define(eq=False, repr=False)
 class _Here:
-    """What this process is, if it is a life."""
+    """What this process is, if it is a child."""
 
-    voice: int | None = None
+    tell_fd: int | None = None
     # The pipe that it tells by.
-    ear: int | None = None
+    go_fd: int | None = None
     kill_at: Moment | None = None
     passed: dict[str, count[int]] = attrs.field(factory=lambda: defaultdict(lambda: count(1)))
     # The next number of each kind. Its steps cannot be torn, so threads may share it.
@@ -87,30 +87,30 @@ _here = _Here()
 
 
 def tell(value: Any) -> None:
-    """Let the world outside know something, which no crash makes it forget; anywhere else than in a life, nobody hears.
+    """Let the parent know something, which no crash makes it forget; outside of a child, nobody hears.
 
     Args:
         value: What can be pickled, up to 4,000 bytes, so that it arrives whole or not at all.
     """
-    if _here.voice is not None:
-        os.write(_here.voice, pickle.dumps(value))
+    if _here.tell_fd is not None:
+        os.write(_here.tell_fd, pickle.dumps(value))
 
 
-async def hear() -> None:
-    """Wait for a word of `Living.go`.
+async def wait_for_go() -> None:
+    """Wait for a word of `RunningProcess.go`.
 
     Raises:
         EOFError: when nobody is there any more who could say it.
     """
-    assert _here.ear is not None, "only a life is spoken to"  # noqa: S101  a mistake of the caller
-    await anyio.wait_readable(_here.ear)
-    if not os.read(_here.ear, 1):
+    assert _here.go_fd is not None, "only a child is spoken to"  # noqa: S101  a mistake of the caller
+    await anyio.wait_readable(_here.go_fd)
+    if not os.read(_here.go_fd, 1):
         raise EOFError("whoever started this process is gone")
 
 
 def crash_point(kind: str) -> None:
-    """Be a moment at which a life may be killed; anywhere else than in a life, nothing happens."""
-    if _here.voice is not None and (kind, next(_here.passed[kind])) == _here.kill_at:
+    """Be a moment at which a child may be killed; outside of a child, nothing happens."""
+    if _here.tell_fd is not None and (kind, next(_here.passed[kind])) == _here.kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -145,7 +145,7 @@ class _Connection:
 
 
 @attrs.frozen(kw_only=True)
-class Life:
+class ProcessResult:
     """What is known of a process after its end."""
 
     told: tuple[Any, ...]
@@ -157,11 +157,11 @@ class Life:
 
 
 @attrs.define(eq=False, repr=False)
-class Living:
-    """A process that lives."""
+class RunningProcess:
+    """A child that has not ended, or whose end was not asked for."""
 
     pid: int
-    _mouth: int
+    _go_fd: int
     _pipe: int
     _reap: Callable[[int], int]
     # Told the pid of a process that has ended; returns its status.
@@ -182,15 +182,15 @@ class Living:
         return self._told[heard]
 
     def go(self) -> None:
-        """Let a `hear` of it return."""
+        """Let a `wait_for_go` of it return."""
         with suppress(BrokenPipeError):
-            os.write(self._mouth, b".")
+            os.write(self._go_fd, b".")
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; nothing happens if it has ended."""
         os.kill(self.pid, number)  # its number is not used again before it is reaped, which `end` does
 
-    def end(self, *, kill_after_s: float | None = None) -> Life:
+    def end(self, *, kill_after_s: float | None = None) -> ProcessResult:
         """Wait for its end, and return what is known of it.
 
         Args:
@@ -206,15 +206,15 @@ class Living:
                 self.signal(signal.SIGKILL)
                 deadline, left_s = None, None
             self._listen(left_s)
-        for pipe in (self._mouth, self._pipe):
+        for pipe in (self._go_fd, self._pipe):
             os.close(pipe)
         status = os.waitstatus_to_exitcode(self._reap(self.pid))
         last = self._told.pop() if self._told and isinstance(self._told[-1], _Done | _Broke) else None
         if isinstance(last, _Broke):
-            raise AssertionError(f"a life broke off:\n{last.trace}")  # noqa: TRY004  the test has failed
+            raise AssertionError(f"a child broke off:\n{last.trace}")  # noqa: TRY004  the test has failed
         if last is None and status != -signal.SIGKILL:
-            raise AssertionError(f"a life ended without a word, with status {status}")
-        return Life(told=tuple(self._told), killed=last is None, points={} if last is None else last.points)
+            raise AssertionError(f"a child ended without a word, with status {status}")
+        return ProcessResult(told=tuple(self._told), killed=last is None, points={} if last is None else last.points)
 
     def _listen(self, timeout_s: float | None) -> None:
         readable, _, _ = select.select([self._pipe], [], [], timeout_s)
@@ -245,10 +245,10 @@ class _Order:
 
 
 @attrs.define(eq=False, repr=False)
-class Cradle:
-    """Where lives begin: a process that stays as it is, and forks. What an order names is imported there, once.
+class ForkServer:
+    """Where children begin: a process that stays as it is, and forks. What an order names is imported there, once.
 
-    As a context manager; at its exit whatever still lives is killed.
+    As a context manager; at its exit whatever still runs is killed.
 
     Args:
         prepare: Done there at the start, so that no life has to: load what is loaded late. A function of a module,
@@ -265,7 +265,7 @@ class Cradle:
             desk = theirs.fileno()
             code = f"import sys; sys.path[:] = {sys.path!r}; from agentfsm.testing import crash; crash._serve({desk})"
             command = [sys.executable, "-c", code]
-            # In a session of its own, since an interrupt at the terminal is for whoever asks for lives.
+            # In a session of its own, since an interrupt at the terminal is for whoever asks for children.
             self._process = subprocess.Popen(command, pass_fds=[desk], start_new_session=True)  # noqa: S603  ours
             self._send(pickle.dumps(self.prepare))
         return self
@@ -276,14 +276,14 @@ class Cradle:
         self._desk.close()  # it takes that for the end
         self._process.wait()
 
-    def live(
+    def run(
         self,
         work: Work,
         *args: Any,
         kill_at: Moment | None = None,
         kill_after_s: float | None = None,
         backend: str = "asyncio",
-    ) -> Life:
+    ) -> ProcessResult:
         """Let a process do the work, to its end or until it is killed.
 
         Args:
@@ -302,16 +302,16 @@ class Cradle:
                 living.next_word()
         return living.end(kill_after_s=kill_after_s)
 
-    def start(self, work: Work, *args: Any, kill_at: Moment | None = None, backend: str = "asyncio") -> Living:
-        """Start a process, and do not wait for its end; as `live`."""
+    def start(self, work: Work, *args: Any, kill_at: Moment | None = None, backend: str = "asyncio") -> RunningProcess:
+        """Start a process, and do not wait for its end; as `run`."""
         if backend not in _BACKENDS:
             raise MisuseError(f"backend={backend!r}: give one of {', '.join(_BACKENDS)}")
         order = pickle.dumps(_Order(work=work, args=args, kill_at=kill_at, backend=backend))
-        (pipe, voice), (ear, mouth) = os.pipe(), os.pipe()
-        self._send(order, voice, ear)
-        for given in (voice, ear):
+        (told, tell_fd), (go_fd, go) = os.pipe(), os.pipe()
+        self._send(order, tell_fd, go_fd)
+        for given in (tell_fd, go_fd):
             os.close(given)
-        return Living(self._answer(), mouth, pipe, self._reap)
+        return RunningProcess(self._answer(), go, told, self._reap)
 
     def _send(self, order: bytes, *pipes: int) -> None:
         socket.send_fds(self._desk, [len(order).to_bytes(_HEAD)], pipes)
@@ -343,7 +343,7 @@ def _serve(number: int) -> None:
             if not head:
                 break
             if size := int.from_bytes(head):
-                answer = _born(pickle.loads(_read(desk, size)), desk, pipes)  # noqa: S301  of our own parent
+                answer = _fork_child(pickle.loads(_read(desk, size)), desk, pipes)  # noqa: S301  of our own parent
                 living.add(answer)
             else:
                 pid = int.from_bytes(_read(desk, _HEAD))
@@ -361,19 +361,19 @@ def _read(desk: socket.socket, size: int) -> bytes:
     return words
 
 
-def _born(order: _Order, desk: socket.socket, pipes: Sequence[int]) -> int:
+def _fork_child(order: _Order, desk: socket.socket, pipes: Sequence[int]) -> int:
     pid = os.fork()
     if not pid:
         desk.close()
-        _live(order, *pipes)
+        _run(order, *pipes)
     for pipe in pipes:
         os.close(pipe)
     return pid
 
 
-def _live(order: _Order, voice: int, ear: int) -> NoReturn:
+def _run(order: _Order, tell_fd: int, go_fd: int) -> NoReturn:
     """Do the work, and end without a look at what the parent had open."""
-    _here.voice, _here.ear, _here.kill_at = voice, ear, order.kill_at
+    _here.tell_fd, _here.go_fd, _here.kill_at = tell_fd, go_fd, order.kill_at
     try:
         anyio.run(partial(order.work, *order.args), backend=order.backend, backend_options=_counting(order.backend))
         _here.kill_at = None

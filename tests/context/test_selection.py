@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.context.selection import (
-    MOST_UNCHOSEN,
+    MAX_UNCHOSEN,
     PARAMETERS_CHARS,
     PICKS,
     STAGE_ONE_BYTES,
@@ -189,10 +189,10 @@ async def test_a_scorer_that_tells_nothing_leaves_all_tools(scores, why):
 
 async def test_what_is_offered_unchosen_has_a_bound():
     """Providers refuse a request with more."""
-    selection = await BySimilarity().select("no word in common", tools(MOST_UNCHOSEN + 1), nobody)
-    assert selection.tools == names(range(MOST_UNCHOSEN))
+    selection = await BySimilarity().select("no word in common", tools(MAX_UNCHOSEN + 1), nobody)
+    assert selection.tools == names(range(MAX_UNCHOSEN))
     assert selection.how == "the first 128: no tool is nearer to the task than another"
-    assert (await BySimilarity().select("no word in common", tools(MOST_UNCHOSEN), nobody)).how.startswith("all: ")
+    assert (await BySimilarity().select("no word in common", tools(MAX_UNCHOSEN), nobody)).how.startswith("all: ")
 
 
 async def test_infinite_scores_rank():

@@ -13,16 +13,16 @@ from servers import empty_schema
 
 from agentfsm.ports import Store
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
-from agentfsm.testing.crash import Cradle, connect
+from agentfsm.testing.crash import ForkServer, connect
 
 # A killed process loses nothing that the kernel has, so a real disk would only take time.
 MEMORY = Path("/dev/shm")  # noqa: S108  the folders in it have names of their own
 
 
 @pytest.fixture(scope="session")
-def cradle() -> Iterator[Cradle]:
-    with Cradle(prepare) as cradle:
-        yield cradle
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer(prepare) as fork_server:
+        yield fork_server
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from agentfsm.core.errors import AgentError, LeaseHeldError
 from agentfsm.ports import Store
 from agentfsm.stores import sqlite
 from agentfsm.stores.writer import Writer
-from agentfsm.testing.crash import hear, tell
+from agentfsm.testing.crash import tell, wait_for_go
 
 
 def payer(store: Store) -> Agent:
@@ -58,7 +58,7 @@ async def racer(
         await agent.store.now()  # it is open
         for heat in heats:
             tell("ready")
-            await hear()
+            await wait_for_go()
             async with anyio.create_task_group() as tasks:
                 for run_id in heat:
                     tasks.start_soon(resume, run_id)
@@ -74,7 +74,7 @@ async def halt(ctx: RunContext[Any]) -> str:
     _world, stops = ctx.deps
     if stops:
         tell("halted")
-        await hear()
+        await wait_for_go()
     return "gone on"
 
 

@@ -16,7 +16,7 @@ from crash_story import World, agent_on, check, life, lives
 
 from agentfsm import Run, StopReason
 from agentfsm.ports import Store
-from agentfsm.testing.crash import Cradle, Life
+from agentfsm.testing.crash import ForkServer, ProcessResult
 
 # Runs that one worker takes over at once from as many that were killed.
 HEIRS = 20
@@ -25,15 +25,15 @@ on = partial(pytest.mark.parametrize, "store_of", indirect=True)
 
 
 @pytest.fixture
-def scene(cradle: Cradle, store_of: Callable[[], Store], folder: Path) -> Scene:
-    return Scene(cradle, store_of, folder)
+def scene(fork_server: ForkServer, store_of: Callable[[], Store], folder: Path) -> Scene:
+    return Scene(fork_server, store_of, folder)
 
 
 @attrs.define
 class Scene:
     """Runs on one store, driven by workers that die."""
 
-    cradle: Cradle
+    fork_server: ForkServer
     store: Callable[[], Store]
     folder: Path
     worlds: list[World] = attrs.field(factory=list)
@@ -46,14 +46,16 @@ class Scene:
         self.worlds.append(World(self.store, f"run-{name}", str(self.folder / f"books-{name}")))
         return self.worlds[-1]
 
-    def live(self, world: World, *, kill_at=None, kill_after_s=None, backend="asyncio", **how) -> Life:
+    def run(self, world: World, *, kill_at=None, kill_after_s=None, backend="asyncio", **how) -> ProcessResult:
         """Let a worker drive a run until it is killed, or the run is over."""
         work = partial(life, **how)
-        return self._heard(self.cradle.live(work, world, kill_at=kill_at, kill_after_s=kill_after_s, backend=backend))
+        return self._heard(
+            self.fork_server.run(work, world, kill_at=kill_at, kill_after_s=kill_after_s, backend=backend)
+        )
 
     def end(self, **how) -> None:
         """Let one worker end all runs that were left, and check them."""
-        ended = self._heard(self.cradle.live(partial(lives, **how), self.store, self.worlds))
+        ended = self._heard(self.fork_server.run(partial(lives, **how), self.store, self.worlds))
         assert not ended.killed
         self.check()
 
@@ -63,7 +65,7 @@ class Scene:
         self.worlds.clear()
         self.told.clear()
 
-    def _heard(self, ended: Life) -> Life:
+    def _heard(self, ended: ProcessResult) -> ProcessResult:
         self.told += [word for word in ended.told if word != "alive"]
         self.kills += ended.killed
         return ended
@@ -83,8 +85,8 @@ def sweep(scene: Scene, kind: str, *, first: tuple[str, int] | None = None, **ho
         at += 1
         world = scene.new_world(f"{kind}-{at}")
         if first is not None:
-            assert scene.live(world, kill_at=first, **how).killed
-        was_killed = scene.live(world, kill_at=(kind, at), **how).killed
+            assert scene.run(world, kill_at=first, **how).killed
+        was_killed = scene.run(world, kill_at=(kind, at), **how).killed
         if not was_killed or len(scene.worlds) == HEIRS:
             scene.end(**how)
     return at - 1
@@ -132,7 +134,7 @@ def kill_at_random(scene: Scene, kills: int) -> Counter[int]:
     while scene.kills < kills:
         world, killed = scene.new_world(f"{chance.random()}"[2:]), True
         while killed:
-            killed = scene.live(
+            killed = scene.run(
                 world,
                 kill_after_s=chance.uniform(0, longest_s),
                 backend=chance.choice(("asyncio", "trio")),
@@ -171,9 +173,9 @@ def test_a_run_that_kills_its_workers_is_parked(scene):
     """Where five workers die over one turn, the sixth ends the run, says why, and does nothing else."""
     world = scene.new_world("parked")
     for effect in (4, 1, 1, 1, 1):  # behind what the second call does, and then before whatever comes next
-        assert scene.live(world, kill_at=("effect", effect), crashes=5).killed
+        assert scene.run(world, kill_at=("effect", effect), crashes=5).killed
     told = len(world.effects())
-    assert not scene.live(world, crashes=5).killed
+    assert not scene.run(world, crashes=5).killed
     run = anyio.run(loaded, world)
     assert run.stop_reason is StopReason.PARKED
     assert run.stop_message.startswith("5 workers died over it in ACT")

@@ -16,7 +16,7 @@ from race_story import approved, payer, racer, stopping
 
 from agentfsm.core.events import AnswerGiven, ToolLost
 from agentfsm.ports import Store
-from agentfsm.testing.crash import Cradle
+from agentfsm.testing.crash import ForkServer
 
 # Runs that both workers resume at the same moment.
 HEAT = 10
@@ -32,10 +32,12 @@ def heats_of(count: int) -> list[list[str]]:
     return [[f"run-{number}" for number in range(start, start + HEAT)] for start in range(0, count, HEAT)]
 
 
-def race(cradle: Cradle, store: Callable[[], Store], books: Path, heats: Sequence[Sequence[str]], **how: Any) -> None:
+def race(
+    fork_server: ForkServer, store: Callable[[], Store], books: Path, heats: Sequence[Sequence[str]], **how: Any
+) -> None:
     """Let two workers race for runs, and fail unless each run is done, and its call was made once."""
-    cradle.live(approved, store, [run_id for heat in heats for run_id in heat])
-    racers = [cradle.start(partial(racer, **how), store, str(books), heats) for _ in range(2)]
+    fork_server.run(approved, store, [run_id for heat in heats for run_id in heat])
+    racers = [fork_server.start(partial(racer, **how), store, str(books), heats) for _ in range(2)]
     for _ in heats:
         assert [each.next_word() for each in racers] == ["ready", "ready"]
         for each in racers:
@@ -63,39 +65,39 @@ async def check_journals(store: Callable[[], Store], run_ids: Sequence[str]) -> 
 
 
 @on_each
-def test_workers_race_for_runs(cradle, store_of, folder):
+def test_workers_race_for_runs(fork_server, store_of, folder):
     """Runs that a person has let go on, each resumed by two processes at once: each call is made once."""
-    race(cradle, store_of, folder / "books", heats_of(200))
+    race(fork_server, store_of, folder / "books", heats_of(200))
 
 
 @on_each
 @pytest.mark.soak
-def test_workers_race_for_a_thousand_runs(cradle, store_of, folder):
+def test_workers_race_for_a_thousand_runs(fork_server, store_of, folder):
     """The same, longer."""
-    race(cradle, store_of, folder / "books", heats_of(1_000))
+    race(fork_server, store_of, folder / "books", heats_of(1_000))
 
 
 @on_each
-def test_the_loser_waits_and_gets_the_finished_run(cradle, store_of, folder):
+def test_the_loser_waits_and_gets_the_finished_run(fork_server, store_of, folder):
     """Where both wait for one another, both have the run that is over in the end."""
-    race(cradle, store_of, folder / "books", heats_of(30), wait=True)
+    race(fork_server, store_of, folder / "books", heats_of(30), wait=True)
 
 
 @on_sqlite
 @pytest.mark.parametrize("fault", ["granted", "granted, unchecked"])
-def test_the_race_finds_what_is_broken(cradle, store_of, folder, fault):
+def test_the_race_finds_what_is_broken(fork_server, store_of, folder, fault):
     """Planted: a lease for whoever asks, without and with a store that takes the appends of a former owner."""
     with pytest.raises(AssertionError):
-        race(cradle, store_of, folder / "books", heats_of(200), fault=fault)
+        race(fork_server, store_of, folder / "books", heats_of(200), fault=fault)
 
 
-def stall(cradle: Cradle, store: Callable[..., Store], books: Path, **how: Any) -> str:
+def stall(fork_server: ForkServer, store: Callable[..., Store], books: Path, **how: Any) -> str:
     """Stop a worker in the middle of a run, let another end that, and let the first go on; return what it met."""
     world = World(store, "r1", str(books))
-    late = cradle.start(partial(stopping, stops=True, **how), partial(store, lease_s=SHORT_S), world)
+    late = fork_server.start(partial(stopping, stops=True, **how), partial(store, lease_s=SHORT_S), world)
     assert late.next_word() == "halted"
     late.signal(signal.SIGSTOP)
-    assert cradle.live(partial(stopping, stops=False), store, world).told == ("done",)
+    assert fork_server.run(partial(stopping, stops=False), store, world).told == ("done",)
     late.signal(signal.SIGCONT)
     late.go()
     return late.end().told[-1]
@@ -103,17 +105,17 @@ def stall(cradle: Cradle, store: Callable[..., Store], books: Path, **how: Any) 
 
 @on_each
 @pytest.mark.parametrize("beats", [True, False], ids=["beating", "silent"])
-def test_an_owner_that_wakes_late_is_refused(cradle, store_of, folder, beats):
+def test_an_owner_that_wakes_late_is_refused(fork_server, store_of, folder, beats):
     """It was stopped until its lease had ended and another had gone on: its append is refused, its call is not made.
 
     Its store may learn that when it renews its leases, or, where that does not come first, in the append itself.
     """
-    assert stall(cradle, store_of, folder / "books", beats=beats) == "LeaseLostError"
+    assert stall(fork_server, store_of, folder / "books", beats=beats) == "LeaseLostError"
     assert len((folder / "books").read_text().splitlines()) == 1
 
 
 @on_sqlite
-def test_an_owner_that_is_not_refused_would_act_twice(cradle, store_of, folder):
+def test_an_owner_that_is_not_refused_would_act_twice(fork_server, store_of, folder):
     """Planted: a store that takes whatever a former owner appends."""
-    stall(cradle, store_of, folder / "books", beats=False, fault="unchecked")
+    stall(fork_server, store_of, folder / "books", beats=False, fault="unchecked")
     assert len((folder / "books").read_text().splitlines()) == 2

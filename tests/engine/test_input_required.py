@@ -30,7 +30,7 @@ from agentfsm import (
 from agentfsm.core.events import InputGiven, ToolPaused
 from agentfsm.core.messages import ErrorType
 from agentfsm.core.run import Phase
-from agentfsm.engine.tools.questions import ANSWER_CHARS, MOST_QUESTIONS, ROUNDS, STATE_CHARS
+from agentfsm.engine.tools.questions import ANSWER_CHARS, MAX_QUESTIONS, ROUNDS, STATE_CHARS
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -363,7 +363,7 @@ def test_the_same_question_in_the_same_moment_is_another_one():
     ("questions", "state", "words"),
     [
         ((), None, "ask 1 to"),
-        ([attrs.evolve(SURE, key=f"k{n}") for n in range(MOST_QUESTIONS + 1)], None, "ask 1 to"),
+        ([attrs.evolve(SURE, key=f"k{n}") for n in range(MAX_QUESTIONS + 1)], None, "ask 1 to"),
         ((SURE, SURE), None, "same key"),
         (("who?",), None, "takes questions, not str"),
         ((attrs.evolve(SURE, key=""),), None, "its key"),

@@ -104,7 +104,7 @@ def test_what_no_provider_takes_is_left_out(name):
 def test_a_result_holds_only_so_many_parts():
     """The others are left out, and those that are there keep their numbers."""
     text, found = render.rendered([IMAGE] * 23)
-    assert len(found) == parts.MOST_PARTS
+    assert len(found) == parts.MAX_PARTS
     assert text.count("20 parts at most") == 3
 
 

@@ -24,7 +24,7 @@ AGENTFSM: Final = str(Path(__file__).parents[2])
 PATIENCE_MS: Final = 200_000
 BAD: Final = {"FAILURE", "WARNING"}
 # Scenarios that are tried once more; where more fail, it is not for the clock.
-MOST_AGAIN: Final = 3
+MAX_AGAIN: Final = 3
 _STAMP: Final = re.compile(r"-\d{4}-\d\d-\d\dT[\d-]+Z$")
 
 Side = Literal["client", "server"]
@@ -65,7 +65,7 @@ def lasting(outcome: Outcome, expected: Mapping[str, str], again: Callable[[str]
     """
     unlike = outcome.unlike(expected)
     failed = {name.partition(":")[0] for name in unlike if name in outcome.failures}
-    if len(failed) > MOST_AGAIN:
+    if len(failed) > MAX_AGAIN:
         return unlike
     rest = {name: said for name, said in unlike.items() if name.partition(":")[0] not in failed}
     for scenario in failed:

@@ -56,7 +56,7 @@ async def test_a_connection_that_has_gone_is_told_no_more():
 @pytest.mark.parametrize("uri", ["other://1", "n://3", f"n://{'1' * 3_000}"])
 async def test_what_cannot_be_subscribed_to_is_an_error(monkeypatch, uri):
     """What is no resource, one too many, and an address that nobody has."""
-    monkeypatch.setattr(subscribers, "MOST_URIS", 2)
+    monkeypatch.setattr(subscribers, "MAX_URIS", 2)
     service = MCPService([], name="demo", resources=[STEP])
     async with Client(service.server, mode="legacy") as client:
         for known in ("n://1", "n://2", "n://1"):

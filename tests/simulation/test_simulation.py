@@ -194,7 +194,7 @@ def ignore_expiry(patch: Any) -> None:
 
 def count_a_late_word(patch: Any) -> None:
     """The store takes decisions after their time."""
-    patch.setattr(memory, "told_late", lambda *_: None)
+    patch.setattr(memory, "check_in_time", lambda *_: None)
 
 
 def read_rows_before_the_clock(patch: Any) -> None:

@@ -149,7 +149,7 @@ def proxy(shared_postgres):
 @pytest.fixture
 async def frail(shared_postgres, schema, proxy, monkeypatch):
     """A store whose connection can be cut, and which does not wait long before it tries again."""
-    monkeypatch.setattr(postgres_link, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(postgres_link, "MIN_PAUSE_S", 0.001)
     url = make_conninfo(shared_postgres, host="127.0.0.1", port=proxy.port, sslmode="disable", gssencmode="disable")
     store = PostgresStore(url, schema=schema)
     await store.runs()

@@ -432,7 +432,7 @@ async def test_a_record_that_the_server_does_not_take_stops_no_other_run(make, c
             await late.wait()
         assert ids(await store.runs()) == ["r1", "r0"]
     finally:
-        client.config_set("proto-max-bulk-len", redis_server.LARGEST_WORD)
+        client.config_set("proto-max-bulk-len", redis_server.MAX_WORD_BYTES)
 
 
 async def test_a_damaged_record_is_named(make, client):

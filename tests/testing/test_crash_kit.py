@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 from agentfsm.core.errors import MisuseError
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.conformance.driving import Driver, header
-from agentfsm.testing.crash import Cradle, connect, crash_point, hear, tell
+from agentfsm.testing.crash import ForkServer, connect, crash_point, tell, wait_for_go
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 loaded = []
@@ -52,7 +52,7 @@ async def talking():
     """Tell a word for each that is heard."""
     for number in range(3):
         tell(number)
-        await hear()
+        await wait_for_go()
 
 
 async def writing(path):
@@ -63,15 +63,15 @@ async def writing(path):
 
 
 @pytest.fixture(scope="module")
-def cradle():
-    with Cradle(load) as cradle:
-        yield cradle
+def fork_server():
+    with ForkServer(load) as fork_server:
+        yield fork_server
 
 
 @BACKENDS
-def test_a_life_is_what_it_told(cradle, backend):
+def test_a_life_is_what_it_told(fork_server, backend):
     """A life that is not killed has told everything, and says how many moments it had."""
-    life = cradle.live(counting, 3, backend=backend)
+    life = fork_server.run(counting, 3, backend=backend)
     assert life.told == (1, 2, 3)
     assert not life.killed
     assert life.points["number"] == 3
@@ -79,34 +79,34 @@ def test_a_life_is_what_it_told(cradle, backend):
 
 
 @BACKENDS
-def test_a_life_is_killed_at_the_moment_named(cradle, backend):
+def test_a_life_is_killed_at_the_moment_named(fork_server, backend):
     """At its n-th moment of a kind: what it told before is known, and nothing else happens."""
-    life = cradle.live(counting, 3, kill_at=("number", 3), backend=backend)
+    life = fork_server.run(counting, 3, kill_at=("number", 3), backend=backend)
     assert life.told == (1, 2)
     assert life.killed
     assert life.points == {}
 
 
 @BACKENDS
-def test_each_await_is_a_moment(cradle, backend):
+def test_each_await_is_a_moment(fork_server, backend):
     """Killed at one await after another, a life gets further and further, and not past its end."""
-    awaits = cradle.live(counting, 3, backend=backend).points["await"]
-    lives = [cradle.live(counting, 3, kill_at=("await", at), backend=backend) for at in range(1, awaits + 2)]
+    awaits = fork_server.run(counting, 3, backend=backend).points["await"]
+    lives = [fork_server.run(counting, 3, kill_at=("await", at), backend=backend) for at in range(1, awaits + 2)]
     assert [life.killed for life in lives] == [True] * awaits + [False]
     told = [life.told for life in lives]
     assert sorted(told) == told
     assert {(), (1,), (1, 2), (1, 2, 3)} == set(told)
 
 
-def test_each_statement_and_commit_of_a_file_is_a_moment(cradle, tmp_path):
+def test_each_statement_and_commit_of_a_file_is_a_moment(fork_server, tmp_path):
     """With the kit's `connect`: killed behind the commit, the run is there, and nobody was told."""
-    commits = cradle.live(writing, str(tmp_path / "whole.db")).points["commit"]
+    commits = fork_server.run(writing, str(tmp_path / "whole.db")).points["commit"]
     path = str(tmp_path / "runs.db")
-    assert cradle.live(writing, path, kill_at=("commit", commits - 1)).told == ()
+    assert fork_server.run(writing, path, kill_at=("commit", commits - 1)).told == ()
     assert anyio.run(partial(count, path)) == 0
-    assert cradle.live(writing, path, kill_at=("commit", 2)).told == ()
+    assert fork_server.run(writing, path, kill_at=("commit", 2)).told == ()
     assert anyio.run(partial(count, path)) == 1
-    assert cradle.live(writing, path, kill_at=("statement", 1)).killed
+    assert fork_server.run(writing, path, kill_at=("statement", 1)).killed
 
 
 async def count(path):
@@ -117,15 +117,15 @@ async def count(path):
     return len(runs)
 
 
-def test_a_life_is_killed_from_outside(cradle):
+def test_a_life_is_killed_from_outside(fork_server):
     """So many seconds after its first word, wherever it is then; one that ends before is not killed."""
-    assert cradle.live(talking, kill_after_s=0.0).killed
-    assert not cradle.live(counting, 1, kill_after_s=3600.0).killed
+    assert fork_server.run(talking, kill_after_s=0.0).killed
+    assert not fork_server.run(counting, 1, kill_after_s=3600.0).killed
 
 
-def test_a_life_is_spoken_to(cradle):
+def test_a_life_is_spoken_to(fork_server):
     """It waits for a word, also while it is stopped."""
-    living = cradle.start(talking)
+    living = fork_server.start(talking)
     for number in range(3):
         assert living.next_word() == number
         living.signal(signal.SIGSTOP)
@@ -136,27 +136,27 @@ def test_a_life_is_spoken_to(cradle):
         living.next_word()
 
 
-def test_what_goes_wrong_in_a_life_is_told(cradle):
+def test_what_goes_wrong_in_a_life_is_told(fork_server):
     """An error comes with its traceback; an end without a word is none of its own."""
     with pytest.raises(AssertionError, match="out of paper"):
-        cradle.live(failing)
+        fork_server.run(failing)
     with pytest.raises(AssertionError, match="status 3"):
-        cradle.live(leaving)
+        fork_server.run(leaving)
     with pytest.raises(MisuseError, match="one of asyncio, trio"):
-        cradle.live(counting, 1, backend="curio")
+        fork_server.run(counting, 1, backend="curio")
 
 
-def test_a_life_is_a_process_of_its_own_that_came_prepared(cradle):
+def test_a_life_is_a_process_of_its_own_that_came_prepared(fork_server):
     """What was prepared is there, once, in each."""
-    told = [cradle.live(telling_what_is_loaded).told[0] for _ in range(2)]
+    told = [fork_server.run(telling_what_is_loaded).told[0] for _ in range(2)]
     assert [what for _pid, what in told] == [["loaded"], ["loaded"]]
     assert len({os.getpid(), *(pid for pid, _what in told)}) == 3
 
 
 def test_nothing_lives_on():
     """When the kit is left, whatever still lives is killed."""
-    with Cradle() as cradle:
-        living = cradle.start(talking)
+    with ForkServer() as fork_server:
+        living = fork_server.start(talking)
         assert living.next_word() == 0
     with pytest.raises(EOFError):
         living.next_word()

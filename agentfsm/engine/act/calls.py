@@ -15,7 +15,7 @@ from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResu
 from agentfsm.core.run import UNDECIDED, Inquiry, OpenCall, Phase, place_in
 from agentfsm.engine.act.children import broken_off, returned
 from agentfsm.engine.act.decide import decide, inquired, needs_approval
-from agentfsm.engine.drive.access import absence, barred, context_of, turn_of
+from agentfsm.engine.drive.access import absence, context_of, turn_of, why_barred
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.family import Parent
@@ -167,7 +167,7 @@ class RunHost(Host):
 
     def refusal(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:
         """Say why a valid call may not run: not with these arguments, or not approved."""
-        return barred(self.engine, self.drive, tool, bound) or self._unapproved(call, tool, bound)
+        return why_barred(self.engine, self.drive, tool, bound) or self._unapproved(call, tool, bound)
 
     def _unapproved(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:
         """Refuse a call that could not run when others were asked for their word, and now could."""

@@ -23,7 +23,7 @@ from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, Pos
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, encodable
 from agentfsm.core.run import UNDECIDED, OpenCall, Phase, arguments_of
 from agentfsm.engine.act.children import gone, waits_below
-from agentfsm.engine.drive.access import absence, barred
+from agentfsm.engine.drive.access import absence, why_barred
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.family import child_id
@@ -204,7 +204,7 @@ def _runnable(engine: Engine, drive: Drive, tool: Tool[..., Any], call: ToolCall
         bound = tool.bound(call.arguments)
     except ArgumentsError:
         return None
-    return None if barred(engine, drive, tool, bound) is not None else tool.arguments(bound)
+    return None if why_barred(engine, drive, tool, bound) is not None else tool.arguments(bound)
 
 
 def _has_changed(engine: Engine, entry: OpenCall) -> bool:

@@ -31,7 +31,7 @@ def absence(engine: Engine, drive: Drive, tool: Tool[..., Any]) -> End | None:
     return failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
 
 
-def barred(engine: Engine, drive: Drive, tool: Tool[..., Any], bound: Bound) -> End | None:
+def why_barred(engine: Engine, drive: Drive, tool: Tool[..., Any], bound: Bound) -> End | None:
     """Say that nobody could let a call with these arguments run."""
     if engine.permissions is None:
         return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ANSWER_TOKENS: Final = 4_096
 # What an answer without a cap is taken to need at most, where others spend from the same budget at once: as long as
 # many models can answer. One that answers longer is found out (see `budget`).
-LONGEST_ANSWER_TOKENS: Final = 16_384
+MAX_ANSWER_TOKENS: Final = 16_384
 
 
 @attrs.frozen(kw_only=True)
@@ -111,7 +111,7 @@ class Engine:
         parts = [self.model.name, self.instructions, told, asked, output]
         return hash_of(json.dumps(parts, sort_keys=True, default=str), 8)
 
-    def is_first_unpriced(self, model: Model) -> bool:
+    def note_unpriced(self, model: Model) -> bool:
         """Whether a reply of this model is the first whose price is not known; the next one is not."""
         is_first = model.name not in self._unpriced
         self._unpriced.add(model.name)

@@ -19,7 +19,7 @@ from agentfsm.threads import event_loop, next_round
 if TYPE_CHECKING:
     import anyio
 
-    from agentfsm.threads import Entrance
+    from agentfsm.threads import CallSoon
 
 # Steps in one round of the event loop: 3 to 6 ms of work. To wait for the next costs 10 us where nobody else does.
 ROUND: Final = 64
@@ -74,10 +74,10 @@ class Gate:
         if len(self._rounds) == 1:
             self._call_next(next_round())
 
-    def _call_next(self, entrance: Entrance) -> None:
+    def _call_next(self, entrance: CallSoon) -> None:
         entrance(partial(self._begin_round, entrance))
 
-    def _begin_round(self, entrance: Entrance) -> None:
+    def _begin_round(self, entrance: CallSoon) -> None:
         this = self._rounds.popleft()
         self._room = ROUND - this.steps
         this.begun.set()

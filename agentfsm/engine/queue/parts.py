@@ -21,7 +21,7 @@ PART_CHARS: Final = 20_000_000
 # Characters of all parts of a result: half of what a record of the journal may hold.
 PARTS_CHARS: Final = 30_000_000
 # Parts of one result: 20 images have about 29,000 tokens.
-MOST_PARTS: Final = 20
+MAX_PARTS: Final = 20
 # The longest address: what browsers and proxies bear. As JSON it may have six times as many.
 ADDRESS_CHARS: Final = 8_000
 
@@ -81,7 +81,7 @@ def usable(pieces: Iterable[str | Part]) -> Iterator[str | Media]:
             yield piece if isinstance(piece, str) else piece.text
             continue
         part = _sound(piece)
-        flaw = _flaw(part) if count < MOST_PARTS else f"a result holds {MOST_PARTS} parts at most"
+        flaw = _flaw(part) if count < MAX_PARTS else f"a result holds {MAX_PARTS} parts at most"
         if flaw is None and len(part.url) > room_chars:
             flaw = "the parts of one result are too large together"
         if flaw is not None:

@@ -28,7 +28,7 @@ _BLANK = " \t\r\n\ufeff"
 # The escape itself; behind an odd backslash it would be six harmless characters.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 # Characters; a longer text takes some milliseconds more, but is more likely to be broken in a way that nobody foresaw.
-_LONGEST_BROKEN = 16_000
+_MAX_BROKEN_CHARS = 16_000
 # What may stand around an object without being a part of it: a sentence, a code fence.
 _BEFORE = re.compile(r"(?:[^\[\]{}\":`]*[^\[\]{}\":`'])?:?\s*(?:```\w*\s*)?")
 _BEHIND = re.compile(r"\s*(?:```)?(?:\s*[^\[\]{}\":`'\s][^\[\]{}\":`]*)?")
@@ -50,17 +50,17 @@ _INSIDE = re.compile(r"\\.|[\"\x00-\x1f]", re.DOTALL)
 # A comma with nothing behind it; texts match too, so that what looks like one in there is passed over.
 _LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+"|".*)|,(?=\s*[}\]])', re.DOTALL)
 # As many as a model can use; a list of 100,000 wrong items would fill its window.
-_MOST_PROBLEMS = 20
+_MAX_PROBLEMS = 20
 # Characters; room for the allowed values of a usual enumeration.
-_LONGEST_PROBLEM = 300
+_MAX_PROBLEM_CHARS = 300
 # Characters; enough to recognise what was sent.
-_LONGEST_VALUE = 60
+_MAX_VALUE_CHARS = 60
 # Characters; an enumeration may hold 1,000 values.
-_LONGEST_KIND = 150
+_MAX_KIND_CHARS = 150
 # Characters, counted from the end; a path may be 100 steps deep.
-_LONGEST_PATH = 150
+_MAX_PATH_CHARS = 150
 # A function has fewer; a schema from outside may have thousands.
-_MOST_PARAMETERS = 50
+_MAX_PARAMETERS = 50
 # Where the parameters of a schema without properties of its own may stand.
 _COMPOSED = frozenset({"anyOf", "oneOf", "allOf", "$ref", "patternProperties"})
 # The parser's words that say little to a reader.
@@ -112,7 +112,7 @@ def check_object(text: str) -> str | None:
         return f"half of a surrogate pair at character {error.start}"
     except ValueError as error:
         reason, at, place = str(error).rpartition(" at line ")
-        return _WORDS.get(reason, _cut(reason, _LONGEST_PROBLEM)) + at + place
+        return _WORDS.get(reason, _cut(reason, _MAX_PROBLEM_CHARS)) + at + place
     if not isinstance(value, dict):
         return f"it is {_got(value)}"
     if "\\u0000" in text and _NUL.search(text):
@@ -141,7 +141,7 @@ def repair(text: str) -> str | None:
         One strict JSON object, or None.
     """
     before, bracket, rest = text.strip(_BLANK).partition("{")
-    if len(text) > _LONGEST_BROKEN or not bracket or not _BEFORE.fullmatch(before):
+    if len(text) > _MAX_BROKEN_CHARS or not bracket or not _BEFORE.fullmatch(before):
         return None
     if whole := _object_before_a_sentence(bracket + rest):
         return whole
@@ -188,8 +188,8 @@ def explain(what: str, problems: Iterable[ErrorDetails], arguments: JSON, parame
         A line per place, in the order found, and a last line with the expected parameters.
     """
     known, found = parameters["properties"], iter(problems)
-    told = groupby(islice(found, _MOST_PROBLEMS), key=lambda problem: _path(problem, arguments))
-    lines = [_cut(f"- {path}: {_said(list(group), known)}", _LONGEST_PROBLEM) for path, group in told]
+    told = groupby(islice(found, _MAX_PROBLEMS), key=lambda problem: _path(problem, arguments))
+    lines = [_cut(f"- {path}: {_said(list(group), known)}", _MAX_PROBLEM_CHARS) for path, group in told]
     if next(found, None):
         lines.append("- and more")
     return "\n".join((f"{what} not fit:", *lines, expected(parameters)))
@@ -199,11 +199,11 @@ def expected(parameters: Mapping[str, Any]) -> str:
     """One line on the parameters: name, type, and whether it is required or what its default is."""
     required, properties = parameters.get("required", ()), parameters["properties"]
     shown = [
-        f"{_cut(name, _LONGEST_VALUE)} ({_cut(_kind(part), _LONGEST_KIND)}{_need(name, part, required)})"
-        for name, part in islice(properties.items(), _MOST_PARAMETERS)
+        f"{_cut(name, _MAX_VALUE_CHARS)} ({_cut(_kind(part), _MAX_KIND_CHARS)}{_need(name, part, required)})"
+        for name, part in islice(properties.items(), _MAX_PARAMETERS)
     ]
-    if len(properties) > _MOST_PARAMETERS:
-        shown.append(f"and {len(properties) - _MOST_PARAMETERS} more")
+    if len(properties) > _MAX_PARAMETERS:
+        shown.append(f"and {len(properties) - _MAX_PARAMETERS} more")
     if shown:
         return f"Parameters: {', '.join(shown)}."
     return "Its schema tells the parameters." if parameters.keys() & _COMPOSED else "It takes no parameters: send {}."
@@ -220,11 +220,11 @@ def _path(problem: ErrorDetails, arguments: JSON) -> str:
     for index, step in enumerate(problem["loc"]):
         found, value = _step(value, step)
         if found or (index == last and problem["type"].startswith("missing")):
-            path += f"[{step}]" if isinstance(step, int) else f".{_cut(step, _LONGEST_VALUE)}"
+            path += f"[{step}]" if isinstance(step, int) else f".{_cut(step, _MAX_VALUE_CHARS)}"
         elif index < last and str(step).isidentifier():
             path += f" (as {step})"
     path = path.removeprefix(".").lstrip() or "the object"
-    return path if len(path) <= _LONGEST_PATH else f"...{path[-_LONGEST_PATH:]}"
+    return path if len(path) <= _MAX_PATH_CHARS else f"...{path[-_MAX_PATH_CHARS:]}"
 
 
 def _step(value: JSON, step: str | int) -> tuple[bool, JSON]:
@@ -253,7 +253,7 @@ def _said(problems: Sequence[ErrorDetails], known: Mapping[str, Any]) -> str:
 
 def _near_miss(loc: tuple[str | int, ...], known: Mapping[str, Any]) -> str:
     """Offer the parameter that was probably meant; inside nested values the candidates are not known."""
-    wanted = difflib.get_close_matches(str(loc[0])[:_LONGEST_VALUE], known, n=1) if len(loc) == 1 else ()
+    wanted = difflib.get_close_matches(str(loc[0])[:_MAX_VALUE_CHARS], known, n=1) if len(loc) == 1 else ()
     return "".join(f', did you mean "{name}"?' for name in wanted if name != loc[0])
 
 
@@ -264,8 +264,8 @@ def _got(value: object) -> str:
         case list():
             return "an array"
         case str():
-            return json.dumps(_cut(value, _LONGEST_VALUE), ensure_ascii=False)
-    return _cut(json.dumps(value, default=str), _LONGEST_VALUE)
+            return json.dumps(_cut(value, _MAX_VALUE_CHARS), ensure_ascii=False)
+    return _cut(json.dumps(value, default=str), _MAX_VALUE_CHARS)
 
 
 def _cut(text: str, limit: int) -> str:
@@ -276,7 +276,7 @@ def _need(name: str, schema: Any, required: Sequence[str]) -> str:
     if name in required:
         return ", required"
     stated = isinstance(schema, dict) and "default" in schema
-    return f", default {_cut(json.dumps(schema['default']), _LONGEST_VALUE)}" if stated else ""
+    return f", default {_cut(json.dumps(schema['default']), _MAX_VALUE_CHARS)}" if stated else ""
 
 
 def _kind(schema: Any) -> str:

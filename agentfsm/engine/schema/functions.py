@@ -16,7 +16,7 @@ from agentfsm.core.errors import MisuseError
 
 _STYLES = (DocstringStyle.GOOGLE, DocstringStyle.NUMPYDOC, DocstringStyle.REST)
 # Characters of a foreign error's first sentence.
-_LONGEST_REASON = 300
+_MAX_REASON_CHARS = 300
 
 
 def parameters_of(function: Callable[..., Any], tool: str) -> list[inspect.Parameter]:
@@ -85,7 +85,7 @@ def first_line(error: Exception) -> str:
         text = str(error.args[0] if error.args else error)
     except Exception:  # noqa: BLE001  the words of a foreign error may fail themselves
         text = "no reason could be read"
-    return text[:_LONGEST_REASON].partition("\n")[0].partition(". ")[0]
+    return text[:_MAX_REASON_CHARS].partition("\n")[0].partition(". ")[0]
 
 
 def _target(function: Any) -> Any:

@@ -20,22 +20,22 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.engine.schema.reading import target
 
 # Characters of JSON; the model is told the schema on every turn, where this is some 25,000 tokens.
-_LONGEST_SCHEMA: Final = 100_000
+_MAX_SCHEMA_CHARS: Final = 100_000
 # Brackets within brackets: a property costs two, so thirty objects in each other; the validator's own end is at 255.
-_DEEPEST_SCHEMA: Final = 64
+_MAX_SCHEMA_DEPTH: Final = 64
 # Subschemas that can be reached; some 50 characters each at the longest schema.
-_MOST_PARTS: Final = 2_000
+_MAX_PARTS: Final = 2_000
 # References and branches in a row that stay with the same value; real schemas have up to six. With the 200 levels that
 # arguments may have, some 4,000 native frames, where 50,000 were fine.
-_LONGEST_CHAIN: Final = 20
+_MAX_CHAIN: Final = 20
 # Looks at one place, times places: some two seconds, in which nothing else runs.
-_MOST_WORK: Final = 20_000_000
+_MAX_WORK: Final = 20_000_000
 # A pattern reads some ten characters in the time of a look.
 _CHARACTERS_A_LOOK: Final = 10
 # Looks that one value of an enumeration with numbers like 0.5, arrays or objects counts for: each is compared in turn.
 _ODD_VALUE: Final = 100
 # The levels that strict JSON text may have here.
-_DEEPEST_VALUE: Final = 200
+_MAX_VALUE_DEPTH: Final = 200
 # Characters of the schema's own words in an error; enough to find them.
 _LONGEST: Final = 100
 # Draft 4 is left out: it has addresses, bounds and references of its own kind.
@@ -95,10 +95,10 @@ def bounded(given: Mapping[str, Any], tool: str) -> dict[str, Any]:
         schema: dict[str, Any] = jiter.from_json(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"Tool {tool!r}: its parameters are no JSON Schema ({error or 'too deep'}).") from error
-    if len(text) > _LONGEST_SCHEMA or depth(schema) > _DEEPEST_SCHEMA:
+    if len(text) > _MAX_SCHEMA_CHARS or depth(schema) > _MAX_SCHEMA_DEPTH:
         raise MisuseError(
-            f"Tool {tool!r}: its JSON Schema is larger than {_LONGEST_SCHEMA} characters or deeper than "
-            f"{_DEEPEST_SCHEMA}. Move what repeats into $defs, or split the tool.",
+            f"Tool {tool!r}: its JSON Schema is larger than {_MAX_SCHEMA_CHARS} characters or deeper than "
+            f"{_MAX_SCHEMA_DEPTH}. Move what repeats into $defs, or split the tool.",
         )
     for keyword in ("$id", "id"):  # a reference may stay within the schema only, so its own address is of no use
         schema.pop(keyword, None)
@@ -157,7 +157,7 @@ class Work:
 
     def _allows(self, deep: int, places: int) -> bool:
         last = len(self.looks) - 1
-        return (deep <= last or self.settled) and self.looks[min(deep, last)] * places <= _MOST_WORK
+        return (deep <= last or self.settled) and self.looks[min(deep, last)] * places <= _MAX_WORK
 
 
 def work(root: Mapping[str, Any], tool: str) -> Work:
@@ -173,13 +173,13 @@ def work(root: Mapping[str, Any], tool: str) -> Work:
     parts = _Walk(root, tool).all_parts()
     looks: list[int] = []
     inner: _Looks = {}
-    while len(looks) <= _DEEPEST_VALUE:
+    while len(looks) <= _MAX_VALUE_DEPTH:
         outer: _Looks = {}
         for part in parts:
             outer[part.key] = part.looks(outer, inner)
         if outer == inner:
             return Work(looks=tuple(looks), settled=True)
-        if (most := max(outer[id(root)])) > _MOST_WORK:
+        if (most := max(outer[id(root)])) > _MAX_WORK:
             break
         looks.append(most)
         inner = outer
@@ -236,15 +236,15 @@ class _Walk:
         return self.parts
 
     def _visit(self, schema: Mapping[str, Any], chain: int, waiting: list[Mapping[str, Any]]) -> None:
-        if chain + self._heights.get(id(schema), 0) > _LONGEST_CHAIN:
+        if chain + self._heights.get(id(schema), 0) > _MAX_CHAIN:
             self._refuse(
-                f"has more than {_LONGEST_CHAIN} references and unions in a row, or one that leads to itself. "
+                f"has more than {_MAX_CHAIN} references and unions in a row, or one that leads to itself. "
                 "Let it lead into a property or an item first"
             )
         if id(schema) in self._heights:
             return
-        if len(self.parts) > _MOST_PARTS:
-            self._refuse(f"has more than {_MOST_PARTS} parts. Split the tool")
+        if len(self.parts) > _MAX_PARTS:
+            self._refuse(f"has more than {_MAX_PARTS} parts. Split the tool")
         same = [*_held(schema, _SAME_VALUE), *self._referred(schema)]
         unions = [_held(schema, (keyword,)) for keyword in _UNIONS]
         for part in (*same, *(branch for union in unions for branch in union)):

@@ -27,11 +27,11 @@ _OPTIONS: Final[dict[str, Any]] = {"offline": True, "pattern_options": jsonschem
 # What the schema is called where a question refers to a part of it.
 _ROOT: Final = "urn:root"
 # Parts that are compiled to explain one refusal; the largest schema takes 10 ms for one.
-_MOST_QUESTIONS: Final = 200
+_MAX_QUESTIONS: Final = 200
 # References, branches and levels that a reason is followed through; each takes a few frames of Python's 1,000.
-_DEEPEST_TOLD: Final = 25
+_MAX_TOLD_DEPTH: Final = 25
 # Characters.
-_LONGEST_PLACE: Final = 100
+_MAX_PLACE_CHARS: Final = 100
 # Keywords that hold no subschema -> what they ask for.
 _SAID: Final = {
     "enum": "should be {}",
@@ -79,7 +79,7 @@ def compiled(schema: dict[str, Any], tool: str) -> Callable[[Any], bool]:
     try:
         return jsonschema_rs.validator_for(schema, **_OPTIONS).is_valid
     except ValueError as error:
-        place = "/".join(map(str, getattr(error, "instance_path", ())))[:_LONGEST_PLACE] or "its top"
+        place = "/".join(map(str, getattr(error, "instance_path", ())))[:_MAX_PLACE_CHARS] or "its top"
         raise MisuseError(
             f"Tool {tool!r}: its JSON Schema is invalid at {place} ({first_line(error)}). It may refer to its own "
             "parts only, and its patterns have to take linear time, without lookaround and back references.",
@@ -111,7 +111,7 @@ class _Reasons:
         default=attrs.Factory(lambda self: jsonschema_rs.Registry([(_ROOT, self.root)]), takes_self=True), init=False
     )
 
-    def of(self, value: Any, schema: Any, pointer: str, place: _Place, levels: int = _DEEPEST_TOLD) -> _Problems:
+    def of(self, value: Any, schema: Any, pointer: str, place: _Place, levels: int = _MAX_TOLD_DEPTH) -> _Problems:
         """Say what is wrong with the value at this place; at least one thing, if it does not fit.
 
         Args:
@@ -138,7 +138,7 @@ class _Reasons:
         """Whether the value meets one keyword. Once there were too many questions, say yes, so that nobody asks on."""
         question = self._asked.get((pointer, keyword))
         if question is None:
-            if len(self._asked) == _MOST_QUESTIONS:
+            if len(self._asked) == _MAX_QUESTIONS:
                 return True
             schema = {"$schema": self.root["$schema"], keyword: limit}
             question = jsonschema_rs.validator_for(schema, registry=self._registry, **_OPTIONS).is_valid

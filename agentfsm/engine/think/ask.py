@@ -13,7 +13,7 @@ import attrs
 from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Usage
 from agentfsm.engine.drive.budget import NO_USAGE, Budget
-from agentfsm.engine.drive.engine import ANSWER_TOKENS, LONGEST_ANSWER_TOKENS, Engine
+from agentfsm.engine.drive.engine import ANSWER_TOKENS, MAX_ANSWER_TOKENS, Engine
 from agentfsm.engine.watch.log import redacted
 from agentfsm.engine.watch.stream import CallDelta, TextDelta, ThinkingDelta, deltas
 from agentfsm.ports import (
@@ -126,7 +126,7 @@ async def _attempt(question: Question, emit: Emit | None) -> tuple[Reply, Usage]
     engine, budget = question.engine, question.budget
     asked = question.tally.estimate
     wanted = question.settings.max_tokens or ANSWER_TOKENS
-    longest = question.settings.max_tokens or LONGEST_ANSWER_TOKENS
+    longest = question.settings.max_tokens or MAX_ANSWER_TOKENS
     least = min(1 + _thinking_tokens(question.settings), wanted) if question.settings.extra_body else 1
     granted, held = await budget.reserve(asked, wanted, longest, engine.model.cost_usd, least)
     usage = NO_USAGE
@@ -236,7 +236,7 @@ def _usage(question: Question, reply: Reply) -> Usage:
 def priced(engine: Engine, journal: Journal, model: Model, usage: Usage) -> Usage:
     """Return the usage of one reply with its price; where that is not known, the log says so, once for each model."""
     usage = usage.priced(model.cost_usd)
-    if usage.unpriced and engine.is_first_unpriced(model):
+    if usage.unpriced and engine.note_unpriced(model):
         journal.log.info("price_unknown", model=model.name)
     return usage
 

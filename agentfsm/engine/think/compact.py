@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentfsm.ports import Model, ToolDefinition
 
 # Compactions in a row: one by our count and one by the provider's, or two by the provider's, which leave a quarter.
-MOST_CUTS: Final = 2
+MAX_CUTS: Final = 2
 # Characters of an error's text, in `Compacted.why`, which every journal keeps.
 REASON_CHARS: Final = 200
 
@@ -48,13 +48,13 @@ async def compacted(
     return await _compacted(engine, drive, AFTER_CUT * allowance, allowance, why)
 
 
-async def squeezed(engine: Engine, drive: Drive, error: ModelError) -> e.Compacted | None:
+async def compact_after_refusal(engine: Engine, drive: Drive, error: ModelError) -> e.Compacted | None:
     """Return the event that halves what is shown, where the provider found too long what had been counted as fitting.
 
     None where there were so many already that another would not help, or no more can be made.
     """
     run, tally = drive.journal.run, drive.tally
-    if run.cuts >= MOST_CUTS or len(run.messages) == 1:  # the task alone
+    if run.cuts >= MAX_CUTS or len(run.messages) == 1:  # the task alone
         return None
     await _count_tokens(engine, drive, offered(engine, drive))
     half = AFTER_CUT * tally.shown

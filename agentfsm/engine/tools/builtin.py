@@ -36,7 +36,7 @@ def read_result() -> Tool[..., Any]:
 
 
 # Seconds: a month; whoever needs longer starts another run then.
-LONGEST_WAIT_S: Final = 30 * 86_400
+MAX_WAIT_S: Final = 30 * 86_400
 # Characters of an id that does not exist, told back to the model.
 ID_CHARS: Final = 40
 _ABOUT: Final = "Read on in an earlier result of which only the beginning and the end were shown."
@@ -90,7 +90,7 @@ def wait() -> Tool[..., Any]:
         permission=Level.READ,
         waits_for=PendingKind.INPUT,
         answer_expires_s=lambda a: a.seconds,
-        validate=lambda a: None if 0 < a.seconds <= LONGEST_WAIT_S else f"seconds: above 0 and up to {LONGEST_WAIT_S}",
+        validate=lambda a: None if 0 < a.seconds <= MAX_WAIT_S else f"seconds: above 0 and up to {MAX_WAIT_S}",
         poll=True,
     )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
 
 # Questions of one pause: nobody answers more in one go.
-MOST_QUESTIONS: Final = 20
+MAX_QUESTIONS: Final = 20
 # Characters of a question's key.
 KEY_CHARS: Final = 200
 # Characters of a question's message: some two pages.
@@ -44,8 +44,8 @@ def checked(questions: Sequence[Question]) -> tuple[Question, ...]:
     """
     if odd := [each for each in questions if not isinstance(each, Question)]:
         raise MisuseError(f"InputRequired takes questions, not {type(odd[0]).__name__}: Question(key=..., message=...)")
-    if not 1 <= len(questions) <= MOST_QUESTIONS:
-        raise MisuseError(f"InputRequired has {len(questions)} questions: ask 1 to {MOST_QUESTIONS} at once")
+    if not 1 <= len(questions) <= MAX_QUESTIONS:
+        raise MisuseError(f"InputRequired has {len(questions)} questions: ask 1 to {MAX_QUESTIONS} at once")
     keys = [question.key for question in questions]
     if len(set(keys)) < len(keys):
         raise MisuseError(f"two questions have the same key among {keys}: give each its own")

@@ -17,7 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm.mcp.connection import stdio
 from agentfsm.mcp.connection.bounded import MESSAGE_BYTES, client_of
-from agentfsm.mcp.connection.stdio import Epitaph
+from agentfsm.mcp.connection.stdio import ProcessExit
 from agentfsm.mcp.connection.trouble import TooLongError
 from agentfsm.mcp.trust.private import PublicTransport, check_url
 from agentfsm.mcp.trust.sandbox import Sandbox
@@ -66,7 +66,7 @@ class Stdio:
     cwd: Path | str | None = None
     sandbox: Sandbox | None = None
     # What it is started in.
-    _epitaph: Epitaph = attrs.field(factory=Epitaph, init=False)
+    _epitaph: ProcessExit = attrs.field(factory=ProcessExit, init=False)
 
     @property
     def shown(self) -> str:
@@ -91,7 +91,7 @@ class Stdio:
     @asynccontextmanager
     async def open(self, over: Callable[[], object]) -> AsyncIterator[TransportStreams]:  # noqa: ARG002  it ends the streams
         """Start the process; it is told to end, and made to, when this is left."""
-        self._epitaph = epitaph = Epitaph()
+        self._epitaph = epitaph = ProcessExit()
         command, args = self.command, list(self.args)
         if self.sandbox is not None:
             command, args = self.sandbox.wrapped(command, args, self.env, self.cwd)

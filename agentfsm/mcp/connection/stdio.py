@@ -47,7 +47,7 @@ _CLOSED: Final = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 
 
 @attrs.define(eq=False, repr=False)
-class Epitaph:
+class ProcessExit:
     """What is known of how a process has ended."""
 
     exit_code: int | None = None
@@ -73,7 +73,7 @@ def _ended_with(exit_code: int) -> str:
 
 
 @asynccontextmanager
-async def started(parameters: StdioServerParameters, epitaph: Epitaph) -> AsyncIterator[TransportStreams]:
+async def started(parameters: StdioServerParameters, epitaph: ProcessExit) -> AsyncIterator[TransportStreams]:
     """Start a process; when this is left, it is told to end, and made to, with all that it has started.
 
     Raises:
@@ -106,7 +106,7 @@ class _Talk:
     """What goes to and fro between a process and a session."""
 
     process: ServerProcess
-    epitaph: Epitaph
+    epitaph: ProcessExit
     heard: MemoryObjectSendStream[SessionMessage]
     read_end: MemoryObjectReceiveStream[SessionMessage]
     write_end: MemoryObjectSendStream[SessionMessage]

@@ -27,9 +27,9 @@ from agentfsm.engine.queue.render import describe
 from agentfsm.ports import Clock
 
 # Calls that wait for their answers; the oldest are forgotten, so that asking costs a client nothing but its call.
-MOST_ASKED: Final = 1_000
+MAX_ASKED: Final = 1_000
 # Characters kept of all of them: as much as their tools' states and answers usually have a hundred times over.
-MOST_CHARS: Final = 20_000_000
+MAX_CHARS: Final = 20_000_000
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
 Asked: TypeAlias = m.ElicitRequestFormParams | m.ElicitRequestURLParams
@@ -112,7 +112,7 @@ class Asking:
         kept = _Kept(underway, self.clock.monotonic() + expires_s, underway.chars)
         self._kept[token] = kept
         self._chars += kept.chars
-        while len(self._kept) > 1 and (len(self._kept) > MOST_ASKED or self._chars > MOST_CHARS):
+        while len(self._kept) > 1 and (len(self._kept) > MAX_ASKED or self._chars > MAX_CHARS):
             self._chars -= self._kept.popitem(last=False)[1].chars
         return token
 

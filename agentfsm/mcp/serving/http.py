@@ -25,13 +25,13 @@ PATH: Final = "/mcp"
 # Bytes of a request: arguments of a tool are seldom more than some kilobytes.
 BODY_BYTES: Final = 4 * 1024 * 1024
 # Open at once; a client that is one too many is told to come later (503).
-MOST_CONNECTIONS: Final = 1_000
+MAX_CONNECTIONS: Final = 1_000
 # Sessions of clients of the handshake era, which have one each.
-MOST_SESSIONS: Final = 1_000
+MAX_SESSIONS: Final = 1_000
 # Seconds that requests under way have at the end.
 GRACE_S: Final = 3.0
 # Characters: what is shorter can be tried out.
-SHORTEST_TOKEN: Final = 16
+MIN_TOKEN_CHARS: Final = 16
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -48,9 +48,9 @@ def token_of(given: str | None) -> str | None:
         MisuseError: when it can be guessed, or no client could send it.
     """
     token = given if given is not None else os.environ.get(TOKEN_VARIABLE) or None
-    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
+    if token is not None and (len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable()):
         raise MisuseError(
-            f"a bearer token has {SHORTEST_TOKEN} or more printable ASCII characters: make one with "
+            f"a bearer token has {MIN_TOKEN_CHARS} or more printable ASCII characters: make one with "
             '`python -c "import secrets; print(secrets.token_urlsafe(32))"`'
         )
     return token
@@ -179,7 +179,7 @@ async def serve(
         proxy_headers=False,
         timeout_graceful_shutdown=int(GRACE_S),
         ws="none",
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
     )
     server = _Server(config, lambda: task_status.started(url), ending)
     try:

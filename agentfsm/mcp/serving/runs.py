@@ -43,7 +43,7 @@ P = ParamSpec("P")
 START_WAIT_S: Final = 10.0
 # The same of `result`: hosts cut calls off after 60 s.
 RESULT_WAIT_S: Final = 30.0
-LONGEST_WAIT_S: Final = 300.0
+MAX_WAIT_S: Final = 300.0
 # Seconds between two looks at a run that another process may drive.
 POLL_S: Final = 1.0
 # Runs driven at once, as by `Agent.worker`.
@@ -55,7 +55,7 @@ PAGE: Final = 50
 # Runs of which it is kept why they could not be driven.
 TROUBLES: Final = 1_000
 # Runs of one moment that a cursor may speak of.
-MOST_KNOWN: Final = 10_000
+MAX_KNOWN: Final = 10_000
 # Messages shown of a run as a resource: the newest.
 MESSAGES: Final = 500
 # Characters of a text in one.
@@ -63,7 +63,7 @@ MESSAGE_CHARS: Final = 20_000
 URI: Final = "agentfsm://runs/"
 
 _RunId: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
-_Wait: TypeAlias = Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)]
+_Wait: TypeAlias = Annotated[float, Field(ge=0, le=MAX_WAIT_S)]
 Drive: TypeAlias = Callable[..., Awaitable[Any]]
 
 _TEXT: Final[JSON] = {"type": "string"}
@@ -216,7 +216,7 @@ class ServedRuns:
     def tools(self) -> tuple[ToolRegistry, dict[str, Mapping[str, JSON]]]:
         """Return the tools that clients have for the runs, and by name what each returns."""
         about = f" {self.about}" if self.about else ""
-        long_s = LONGEST_WAIT_S + 30.0
+        long_s = MAX_WAIT_S + 30.0
         made = [
             self._tool(self.start, about=about, timeout_s=long_s),
             self._tool(self.send),
@@ -471,7 +471,7 @@ def _place(cursor: str) -> tuple[float, int]:
         place = math.nextafter(float(moment), math.inf), int(known)
     except (ValueError, OverflowError):
         place = math.nan, 0
-    if not math.isfinite(place[0]) or not 0 <= place[1] <= MOST_KNOWN:
+    if not math.isfinite(place[0]) or not 0 <= place[1] <= MAX_KNOWN:
         raise MCPError(m.INVALID_PARAMS, f"there is no page {cursor[:40]!r}: begin anew without a cursor")
     return place
 

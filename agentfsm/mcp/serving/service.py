@@ -221,7 +221,7 @@ class MCPService:
         app = self.server.streamable_http_app(
             streamable_http_path=web.PATH,
             max_request_body_size=web.BODY_BYTES,
-            max_sessions=web.MOST_SESSIONS,
+            max_sessions=web.MAX_SESSIONS,
             transport_security=web.security_of(host, hosts),
         )
         return web.Guarded(app, token)

@@ -16,7 +16,7 @@ from agentfsm.mcp.serving.asking import Context
 from agentfsm.mcp.serving.bus import Bus
 
 # That one connection may subscribe to: what is kept of a client is bounded.
-MOST_URIS: Final = 1_000
+MAX_URIS: Final = 1_000
 # Characters of one of them: as long as addresses get.
 URI_CHARS: Final = 2_000
 # Where a connection keeps its own.
@@ -75,10 +75,8 @@ def subscribe(ctx: Context, uri: str, bus: Bus, tasks: TaskGroup) -> None:
         connection.exit_stack.callback(bus.subscribe(own.hear))
         connection.exit_stack.callback(own.leave)
         tasks.start_soon(own.tell)
-    if len(own.uris) >= MOST_URIS and uri not in own.uris:
-        raise MCPError(
-            m.INVALID_PARAMS, f"this client has subscribed to {MOST_URIS:,} resources: unsubscribe from some"
-        )
+    if len(own.uris) >= MAX_URIS and uri not in own.uris:
+        raise MCPError(m.INVALID_PARAMS, f"this client has subscribed to {MAX_URIS:,} resources: unsubscribe from some")
     own.uris.add(uri)
 
 

@@ -29,7 +29,7 @@ from agentfsm.mcp.trust.sandbox import Sandbox
 from agentfsm.mcp.trust.terms import Terms
 
 # Bytes; a hundred servers take some 30,000.
-LONGEST_FILE: Final = 1_000_000
+MAX_FILE_BYTES: Final = 1_000_000
 
 # The last branch is what only looks like one: `${input:token}` asks somebody in another host.
 _VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}]*\}?")
@@ -132,11 +132,11 @@ def entries_in(path: Path, environment: Mapping[str, str] = os.environ) -> tuple
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            content = file.read(LONGEST_FILE + 1)
+            content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise MCPServerError(f"the MCP servers of {path} cannot be read: {error}") from error
-    if len(content) > LONGEST_FILE:
-        raise MCPServerError(f"{path}: it is larger than {LONGEST_FILE:,} bytes, and no list of servers")
+    if len(content) > MAX_FILE_BYTES:
+        raise MCPServerError(f"{path}: it is larger than {MAX_FILE_BYTES:,} bytes, and no list of servers")
     try:
         document = jiter.from_json(content.removeprefix(b"\xef\xbb\xbf"), catch_duplicate_keys=True)
     except ValueError as error:

@@ -35,7 +35,7 @@ from agentfsm.mcp.trust.sandbox import Sandbox
 _log = logging.getLogger("agentfsm.mcp")
 
 # Servers that one search shows: as many as anybody compares.
-MOST_FOUND: Final = 20
+MAX_FOUND: Final = 20
 # Characters of the hash in a server's name, so that it takes nobody else's.
 _MARK_CHARS: Final = 6
 _DESCRIPTION_CHARS: Final = 500
@@ -146,7 +146,7 @@ class FoundServers:
             query: What the tools are needed for, in a few words.
         """
         shown = []
-        for candidate in (await self.directory.find(query))[:MOST_FOUND]:
+        for candidate in (await self.directory.find(query))[:MAX_FOUND]:
             try:
                 entry = self._candidate_entry(candidate)
             except MCPServerError as error:
@@ -187,7 +187,7 @@ class FoundServers:
     async def _looked_up(self, wanted: str) -> Candidate | None:
         """Find a candidate again, in a process that did not see it found."""
         found = await self.directory.find(wanted.rpartition("@")[0])
-        return next((each for each in found[:MOST_FOUND] if each.id == wanted), None)
+        return next((each for each in found[:MAX_FOUND] if each.id == wanted), None)
 
     def _remember(self, candidate: Candidate) -> None:
         self._found.pop(candidate.id, None)

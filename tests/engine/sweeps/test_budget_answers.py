@@ -20,7 +20,7 @@ from agentfsm.core import events as e
 from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Usage
-from agentfsm.engine.drive.engine import LONGEST_ANSWER_TOKENS
+from agentfsm.engine.drive.engine import MAX_ANSWER_TOKENS
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 
 if TYPE_CHECKING:
@@ -201,13 +201,13 @@ async def test_an_answer_without_a_cap_is_held_back_in_full():
     """It may take all that the budget has: nobody asks beside it, though a usual one would fit twice."""
     root = fresh(Limits(tokens=20_000))
     first, second = (fresh(Limits(), f"root.t1.{n}", root) for n in range(2))
-    granted, held = await first.reserve(10, 4_096, LONGEST_ANSWER_TOKENS, lambda _: None)
+    granted, held = await first.reserve(10, 4_096, MAX_ANSWER_TOKENS, lambda _: None)
     assert granted == 4_096
     with anyio.move_on_after(0) as scope:
-        await second.reserve(10, 4_096, LONGEST_ANSWER_TOKENS, lambda _: None)
+        await second.reserve(10, 4_096, MAX_ANSWER_TOKENS, lambda _: None)
     assert scope.cancelled_caught
     first.settle(held, Usage(input_tokens=10, output_tokens=100))
-    assert (await second.reserve(10, 4_096, LONGEST_ANSWER_TOKENS, lambda _: None))[0] == 4_096
+    assert (await second.reserve(10, 4_096, MAX_ANSWER_TOKENS, lambda _: None))[0] == 4_096
 
 
 def test_eight_small_caps_work_at_once_in_a_small_budget():
