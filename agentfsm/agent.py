@@ -56,7 +56,7 @@ from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.gate import Gate
 from agentfsm.engine.drive.journal import Journal
 from agentfsm.engine.fork import forked
-from agentfsm.engine.perform import drive_of, obey, run_steps
+from agentfsm.engine.perform import apply_requests, drive_of, run_steps
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.builtin import builtin
@@ -963,7 +963,7 @@ class Agent(Generic[A_co]):
                     self.check_price()
                 self._take_up(journal, resume=resume)
             drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run), above)
-            await (obey(self._engine, drive) if obeys else run_steps(self._engine, drive, gate, once=once))
+            await (apply_requests(self._engine, drive) if obeys else run_steps(self._engine, drive, gate, once=once))
             self._keep(journal.run, drive.tally)
             drive.close()
             return cast("Run[A_co]", journal.run)

@@ -75,7 +75,7 @@ async def run_steps(engine: Engine, drive: Drive, gate: Gate, *, once: bool = Fa
     return await journal.flush()
 
 
-async def obey(engine: Engine, drive: Drive) -> None:
+async def apply_requests(engine: Engine, drive: Drive) -> None:
     """End the run or let it rest, if somebody has asked for that, and do nothing else."""
     journal = drive.journal
     if journal.run.is_over:
@@ -84,7 +84,7 @@ async def obey(engine: Engine, drive: Drive) -> None:
     if journal.lease.cancelled:
         await _cancel(engine, drive)
     else:
-        await _stopped(engine, drive, await journal.rows())
+        await _stop_if_asked(engine, drive, await journal.rows())
     await journal.flush()
 
 
@@ -94,7 +94,7 @@ async def step(engine: Engine, drive: Drive) -> None:
     effect = journal.run.effect
     if journal.lease.cancelled:
         await _cancel(engine, drive)
-    elif (journal.has_news or journal.holds_pause) and await _stopped(engine, drive, await journal.rows()):
+    elif (journal.has_news or journal.holds_pause) and await _stop_if_asked(engine, drive, await journal.rows()):
         return
     elif effect is not None:
         await PERFORM[type(effect)](engine, drive, effect)
@@ -125,7 +125,7 @@ async def _park(engine: Engine, drive: Drive) -> None:
     await journal.flush()
 
 
-async def _stopped(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> bool:
+async def _stop_if_asked(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> bool:
     """Whether somebody asked for the end of the run, or for a rest at this boundary between two steps; then do it."""
     if any(isinstance(row.item, Cancel) for row in rows):
         await _cancel(engine, drive)
@@ -171,7 +171,7 @@ async def _observe(engine: Engine, drive: Drive, _effect: ReadInbox) -> None:
     rows = await journal.rows()
     if not rows:
         return journal.commit(e.Observed())
-    if await _stopped(engine, drive, rows):
+    if await _stop_if_asked(engine, drive, rows):
         return None
     taken = _that_fit(engine, drive, rows)
     inputs = tuple([row.item for row in taken if isinstance(row.item, Input)])
@@ -183,16 +183,16 @@ def _that_fit(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> list[Post
 
     The others wait for the next OBSERVE. What is no input is taken in any case: nothing is left to be decided here.
     """
-    inputs = [row for row in rows if isinstance(row.item, Input)]
-    inputs.sort(key=lambda row: URGENCY[row.item.priority] if isinstance(row.item, Input) else 0)
+    inputs = [(row, row.item) for row in rows if isinstance(row.item, Input)]
+    inputs.sort(key=lambda pair: URGENCY[pair[1].priority])
     room = (
         engine.room_tokens(drive.tally, engine.settings_of(drive.journal.run))
         * INPUT_SHARE
         * (BYTES_PER_TOKEN if drive.tally.counter is BYTES else 1)
     )
     fitting: list[Posted] = []
-    for row in inputs:
-        room -= count_message(row.item.message, drive.tally.counter) if isinstance(row.item, Input) else 0
+    for row, item in inputs:
+        room -= count_message(item.message, drive.tally.counter)
         if room < 0 and fitting:
             break
         fitting.append(row)
@@ -216,9 +216,9 @@ async def _think(engine: Engine, drive: Drive, effect: AskModel) -> None:
         request = question.digest
         if question.is_streamed and engine.registry.early and State.ACT not in journal.pause_before:
             async with early_calls(engine, drive) as early:
-                await _hear(drive, question, *await ask(question, early), early)
+                await _commit_reply(drive, question, *await ask(question, early), early)
         else:
-            await _hear(drive, question, *await ask(question))
+            await _commit_reply(drive, question, *await ask(question))
     except (ModelUnavailableError, ModelReplyError) as error:
         journal.log.warning("model_faltered", turn=effect.turn, error=type(error).__name__)
         return journal.commit(e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request))
@@ -274,7 +274,7 @@ def _warn(drive: Drive, nearing: Iterable[tuple[str, float, float]]) -> None:
             journal.listen(BudgetWarning(run_id=run.id, turn=run.turn, limit=limit, used=used, of=of))
 
 
-async def _hear(
+async def _commit_reply(
     drive: Drive,
     question: Question,
     reply: Reply,
@@ -356,7 +356,7 @@ async def _conclude(engine: Engine, drive: Drive) -> None:
     """Accept the draft, unless input has arrived that it does not answer."""
     journal = drive.journal
     rows = await journal.rows()
-    while not await _stopped(engine, drive, rows):
+    while not await _stop_if_asked(engine, drive, rows):
         if any(isinstance(row.item, Input) for row in rows):
             journal.commit(e.Continued())
             return
