@@ -126,8 +126,6 @@ class OpenCall:
     phase: Phase = Phase.INTENDED
     attempts: int = 0
     # How many times it was started.
-    repeatable: bool = False
-    # Whether its tool declared, when it was started, that it may run again.
     expires_at: float | None = None
     description: str = ""
     # What it will do, for the person who approves it.
@@ -636,7 +634,6 @@ def _tool_started(run: Run[Any], event: e.ToolStarted) -> Changes:
         event.call_id,
         phase=Phase.RUNNING,
         attempts=attempts,
-        repeatable=event.repeatable,
         waits=(),
     )
 
@@ -781,13 +778,8 @@ def _closing(entry: OpenCall, index: int, event: e.Failed) -> ToolResult:
     if entry.phase is Phase.INTENDED or entry.phase is Phase.ASKED or entry.phase is Phase.APPROVED:
         outcome, text = Outcome.SKIPPED, f"no result: the run was stopped ({event.reason}) before it came to that"
     elif entry.phase is Phase.PAUSED and not entry.attempts:
-        outcome, text = (
-            Outcome.CANCELLED,
-            f"no answer: the run was stopped ({event.reason}) while the call waited",
-        )
-    elif entry.phase in (Phase.PAUSED, Phase.RUNNING) and entry.repeatable:
-        outcome, text = Outcome.CANCELLED, f"cut off: the run was stopped ({event.reason}); it may be called again"
-    else:
+        outcome, text = Outcome.CANCELLED, f"no answer: the run was stopped ({event.reason}) while the call waited"
+    else:  # whatever the tool is: a new call of it would have a key of its own
         outcome = Outcome.UNKNOWN
         text = f"cut off: the run was stopped ({event.reason}) and the effect may have happened; check before repeating"
     return ToolResult(call_id=entry.call.id, tool=entry.call.name, outcome=outcome, content=text, index=index)

@@ -73,7 +73,9 @@ def hanging(gate: Gate, **options: object):
 # Async tools
 
 
-@pytest.mark.parametrize(("options", "advice"), [({}, "may have happened"), ({"idempotent": True}, "called again")])
+@pytest.mark.parametrize(
+    ("options", "advice"), [({"idempotent": True}, "may have happened"), ({"read_only": True}, "called again")]
+)
 def test_an_async_call_is_cut_off_at_its_timeout(options, advice):
     """The result says after how long, and whether its effect may have happened."""
 

@@ -5,7 +5,7 @@ import json
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, State, StopReason, tool
+from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, tool
 from agentfsm.core import events as e
 from agentfsm.core.effects import PendingKind, Wait
 from agentfsm.core.errors import ModelUnavailableError
@@ -187,10 +187,12 @@ async def test_a_rubric_of_ones_own_is_scored():
 
 
 async def test_the_agents_own_model_judges_where_no_other_is_given():
-    """It is asked apart from the run: no turn, no tools."""
+    """It is asked apart from the run: no turn, no tools, and no thinking, which Anthropic gives more than an answer."""
     model = ScriptedModel("a", judgement(GOOD))
-    run = await Agent(model, tools=[add], reflector=Reflector()).run("When?")
+    settings = Settings(extra_body={"thinking": {"type": "enabled", "budget_tokens": 4096}, "top_k": 5})
+    run = await Agent(model, tools=[add], reflector=Reflector(), settings=settings).run("When?")
     assert (run.output, run.turn, len(model.requests)) == ("a", 1, 2)
+    assert model.requests[1].settings.extra_body == {"top_k": 5}
 
 
 # Results

@@ -303,7 +303,7 @@ def _waited(entry: OpenCall, arrived: _Arrived) -> e.ToolFinished | None:
     if not is_late:
         return None
     content = "Nobody answered in time. Go on without, and say what you assumed; do not ask the same again."
-    if entry.attempts and not entry.repeatable:
+    if entry.attempts:
         content += " The call had begun before it asked: what it did then may have happened, so check before repeating."
     return e.ToolFinished(result=decided(entry.call, Outcome.TIMED_OUT, content))
 

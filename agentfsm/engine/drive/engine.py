@@ -73,9 +73,15 @@ class Engine:
         return settings if run.header.settings is None else run.header.settings.over(settings)
 
     def settings_beside(self, run: Run, max_tokens: int, *, own: bool) -> Settings:
-        """Return the settings for a question beside the run: short, without tools, and as always for the own model."""
+        """Return the settings for a question beside the run: short, without tools, and as always for the own model.
+
+        Without thinking, too: Anthropic refuses a cap that is not above the tokens which that may have.
+        """
         base = self.settings_of(run) if own else Settings()
-        return attrs.evolve(base, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None, stop=())
+        extra = {name: value for name, value in base.extra_body.items() if name != "thinking"}
+        return attrs.evolve(
+            base, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None, stop=(), extra_body=extra
+        )
 
     def room_tokens(self, tally: Tally, settings: Settings) -> int:
         """Return what the window leaves for messages beside instructions, tool definitions and the answer."""

@@ -221,7 +221,7 @@ class Dispatcher:
             end = await tries.run()
         if end is None:
             text = render.timeout_text(tool, timeout_s)
-            end = End(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.renewable, attempts=tries.attempt)
+            end = End(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.read_only, attempts=tries.attempt)
         if tool.kind is ToolKind.AGENT and end.child is None:
             return await self.host.broken_off(job.call, tool, end)
         return end
@@ -362,7 +362,7 @@ class _Tries:
         if passing is None:
             self.dispatcher.host.raised(self.job.call, error)
             text, kind = render.failure_text(error, tool), ErrorType.TOOL
-            return failed(text, kind, retryable=tool.renewable, attempts=self.attempt)
+            return failed(text, kind, retryable=tool.read_only, attempts=self.attempt)
         wait_s = passing.retry_after_s if passing.retry_after_s is not None else RETRY_WAIT_S * self.attempt
         if self._has_time(wait_s) and self.dispatcher.may_retry(
             tool, error, self.attempt, rate_limited=passing.rate_limited
@@ -380,7 +380,7 @@ class _Tries:
         tool = self.tool
         kind = ErrorType.RATE_LIMITED if passing.rate_limited else ErrorType.UNAVAILABLE
         text = render.unavailable_text(error, tool, self.attempt, passing.retry_after_s)
-        retryable = tool.renewable or isinstance(error, RefusedError)
+        retryable = tool.read_only or isinstance(error, RefusedError)
         return failed(text, kind, retryable=retryable, attempts=self.attempt)
 
 

@@ -166,7 +166,7 @@ def unavailable_text(error: BaseException, tool: Tool[..., Any], attempts: int, 
     later = "" if retry_after_s is None else f" It asks to wait {retry_after_s:g} s."
     nothing = "Nothing was done. " if isinstance(error, RefusedError) else ""
     way_on = "Go on with what you have, or try again later."
-    advice = way_on if nothing or tool.renewable else f"{_advice(tool)} Else go on with what you have."
+    advice = way_on if nothing or tool.read_only else f"{_advice(tool)} Else go on with what you have."
     return f"{tool.name} is not available right now{tried} ({describe(error)}).{later} {nothing}{advice}"
 
 
@@ -204,7 +204,7 @@ def timeout_text(tool: Tool[..., Any], timeout_s: float) -> str:
 
 
 def _advice(tool: Tool[..., Any]) -> str:
-    if tool.renewable:
+    if tool.read_only:  # to be idempotent is not enough: a new call has a key of its own
         return "It may be called again; other arguments or another tool may do better."
     return "Its effect may have happened, in whole or in part: check before you call it again."
 

@@ -159,11 +159,6 @@ class Tool(Generic[P, R]):
         return self.read_only or self.idempotent
 
     @property
-    def renewable(self) -> bool:
-        """Whether a new call may follow one that failed; it has a key of its own, and an agent does all of it anew."""
-        return self.read_only if self.kind is ToolKind.AGENT else self.repeatable
-
-    @property
     def asks(self) -> bool:
         """Whether something may have to come from outside before a call of it counts."""
         return self.requires_approval is not False or self.waits_for is not None
