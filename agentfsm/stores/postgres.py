@@ -209,7 +209,7 @@ class _PostgresLedger(Link):
 
     def _living(self) -> frozenset[str]:
         """Return the other workers whose leases have not ended, and of whom it cannot be seen that they are dead."""
-        names = [name for (name,) in self.execute(sql.LIVING, (self.worker,)).fetchall()]
+        names = [name for (name,) in self.execute(sql.LIVING, (self.worker, self.outage.seconds)).fetchall()]
         return frozenset(name for name in names if not Owner.parse(name).is_dead)
 
     def release(self, lease: Lease) -> bool:

@@ -23,6 +23,7 @@ from psycopg.types.string import StrDumper, TextLoader
 
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.ports import Durability
+from agentfsm.stores.outage import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -210,6 +211,7 @@ class Link:
     # The name of this store in `workers`.
     lease_s: float
     patience_s: float
+    outage: Outage = attrs.field(default=attrs.Factory(lambda self: Outage(self.lease_s), takes_self=True), init=False)
     _db: Database | None = attrs.field(default=None, init=False)
     _has_connected: bool = attrs.field(default=False, init=False)
     _begin: str = attrs.field(default="", init=False)
@@ -262,6 +264,7 @@ class Link:
             self._roll_back(error)
             raise
         self._since, self._pause_s = None, MIN_PAUSE_S
+        self.outage.end()
         for act in self._after:
             act()
 
@@ -365,6 +368,7 @@ class Link:
 
     def _roll_back(self, error: BaseException) -> None:
         if self._is_cut(error):
+            self.outage.begin()
             self.shut()  # another connection may lead to another server
         elif not self._begin:
             try:
@@ -379,12 +383,16 @@ class Link:
     # Opening.
 
     def _open(self) -> None:
-        db = Database.connect(
-            **self.address.settings,
-            autocommit=True,  # transactions are begun and ended here
-            prepare_threshold=None,
-            cursor_factory=ClientCursor,
-        )
+        try:
+            db = Database.connect(
+                **self.address.settings,
+                autocommit=True,  # transactions are begun and ended here
+                prepare_threshold=None,
+                cursor_factory=ClientCursor,
+            )
+        except psycopg.Error:
+            self.outage.begin()
+            raise
         db.adapters.register_dumper(str, _Text)
         db.adapters.register_loader("text", _PlainText)
         self._db = db

@@ -126,7 +126,9 @@ WHERE runs.id = gone.id AND runs.token = gone.token AND runs.owner = %s
 LET_GO_UNLOCKED: Final = f"""
 {LET_GO} AND runs.number IN (SELECT number FROM runs WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED)
 """  # noqa: S608
-LIVING: Final = f"SELECT name FROM workers WHERE name <> %s AND until > {NOW} AND until <= {NOW} + {MAX_LEASE_S}"  # noqa: S608
+LIVING: Final = f"""
+SELECT name FROM workers WHERE name <> %s AND until > {NOW} - %s AND until <= {NOW} + {MAX_LEASE_S}
+"""  # noqa: S608
 # What may not end over its inbox is locked before a look into that, in a statement of its own: whoever posts holds the
 # lock on the run, and a statement sees what was committed before it began, not before it got its locks.
 DUE_NUMBERS: Final = f"""

@@ -31,8 +31,8 @@ local FIELDS = {
 }
 
 local call = redis.call
-local prefix, owner, lease_s, longest_s, ttl_s, again, question, operation = unpack(ARGV, 1, 8)
-local place = 8
+local prefix, owner, lease_s, longest_s, ttl_s, outage_s, again, question, operation = unpack(ARGV, 1, 9)
+local place = 9
 
 local function argument()
   place = place + 1
@@ -118,7 +118,7 @@ local function is_driven(run, free)
     return true
   end
   local left_s = run['until'] - now
-  return left_s > 0 and left_s <= tonumber(longest_s) -- more than that: the server's clock went back
+  return left_s > -outage_s and left_s <= tonumber(longest_s) -- more than that: the server's clock went back
 end
 
 local function is_mine(run, token)

@@ -39,6 +39,7 @@ from agentfsm.stores.common import (
     without_history,
 )
 from agentfsm.stores.holdings import Holdings
+from agentfsm.stores.outage import Outage
 from agentfsm.stores.owner import Owner
 from agentfsm.stores.redis_server import LOSSES, Loss, Promise, RedisServer, dial, place_of
 from agentfsm.stores.threaded import (
@@ -477,4 +478,5 @@ class RedisStore(ThreadedStore[_RedisLedger]):
             patience_s=self.patience_s,
             owner=owner,
             lease_s=self.lease_s,
+            outage=Outage(self.lease_s),
         )

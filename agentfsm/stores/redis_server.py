@@ -37,6 +37,7 @@ from redis.exceptions import TimeoutError as SilentError
 
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.ports import Durability
+from agentfsm.stores.outage import Outage
 
 _log = logging.getLogger("agentfsm.stores")
 
@@ -178,6 +179,7 @@ class RedisServer:
     # What the script is told each time; first the prefix of all keys.
     accept_loss: Loss
     patience_s: float
+    outage: Outage
     promise: Promise | None = attrs.field(default=None, init=False)
     # What was promised when the server was reached last; None until it was for the first time.
     _largest_word: int = attrs.field(default=MAX_WORD_BYTES, init=False)
@@ -268,9 +270,11 @@ class RedisServer:
             connection.send_packed_command(connection.pack_commands(commands))
             _read(connection, questions)
         except BaseException:  # with answers left unread the next question would get another's
+            self.outage.begin()
             self._hang_up()
             raise
         self._away_since = None
+        self.outage.end()
 
     def _question(self, words: Sequence[object]) -> Question:
         self._number += 1
@@ -299,6 +303,7 @@ class RedisServer:
             _hash_of(self.script),
             b"0",
             *self.settings,
+            b"%f" % self.outage.seconds,
             again,
             b"%d" % question.number,
             *question.words,

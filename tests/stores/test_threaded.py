@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import threading
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import anyio
 import pytest
 from held import hold
-from servers import empty_schema
+from servers import PostgresServer, RedisServer, empty_schema
 
 from agentfsm.core.errors import LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin
-from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore, threaded
+from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore, outage, threaded
 from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, ids, refused, words
 
 
@@ -171,3 +172,50 @@ async def test_what_is_needed_is_kept_together(store, monkeypatch, portion):
     assert await store.prune(5.0) == 1
     assert "gone" not in ids(await store.runs())
     assert await store.prune(10.0) == 9
+
+
+# A server that was away.
+
+
+@pytest.mark.parametrize("kind", [PostgresServer, RedisServer])
+async def test_an_outage_costs_no_living_worker_its_runs(kind):
+    """Who reaches the server first takes no run whose owner could not renew its lease either, and comes next."""
+    make = PostgresStore if kind is PostgresServer else RedisStore
+    with kind({} if kind is PostgresServer else {"appendonly": "yes", "appendfsync": "always"}) as server:
+        first, second = make(server.url, lease_s=0.5), make(server.url)
+        driver = await Driver.of(first)
+        await second.runs()
+        gate = hold(first, writes=False)
+        server.kill()
+        async with anyio.create_task_group() as group:
+            group.start_soon(second.runs)
+            await anyio.sleep(0.6)  # longer than the lease
+            server.start()
+        assert await second.due("") == ()
+        with pytest.raises(LeaseHeldError):
+            await second.lease("r1")
+        gate.set()
+        assert await driver.append(Observed()).wait()
+        await first.aclose()
+        await second.aclose()
+
+
+async def test_a_lease_ends_after_an_outage_too(monkeypatch):
+    """What ended in an outage counts as held for the time of a lease after it, and no longer."""
+    now = [100.0]
+    monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    seen = outage.Outage(10.0)
+    seen.begin()
+    assert seen.seconds == 0.0  # it was never reached
+    seen.end()
+    now[0] = 130.0
+    seen.begin()
+    assert seen.seconds == 30.0
+    seen.end()
+    now[0] = 135.0
+    seen.begin()  # it goes on
+    seen.end()
+    now[0] = 144.0
+    assert seen.seconds == 44.0
+    now[0] = 145.0
+    assert seen.seconds == 0.0
