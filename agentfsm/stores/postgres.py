@@ -519,8 +519,8 @@ class PostgresStore(ThreadedStore[_PostgresLedger]):
     when the lease ends. All times are the server's.
 
     A connection that is lost (a restart, a failover) is made again, and callers notice only the time that it takes, up
-    to `patience_s`. A commit whose reply was lost is looked up, so what is told of it is true. PgBouncer may stand in
-    between and pool by transaction.
+    to `patience_s`. One whose server is silent for 20 seconds counts as lost. A commit whose reply was lost is looked
+    up, so what is told of it is true. PgBouncer may stand in between and pool by transaction.
 
     With durability "full" a commit waits as the server is set to, and for its disk at least. With "normal" it waits for
     nothing: a crash of the server may lose what was acknowledged in the second before.

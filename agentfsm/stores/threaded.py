@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+import anyio
 import attrs
 
 from agentfsm.core import codec
@@ -437,8 +439,10 @@ class ThreadedStore(Store, Generic[L]):
             return ledger.prune(before, start, PORTION)
 
         while start >= 0:
+            began = time.monotonic()
             count, start = await self._do(portion)
             removed += count
+            await anyio.sleep(time.monotonic() - began if count else 0)  # other processes want the file as well
         return removed
 
     async def aclose(self) -> None:
