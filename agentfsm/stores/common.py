@@ -65,6 +65,16 @@ def no_id(given: object) -> MisuseError:
     return MisuseError(f"a run's id is text, and {type(given).__name__} is none: give run.id")
 
 
+def check_same_prompt(stored: Header, header: Header) -> None:
+    """Refuse a second run under an id; the same prompt means the same run.
+
+    Raises:
+        ConflictError: when the run in the store has another one.
+    """
+    if stored.prompt != header.prompt:
+        raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
+
+
 def checked_session(header: Header, runs: Iterable[tuple[str, State]]) -> Header:
     """Name the session's last run in the header.
 

@@ -17,6 +17,7 @@ from agentfsm.ports import ALL, Clock, Durability, Filter, Lease, Store, Stored,
 from agentfsm.stores.common import (
     check_in_time,
     check_not_over,
+    check_same_prompt,
     checked_durability,
     checked_session,
     checked_winner,
@@ -139,8 +140,8 @@ class MemoryStore(Store):
                     self._sessions.setdefault(header.session, []).append(header.id)
                 if record.run.is_over:
                     self._retire(header.id)
-            elif record.run.header.prompt != header.prompt:
-                raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
+            else:
+                check_same_prompt(record.run.header, header)
             return record.run.header, self._take(record, durability)
 
     def _in_session(self, header: Header) -> Header:

@@ -31,6 +31,7 @@ from agentfsm.ports import Durability, Filter, Lease, Summary
 from agentfsm.stores.common import (
     check_in_time,
     check_not_over,
+    check_same_prompt,
     checked_session,
     checked_winner,
     followed,
@@ -123,8 +124,7 @@ class _RedisLedger(RedisServer):
 
     def _stored(self, header: Header, record: bytes | None) -> Header:
         stored = header_of(header.id, record)
-        if stored.prompt != header.prompt:
-            raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
+        check_same_prompt(stored, header)
         return stored
 
     def take(self, run_id: str, durability: Durability) -> Lease:

@@ -25,6 +25,7 @@ from agentfsm.stores.common import (
     LISTED,
     check_in_time,
     check_not_over,
+    check_same_prompt,
     checked_session,
     checked_winner,
     followed,
@@ -268,8 +269,7 @@ class _SQLiteLedger(DatabaseFile):
             header = self._in_session(header)
             return header, self._insert(header, opening, durability)
         stored = self._header(header.id, row.number)
-        if stored.prompt != header.prompt:
-            raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
+        check_same_prompt(stored, header)
         return stored, self._take(header.id, row, durability)
 
     def _in_session(self, header: Header) -> Header:
