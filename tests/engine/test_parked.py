@@ -62,7 +62,7 @@ async def test_a_run_that_kills_its_workers_is_parked(store):
     assert (done.state, done.stop_reason) == (State.ERROR, StopReason.PARKED)
     for words in ("5 workers died", "in ACT", "turn 1", "crunch (t1.0)", "fork"):
         assert words in done.stop_message
-    assert [r.outcome for r in done.calls] == [Outcome.CANCELLED]
+    assert [r.outcome for r in done.calls] == [Outcome.UNKNOWN]
     assert names(await agent.history(run_id))[-1] == "Failed"
     await sound(agent, done)
 

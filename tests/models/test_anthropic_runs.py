@@ -120,7 +120,7 @@ async def test_a_model_without_tools_goes_on_with_a_run_that_had_some():
             run = await asking.run("What is the weather?")
         model = Anthropic("claude-opus-5", base_url=server.base_url)
         async with Agent(model) as summing:
-            short = await summing.run("Shorter.", after=run)
+            short = await summing.run("Shorter.", messages=run.messages)
     assert short.output == "Short: sunny."
     check_anthropic_body(server.requests[-1].body)
     assert server.requests[-1].body["tool_choice"] == {"type": "none"}

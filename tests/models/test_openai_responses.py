@@ -344,9 +344,10 @@ async def test_a_run_changes_to_another_wire_and_back():
     with LocalServer([Say(text="One.", thinking="Hm."), Say(text="Two."), Say(text="Three.")]) as server:
         thinker = OpenAIResponses("gpt-5", base_url=server.base_url)
         chat = OpenAIChat("gpt-4o", base_url=server.base_url)
-        first = await Agent(thinker).run("one")
-        second = await Agent(chat).run("two", after=first)
-        third = await Agent(thinker).run("three", after=second)
+        agent = Agent(thinker)
+        first = await agent.run("one")
+        second = await agent.with_(model=chat).run("two", after=first)
+        third = await agent.run("three", after=second)
         await thinker.aclose()
         await chat.aclose()
     assert third.output == "Three."
