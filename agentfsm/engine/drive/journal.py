@@ -231,11 +231,17 @@ class Journal:
         """Return what waits in the inbox and is due; asks the store only when it may hold something, or `afresh`.
 
         What others have posted is told by the store with the appends and renewals, so that it may be seconds old.
+
+        Raises:
+            LeaseLostError: when another worker owns the run. Without being its owner one strikes no row, and would obey
+                the same one for ever.
         """
         if not afresh and not self.has_news and not self._left:
             return ()
         newest = self.lease.newest
         rows = await self.store.inbox(self.run.id)
+        if self.lease.lost:
+            await self.flush()
         self.lease.seen = max([newest, self.lease.seen, *[row.number for row in rows]])
         self._left = frozenset([row.number for row in rows])
         self.holds_pause = any(isinstance(row.item, Pause) for row in rows)
