@@ -264,6 +264,29 @@ async def test_what_a_tool_has_raised_is_logged_with_its_traceback(store, logged
     assert (frame.filename, frame.name) == (__file__, broken_tool.name)
 
 
+class TrapError(Exception):
+    """An error whose every attribute is a trap."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+async def test_an_error_that_cannot_be_written_is_told_by_its_type(store, logged):
+    """Who formats its traceback reads its notes, which raise; the run does not break, and its place is told."""
+
+    @tool
+    async def trapped():
+        """Break."""
+        raise TrapError("the words")
+
+    run = await Agent(ScriptedModel(say("", call("trapped")), "done"), tools=[trapped], store=store).run("go")
+    assert run.output == "done"
+    (record,) = [record for record in logged.records if record.exc_info]
+    told = "".join(traceback.format_exception(record.exc_info[1]))
+    assert told.endswith("RuntimeError: TrapError, which cannot be written\n")
+    assert "in trapped" in told
+
+
 @tool(read_only=True)
 async def passing(ctx: RunContext[Any], how: str) -> str:
     """Fail for a while, or take too long."""
