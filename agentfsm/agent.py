@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
 from math import inf
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypedDict, Unpack
 
 import anyio
 import attrs
@@ -25,9 +24,8 @@ from agentfsm import subagent
 from agentfsm.compaction import Context
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.effects import Pending, PendingKind
-from agentfsm.core.errors import AgentError, ArgumentsError, ConflictError, LeaseHeldError, MisuseError
-from agentfsm.core.events import Resumed
-from agentfsm.core.fingerprint import Fingerprint, hash_of
+from agentfsm.core.errors import ArgumentsError, ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priority, Reject, Rerun, Settle
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
@@ -44,22 +42,19 @@ from agentfsm.core.messages import (
     parts_of,
 )
 from agentfsm.core.plain import encode_json
-from agentfsm.core.run import A_co, Header, Phase, Run, begin
+from agentfsm.core.run import A_co, Header, Run, begin
 from agentfsm.core.settings import Settings
 from agentfsm.core.times import date_of
 from agentfsm.decisions import answered, awaited, decide, wake_callers
 from agentfsm.engine.audit import Audit, audit_of
 from agentfsm.engine.drive import journal as journals
-from agentfsm.engine.drive.budget import Budget
 from agentfsm.engine.drive.cost import cost_of, session_cost_of
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.gate import Gate
-from agentfsm.engine.drive.journal import Journal
+from agentfsm.engine.driver import Driver
 from agentfsm.engine.fork import forked
-from agentfsm.engine.perform import apply_requests, drive_of, run_steps
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.schema.bound import Arguments
-from agentfsm.engine.tools.builtin import builtin
 from agentfsm.engine.tools.permission import Permissions
 from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools.tool import Declarations, Tool
@@ -81,8 +76,6 @@ from agentfsm.ports import (
     ToolSelector,
 )
 from agentfsm.stores import MemoryStore
-from agentfsm.tally import Tally
-from agentfsm.threads import is_foreign
 from agentfsm.tokens import load_counter
 from agentfsm.worker import Worker
 
@@ -102,15 +95,8 @@ LEASE_POLL_S: Final = 0.2
 WORKER_RUNS: Final = 100
 # Seconds between two looks of a worker: a question to the store costs less than 1 ms, and a user waits a second.
 WORKER_POLL_S: Final = 1.0
-# Runs whose token counts are kept between two steps, so that each message is counted once.
-TALLIES: Final = 1_000
 # Characters of a run's id: what any store takes as a key, also with the calls of a chain of agents behind it.
 ID_CHARS: Final = 200
-# Conversations whose last run is kept, so that the next one need not read all that was said.
-CONVERSATIONS: Final = 64
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 Prompt = str | Part | tuple[Part, ...] | list[Part]
 
@@ -160,14 +146,14 @@ def _check_durability(_agent: object, _attribute: object, value: str) -> None:
         raise MisuseError(f"Agent(durability={value!r}): give 'full' or 'normal'")
 
 
-def _engine_of(agent: Agent) -> Engine:
+def _driver_of(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.prepare()
     if agent.limits.usd is not None:
         agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
     answers = _answers_of(agent)
     added = "" if answers is None else answers.instructions
-    return Engine(
+    engine = Engine(
         model=agent.model,
         instructions="\n\n".join(filter(None, (agent.instructions, added))),
         registry=agent.tools,
@@ -183,9 +169,10 @@ def _engine_of(agent: Agent) -> Engine:
         load_counter=load_counter,
         log_prompts=agent.log_prompts,
     )
+    return Driver(engine=engine, store=agent.store, durability=agent.durability, pause_before=agent.pause_before)
 
 
-def _answers_of(agent: Agent) -> Answers | None:
+def _answers_of(agent: Agent[Any]) -> Answers | None:
     """Return what its answers have to be."""
     if agent.output_type is None and not agent.output_validators and agent.output_mode is None:
         return None
@@ -195,11 +182,16 @@ def _answers_of(agent: Agent) -> Answers | None:
     return answers_of(agent.output_type, agent.output_validators, agent.output_mode, agent.model, names)
 
 
-@attrs.define(eq=False, repr=False, kw_only=True)
+def _refuse_change(_agent: object, attribute: attrs.Attribute[Any], _value: object) -> NoReturn:
+    field = attribute.name
+    raise MisuseError(f"an agent does not change, since it may drive runs: write agent = agent.with_({field}=...)")
+
+
+@attrs.define(eq=False, repr=False, kw_only=True, on_setattr=_refuse_change)
 class Agent(Generic[A_co]):
     """A model with tools and instructions, and the limits within which it works.
 
-    Agents hold no state of any run: one agent may drive thousands at once.
+    Agents hold no state of any run, and do not change: one agent may drive thousands at once. `with_` makes variants.
 
     Raises:
         MisuseError: when the model string is unknown, a key is missing, or a tool cannot be made.
@@ -249,12 +241,8 @@ class Agent(Generic[A_co]):
     # Where the command line finds this agent again: "module:attribute".
     log_prompts: bool = False
     # Whether prompts are logged at DEBUG, masked.
-    _engine: Engine = attrs.field(init=False, default=attrs.Factory(_engine_of, takes_self=True))
-    _fingerprints: dict[int, Fingerprint] = attrs.field(init=False, factory=dict)
-    # By the registry's version, since tools may be registered later.
-    _tallies: OrderedDict[tuple[str, float], Tally] = attrs.field(init=False, factory=OrderedDict)
-    _ended: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
-    # The last runs of conversations, by id.
+    driver: Driver[A_co] = attrs.field(init=False, default=attrs.Factory(_driver_of, takes_self=True))
+    # Drives the runs, for all that is written with the verbs below and for who serves them to others.
 
     def __repr__(self) -> str:
         tools = ", ".join([*self.tools.names, *("..." for _ in self.tools.sources)])
@@ -315,7 +303,7 @@ class Agent(Generic[A_co]):
             depth=0 if parent is None else parent.header.depth + 1,
             metadata=_checked_json(metadata, "metadata") if metadata else {},
         )
-        return self._typed(begin(header, after))
+        return self.driver.typed(begin(header, after))
 
     def _parts(self, prompt: Prompt) -> tuple[Part, ...]:
         """Normalise what a user said.
@@ -327,11 +315,6 @@ class Agent(Generic[A_co]):
         if why := next((why for part in parts if (why := self.model.refuses(part)) is not None), None):
             raise MisuseError(f"{self.model.name} cannot take this: {why}")
         return parts
-
-    def _typed(self, run: Run[Any]) -> Run[A_co]:
-        """Return the run with what makes its `output`."""
-        answers = self._engine.answers
-        return run if answers is None else attrs.evolve(run, decoder=answers.value)
 
     def _header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         return Header(
@@ -356,7 +339,7 @@ class Agent(Generic[A_co]):
             StoreError: when the journal cannot be read or written.
         """
         check_run(run, "step")
-        return run if run.is_over else await self._drive(run, deps, once=True)
+        return run if run.is_over else await self.driver.drive(run, deps, once=True)
 
     def steps(self, run: Run[A_co], *, deps: Any = None) -> AsyncIterator[Run[A_co]]:
         """Perform effects until the run is over or waits: `async for run in agent.steps(run): ...`.
@@ -373,7 +356,7 @@ class Agent(Generic[A_co]):
             ConflictError: when the run has moved on, or somebody else drives it.
         """
         check_run(run, "finish")
-        return run if run.is_over else await self._drive(run, deps)
+        return run if run.is_over else await self.driver.drive(run, deps)
 
     async def run(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[Start]) -> Run[A_co]:
         """Start a run and finish it.
@@ -387,7 +370,7 @@ class Agent(Generic[A_co]):
             The run: in DONE with its `output`, in ERROR with its `stop_reason`, or waiting, with what for in `pending`.
         """
         gate = await Gate.passed()  # before anything is made: a thousand may begin at once
-        return await self._drive(self.start(prompt, **start), deps, gate=gate)
+        return await self.driver.drive(self.start(prompt, **start), deps, gate=gate)
 
     def stream(
         self, prompt_or_run: Prompt | Run[A_co], *, deps: Any = None, resume: bool = False, **start: Unpack[Start]
@@ -403,9 +386,9 @@ class Agent(Generic[A_co]):
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
 
         def drive(listen: Listener, see: Callable[[Run[Any]], None]) -> Awaitable[Run[A_co]]:
-            return self._drive(run, deps, listen=listen, see=see, resume=resume)
+            return self.driver.drive(run, deps, listen=listen, see=see, resume=resume)
 
-        answers = self._engine.answers
+        answers = self.driver.engine.answers
         return Stream(drive, run) if answers is None else TypedStream(drive, run, answers.partial)
 
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[Start]) -> Run[A_co]:
@@ -434,7 +417,7 @@ class Agent(Generic[A_co]):
         check_id(run_id)
         while True:
             try:
-                return await self._drive(run_id, deps, resume=True)
+                return await self.driver.drive(run_id, deps, resume=True)
             except LeaseHeldError:
                 if not wait:
                     raise
@@ -447,7 +430,7 @@ class Agent(Generic[A_co]):
             RunNotFoundError: when the store holds no such run.
         """
         check_id(run_id)
-        return self._typed(await journals.load(self.store, run_id, at, self._ended))
+        return await self.driver.load(run_id, at)
 
     async def history(self, run_id: str) -> tuple[Event, ...]:
         """Return the journal of a run: what happened, oldest first; event number n made version n.
@@ -531,7 +514,7 @@ class Agent(Generic[A_co]):
         await self.store.release(lease).wait()
         if found != header:
             raise ConflictError(f"run {header.id!r} exists already; choose another id")
-        return self._typed(begin(header, before).fold(events))
+        return self.driver.typed(begin(header, before).fold(events))
 
     async def replay(self, run_id: str, *, deps: Any = None) -> Replay:
         """Fold a run from its journal with no model and no tool called, and check the hash of each request.
@@ -547,7 +530,7 @@ class Agent(Generic[A_co]):
             RunNotFoundError: when the store holds no such run.
         """
         check_id(run_id)
-        return await replay(self._engine, self.store, run_id, deps)
+        return await replay(self.driver.engine, self.store, run_id, deps)
 
     # Runs that others drive.
 
@@ -591,7 +574,7 @@ class Agent(Generic[A_co]):
         """
         if parallel < 1 or poll_s <= 0:
             raise MisuseError(f"worker(parallel={parallel}, poll_s={poll_s}): give 1 or more, and more than 0 seconds")
-        worker = Worker(agent=self, drive=Agent._drive, deps=deps, parallel=parallel, poll_s=poll_s)
+        worker = Worker(agent=self, drive=self.driver.drive, deps=deps, parallel=parallel, poll_s=poll_s)
         await worker.work(until_idle=until_idle)
 
     # What anybody may say to a run, from any process.
@@ -797,7 +780,7 @@ class Agent(Generic[A_co]):
     async def _nudge(self, run_id: str) -> None:
         """Do what was just posted, if nobody drives the run who would."""
         try:
-            await self._drive(run_id, None, obeys=True)
+            await self.driver.drive(run_id, None, obeys=True)
         except LeaseHeldError:
             return
 
@@ -833,7 +816,6 @@ class Agent(Generic[A_co]):
         """
         return subagent.agent_tool(
             self,
-            Agent._drive,
             name=name,
             description=description,
             parameters=parameters,
@@ -870,7 +852,7 @@ class Agent(Generic[A_co]):
         """
         from agentfsm.mcp.serving.service import service_of  # noqa: PLC0415  brings the SDK
 
-        return service_of(self, Agent._drive, prefix=prefix, tools=tools, about=about, deps=deps, **options)
+        return service_of(self, prefix=prefix, tools=tools, about=about, deps=deps, **options)
 
     def cost(self, run: Run[Any]) -> AgentCost:
         """Return what a run cost up to now: tokens, US dollars, turns, tool calls, time; sub-agents included.
@@ -913,129 +895,7 @@ class Agent(Generic[A_co]):
     @property
     def fingerprint(self) -> Fingerprint:
         """What shapes the agent's behaviour: instructions, model and tools with their schemas."""
-        known = self._fingerprints.get(self.tools.version)
-        if known is None:
-            instructions = hash_of(self.instructions, 8)
-            tools = {tool.name: tool.digest[:8] for tool in self.tools}
-            known = Fingerprint(instructions=instructions, model=self.model.name, tools=tools)
-            self._fingerprints[self.tools.version] = known
-        return known
-
-    # The engine room.
-
-    async def _drive(
-        self,
-        run: Run[Any] | str,
-        deps: Any,
-        *,
-        once: bool = False,
-        obeys: bool = False,
-        resume: bool = False,
-        listen: Listener | None = None,
-        see: Callable[[Run], None] | None = None,
-        above: Budget | None = None,
-        gate: Gate | None = None,
-    ) -> Run[A_co]:
-        """Take the lease, perform effects until the run is over or waits, and give the lease back."""
-        gate = gate or await Gate.passed()
-        is_stored = isinstance(run, str)
-        if not is_stored:
-            self.check_price()
-        if self.tools.sources and not obeys:
-            await self.tools.refresh()
-            run = self._as_begun(run)
-        journal = await Journal.open(
-            self.store,
-            run,
-            self.clock,
-            listen,
-            see,
-            exact=once,
-            durability=self.durability,
-            pause_before=self.pause_before,
-            ended=self._ended,
-        )
-        del run  # the journal has its newest value: this one would stay for as long, at 900 bytes
-        journal.run = cast("Run", self._typed(journal.run))
-        try:
-            if not obeys and (is_stored or journal.run.version) and not journal.run.is_over:
-                if is_stored:
-                    self.check_price()
-                self._take_up(journal, resume=resume)
-            drive = drive_of(self._engine, journal, deps, self._tally_of(journal.run), above)
-            await (apply_requests(self._engine, drive) if obeys else run_steps(self._engine, drive, gate, once=once))
-            self._keep(journal.run, drive.tally)
-            drive.close()
-            return cast("Run[A_co]", journal.run)
-        except anyio.get_cancelled_exc_class() as cancellation:
-            if not is_foreign(cancellation):
-                raise
-            raise AgentError(
-                f"run {journal.run.id!r} stopped in {journal.run.state.upper()}: what was awaited there, such as a "
-                "validator's own task, had been cancelled by somebody else; mend that, then resume the run"
-            ) from cancellation
-        finally:
-            await journal.close()
-
-    def _as_begun(self, run: Run[Any] | str) -> Run[Any] | str:
-        """Return a run that has not begun with the tools in its header that came after it was made."""
-        if isinstance(run, str) or run.version or run.header.fingerprint == self.fingerprint:
-            return run
-        return attrs.evolve(run, header=attrs.evolve(run.header, fingerprint=self.fingerprint))
-
-    def check_price(self) -> None:
-        """Refuse a limit of money that cannot be kept, since the price is unknown."""
-        if self.limits.usd is not None and self.model.cost_usd(Usage(input_tokens=1)) is None:
-            raise MisuseError(
-                f"Limits(usd=...) needs a price, and none is known for {self.model.name!r}: install agentfsm[prices], "
-                "give the model a price, or limit tokens instead",
-            )
-
-    def _take_up(self, journal: Journal, *, resume: bool) -> None:
-        """Record that a pause ends, or that the agent is not what it was.
-
-        Raises:
-            MisuseError: when an open call needs a tool that this agent has not; nothing was changed.
-        """
-        run = journal.run
-        changes = self.fingerprint.changes_since(run.fingerprint or run.header.fingerprint)
-        if changes:
-            self._check_tools(run)
-            journal.log.warning("agent_changed", changes="; ".join(changes))
-        if resume if run.paused is not None else changes:
-            journal.commit(Resumed(fingerprint=self.fingerprint if changes else None, changes=changes))
-
-    def _check_tools(self, run: Run) -> None:
-        for entry in run.open:
-            name, is_open = entry.call.name, entry.phase is not Phase.FINISHED and not entry.call.invented
-            if is_open and name not in self.tools and builtin(run, name) is None:
-                raise MisuseError(
-                    f"run {run.id!r} has an open call {entry.call.id} of the tool {name!r}, which this "
-                    "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",
-                )
-
-    def _tally_of(self, run: Run) -> Tally:
-        own = self._tallies.pop((run.id, run.created_at), None)
-        return own or self._tally_before(run) or Tally(first=run.first)
-
-    def _tally_before(self, run: Run) -> Tally | None:
-        """Take the count of the run that this one goes on from, where that is at hand."""
-        last = self._ended.get(run.header.after or "")
-        if last is None or last.messages is not run.prior:
-            return None
-        tally = self._tallies.pop((last.id, last.created_at), None)
-        if tally is not None:
-            tally.go_on(run.first)
-        return tally
-
-    def _keep(self, run: Run, tally: Tally) -> None:
-        """Keep what the next driving call, or the next run of the conversation, would have to read or count anew."""
-        if run.is_over:
-            if run.header.session is None and not run.prior:
-                return
-            self._ended.pop(run.header.after or "", None)
-            _put(self._ended, run.id, run, CONVERSATIONS)
-        _put(self._tallies, (run.id, run.created_at), tally, TALLIES)
+        return self.driver.engine.fingerprint
 
 
 @attrs.define(eq=False, repr=False)
@@ -1051,13 +911,6 @@ class _Steps(AsyncIterator[Run[A_co]]):
         if self._run.version == before.version:
             raise StopAsyncIteration
         return self._run
-
-
-def _put(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
-    """Keep a value, and let the oldest go where there are more than `most`."""
-    kept[key] = value
-    if len(kept) > most:
-        kept.popitem(last=False)
 
 
 def _checked_id(run_id: str, parent: str | None) -> str:

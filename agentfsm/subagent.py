@@ -8,7 +8,7 @@ it has.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,12 +44,10 @@ COORDINATION: Final = (
     "could not find out."
 )
 Prompt = Callable[[Arguments], str]
-Driver = Callable[..., Awaitable["Run"]]
 
 
 def agent_tool(
     agent: Agent[Any],
-    drive: Driver,
     *,
     name: str | None = None,
     description: str | None = None,
@@ -62,8 +60,8 @@ def agent_tool(
     """Make a tool of an agent; `Agent.as_tool` is this."""
     _check(turns, timeout_s, options)
     agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, which takes 0.3 s: here, not in the event loop
-    agent.check_price()
-    child = _Child(agent, drive, prompt, turns, timeout_s)
+    agent.driver.check_price()
+    child = _Child(agent, prompt, turns, timeout_s)
     tools = list(agent.tools)
     if agent.tools.sources:  # what else there will be is not known yet
         read_only, level, is_safe = False, Level.WRITE, False
@@ -102,7 +100,6 @@ class _Child:
     """An agent that is called as a tool."""
 
     agent: Agent[Any]
-    drive: Driver
     prompt: Prompt | None
     turns: int
     timeout_s: float
@@ -131,7 +128,7 @@ class _Child:
         if not run.is_over:
             with suppress(ConflictError):  # it has ended meanwhile, or another has its lease
                 await store.post(run_id, "cancel", Cancel(by="its caller"))
-                await self.drive(agent, run_id, None, obeys=True)
+                await agent.driver.drive(run_id, None, obeys=True)
             run = await agent.load(run_id)
         return last_word(run, agent.model) if run.is_over else left_behind(run, agent.model)
 
@@ -195,7 +192,7 @@ class _Call:
         agent, deps, see = self.agent, self.ctx.deps, self._see
 
         async def drive(what: Run | str, **more: Any) -> Run:
-            return await self.child.drive(agent, what, deps, see=see, **more)
+            return await agent.driver.drive(what, deps, see=see, **more)
 
         if parent is None:
             return await drive(run)

@@ -37,7 +37,8 @@ class Worker:
     """Drives the runs of one agent; `Agent.worker` is `work` of one of these."""
 
     agent: Agent[Any]
-    drive: Callable[..., Awaitable[Run]]
+    drive: Callable[[str, Any], Awaitable[Run[Any]]]
+    # Drives a run by its id, with the dependencies.
     deps: Any
     parallel: int
     poll_s: float
@@ -89,7 +90,7 @@ class Worker:
         moved = has_failed = False
         try:
             before = await self.agent.load(run_id)
-            after = await self.drive(self.agent, run_id, await self._deps_of(before))
+            after = await self.drive(run_id, await self._deps_of(before))
             moved = after.version > before.version
         except LeaseHeldError:
             moved = True  # somebody else was first

@@ -245,6 +245,15 @@ def test_an_agent_is_no_tool_by_itself():
             Agent(ScriptedModel("x"), tools=tools)
 
 
+def test_an_agent_does_not_change():
+    """What it is made of is read once: a field that is set would be obeyed by half of it."""
+    agent = Agent(ScriptedModel())
+    with pytest.raises(MisuseError, match=r"agent = agent\.with_\(instructions=\.\.\.\)"):
+        agent.instructions = "Be brief."
+    assert agent.instructions == ""
+    assert agent.with_(instructions="Be brief.").instructions == "Be brief."
+
+
 def test_tools_that_come_together_are_unpacked():
     """What `MCPServer.load` returns are several servers."""
     with pytest.raises(MisuseError, match=r"not tuple: unpack it, for example tools=\[\*MCPServer\.load"):

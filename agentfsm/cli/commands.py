@@ -10,7 +10,7 @@ import anyio
 from agentfsm.cli.ask import Answer, leave
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import run_json
-from agentfsm.cli.drive import Driver, report, way_to
+from agentfsm.cli.drive import AttendedRun, report, way_to
 from agentfsm.cli.place import Way, known_store, store_place
 from agentfsm.cli.reach import equipped, found_by, in_store, named_by, with_top
 from agentfsm.cli.show import run_text
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Run an agent."""
     agent, place = named_by(args, terminal)
     begun = agent.start(args.prompt, id=args.id, session=args.session, metadata=dict(args.metadata))
-    return Driver(terminal=terminal, agent=agent, run=begun, place=place).drive()
+    return AttendedRun(terminal=terminal, agent=agent, run=begun, place=place).drive()
 
 
 def demo(args: argparse.Namespace, terminal: Terminal) -> Exit:
@@ -38,7 +38,7 @@ def demo(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
     start = survey(args.folder)
     agent, place = equipped(load_agent(DEMO), DEMO, store_place(args.store))
-    driver = Driver(
+    attended = AttendedRun(
         terminal=terminal,
         agent=agent,
         run=agent.start(start.prompt, metadata=start.metadata),
@@ -46,10 +46,10 @@ def demo(args: argparse.Namespace, terminal: Terminal) -> Exit:
         absent=approving(terminal),
         remark=remark(agent),
     )
-    code = driver.drive()
+    code = attended.drive()
     if code is Exit.DONE and not terminal.json:
-        show_line = driver.way.line(f"show {driver.run.id}")
-        terminal.out(f"\nWhat was kept of it ({show_line}):\n{run_text(driver.run)}")
+        show_line = attended.way.line(f"show {attended.run.id}")
+        terminal.out(f"\nWhat was kept of it ({show_line}):\n{run_text(attended.run)}")
     return code
 
 
@@ -63,8 +63,10 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> Exit:
         from agentfsm.cli.demo import approving  # noqa: PLC0415  it brings a server and tools
 
         absent = approving(terminal)
-    driver = Driver(terminal=terminal, agent=found.agent, run=found.run, place=found.place, wakes=True, absent=absent)
-    return driver.drive()
+    attended = AttendedRun(
+        terminal=terminal, agent=found.agent, run=found.run, place=found.place, wakes=True, absent=absent
+    )
+    return attended.drive()
 
 
 def _needless(args: argparse.Namespace, terminal: Terminal) -> Exit | None:

@@ -45,7 +45,7 @@ POLL_S: Final = 0.2
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class Driver:
+class AttendedRun:
     """One run, driven until it is over, waits for somebody who is not there, or is interrupted."""
 
     terminal: Terminal

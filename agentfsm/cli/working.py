@@ -32,7 +32,7 @@ _ENDS: Final = {State.DONE: "done", State.ERROR: "stopped"}
 def worker(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Drive the runs of an agent, until a signal comes; or until nothing is due but what could not be driven."""
     agent, place = named_by(args, terminal)
-    shift = _Shift(terminal=terminal)
+    shift = _Shift(agent=agent, terminal=terminal)
     own = Worker(agent=agent, drive=shift.drive, deps=None, parallel=args.parallel, poll_s=args.poll)
     where = "the agent's own store" if place is None else masked(place)
     terminal.err(f"working for {agent.name!r} on the runs in {where}; Ctrl-C ends it in order")
@@ -57,16 +57,18 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> Exit:
 class _Shift:
     """What a worker has done since it began."""
 
+    agent: Agent
     terminal: Terminal
     ends: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "stopped": 0, "waiting": 0}), init=False)
 
-    async def drive(self, agent: Agent, run_id: str, deps: Any) -> Run:
+    async def drive(self, run_id: str, deps: Any) -> Run:
         """Drive a run, and say how it ended or what it waits for.
 
         Raises:
             LeaseHeldError: when somebody else was first.
             MisuseError: when it is of another agent by the same name.
         """
+        agent = self.agent
         before = await agent.load(run_id)
         target = before.header.target
         if target and target != agent.target:

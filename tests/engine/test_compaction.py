@@ -151,4 +151,4 @@ async def test_counts_are_kept_between_steps_for_a_bounded_number_of_runs(store)
     agent = Agent(ScriptedModel(), store=store)
     for _ in range(1_005 if type(store).__name__ == "MemoryStore" else 5):
         await agent.step(agent.start("go"))
-    assert len(agent._tallies) <= 1_000
+    assert len(agent.driver._tallies) <= 1_000

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.compaction import Context
-from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.fingerprint import Fingerprint, hash_of
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.engine.tools.permission import Permissions
@@ -54,6 +54,8 @@ class Engine:
     # Tokens of what every request holds, by encoding and tools.
     _shapes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
     # Hashes of the same, by tools.
+    _fingerprints: dict[int, Fingerprint] = attrs.field(factory=dict, init=False)
+    # By the registry's version, since tools may be registered later.
     _unpriced: set[str] = attrs.field(factory=set, init=False)
     # Names of models of which the log was told that their price is not known.
 
@@ -66,6 +68,17 @@ class Engine:
     def drafts(self) -> bool:
         """Whether an answer is looked at before it counts."""
         return self.answers is not None or self.judge is not None
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What shapes the agent's behaviour: instructions, model and tools with their schemas."""
+        known = self._fingerprints.get(self.registry.version)
+        if known is None:
+            instructions = hash_of(self.instructions, 8)
+            tools = {tool.name: tool.digest[:8] for tool in self.registry}
+            known = Fingerprint(instructions=instructions, model=self.model.name, tools=tools)
+            self._fingerprints[self.registry.version] = known
+        return known
 
     def settings_of(self, run: Run) -> Settings:
         """Return how the model is asked in the run's next turn."""

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, ParamSpec, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, ParamSpec, TypeAlias
 
 import anyio
 import attrs
@@ -64,7 +64,6 @@ URI: Final = "agentfsm://runs/"
 
 _RunId: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 _Wait: TypeAlias = Annotated[float, Field(ge=0, le=MAX_WAIT_S)]
-Drive: TypeAlias = Callable[..., Awaitable[Any]]
 
 _TEXT: Final[JSON] = {"type": "string"}
 RUN_SCHEMA: Final[Mapping[str, JSON]] = {
@@ -115,8 +114,6 @@ class ServedRuns:
     """The runs of one agent, for the clients of one server. All clients see all of them."""
 
     agent: Agent[Any]
-    drive: Drive
-    # Drives a run by its id: `Agent._drive`.
     deps: Any = None
     # For every run, or a function of the run that makes them, plain or async.
     about: str = ""
@@ -171,10 +168,10 @@ class ServedRuns:
         for shift in shifts:
             await shift.ended.wait()
 
-    async def _drive(self, agent: Agent[Any], run_id: str, deps: Any) -> Run:
+    async def _drive(self, run_id: str, deps: Any) -> Run:
         self._troubles.pop(run_id, None)
         try:
-            return cast("Run", await self.drive(agent, run_id, deps, see=self._see))
+            return await self.agent.driver.drive(run_id, deps, see=self._see)
         except LeaseHeldError:
             raise
         except Exception as error:
@@ -251,7 +248,7 @@ class ServedRuns:
             session: The name of a conversation: the run knows what was said in it.
             run_id: An id of your own; the same id and prompt again means the same run, and starts nothing.
         """
-        self.agent.check_price()
+        self.agent.driver.check_price()
         if self.agent.tools.sources:
             await self.agent.tools.refresh()
         run = await self.agent.submit(prompt, id=run_id, session=session)

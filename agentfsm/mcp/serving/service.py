@@ -390,7 +390,6 @@ def _tools_of(runs: ServedRuns, registry: ToolRegistry) -> ServedTools:
 
 def service_of(
     agent: Agent[Any],
-    drive: Callable[..., Any],
     *,
     prefix: str = "",
     tools: bool = True,
@@ -399,7 +398,7 @@ def service_of(
     **options: Any,
 ) -> MCPService:
     """Make a server of an agent; `Agent.as_mcp_server` is this."""
-    runs = ServedRuns(agent=agent, drive=drive, deps=deps, about=about, prefix=prefix)
+    runs = ServedRuns(agent=agent, deps=deps, about=about, prefix=prefix)
     told = {"name": agent.name, "version": agent.version, "permissions": agent.permissions} | options
     timeout_s = agent.limits.tool_timeout_s
     registry = agent.tools if tools else ToolRegistry()
