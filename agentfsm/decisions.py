@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from agentfsm.core.calls import Phase
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, InputGiven, ToolFinished
 from agentfsm.core.inbox import GiveInput, Wake
-from agentfsm.core.run import Phase, Run
+from agentfsm.core.run import Run
 from agentfsm.engine.drive.journal import header_of, load
 from agentfsm.engine.tools.questions import fitting
 

@@ -49,10 +49,10 @@ from agentfsm import (
     ask_user,
     tool,
 )
+from agentfsm.core.calls import arguments_of
 from agentfsm.core.clean import clean, one_line
 from agentfsm.core.effects import RunTools
 from agentfsm.core.messages import AssistantMessage
-from agentfsm.core.run import arguments_of
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.models import FunctionModel

@@ -7,9 +7,9 @@ import pytest
 from checks import HANG_S, no_leases, results_of, sound, sound_run, virtually
 
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, State, StopReason, tool
+from agentfsm.core.calls import Phase
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.limits import Limits
-from agentfsm.core.run import Phase
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing.models import ScriptedModel, call, say
 

@@ -17,10 +17,11 @@ from rich.tree import Tree
 from agentfsm.cli.plain import NOTE_CHARS
 from agentfsm.cli.show import CallView, TurnView, turns_of
 from agentfsm.cli.watch import agent_line, offer_line
+from agentfsm.core.calls import Phase
 from agentfsm.core.clean import clean, one_line
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
-from agentfsm.core.run import Phase, Run
+from agentfsm.core.run import Run
 from agentfsm.engine.watch.stream import (
     AgentEvent,
     CallDelta,

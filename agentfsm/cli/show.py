@@ -12,22 +12,23 @@ from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, VALUE_CHARS, listed, mome
 from agentfsm.cli.waits import pending_line, wish
 from agentfsm.core import codec
 from agentfsm.core.audit import audit
+from agentfsm.core.calls import arguments_of
 from agentfsm.core.clean import clean, one_line
 from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult
 from agentfsm.core.parts import in_words
-from agentfsm.core.run import arguments_of
 from agentfsm.engine.drive.cost import cost_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from agentfsm.core.audit import AuditRecord
+    from agentfsm.core.calls import OpenCall
     from agentfsm.core.effects import Pending
     from agentfsm.core.events import Event
     from agentfsm.core.messages import JSON, AgentCost, ToolCall, Usage
-    from agentfsm.core.run import OpenCall, Run
+    from agentfsm.core.run import Run
     from agentfsm.ports import Summary
 
 # In JSON, an address that carries its data, which says nothing to a reader.

@@ -22,10 +22,10 @@ from agentfsm.cli import (
 )
 from agentfsm.cli.place import DEFAULT, VARIABLE, masked
 from agentfsm.cli.target import MCP
+from agentfsm.core.calls import Phase
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
-from agentfsm.core.run import Phase
 from agentfsm.engine.schema.arguments import check_object
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import OpenCall, Phase, arguments_of
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.core.run import Header, OpenCall, Phase, Run, arguments_of, begin
+from agentfsm.core.run import Header, Run, begin
 
 # Characters of a result's SHA-256: all of it, since it stands for the result.
 DIGEST_CHARS: Final = 64

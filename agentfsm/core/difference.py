@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm.core.calls import Phase
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.messages import AssistantMessage, Message, ToolResult
-from agentfsm.core.run import Phase, Run
+from agentfsm.core.run import Run
 
 # What is told of a run beside its history and its open calls.
 _FACTS: Final = ("version", "state", "turn", "stop_reason", "stop_message", "window", "loops", "disabled", "offered")

@@ -6,9 +6,7 @@ run can be tested, folded from its journal, forked and replayed without an event
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
@@ -16,26 +14,24 @@ import attrs
 from typing_extensions import TypeVar  # typing has none with a default before Python 3.13
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import ERRORS, UNDECIDED, CallRecord, Fault, OpenCall, Phase, arguments_of, turn_in, turns_of
 from agentfsm.core.effects import AskModel, Effect, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
-from agentfsm.core.errors import MisuseError, RunError
+from agentfsm.core.errors import RunError
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.fold import FOLD, index_of
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import START, State, next_state
 from agentfsm.core.messages import (
-    JSON,
     AssistantMessage,
     Message,
-    Outcome,
     Part,
-    SystemMessage,
     ToolCall,
     ToolResult,
     Usage,
-    UserMessage,
 )
 from agentfsm.core.settings import Settings
-from agentfsm.core.verdict import Action, Verdict
-from agentfsm.core.view import Shown, Span, plain_layout, view
+from agentfsm.core.verdict import Verdict
+from agentfsm.core.view import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,77 +84,6 @@ class Header:
     # JSON values; a copy of what the caller gave.
     format: int = FORMAT
     # The version of the format that the journal is written in.
-
-
-class Phase(StrEnum):
-    """How far an open call is."""
-
-    INTENDED = "intended"
-    ASKED = "asked"
-    APPROVED = "approved"
-    RUNNING = "running"
-    LOST = "lost"
-    PAUSED = "paused"
-    FINISHED = "finished"
-
-
-_ERRORS: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
-UNDECIDED: Final = frozenset({Phase.ASKED, Phase.LOST, Phase.PAUSED})
-
-
-@attrs.frozen(kw_only=True)
-class Inquiry:
-    """What the tool of an open call has asked people, and what it was told."""
-
-    rounds: int = 0
-    # How many times it has asked.
-    state: str = "null"
-    # What it gets back, as JSON text; the newest counts.
-    answers: Mapping[str, Any] = attrs.field(factory=dict)
-    # By the question's key, of all rounds: the answer, or None where it was declined.
-
-
-@attrs.frozen(kw_only=True, slots=False)
-class OpenCall:
-    """A call of the turn that is not closed yet. Not slotted: many fields are written a third faster into a dict."""
-
-    call: ToolCall
-    phase: Phase = Phase.INTENDED
-    attempts: int = 0
-    # How many times it was started.
-    expires_at: float | None = None
-    description: str = ""
-    # What it will do, for the person who approves it.
-    digest: str = ""
-    # Of the tool and the arguments that the person is asked about.
-    waits: tuple[Pending, ...] = ()
-    # What it waits for, in the phase PAUSED.
-    inquiry: Inquiry | None = None
-    # None where its tool has asked nothing.
-    result: ToolResult | None = None
-    # Present in the phase FINISHED only.
-
-
-@attrs.frozen(kw_only=True)
-class CallRecord:
-    """A closed call, for audit."""
-
-    turn: int
-    call_id: str
-    name: str
-    arguments: dict[str, JSON]
-    outcome: Outcome
-    duration_s: float
-
-
-@attrs.frozen(kw_only=True)
-class Fault:
-    """Something that failed on the way."""
-
-    turn: int
-    source: str
-    # "model", or the name of the tool.
-    message: str
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -242,7 +167,7 @@ class Run(Generic[A_co]):
         """
         state = next_state(self.state, event)
         fields = self.__dict__.copy()
-        fields.update(_FOLD[type(event)](self, event))
+        fields.update(FOLD[type(event)](self, event))
         fields["state"] = state
         fields["version"] = self.version + 1
         fields["duration_s"] = self.duration_s + event.took_s
@@ -370,17 +295,7 @@ class Run(Generic[A_co]):
         Raises:
             MisuseError: when there is none.
         """
-        return self.open[self._index(call_id)]
-
-    def _index(self, call_id: str) -> int:
-        place = place_in(call_id)
-        if place < len(self.open) and self.open[place].call.id == call_id:
-            return place
-        for index, entry in enumerate(self.open):  # an id that was not made here
-            if entry.call.id == call_id:
-                return index
-        ids = ", ".join(entry.call.id for entry in self.open) or "none"
-        raise MisuseError(f"run {self.id} has no open call {call_id!r}; open calls: {ids}")
+        return self.open[index_of(self, call_id)]
 
     def _last_text(self) -> str:
         last = self.messages[-1] if self.messages else None
@@ -422,32 +337,6 @@ def _fresh(header: Header) -> Run:
     fields = {**_BLANK, "header": header, "updated_at": header.created_at}
     object.__setattr__(run, "__dict__", fields)
     return run
-
-
-def turns_of(messages: Iterable[Message]) -> int:
-    """Return the highest turn number among the call ids of a history; 0 where there is none."""
-    calls = (call for m in messages if isinstance(m, AssistantMessage) for call in m.calls)
-    return max((_turn_in(call.id) for call in calls), default=0)
-
-
-def _turn_in(call_id: str) -> int:
-    return _number(call_id[1:].partition(".")[0]) if call_id[:1] == "t" else 0
-
-
-def place_in(call_id: str) -> int:
-    """Return a call's place in its reply, as its id tells it."""
-    return _number(call_id.rpartition(".")[2])
-
-
-def _number(text: str) -> int:
-    """Return the number that a part of an id is; 0 where it is none, as in ids that were not made here."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0  # noqa: PLR2004
-
-
-def arguments_of(call: ToolCall) -> dict[str, JSON]:
-    """Return the call's arguments as a dict."""
-    arguments: dict[str, JSON] = json.loads(call.arguments)
-    return arguments
 
 
 def _no_output(run: Run[Any]) -> str:
@@ -517,301 +406,6 @@ def _pending(run: Run[Any], entry: OpenCall) -> tuple[Pending, ...]:
     return (own,)
 
 
-# What each event changes, beside state, version and time.
-
-Changes = dict[str, Any]
-
-
-def _observed(run: Run[Any], event: e.Observed) -> Changes:
-    history = run.messages or _opening(run)
-    if not event.inputs:
-        return {"messages": history}
-    messages = (*history, *[item.message for item in event.inputs])
-    return {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
-
-
-def _opening(run: Run[Any]) -> tuple[Message, ...]:
-    """Return the history at version 0: what the run goes on from, and the prompt."""
-    return (*run.prior, *run.header.history, UserMessage(parts=run.header.prompt))
-
-
-def _tools_chosen(run: Run[Any], event: e.ToolsChosen) -> Changes:
-    return {
-        "turn": run.turn + 1,
-        "usage": run.usage + event.usage,
-        "unpriced": _unpriced(run, event) if event.usage.unpriced else run.unpriced,
-        "reply": event.message,
-        "open": tuple([OpenCall(call=call) for call in event.message.calls]),
-    }
-
-
-def _unpriced(run: Run[Any], event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted) -> tuple[str, ...]:
-    name = event.model or (run.fingerprint or run.header.fingerprint).model
-    return run.unpriced if name in run.unpriced else (*run.unpriced, name)
-
-
-def _answered(run: Run[Any], event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
-    return {
-        "turn": run.turn + 1,
-        "usage": run.usage + event.usage,
-        "unpriced": _unpriced(run, event) if event.usage.unpriced else run.unpriced,
-        "messages": (*run.messages, event.message),
-        "consecutive_errors": 0,
-    }
-
-
-def _answer_given(run: Run[Any], event: e.AnswerGiven) -> Changes:
-    return {**_answered(run, event), "stop_reason": StopReason.COMPLETED}
-
-
-def _model_faltered(run: Run[Any], event: e.ModelFaltered) -> Changes:
-    fault = Fault(turn=run.turn + 1, source="model", message=event.error)
-    return {
-        "turn": run.turn + 1,
-        "usage": run.usage + event.usage,
-        "faults": (*run.faults, fault),
-        "consecutive_errors": run.consecutive_errors + 1,
-    }
-
-
-def _compacted(run: Run[Any], event: e.Compacted) -> Changes:
-    layout = event.head if event.head is not None else plain_layout(event.start, _task_before(run, event.start))
-    is_cut = any(isinstance(entry, Span) and entry.chars is not None for entry in layout)
-    return {
-        "window": event.start,
-        "layout": layout,
-        "head": view(layout, run.messages),
-        "compacted": run.version + 1,
-        "compactions": run.cuts + 1,
-        "has_cut": run.has_cut or is_cut,
-        "usage": run.usage + event.usage,
-    }
-
-
-def _task_before(run: Run[Any], start: int) -> int | None:
-    """Return where the task is, the first that the user said in this run; None where it is not before `start`."""
-    places = range(run.first, min(start, len(run.messages)))
-    return next((place for place in places if isinstance(run.messages[place], UserMessage)), None)
-
-
-# The phases in which each of these events may come to a call.
-_COMES_IN: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
-    e.ToolStarted: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
-    e.ToolFinished: frozenset(Phase) - {Phase.FINISHED},
-    e.ToolLost: frozenset(Phase) - {Phase.LOST, Phase.FINISHED},
-    e.ToolPaused: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
-    e.InputGiven: frozenset({Phase.PAUSED}),
-    e.ApprovalAsked: frozenset({Phase.INTENDED, Phase.ASKED}),
-    e.ApprovalGiven: frozenset({Phase.ASKED, Phase.LOST}),
-}
-
-
-def _entry_for(run: Run[Any], event: e.Event, call_id: str) -> tuple[list[OpenCall], int]:
-    """Return the open calls as a list, and where the call of the event is, if it may come to it in its phase."""
-    entries = list(run.open)
-    index = run._index(call_id)  # noqa: SLF001  the fold is the run's own inside
-    if entries[index].phase not in _COMES_IN[type(event)]:
-        phase = entries[index].phase
-        raise MisuseError(f"{type(event).__name__} does not fit the call {call_id} of run {run.id}: it is {phase}")
-    return entries, index
-
-
-def _evolved(run: Run[Any], event: e.Event, call_id: str, **changes: Any) -> Changes:
-    entries, index = _entry_for(run, event, call_id)
-    entries[index] = attrs.evolve(entries[index], **changes)
-    return {"open": tuple(entries)}
-
-
-def _tools_offered(run: Run[Any], event: e.ToolsOffered) -> Changes:
-    return {"offered": event.tools, "usage": run.usage + event.usage}
-
-
-def _tool_started(run: Run[Any], event: e.ToolStarted) -> Changes:
-    attempts = run.entry(event.call_id).attempts + 1
-    return _evolved(
-        run,
-        event,
-        event.call_id,
-        phase=Phase.RUNNING,
-        attempts=attempts,
-        waits=(),
-    )
-
-
-def _tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
-    entries, index = _entry_for(run, event, event.result.call_id)
-    was = entries[index]
-    result = event.result
-    entries[index] = OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=result)
-    changes: Changes = {"open": tuple(entries)}
-    if result.attempts > 1:
-        changes["retries"] = {**run.retries, result.tool: run.retries.get(result.tool, 0) + result.attempts - 1}
-    if result.cut is not None:
-        changes["has_cut"] = True
-    if result.outcome is not Outcome.SKIPPED:
-        changes["called"] = run.called + 1
-    if result.child is not None:
-        changes["usage"] = run.usage + result.child.usage
-        changes["called"] = run.called + 1 + result.child.calls
-    return changes
-
-
-def _tool_lost(run: Run[Any], event: e.ToolLost) -> Changes:
-    return _evolved(run, event, event.call_id, phase=Phase.LOST, expires_at=None, digest="", waits=())
-
-
-def _tool_paused(run: Run[Any], event: e.ToolPaused) -> Changes:
-    changes: Changes = {"phase": Phase.PAUSED, "waits": event.pending}
-    if event.state is not None:
-        before = run.entry(event.call_id).inquiry or Inquiry()
-        changes["inquiry"] = attrs.evolve(before, rounds=before.rounds + 1, state=event.state)
-    return _evolved(run, event, event.call_id, **changes)
-
-
-def _input_given(run: Run[Any], event: e.InputGiven) -> Changes:
-    before = run.entry(event.call_id).inquiry or Inquiry()
-    inquiry = attrs.evolve(before, answers={**before.answers, **event.answers})
-    return _evolved(run, event, event.call_id, phase=Phase.APPROVED, waits=(), inquiry=inquiry)
-
-
-def _approval_asked(run: Run[Any], event: e.ApprovalAsked) -> Changes:
-    return _evolved(
-        run,
-        event,
-        event.call_id,
-        phase=Phase.ASKED,
-        expires_at=event.expires_at,
-        description=event.description,
-        digest=event.digest,
-    )
-
-
-def _approval_given(run: Run[Any], event: e.ApprovalGiven) -> Changes:
-    changes = _evolved(run, event, event.call_id, phase=Phase.APPROVED, expires_at=None)
-    return changes if event.arguments is None else _edited(run, changes["open"], event.call_id, event.arguments)
-
-
-def _edited(run: Run[Any], entries: tuple[OpenCall, ...], call_id: str, arguments: str) -> Changes:
-    """Put a person's arguments in the place of the model's, in the open call and in the message that asked for it."""
-    calls = tuple(
-        attrs.evolve(entry.call, arguments=arguments) if entry.call.id == call_id else entry.call for entry in entries
-    )
-    return {
-        "open": tuple(attrs.evolve(entry, call=call) for entry, call in zip(entries, calls, strict=True)),
-        "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls),
-    }
-
-
-def _tools_returned(run: Run[Any], _event: e.ToolsReturned) -> Changes:
-    results = [entry.result for entry in run.open if entry.result is not None]
-    if len(results) != len(run.open):
-        raise MisuseError(f"run {run.id}: the turn cannot end while calls are open")
-    return {**_closed(run, results), "consecutive_errors": _errors_after(run, results)}
-
-
-def _errors_after(run: Run[Any], results: list[ToolResult]) -> int:
-    """Count an error turn where all calls failed; one success resets; a refused or withdrawn call is neither."""
-    outcomes = {result.outcome for result in results}
-    return 0 if Outcome.DONE in outcomes else run.consecutive_errors + (outcomes <= _ERRORS)
-
-
-def _continued(run: Run[Any], event: e.Continued) -> Changes:
-    changes: Changes = {}
-    if event.note:
-        changes["messages"] = (*run.messages, SystemMessage(text=event.note))
-    if event.loop:
-        changes["loops"] = run.loops + 1
-    if event.disabled:
-        changes["disabled"] = tuple(dict.fromkeys((*run.disabled, *event.disabled)))
-    if event.refused:
-        changes["refusals"] = run.refusals + 1
-    if event.is_last:
-        changes["is_last"] = True
-    if event.asks:
-        changes["asks"] = event.asks
-    if run.verdict is not None:
-        changes["verdict"] = None
-        changes["corrections"] = run.corrections + (run.verdict.action in _CORRECTIONS)
-    return changes
-
-
-_CORRECTIONS: Final = frozenset({Action.RETRY_STEP, Action.REPLAN})
-
-
-def _judged(run: Run[Any], event: e.Judged) -> Changes:
-    return {"verdict": event.verdict, "usage": run.usage + event.usage}
-
-
-def _accepted(_run: Run[Any], _event: e.Accepted) -> Changes:
-    return {"stop_reason": StopReason.COMPLETED}
-
-
-def _paused(run: Run[Any], event: e.Paused) -> Changes:
-    words = [f"paused by {event.by}" if event.by else "paused", *([event.message] if event.message else [])]
-    return {"paused": Pending(kind=PendingKind.PAUSE, run_id=run.id, description=": ".join(words))}
-
-
-def _resumed(run: Run[Any], event: e.Resumed) -> Changes:
-    return {"paused": None, "fingerprint": event.fingerprint or run.fingerprint}
-
-
-def _failed(run: Run[Any], event: e.Failed) -> Changes:
-    results = [entry.result or _closing(entry, index, event) for index, entry in enumerate(run.open)]
-    return {
-        **_closed(run, results),
-        "paused": None,
-        "asks": "",
-        "stop_reason": event.reason,
-        "stop_message": event.message,
-    }
-
-
-def _closed(run: Run[Any], results: list[ToolResult]) -> Changes:
-    """Move the open turn into the history: the assistant's message together with all its results."""
-    if run.reply is None:
-        return {} if run.messages else {"messages": _opening(run)}
-    return {"messages": (*run.messages, run.reply, *results), "reply": None, "open": ()}
-
-
-def _closing(entry: OpenCall, index: int, event: e.Failed) -> ToolResult:
-    """Return the result of a call that the end of the run closes."""
-    if entry.phase is Phase.INTENDED or entry.phase is Phase.ASKED or entry.phase is Phase.APPROVED:
-        outcome, text = Outcome.SKIPPED, f"no result: the run was stopped ({event.reason}) before it came to that"
-    elif entry.phase is Phase.PAUSED and not entry.attempts:
-        outcome, text = Outcome.CANCELLED, f"no answer: the run was stopped ({event.reason}) while the call waited"
-    else:  # whatever the tool is: a new call of it would have a key of its own
-        outcome = Outcome.UNKNOWN
-        text = f"cut off: the run was stopped ({event.reason}) and the effect may have happened; check before repeating"
-    return ToolResult(call_id=entry.call.id, tool=entry.call.name, outcome=outcome, content=text, index=index)
-
-
-_FOLD: Mapping[type[e.Event], Callable[[Run[Any], Any], Changes]] = MappingProxyType(
-    {
-        e.Observed: _observed,
-        e.ToolsChosen: _tools_chosen,
-        e.AnswerGiven: _answer_given,
-        e.AnswerDrafted: _answered,
-        e.ModelFaltered: _model_faltered,
-        e.Compacted: _compacted,
-        e.ToolsOffered: _tools_offered,
-        e.ToolStarted: _tool_started,
-        e.ToolFinished: _tool_finished,
-        e.ToolLost: _tool_lost,
-        e.ToolPaused: _tool_paused,
-        e.InputGiven: _input_given,
-        e.ApprovalAsked: _approval_asked,
-        e.ApprovalGiven: _approval_given,
-        e.ToolsReturned: _tools_returned,
-        e.Judged: _judged,
-        e.Continued: _continued,
-        e.Accepted: _accepted,
-        e.Paused: _paused,
-        e.Resumed: _resumed,
-        e.Failed: _failed,
-    },
-)
-
-
 # What is read off the history.
 
 
@@ -824,7 +418,7 @@ def _records(run: Run[Any]) -> Iterable[CallRecord]:
     for result in _own(run):
         if isinstance(result, ToolResult):
             yield CallRecord(
-                turn=_turn_in(result.call_id) - run.turns_before,
+                turn=turn_in(result.call_id) - run.turns_before,
                 call_id=result.call_id,
                 name=result.tool,
                 arguments=arguments_of(calls[result.call_id]),
@@ -835,5 +429,5 @@ def _records(run: Run[Any]) -> Iterable[CallRecord]:
 
 def _failures(run: Run[Any]) -> Iterable[tuple[int, ToolResult]]:
     for message in _own(run):
-        if isinstance(message, ToolResult) and message.outcome in _ERRORS:
-            yield _turn_in(message.call_id) - run.turns_before, message
+        if isinstance(message, ToolResult) and message.outcome in ERRORS:
+            yield turn_in(message.call_id) - run.turns_before, message

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 import anyio
 import attrs
 
+from agentfsm.core.calls import Phase
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.events import Resumed
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Usage
-from agentfsm.core.run import A_co, Phase, Run
+from agentfsm.core.run import A_co, Run
 from agentfsm.engine.drive import journal as journals
 from agentfsm.engine.drive.budget import Budget
 from agentfsm.engine.drive.engine import Engine

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, TextPart
-from agentfsm.core.run import OpenCall, Phase, Run, begin
+from agentfsm.core.run import Run, begin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

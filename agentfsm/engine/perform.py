@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import Phase
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import (
     AgentError,
@@ -24,7 +25,6 @@ from agentfsm.core.inbox import URGENCY, Cancel, Input, Pause, Posted
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Usage, encodable
-from agentfsm.core.run import Phase
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.act.calls import act, early_calls, minted, queue_of
 from agentfsm.engine.act.children import end_children, note_children

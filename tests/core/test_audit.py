@@ -25,9 +25,10 @@ from test_walk import GIVEN as HISTORY
 
 from agentfsm.core import events as e
 from agentfsm.core.audit import audit
+from agentfsm.core.calls import Phase, arguments_of
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult
-from agentfsm.core.run import Phase, arguments_of, begin
+from agentfsm.core.run import begin
 
 OBSERVED = e.Observed()
 QUESTION = e.ToolPaused(

@@ -22,11 +22,11 @@ from sample_runs import (
 )
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import Phase
 from agentfsm.core.effects import AskModel, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
-from agentfsm.core.run import Phase
 
 
 def asked(number, expires_at=500.0):

@@ -6,10 +6,10 @@ import attrs
 import pytest
 from sample_runs import observing
 
+from agentfsm.core.calls import Fault
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import OUT_OF_BUDGET, Limits, StopReason
 from agentfsm.core.messages import Usage
-from agentfsm.core.run import Fault
 
 FIELDS = [field.name for field in attrs.fields(Limits)]
 LIMITS = Limits(turns=5, tokens=1_000, seconds=60.0, usd=0.5, errors=3, tool_calls=7)

@@ -28,12 +28,13 @@ from sample_runs import (
 )
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import CallRecord, Fault, Phase, arguments_of, turns_of
 from agentfsm.core.errors import MisuseError, RunError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, Usage, UserMessage
-from agentfsm.core.run import CallRecord, Fault, Phase, arguments_of, begin, turns_of
+from agentfsm.core.run import begin
 
 # Document A's example: what the weather is in Beijing today.
 WEATHER = [

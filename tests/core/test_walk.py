@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sample_runs import INQUIRED, TASK, WAITED, answer, call, header, result, sound_history
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import UNDECIDED, Phase
 from agentfsm.core.codec import decode_event, encode_event
 from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.fingerprint import Fingerprint
@@ -17,7 +18,7 @@ from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
 from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult, Usage
-from agentfsm.core.run import UNDECIDED, Phase, begin
+from agentfsm.core.run import begin
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.core.view import plain_layout, view
 

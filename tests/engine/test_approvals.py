@@ -11,9 +11,9 @@ import pytest
 from checks import HANG_S, names, results_of, sound, sound_run, virtually
 
 from agentfsm import Agent, ConflictError, Limits, MisuseError, Outcome, PendingKind, Run, RunError, State, tool
+from agentfsm.core.calls import Phase
 from agentfsm.core.effects import Wait
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven, Event, ToolFinished, ToolStarted
-from agentfsm.core.run import Phase
 from agentfsm.ports import Commit, Lease
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say

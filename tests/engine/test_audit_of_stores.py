@@ -6,9 +6,9 @@ import attrs
 import pytest
 
 from agentfsm import Agent, AuditRecord, Filter, Outcome, tool
+from agentfsm.core.calls import Phase
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.messages import ToolResult
-from agentfsm.core.run import Phase
 from agentfsm.engine import audit as audits
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import MemoryStore

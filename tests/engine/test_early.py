@@ -13,8 +13,8 @@ import pytest
 from checks import HANG_S, calls_of, names, results_of, sound, virtually
 
 from agentfsm import Agent, Limits, Outcome, RunContext, Settings, State, ToolRegistry, tool
+from agentfsm.core.calls import Phase
 from agentfsm.core.events import Event, ToolFinished
-from agentfsm.core.run import Phase
 from agentfsm.engine.watch.stream import StateChanged, StreamEvent, ToolEvent, ToolEventType, UsageReported
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import Call, ScriptedModel, call, raw_call, say

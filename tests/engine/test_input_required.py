@@ -27,9 +27,9 @@ from agentfsm import (
     ToolRegistry,
     tool,
 )
+from agentfsm.core.calls import Phase
 from agentfsm.core.events import InputGiven, ToolPaused
 from agentfsm.core.messages import ErrorType
-from agentfsm.core.run import Phase
 from agentfsm.engine.tools.questions import ANSWER_CHARS, MAX_QUESTIONS, ROUNDS, STATE_CHARS
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.stores import MemoryStore, SQLiteStore

@@ -21,9 +21,9 @@ from agentfsm import (
     difference,
     tool,
 )
+from agentfsm.core.calls import Phase
 from agentfsm.core.events import Answered, Resumed, ToolFinished, ToolLost
 from agentfsm.core.messages import Outcome, UserMessage
-from agentfsm.core.run import Phase
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 

@@ -14,10 +14,11 @@ from world import UNSAFE
 from agentfsm import Outcome, Run, State, StopReason
 from agentfsm.core import codec
 from agentfsm.core import events as e
+from agentfsm.core.calls import Phase
 from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Input, Rerun
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
-from agentfsm.core.run import Phase, begin
+from agentfsm.core.run import begin
 
 if TYPE_CHECKING:
     from shared_disk import Accepted

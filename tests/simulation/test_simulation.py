@@ -22,8 +22,8 @@ from shared_disk import Disk
 from world import World, here
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import Phase
 from agentfsm.core.inbox import Approve
-from agentfsm.core.run import Phase
 from agentfsm.engine import perform
 from agentfsm.engine.act import decide
 from agentfsm.engine.act.calls import RunHost

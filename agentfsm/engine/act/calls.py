@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import UNDECIDED, Inquiry, OpenCall, Phase, place_in
 from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.inbox import Approve, GiveInput, Posted, Rerun
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, encodable
-from agentfsm.core.run import UNDECIDED, Inquiry, OpenCall, Phase, place_in
 from agentfsm.engine.act.children import broken_off, returned
 from agentfsm.engine.act.decide import decide, inquired, needs_approval
 from agentfsm.engine.drive.access import absence, context_of, turn_of, why_barred

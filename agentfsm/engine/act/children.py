@@ -8,12 +8,12 @@ import anyio
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.limits import OUT_OF_BUDGET, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, AssistantMessage, ErrorType, Outcome, ToolCall
-from agentfsm.core.run import OpenCall, Phase
 from agentfsm.engine.drive.budget import Spent
 from agentfsm.engine.drive.cost import cost_of
 from agentfsm.engine.drive.drive import Drive

@@ -16,12 +16,12 @@ import anyio
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import UNDECIDED, OpenCall, Phase, arguments_of
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ArgumentsError, RunNotFoundError
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, Posted, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, encodable
-from agentfsm.core.run import UNDECIDED, OpenCall, Phase, arguments_of
 from agentfsm.engine.act.children import gone, waits_below
 from agentfsm.engine.drive.access import absence, why_barred
 from agentfsm.engine.drive.drive import Drive

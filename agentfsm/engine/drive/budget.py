@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import anyio
 import attrs
 
+from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import LimitError
 from agentfsm.core.limits import Limits, StopReason, calls_used, tokens_used, usd_used
 from agentfsm.core.messages import Usage
-from agentfsm.core.run import OpenCall, Phase
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.core.calls import place_in
 from agentfsm.core.errors import RefusedError
 from agentfsm.core.messages import (
     AudioPart,
@@ -25,7 +26,6 @@ from agentfsm.core.messages import (
     ToolResult,
     encodable,
 )
-from agentfsm.core.run import place_in
 from agentfsm.engine.queue.parts import PARTS_CHARS, told
 from agentfsm.tally import BYTES
 

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
+from agentfsm.core.calls import Inquiry
 from agentfsm.core.effects import Pending, Question
 from agentfsm.core.messages import JSON, AgentCost, ErrorType, Media, Outcome
-from agentfsm.core.run import Inquiry
 from agentfsm.engine.tools.questions import checked, state_text
 
 D = TypeVar("D")

@@ -21,8 +21,8 @@ from mcp import MCPError
 from mcp.server import ServerRequestContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from agentfsm.core.calls import Inquiry
 from agentfsm.core.effects import Question
-from agentfsm.core.run import Inquiry
 from agentfsm.engine.queue.render import describe
 from agentfsm.ports import Clock
 

@@ -1,0 +1,113 @@
+"""The calls of a run: those of the open turn, as far as they are, and the record of those that are closed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.effects import Pending
+from agentfsm.core.messages import JSON, AssistantMessage, Message, Outcome, ToolCall, ToolResult
+
+
+class Phase(StrEnum):
+    """How far an open call is."""
+
+    INTENDED = "intended"
+    ASKED = "asked"
+    APPROVED = "approved"
+    RUNNING = "running"
+    LOST = "lost"
+    PAUSED = "paused"
+    FINISHED = "finished"
+
+
+# What counts as an error of a tool.
+ERRORS: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
+# The phases in which somebody outside has to say something.
+UNDECIDED: Final = frozenset({Phase.ASKED, Phase.LOST, Phase.PAUSED})
+
+
+@attrs.frozen(kw_only=True)
+class Inquiry:
+    """What the tool of an open call has asked people, and what it was told."""
+
+    rounds: int = 0
+    # How many times it has asked.
+    state: str = "null"
+    # What it gets back, as JSON text; the newest counts.
+    answers: Mapping[str, Any] = attrs.field(factory=dict)
+    # By the question's key, of all rounds: the answer, or None where it was declined.
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class OpenCall:
+    """A call of the turn that is not closed yet. Not slotted: many fields are written a third faster into a dict."""
+
+    call: ToolCall
+    phase: Phase = Phase.INTENDED
+    attempts: int = 0
+    # How many times it was started.
+    expires_at: float | None = None
+    description: str = ""
+    # What it will do, for the person who approves it.
+    digest: str = ""
+    # Of the tool and the arguments that the person is asked about.
+    waits: tuple[Pending, ...] = ()
+    # What it waits for, in the phase PAUSED.
+    inquiry: Inquiry | None = None
+    # None where its tool has asked nothing.
+    result: ToolResult | None = None
+    # Present in the phase FINISHED only.
+
+
+@attrs.frozen(kw_only=True)
+class CallRecord:
+    """A closed call, for audit."""
+
+    turn: int
+    call_id: str
+    name: str
+    arguments: dict[str, JSON]
+    outcome: Outcome
+    duration_s: float
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """Something that failed on the way."""
+
+    turn: int
+    source: str
+    # "model", or the name of the tool.
+    message: str
+
+
+def turns_of(messages: Iterable[Message]) -> int:
+    """Return the highest turn number among the call ids of a history; 0 where there is none."""
+    calls = (call for m in messages if isinstance(m, AssistantMessage) for call in m.calls)
+    return max((turn_in(call.id) for call in calls), default=0)
+
+
+def turn_in(call_id: str) -> int:
+    """Return the turn of a call, as its id tells it; 0 where that was not made here."""
+    return _number(call_id[1:].partition(".")[0]) if call_id[:1] == "t" else 0
+
+
+def place_in(call_id: str) -> int:
+    """Return a call's place in its reply, as its id tells it."""
+    return _number(call_id.rpartition(".")[2])
+
+
+def _number(text: str) -> int:
+    """Return the number that a part of an id is; 0 where it is none, as in ids that were not made here."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0  # noqa: PLR2004
+
+
+def arguments_of(call: ToolCall) -> dict[str, JSON]:
+    """Return the call's arguments as a dict."""
+    arguments: dict[str, JSON] = json.loads(call.arguments)
+    return arguments

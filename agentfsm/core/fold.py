@@ -1,0 +1,322 @@
+"""What each event changes in a run, beside its state, version and time: one function for each, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.calls import ERRORS, Fault, Inquiry, OpenCall, Phase, place_in
+from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import Message, Outcome, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.verdict import Action
+from agentfsm.core.view import Span, plain_layout, view
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
+
+Changes = dict[str, Any]
+
+
+def _observed(run: Run[Any], event: e.Observed) -> Changes:
+    history = run.messages or _opening(run)
+    if not event.inputs:
+        return {"messages": history}
+    messages = (*history, *[item.message for item in event.inputs])
+    return {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
+
+
+def _opening(run: Run[Any]) -> tuple[Message, ...]:
+    """Return the history at version 0: what the run goes on from, and the prompt."""
+    return (*run.prior, *run.header.history, UserMessage(parts=run.header.prompt))
+
+
+def _replied(run: Run[Any], event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted) -> Changes:
+    """Return what every reply changes: it is a turn, and it costs."""
+    unpriced = run.unpriced
+    if event.usage.unpriced:
+        name = event.model or (run.fingerprint or run.header.fingerprint).model
+        unpriced = unpriced if name in unpriced else (*unpriced, name)
+    return {"turn": run.turn + 1, "usage": run.usage + event.usage, "unpriced": unpriced}
+
+
+def _tools_chosen(run: Run[Any], event: e.ToolsChosen) -> Changes:
+    entries = tuple([OpenCall(call=call) for call in event.message.calls])
+    return {**_replied(run, event), "reply": event.message, "open": entries}
+
+
+def _answered(run: Run[Any], event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
+    return {**_replied(run, event), "messages": (*run.messages, event.message), "consecutive_errors": 0}
+
+
+def _answer_given(run: Run[Any], event: e.AnswerGiven) -> Changes:
+    return {**_answered(run, event), "stop_reason": StopReason.COMPLETED}
+
+
+def _model_faltered(run: Run[Any], event: e.ModelFaltered) -> Changes:
+    fault = Fault(turn=run.turn + 1, source="model", message=event.error)
+    return {
+        "turn": run.turn + 1,
+        "usage": run.usage + event.usage,
+        "faults": (*run.faults, fault),
+        "consecutive_errors": run.consecutive_errors + 1,
+    }
+
+
+def _compacted(run: Run[Any], event: e.Compacted) -> Changes:
+    layout = event.head if event.head is not None else plain_layout(event.start, _task_before(run, event.start))
+    is_cut = any(isinstance(entry, Span) and entry.chars is not None for entry in layout)
+    return {
+        "window": event.start,
+        "layout": layout,
+        "head": view(layout, run.messages),
+        "compacted": run.version + 1,
+        "compactions": run.cuts + 1,
+        "has_cut": run.has_cut or is_cut,
+        "usage": run.usage + event.usage,
+    }
+
+
+def _task_before(run: Run[Any], start: int) -> int | None:
+    """Return where the task is, the first that the user said in this run; None where it is not before `start`."""
+    places = range(run.first, min(start, len(run.messages)))
+    return next((place for place in places if isinstance(run.messages[place], UserMessage)), None)
+
+
+# The phases in which each of these events may come to a call.
+_COMES_IN: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
+    e.ToolStarted: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
+    e.ToolFinished: frozenset(Phase) - {Phase.FINISHED},
+    e.ToolLost: frozenset(Phase) - {Phase.LOST, Phase.FINISHED},
+    e.ToolPaused: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
+    e.InputGiven: frozenset({Phase.PAUSED}),
+    e.ApprovalAsked: frozenset({Phase.INTENDED, Phase.ASKED}),
+    e.ApprovalGiven: frozenset({Phase.ASKED, Phase.LOST}),
+}
+
+
+def index_of(run: Run[Any], call_id: str) -> int:
+    """Return where among the open calls the one of that id is.
+
+    Raises:
+        MisuseError: when it is not among them.
+    """
+    place = place_in(call_id)
+    if place < len(run.open) and run.open[place].call.id == call_id:
+        return place
+    for index, entry in enumerate(run.open):  # an id that was not made here
+        if entry.call.id == call_id:
+            return index
+    ids = ", ".join(entry.call.id for entry in run.open) or "none"
+    raise MisuseError(f"run {run.id} has no open call {call_id!r}; open calls: {ids}")
+
+
+def _entry_for(run: Run[Any], event: e.Event, call_id: str) -> tuple[list[OpenCall], int]:
+    """Return the open calls as a list, and where the call of the event is, if it may come to it in its phase."""
+    entries = list(run.open)
+    index = index_of(run, call_id)
+    if entries[index].phase not in _COMES_IN[type(event)]:
+        phase = entries[index].phase
+        raise MisuseError(f"{type(event).__name__} does not fit the call {call_id} of run {run.id}: it is {phase}")
+    return entries, index
+
+
+def _evolved(run: Run[Any], event: e.Event, call_id: str, **changes: Any) -> Changes:
+    entries, index = _entry_for(run, event, call_id)
+    entries[index] = attrs.evolve(entries[index], **changes)
+    return {"open": tuple(entries)}
+
+
+def _tools_offered(run: Run[Any], event: e.ToolsOffered) -> Changes:
+    return {"offered": event.tools, "usage": run.usage + event.usage}
+
+
+def _tool_started(run: Run[Any], event: e.ToolStarted) -> Changes:
+    attempts = run.entry(event.call_id).attempts + 1
+    return _evolved(
+        run,
+        event,
+        event.call_id,
+        phase=Phase.RUNNING,
+        attempts=attempts,
+        waits=(),
+    )
+
+
+def _tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
+    entries, index = _entry_for(run, event, event.result.call_id)
+    was = entries[index]
+    result = event.result
+    entries[index] = OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=result)
+    changes: Changes = {"open": tuple(entries)}
+    if result.attempts > 1:
+        changes["retries"] = {**run.retries, result.tool: run.retries.get(result.tool, 0) + result.attempts - 1}
+    if result.cut is not None:
+        changes["has_cut"] = True
+    if result.outcome is not Outcome.SKIPPED:
+        changes["called"] = run.called + 1
+    if result.child is not None:
+        changes["usage"] = run.usage + result.child.usage
+        changes["called"] = run.called + 1 + result.child.calls
+    return changes
+
+
+def _tool_lost(run: Run[Any], event: e.ToolLost) -> Changes:
+    return _evolved(run, event, event.call_id, phase=Phase.LOST, expires_at=None, digest="", waits=())
+
+
+def _tool_paused(run: Run[Any], event: e.ToolPaused) -> Changes:
+    changes: Changes = {"phase": Phase.PAUSED, "waits": event.pending}
+    if event.state is not None:
+        before = run.entry(event.call_id).inquiry or Inquiry()
+        changes["inquiry"] = attrs.evolve(before, rounds=before.rounds + 1, state=event.state)
+    return _evolved(run, event, event.call_id, **changes)
+
+
+def _input_given(run: Run[Any], event: e.InputGiven) -> Changes:
+    before = run.entry(event.call_id).inquiry or Inquiry()
+    inquiry = attrs.evolve(before, answers={**before.answers, **event.answers})
+    return _evolved(run, event, event.call_id, phase=Phase.APPROVED, waits=(), inquiry=inquiry)
+
+
+def _approval_asked(run: Run[Any], event: e.ApprovalAsked) -> Changes:
+    return _evolved(
+        run,
+        event,
+        event.call_id,
+        phase=Phase.ASKED,
+        expires_at=event.expires_at,
+        description=event.description,
+        digest=event.digest,
+    )
+
+
+def _approval_given(run: Run[Any], event: e.ApprovalGiven) -> Changes:
+    changes = _evolved(run, event, event.call_id, phase=Phase.APPROVED, expires_at=None)
+    return changes if event.arguments is None else _edited(run, changes["open"], event.call_id, event.arguments)
+
+
+def _edited(run: Run[Any], entries: tuple[OpenCall, ...], call_id: str, arguments: str) -> Changes:
+    """Put a person's arguments in the place of the model's, in the open call and in the message that asked for it."""
+    calls = tuple(
+        attrs.evolve(entry.call, arguments=arguments) if entry.call.id == call_id else entry.call for entry in entries
+    )
+    return {
+        "open": tuple(attrs.evolve(entry, call=call) for entry, call in zip(entries, calls, strict=True)),
+        "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls),
+    }
+
+
+def _tools_returned(run: Run[Any], _event: e.ToolsReturned) -> Changes:
+    results = [entry.result for entry in run.open if entry.result is not None]
+    if len(results) != len(run.open):
+        raise MisuseError(f"run {run.id}: the turn cannot end while calls are open")
+    return {**_closed(run, results), "consecutive_errors": _errors_after(run, results)}
+
+
+def _errors_after(run: Run[Any], results: list[ToolResult]) -> int:
+    """Count an error turn where all calls failed; one success resets; a refused or withdrawn call is neither."""
+    outcomes = {result.outcome for result in results}
+    return 0 if Outcome.DONE in outcomes else run.consecutive_errors + (outcomes <= ERRORS)
+
+
+def _continued(run: Run[Any], event: e.Continued) -> Changes:
+    changes: Changes = {}
+    if event.note:
+        changes["messages"] = (*run.messages, SystemMessage(text=event.note))
+    if event.loop:
+        changes["loops"] = run.loops + 1
+    if event.disabled:
+        changes["disabled"] = tuple(dict.fromkeys((*run.disabled, *event.disabled)))
+    if event.refused:
+        changes["refusals"] = run.refusals + 1
+    if event.is_last:
+        changes["is_last"] = True
+    if event.asks:
+        changes["asks"] = event.asks
+    if run.verdict is not None:
+        changes["verdict"] = None
+        changes["corrections"] = run.corrections + (run.verdict.action in _CORRECTIONS)
+    return changes
+
+
+_CORRECTIONS: Final = frozenset({Action.RETRY_STEP, Action.REPLAN})
+
+
+def _judged(run: Run[Any], event: e.Judged) -> Changes:
+    return {"verdict": event.verdict, "usage": run.usage + event.usage}
+
+
+def _accepted(_run: Run[Any], _event: e.Accepted) -> Changes:
+    return {"stop_reason": StopReason.COMPLETED}
+
+
+def _paused(run: Run[Any], event: e.Paused) -> Changes:
+    words = [f"paused by {event.by}" if event.by else "paused", *([event.message] if event.message else [])]
+    return {"paused": Pending(kind=PendingKind.PAUSE, run_id=run.id, description=": ".join(words))}
+
+
+def _resumed(run: Run[Any], event: e.Resumed) -> Changes:
+    return {"paused": None, "fingerprint": event.fingerprint or run.fingerprint}
+
+
+def _failed(run: Run[Any], event: e.Failed) -> Changes:
+    results = [entry.result or _closing(entry, index, event) for index, entry in enumerate(run.open)]
+    return {
+        **_closed(run, results),
+        "paused": None,
+        "asks": "",
+        "stop_reason": event.reason,
+        "stop_message": event.message,
+    }
+
+
+def _closed(run: Run[Any], results: list[ToolResult]) -> Changes:
+    """Move the open turn into the history: the assistant's message together with all its results."""
+    if run.reply is None:
+        return {} if run.messages else {"messages": _opening(run)}
+    return {"messages": (*run.messages, run.reply, *results), "reply": None, "open": ()}
+
+
+def _closing(entry: OpenCall, index: int, event: e.Failed) -> ToolResult:
+    """Return the result of a call that the end of the run closes."""
+    if entry.phase is Phase.INTENDED or entry.phase is Phase.ASKED or entry.phase is Phase.APPROVED:
+        outcome, text = Outcome.SKIPPED, f"no result: the run was stopped ({event.reason}) before it came to that"
+    elif entry.phase is Phase.PAUSED and not entry.attempts:
+        outcome, text = Outcome.CANCELLED, f"no answer: the run was stopped ({event.reason}) while the call waited"
+    else:  # whatever the tool is: a new call of it would have a key of its own
+        outcome = Outcome.UNKNOWN
+        text = f"cut off: the run was stopped ({event.reason}) and the effect may have happened; check before repeating"
+    return ToolResult(call_id=entry.call.id, tool=entry.call.name, outcome=outcome, content=text, index=index)
+
+
+FOLD: Final[Mapping[type[e.Event], Callable[[Run[Any], Any], Changes]]] = MappingProxyType(
+    {
+        e.Observed: _observed,
+        e.ToolsChosen: _tools_chosen,
+        e.AnswerGiven: _answer_given,
+        e.AnswerDrafted: _answered,
+        e.ModelFaltered: _model_faltered,
+        e.Compacted: _compacted,
+        e.ToolsOffered: _tools_offered,
+        e.ToolStarted: _tool_started,
+        e.ToolFinished: _tool_finished,
+        e.ToolLost: _tool_lost,
+        e.ToolPaused: _tool_paused,
+        e.InputGiven: _input_given,
+        e.ApprovalAsked: _approval_asked,
+        e.ApprovalGiven: _approval_given,
+        e.ToolsReturned: _tools_returned,
+        e.Judged: _judged,
+        e.Continued: _continued,
+        e.Accepted: _accepted,
+        e.Paused: _paused,
+        e.Resumed: _resumed,
+        e.Failed: _failed,
+    },
+)
