@@ -45,8 +45,8 @@ check: $(VENV)/ready  ## ruff, mypy and pyright
 bench: $(VENV)/ready  ## measure against a bare loop in the same process (ROW=turns: one row; PEERS=1: other frameworks)
 	$(BIN)/python -m benchmarks $(if $(PEERS),peers) $(ROW)
 
-soak: $(VENV)/ready  ## the whole suite with its long runs, many random examples, and each adapter on both event loops
-	BOTH_LOOPS=1 $(BIN)/pytest --hypothesis-profile=soak
+soak: $(VENV)/ready  ## the whole suite with its long runs, many random examples, each test on every loop and store
+	EVERYWHERE=1 $(BIN)/pytest --hypothesis-profile=soak
 
 docs: $(VENV)/ready  ## run every example of README and docs
 	$(BIN)/pytest tests/test_docs.py tests/test_pictures.py

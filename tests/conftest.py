@@ -1,8 +1,9 @@
-"""What all tests share: the servers that they need, and the event loops that they run on.
+"""What all tests share: the servers that they need, and the worlds that they run in.
 
-The core and the engine are tested on asyncio and on trio. What stands around them reaches an event loop by way of anyio
-and of the engine's own threads: each of its tests runs on one of the two, chosen by its name, and on both where
-BOTH_LOOPS is set, as `make soak` does.
+The core and the engine are tested on asyncio and on trio, with the memory store and with SQLite. A test that is made
+for both loops and both stores sees each of them in two of these four worlds, chosen by its name. What stands around
+them reaches an event loop by way of anyio and of the engine's own threads: each of its tests runs on one of the two.
+All run in all of them where EVERYWHERE is set, as `make soak` does.
 """
 
 import os
@@ -22,7 +23,8 @@ settings.load_profile("suite")
 # The suite draws the same examples each time; `make soak` draws others, and many.
 
 LOOPS = ("asyncio", "trio")
-ON_ONE = ("tests/mcp/", "tests/models/", "tests/recordings/", "tests/stores/", "tests/test_")
+STORES = ("memory", "sqlite")
+ON_ONE_LOOP = ("tests/mcp/", "tests/models/", "tests/recordings/", "tests/stores/", "tests/test_")
 
 
 @pytest.fixture(params=LOOPS)
@@ -31,20 +33,33 @@ def anyio_backend(request):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out one of the two where one is enough."""
-    if os.environ.get("BOTH_LOOPS"):
+    """Leave out the worlds that are not needed."""
+    if os.environ.get("EVERYWHERE"):
         return
     known = {item.nodeid for item in items}
-    left_out = {item.nodeid for item in items if item.nodeid.startswith(ON_ONE) and is_left(item, known)}
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
-    items[:] = [item for item in items if item.nodeid not in left_out]
+    left_out = [item for item in items if hasattr(item, "callspec") and is_left(item, known)]
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
 
 
 def is_left(item, known):
-    """Whether the same test is to run on the other event loop, and does."""
-    loop = item.callspec.params.get("anyio_backend") if hasattr(item, "callspec") else None
-    if loop not in LOOPS:
+    """Whether the same test is to run in other worlds that have between them what this one has, and does."""
+    pairs = (LOOPS,) if item.nodeid.startswith(ON_ONE_LOOP) else (LOOPS, STORES)
+    values = [value for value in item.callspec.params.values() if isinstance(value, str)]
+    places = [pair.index(value) for pair in pairs for value in values if value in pair]
+    if len(places) != len(pairs) or any(swapped(item.nodeid, pair) not in known for pair in pairs):
         return False
-    before, _, behind = re.split(rf"(?<=[\[-])({loop})(?=[\]-])", item.nodeid, maxsplit=1)
-    (other,) = set(LOOPS) - {loop}
-    return before + other + behind in known and LOOPS[crc32((before + behind).encode()) % 2] == other
+    name = with_words(item.nodeid, dict.fromkeys((word for pair in pairs for word in pair), ""))
+    return (sum(places) + crc32(name.encode())) % 2 == 1
+
+
+def swapped(nodeid, pair):
+    """Return the id of a test with the other one of two loops, or stores."""
+    one, other = pair
+    return with_words(nodeid, {one: other, other: one})
+
+
+def with_words(nodeid, words):
+    """Return the id of a test with other words among its parameters."""
+    return re.sub(rf"(?<=[\[-])({'|'.join(words)})(?=[\]-])", lambda word: words[word[0]], nodeid)
