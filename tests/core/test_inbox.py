@@ -1,10 +1,12 @@
 """What is posted to a run: how the model reads it, and that data from outside stays data."""
 
 import re
+from datetime import UTC, datetime
 
 import pytest
 
-from agentfsm.core.inbox import NOTES, OUTSIDE, Approve, Input, InputKind, Posted
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.inbox import NOTES, OUTSIDE, Approve, Input, InputKind, Posted, Priority, Reject
 from agentfsm.core.messages import ImagePart, SystemMessage, TextPart, UserMessage
 
 IMAGE = ImagePart(url="https://example.com/a.png")
@@ -65,3 +67,33 @@ def test_a_row_holds_what_was_posted():
     """A row of the inbox is a value: equal by what it holds."""
     rows = [Posted(number=1, key="decision:t1.0", item=Approve(call_id="t1.0", by="ann")) for _ in range(2)]
     assert rows[0] == rows[1]
+
+
+def test_plain_words_and_datetimes_are_what_they_say():
+    """Texts stand for kinds and priorities, and a datetime for its seconds."""
+    item = Input(kind="timer", parts=(), priority="high", due_at=datetime(1970, 1, 2, tzinfo=UTC))
+    assert (item.kind, item.priority, item.due_at) == (InputKind.TIMER, Priority.HIGH, 86_400.0)
+
+
+@pytest.mark.parametrize(
+    ("odd", "match"),
+    [
+        ({"kind": "usr"}, "kind='usr': give one of 'user', "),
+        ({"priority": "urgent"}, "priority='urgent': give one of "),
+        ({"due_at": datetime(1970, 1, 2)}, "at=datetime.*: give a datetime with its time zone"),  # noqa: DTZ001
+        ({"due_at": float("inf")}, "at=inf"),
+        ({"due_at": True}, "at=True"),
+    ],
+    ids=repr,
+)
+def test_an_input_that_no_run_could_read_is_refused(odd, match):
+    """It says what to give instead."""
+    with pytest.raises(MisuseError, match=match):
+        Input(parts=(), **odd)
+
+
+@pytest.mark.parametrize("odd", [{"by": None}, {"message": 3}], ids=repr)
+def test_who_decides_and_why_is_text(odd):
+    """What a journal could write, and not read again, is refused."""
+    with pytest.raises(MisuseError, match=r"^Reject\(\w+=.*\): give a text"):
+        Reject(call_id="t1.0", **odd)

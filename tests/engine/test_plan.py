@@ -467,7 +467,7 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_ten_thousand_calls_cost_each_what_a_thousand_do(pattern):
+def test_thousands_of_calls_cost_each_what_hundreds_do(pattern):
     """What is touched for a call, groups to wait for and to join, does not grow with the calls before it."""
 
     def cost(count: int) -> int:
@@ -479,12 +479,12 @@ def test_ten_thousand_calls_cost_each_what_a_thousand_do(pattern):
         chained = sum(len(group.waiting) for group in dict.fromkeys(seen))
         return len(seen) + chained
 
-    assert cost(1_000) <= 1_000 * 6
-    assert cost(10_000) <= 10_000 * 6
+    assert cost(600) <= 600 * 6
+    assert cost(4_000) <= 4_000 * 6
 
 
 @pytest.mark.parametrize("pattern", [each for each in PATTERNS if "then" not in each and "leaders" not in each])
-def test_a_plan_of_ten_thousand_calls_is_told_at_once(pattern):
+def test_a_plan_of_thousands_of_calls_is_told_at_once(pattern):
     """Waits that others imply are left out, so that the text of a plan does not grow with the square of its calls."""
     kinds = {id(READING): "read", id(ALONE): "write", id(NOTHING): "nobody"}
     both = [
@@ -500,6 +500,6 @@ def test_a_plan_of_ten_thousand_calls_is_told_at_once(pattern):
             return "share" if access.shared else "lock", args(*map(str, access.keys))
         return kinds[id(access)], "{}"
 
-    plan = planned(*map(call, range(10_000)), tools=[*TOOLS, *both])
-    assert sum(map(len, waits(plan))) <= 10_000 * 4
-    assert len(plan.calls) == 10_000
+    plan = planned(*map(call, range(2_000)), tools=[*TOOLS, *both])
+    assert sum(map(len, waits(plan))) <= 2_000 * 4
+    assert len(plan.calls) == 2_000
