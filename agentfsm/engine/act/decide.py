@@ -31,6 +31,7 @@ from agentfsm.engine.drive.journal import header_of, load
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.render import decided
 from agentfsm.engine.schema.bound import Arguments
+from agentfsm.engine.tools import faults
 from agentfsm.engine.tools.context import Found, InputRequired, RunContext
 from agentfsm.engine.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, POLICIES, Tool
 from agentfsm.ports import Store
@@ -219,7 +220,8 @@ def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:
         return tool.requires_approval
     try:
         return bool(tool.requires_approval(arguments))
-    except Exception:  # noqa: BLE001  what cannot say that nobody need be asked has not said it
+    except Exception as error:  # noqa: BLE001  what cannot say that nobody need be asked has not said it
+        faults.tell("requires_approval", tool.name, "a person is asked", error)
         return True
 
 
@@ -230,6 +232,7 @@ def described(tool: Tool[..., Any], arguments: Arguments) -> str:
     try:
         return encodable(str(tool.describe(arguments))[:DESCRIPTION_CHARS])
     except Exception as error:  # noqa: BLE001  the person still sees the tool and its arguments
+        faults.tell("describe", tool.name, "only the arguments are shown", error)
         return f"(its description failed: {render.describe(error)})"
 
 
@@ -288,7 +291,8 @@ def patience_s(tool: Tool[..., Any], arguments: Arguments) -> float:
         return tool.answer_expires_s
     try:
         seconds = float(tool.answer_expires_s(arguments))
-    except Exception:  # noqa: BLE001  what cannot say how long it waits, waits as long as others do
+    except Exception as error:  # noqa: BLE001  what cannot say how long it waits, waits as long as others do
+        faults.tell("answer_expires_s", tool.name, f"an answer counts for {ANSWER_EXPIRES_S:g} s", error)
         return ANSWER_EXPIRES_S
     return seconds if 0 <= seconds < inf else ANSWER_EXPIRES_S
 
@@ -339,8 +343,8 @@ async def _found_out(engine: Engine, drive: Drive, tool: Tool[..., Any], call: T
         ctx = drive.queue.host.context(call, tool, engine.clock.now() + limit_s)
         with anyio.fail_after(limit_s):
             found = await _asked_of(tool.on_unknown, ctx, arguments)
-    except Exception as error:  # noqa: BLE001  whatever it is, nothing was found out
-        drive.journal.log.warning("on_unknown_failed", call=call.id, error=type(error).__name__)
+    except Exception as error:
+        drive.journal.log.warning("on_unknown_failed", call=call.id, exc_info=error)
         return "ask"
     return found if isinstance(found, Found) or (isinstance(found, str) and found in POLICIES) else "ask"
 

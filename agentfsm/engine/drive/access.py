@@ -63,6 +63,6 @@ def is_enabled(tool: Tool[..., Any], drive: Drive) -> bool:
         return tool.enabled
     try:
         return bool(tool.enabled(context_of(drive)))
-    except Exception as error:  # noqa: BLE001  it has not said yes
-        drive.journal.log.warning("tool_enabled_failed", tool=tool.name, error=type(error).__name__)
+    except Exception as error:
+        drive.journal.log.warning("tool_enabled_failed", tool=tool.name, exc_info=error)
         return False

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.engine.tools import faults
+
 if TYPE_CHECKING:
     from agentfsm.engine.schema.bound import Arguments
     from agentfsm.engine.tools.context import ToolKind
@@ -62,6 +64,7 @@ def access_of(tool: Tool[..., Any], arguments: Callable[[], Arguments]) -> Acces
         keys = None if tool.locks is None else _keys(tool.locks(given))
         return Access(shared=shared, keys=keys, reason=_reason(keys, shared=shared))
     except Exception as error:  # noqa: BLE001  a declaration that breaks has declared nothing
+        faults.tell("locks or concurrency_safe", tool.name, "the call is alone", error)
         why = f"its declaration failed ({type(error).__name__}), so it is alone"
         return Access(shared=False, keys=None, reason=why)
 

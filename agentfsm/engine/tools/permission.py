@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.engine.tools import faults
 
 if TYPE_CHECKING:
     from agentfsm.engine.tools.tool import Tool
@@ -170,7 +171,7 @@ def _unknown(roles: Collection[str]) -> str:
 
 def _denial(rules: Iterable[Rule], tool: Tool[..., Any], arguments: SimpleNamespace) -> str | None:
     for rule in rules:
-        if rule.covers(tool) and (met := _met(rule, arguments)) is not False:
+        if rule.covers(tool) and (met := _met(rule, tool, arguments)) is not False:
             return _why(tool, [rule], met)
     return None
 
@@ -179,20 +180,21 @@ def _shortfall(rules: Iterable[Rule], tool: Tool[..., Any], arguments: SimpleNam
     about = [rule for rule in rules if rule.covers(tool)]
     broken: Exception | None = None
     for rule in about:
-        met = _met(rule, arguments)
+        met = _met(rule, tool, arguments)
         if met is True:
             return None
         broken = met or broken
     return _why(tool, about, broken)
 
 
-def _met(rule: Rule, arguments: SimpleNamespace) -> bool | Exception:
+def _met(rule: Rule, tool: Tool[..., Any], arguments: SimpleNamespace) -> bool | Exception:
     """Whether its condition holds, or why that could not be found out."""
     if rule.when is None:
         return True
     try:
         met = rule.when(arguments)
     except Exception as error:  # noqa: BLE001  a rule that breaks has not said yes
+        faults.tell("a rule's `when`", tool.name, "it counts against the call", error)
         return error
     # Other values are mistakes that read as a yes: a coroutine, a comparison of arrays.
     return met if isinstance(met, bool) else TypeError(type(met).__name__)

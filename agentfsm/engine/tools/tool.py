@@ -27,6 +27,7 @@ from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.engine.schema.bound import Arguments, Bound
+from agentfsm.engine.tools import faults
 from agentfsm.engine.tools.breaker import Breaker
 from agentfsm.engine.tools.bulkhead import Bulkhead
 from agentfsm.engine.tools.context import Ended, Found, RunContext, ToolKind
@@ -201,16 +202,17 @@ class Tool(Generic[P, R]):
         Raises:
             ArgumentsError: telling the model what is wrong.
         """
-        if self.validate is not None and (flaw := _flaw(self.validate, self.arguments(bound))):
+        if self.validate is not None and (flaw := _flaw(self, self.validate, self.arguments(bound))):
             raise ArgumentsError(f"the arguments of {self.name} break a rule: {flaw}. Nothing was run.")
 
 
-def _flaw(validate: Callable[[Arguments], str | None], arguments: Arguments) -> str | None:
+def _flaw(tool: Tool[..., Any], validate: Callable[[Arguments], str | None], arguments: Arguments) -> str | None:
     try:
         flaw = validate(arguments)
     except (ValueError, ModelRetry) as error:
         return _words(error) or "they are not allowed"
     except Exception as error:  # noqa: BLE001  a rule that breaks has not said yes
+        faults.tell("validate", tool.name, "the call is refused", error)
         return f"the rule could not be applied ({type(error).__name__})"
     # Other values are mistakes: the `True` of a rule that says what is right reads as a flaw, its `False` as none.
     return flaw if flaw is None or isinstance(flaw, str) else f"the rule could not be applied ({type(flaw).__name__})"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import re
-import traceback
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
 import attrs
+
+from agentfsm.engine.tools.faults import writable
 
 LOGGER: Final = logging.getLogger("agentfsm")
 _NOBODY: Final = logging.NullHandler()
@@ -36,20 +37,10 @@ def _structured() -> Any:
     def arguments(logger: Any, method: str, facts: dict[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
         """Return what the stdlib's logger is called with: a line, and for formatters of another mind the facts."""
         error = facts.pop("exc_info", None)
-        writable = None if error is None else _writable(error)
-        return (logfmt(logger, method, dict(facts)),), {"exc_info": writable, "extra": {"facts": facts}}
+        traced = None if error is None else writable(error)
+        return (logfmt(logger, method, dict(facts)),), {"exc_info": traced, "extra": {"facts": facts}}
 
     return structlog.wrap_logger(LOGGER, processors=[arguments], wrapper_class=structlog.stdlib.BoundLogger)
-
-
-def _writable(error: BaseException) -> BaseException:
-    """Return the error, or what stands for it where its traceback cannot be written: a handler would raise at it."""
-    try:
-        traceback.format_exception(error)
-    except Exception:  # noqa: BLE001  an attribute of it, or of what it comes from, can raise anything
-        told = f"{type(error).__name__}, which cannot be written"
-        return RuntimeError(told).with_traceback(error.__traceback__)
-    return error
 
 
 def _is_heard(level: int) -> bool:

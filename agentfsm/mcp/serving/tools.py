@@ -22,6 +22,7 @@ from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import End, Host, failed
 from agentfsm.engine.queue.queue import LIMIT, TIMEOUT_S, ToolQueue
 from agentfsm.engine.schema.bound import Bound
+from agentfsm.engine.tools import faults
 from agentfsm.engine.tools.context import InputRequired, Paused, RunContext, ToolKind
 from agentfsm.engine.tools.permission import Permissions
 from agentfsm.engine.tools.questions import ROUNDS
@@ -95,7 +96,8 @@ class ServedTools:
             return tool.enabled
         try:
             return bool(tool.enabled(RunContext(deps=self.deps)))
-        except Exception:  # noqa: BLE001  it has not said yes
+        except Exception as error:  # noqa: BLE001  it has not said yes
+            faults.tell("enabled", tool.name, "clients are not told of it", error)
             return False
 
     def get(self, name: str) -> Tool[..., Any] | None:
