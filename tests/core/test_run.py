@@ -447,6 +447,7 @@ def test_a_misnamed_call_is_a_misuse():
 def test_a_run_prints_in_short():
     """The history stays out of a run's `repr`, which lands in logs and tracebacks."""
     assert "weather in Beijing?" not in repr(attrs.evolve(thinking(), header=header(prompt=())))
+    assert "waits for approval of " in repr(acting(ASKED))
     assert repr(thinking().apply(failed())).startswith(f"<Run {thinking().id} ERROR, turn 0, {failed().reason}")
 
 
