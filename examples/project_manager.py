@@ -1,7 +1,7 @@
 """A project's tasks as an MCP server, after document D, 5: two tools, a resource and a prompt.
 
 A host starts it by its configuration: `{"mcpServers": {"project-manager": {"command": "python", "args":
-["examples/project_manager.py"]}}}`. Over HTTP: `agentfsm mcp serve project_manager:service --http`.
+["examples/project_manager.py"]}}}`. Over HTTP: `agentfsm mcp serve examples.project_manager:service --http`.
 """
 
 from __future__ import annotations
