@@ -350,9 +350,9 @@ JudgeAsk: TypeAlias = Callable[[str, str, Mapping[str, JSON]], Awaitable[str]]
 class Judge(Protocol):
     """Looks at answers, or at the results of tools, before the run goes on."""
 
-    model: Model | None
+    model: Model | None = None
     # Who is asked; None for the agent's own model.
-    answer_tokens: int
+    answer_tokens: int = 1_000
     # The longest answer of that model.
 
     def wants(self, run: Run) -> bool:

@@ -8,9 +8,10 @@ from typing import Any
 import anyio
 import pytest
 
-from agentfsm import Agent, ConflictError, DuplicateToolError, InputKind, MisuseError, Priority, Settings, tool
+from agentfsm import Agent, ConflictError, DuplicateToolError, InputKind, MisuseError, Priority, Run, Settings, tool
 from agentfsm.context import Summarise
-from agentfsm.ports import Emit, Model, Reply, Request
+from agentfsm.core.verdict import Action, Verdict
+from agentfsm.ports import Emit, Judge, JudgeAsk, Model, Reply, Request
 from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
@@ -387,6 +388,21 @@ async def test_a_repr_is_one_line():
     assert repr(agent.start("x", id="r2")) == "<Run r2 OBSERVE, turn 0>"
     assert repr(await Agent(ScriptedModel("a")).run("x", id="r3")) == "<Run r3 DONE, turn 1, completed>"
     assert run == await agent.load("r1")
+
+
+async def test_a_judge_of_ones_own_is_two_methods():
+    """Which model it asks, and how long that answers, need not be said."""
+
+    class Strict(Judge):
+        def wants(self, run: Run) -> bool:
+            return True
+
+        async def judge(self, run: Run, ask: JudgeAsk) -> Verdict:
+            said = await ask("Judge.", run.messages[-1].text, {"type": "object"})
+            return Verdict(action=Action.ACCEPT if said == "fine" else Action.ESCALATE)
+
+    run = await Agent(ScriptedModel("an answer", "fine"), reflector=Strict()).run("hello")
+    assert run.output == "an answer"
 
 
 def test_a_history_of_other_things_is_told_the_names():

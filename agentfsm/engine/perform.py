@@ -1,7 +1,8 @@
 """The edge: one coroutine for each effect, which does it and commits what happened.
 
 `step` is the whole control flow: take the effect, do it, commit the event. What comes next is the table's business.
-New behaviour is a new event or effect and one function here, never a branch in the step. THINK, ACT and REFLECT have files of their own.
+New behaviour is a new event or effect and one function here, never a branch in the step. THINK, ACT and REFLECT have
+files of their own.
 """
 
 from __future__ import annotations
