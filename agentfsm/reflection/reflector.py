@@ -134,6 +134,8 @@ class Reflector(Judge):
         found = said["evaluation"]
         scores = tuple([_score(name, found[name]) for name in self.rubric])
         retry = said.get("retry_details") or {}
+        if not isinstance(retry, dict):
+            raise TypeError("retry_details is no object")
         action, note = Action(said["action"]), str(retry.get("modification") or "")
         return Verdict(action=action, scores=scores, step=str(retry.get("step_id") or ""), note=note)
 

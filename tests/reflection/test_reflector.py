@@ -239,6 +239,7 @@ async def test_results_that_stay_wrong_go_to_a_person():
         judgement(("5", 5, 5)),
         judgement(GOOD, "adopt"),
         '{"evaluation": 3, "action": "accept"}',
+        judgement(POOR).replace('"retry_details": {', '"retry_details": "add both", "more": {'),
     ],
 )
 async def test_a_judgement_that_cannot_be_read_is_asked_for_again(words):
