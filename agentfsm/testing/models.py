@@ -72,6 +72,9 @@ class ScriptedModel(Model):
 
     Example: `ScriptedModel(say("", call("get_weather", city="Paris")), say("Sunny.", expect="28"))`
 
+    Where an agent that is a tool, or a tool itself, asks it, that failure is a result which the caller's model reads:
+    `assert_done` tells it again.
+
     Attributes:
         requests: What it was asked, oldest first.
     """
@@ -79,8 +82,13 @@ class ScriptedModel(Model):
     name = "scripted"
 
     def __init__(self, *script: Line | str) -> None:
-        """Take the lines; a str is a reply of that text."""
-        self._script = tuple(say(line) if isinstance(line, str) else line for line in script)
+        """Take the lines; a str is a reply of that text.
+
+        Raises:
+            MisuseError: when something else is among them.
+        """
+        self._script = tuple([_line_of(each) for each in script])
+        self._failure: AssertionError | None = None
         self.requests: list[Request] = []
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
@@ -91,24 +99,42 @@ class ScriptedModel(Model):
         """
         at = len(self.requests)
         self.requests.append(request)
+        try:
+            line = self._line(at, request)
+        except AssertionError as error:
+            self._failure = self._failure or error
+            raise
+        return await _played(line, at, emit)
+
+    def _line(self, at: int, request: Request) -> Line:
         if at >= len(self._script):
             lines = len(self._script)
             raise AssertionError(f"the script has {lines} lines and the model was asked once more: {_newest(request)}")
-        return await _played(self._script[at], request, at, emit)
+        _check(self._script[at].expect, request, at)
+        return self._script[at]
 
     def assert_done(self) -> None:
-        """Fail the test when lines were left over.
+        """Fail the test when lines were left over, or the model was asked something else, or too much.
 
         Raises:
-            AssertionError: naming how many.
+            AssertionError: naming how many, or as the first `reply` that failed.
         """
+        if self._failure is not None:
+            raise AssertionError(str(self._failure)) from self._failure
         left = len(self._script) - len(self.requests)
         if left > 0:
             raise AssertionError(f"{left} of {len(self._script)} lines of the script were not asked for")
 
 
-async def _played(line: Line, request: Request, at: int, emit: Emit | None) -> Reply:
-    _check(line.expect, request, at)
+def _line_of(given: object) -> Line:
+    if isinstance(given, str):
+        return say(given)
+    if isinstance(given, Line):
+        return given
+    raise MisuseError(f"{given!r} is no line of a script: give texts, say(...) and fail(...); say('', call(...)) calls")
+
+
+async def _played(line: Line, at: int, emit: Emit | None) -> Reply:
     if line.delay_s:
         await anyio.sleep(line.delay_s)
     if line.error is not None:
@@ -168,7 +194,8 @@ class FunctionModel(Model):
         value = await answer if isawaitable(answer) else answer
         at, self._asked = self._asked, self._asked + 1
         if isinstance(value, Line):
-            return await _played(value, request, at, emit)
+            _check(value.expect, request, at)
+            return await _played(value, at, emit)
         reply = Reply(text=value) if isinstance(value, str) else value
         if not isinstance(reply, Reply):
             raise MisuseError(f"the function returned {type(reply).__name__}: return a Reply, say(...) or a text")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from agentfsm import Agent
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, Reply, Request, TextChunk
 from agentfsm.testing.clock import run_virtual
@@ -111,9 +113,30 @@ async def test_a_script_at_its_end_fails_the_test():
         model.assert_done()
     with pytest.raises(AssertionError, match="line 2 of the script expects 'Ciao'"):
         await model.reply(REQUEST)
-    model.assert_done()
     with pytest.raises(AssertionError, match="2 lines and the model was asked once more: Hello"):
         await model.reply(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("script", "flaw"),
+    [((), "0 lines and the model was asked once more"), ((say("42", expect="Ciao"),), "expects 'Ciao'")],
+)
+async def test_a_script_that_failed_behind_a_tool_fails_the_test_at_its_end(script, flaw):
+    """An agent that is a tool makes a result of whatever its model raises, which the caller's model reads."""
+    below = ScriptedModel(*script)
+    helper = Agent(below, name="helper").as_tool(name="helper", description="Help.")
+    run = await Agent(ScriptedModel(say("", call("helper", query="Hello")), "Fine."), tools=[helper]).run("go")
+    assert run.output == "Fine."
+    for _ in range(2):
+        with pytest.raises(AssertionError, match=flaw):
+            below.assert_done()
+
+
+@pytest.mark.parametrize("slip", [call("look"), 5, [say("Hi.")], Reply(text="Hi.")])
+def test_what_is_no_line_is_refused(slip):
+    """Where the script is written, not where the model comes to it."""
+    with pytest.raises(MisuseError, match=r"no line of a script: give texts, say\(\.\.\.\)"):
+        ScriptedModel("Hi.", slip)
 
 
 async def test_a_function_may_be_a_model():
