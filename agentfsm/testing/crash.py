@@ -63,6 +63,10 @@ Moment = tuple[str, int]
 
 # Bytes that say how long an order is.
 _HEAD: Final = 8
+# Bytes of a word: a pipe takes so many whole or not at all (PIPE_BUF of Linux is 4,096).
+_WORD: Final = 4_000
+# Bytes of a traceback that are told, so that it is one word.
+_TRACE: Final = 3_000
 # Bytes that a pipe of Linux holds; smaller ones are read whole as well.
 _PIPE: Final = 65_536
 _BACKENDS: Final = ("asyncio", "trio")
@@ -91,9 +95,16 @@ def tell(value: Any) -> None:
 
     Args:
         value: What can be pickled, up to 4,000 bytes, so that it arrives whole or not at all.
+
+    Raises:
+        MisuseError: when it has more.
     """
-    if _here.tell_fd is not None:
-        os.write(_here.tell_fd, pickle.dumps(value))
+    if _here.tell_fd is None:
+        return
+    word = pickle.dumps(value)
+    if len(word) > _WORD:
+        raise MisuseError(f"tell: {len(word):,} bytes may arrive in part; tell at most {_WORD:,}, for example an id")
+    os.write(_here.tell_fd, word)
 
 
 async def wait_for_go() -> None:
@@ -165,6 +176,7 @@ class RunningProcess:
     _pipe: int
     _reap: Callable[[int], int]
     # Told the pid of a process that has ended; returns its status.
+    _kill_at: Moment | None = None
     _told: list[Any] = attrs.field(factory=list, init=False)
     _has_ended: bool = attrs.field(default=False, init=False)
 
@@ -197,7 +209,8 @@ class RunningProcess:
             kill_after_s: Seconds after which it is killed, 0 or more; None for never.
 
         Raises:
-            AssertionError: when its work raised; with the traceback.
+            AssertionError: when its work raised, with the traceback, or had no moment of the kind at which it was to be
+                killed: whoever sweeps over these would find nothing wrong, ever.
         """
         deadline = None if kill_after_s is None else time.monotonic() + kill_after_s
         while not self._has_ended:
@@ -214,6 +227,12 @@ class RunningProcess:
             raise AssertionError(f"a child broke off:\n{last.trace}")  # noqa: TRY004  the test has failed
         if last is None and status != -signal.SIGKILL:
             raise AssertionError(f"a child ended without a word, with status {status}")
+        if last is not None and self._kill_at is not None and self._kill_at[0] not in last.points:
+            kinds = ", ".join(sorted(last.points))
+            raise AssertionError(
+                f"kill_at={self._kill_at!r}: the work has no moment of that kind, it has {kinds}; a SQLite store has "
+                "commits and statements with connect=agentfsm.testing.crash.connect"
+            )
         return ProcessResult(told=tuple(self._told), killed=last is None, points={} if last is None else last.points)
 
     def _listen(self, timeout_s: float | None) -> None:
@@ -294,7 +313,7 @@ class ForkServer:
             backend: "asyncio" or "trio".
 
         Raises:
-            AssertionError: when the work raised; with the traceback.
+            AssertionError: when the work raised, or had no moment of the kind; as `RunningProcess.end`.
         """
         living = self.start(work, *args, kill_at=kill_at, backend=backend)
         if kill_after_s is not None:
@@ -306,12 +325,14 @@ class ForkServer:
         """Start a process, and do not wait for its end; as `run`."""
         if backend not in _BACKENDS:
             raise MisuseError(f"backend={backend!r}: give one of {', '.join(_BACKENDS)}")
+        if kill_at is not None and kill_at[1] < 1:
+            raise MisuseError(f"kill_at={kill_at!r}: moments are counted from 1")
         order = pickle.dumps(_Order(work=work, args=args, kill_at=kill_at, backend=backend))
         (told, tell_fd), (go_fd, go) = os.pipe(), os.pipe()
         self._send(order, tell_fd, go_fd)
         for given in (tell_fd, go_fd):
             os.close(given)
-        return RunningProcess(self._answer(), go, told, self._reap)
+        return RunningProcess(self._answer(), go, told, self._reap, kill_at)
 
     def _send(self, order: bytes, *pipes: int) -> None:
         socket.send_fds(self._desk, [len(order).to_bytes(_HEAD)], pipes)
@@ -379,8 +400,9 @@ def _run(order: _Order, tell_fd: int, go_fd: int) -> NoReturn:
         _here.kill_at = None
         last: _Done | _Broke = _Done({kind: next(passed) - 1 for kind, passed in _here.passed.items()})
     except BaseException:  # noqa: BLE001  whatever it is, the parent has to hear of it
-        last = _Broke(traceback.format_exc()[-3_000:])
-    tell(last)
+        trace = traceback.format_exc().encode(errors="backslashreplace")
+        last = _Broke(trace[-_TRACE:].decode(errors="replace"))
+    os.write(tell_fd, pickle.dumps(last))
     os._exit(0)
 
 

@@ -43,6 +43,16 @@ async def failing():
     raise ValueError("out of paper")
 
 
+async def failing_at_length():
+    """Break off, with more to say than one word holds."""
+    raise ValueError("重" * 3_000)
+
+
+async def telling(size):
+    """Tell a word of some length."""
+    tell(b"." * size)
+
+
 async def leaving():
     """End without a word."""
     os._exit(3)
@@ -144,6 +154,26 @@ def test_what_goes_wrong_in_a_life_is_told(fork_server):
         fork_server.run(leaving)
     with pytest.raises(MisuseError, match="one of asyncio, trio"):
         fork_server.run(counting, 1, backend="curio")
+
+
+def test_a_moment_that_never_comes_is_told(fork_server, tmp_path):
+    """A sweep over a kind that is misspelled, or that the store does not have, would end at once and find no fault."""
+    with pytest.raises(AssertionError, match=r"'nummer'.*it has await, number"):
+        fork_server.run(counting, 3, kill_at=("nummer", 1))
+    with pytest.raises(AssertionError, match=r"connect=agentfsm\.testing\.crash\.connect"):
+        fork_server.run(telling, 1, kill_at=("commit", 1))
+    assert not fork_server.run(counting, 3, kill_at=("number", 4)).killed
+    with pytest.raises(MisuseError, match="counted from 1"):
+        fork_server.run(counting, 3, kill_at=("number", 0))
+
+
+def test_a_word_arrives_whole_or_is_refused(fork_server):
+    """What does not fit into one write is refused where it is told; a long traceback is cut to its end."""
+    assert fork_server.run(telling, 3_900).told == (b"." * 3_900,)
+    with pytest.raises(AssertionError, match="tell at most 4,000"):
+        fork_server.run(telling, 4_000)
+    with pytest.raises(AssertionError, match=r"重{900}\n$"):
+        fork_server.run(failing_at_length)
 
 
 def test_a_life_is_a_process_of_its_own_that_came_prepared(fork_server):
