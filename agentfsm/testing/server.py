@@ -82,7 +82,13 @@ class Say:
     # Breaks the connection after so many chunks of a stream; an answer that is not streamed, in its middle.
 
     def __attrs_post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the ranges, and that the calls can be written."""
+        for each in self.calls:
+            match each:
+                case (str(), str() | Mapping() as given):
+                    arguments_text(given)
+                case _:
+                    raise MisuseError(f'Say(calls={self.calls!r}): give pairs, calls=(("look", {{"at": 1}}),)')
         if self.chunk_chars < 1 or min(self.delay_s, self.chunk_delay_s, self.cut_after or 0) < 0:
             msg = "chunk_chars is 1 or more, and delay_s, chunk_delay_s and cut_after are 0 or more"
             raise MisuseError(msg)
@@ -177,12 +183,16 @@ class LocalServer:
 
     def _think(self, number: int, body: dict[str, Any]) -> Say:
         if callable(self.brain):
-            return self.brain(body)
-        if number > len(self.brain):
+            said = self.brain(body)
+        elif number > len(self.brain):
             return Say(
                 status=400, error=f"The script of LocalServer has {len(self.brain)} answers; this is request {number}."
             )
-        return self.brain[number - 1]
+        else:
+            said = self.brain[number - 1]
+        if not isinstance(said, Say):
+            raise MisuseError(f"an answer is a Say, and {said!r} is none")
+        return said
 
 
 def check_history(messages: Sequence[Any]) -> str | None:

@@ -142,6 +142,15 @@ def test_a_brain_that_raises_is_seen():
         assert "ValueError: left is right" in ask(server).json()["error"]["message"]
 
 
+@pytest.mark.parametrize("brain", [lambda _body: "Hello", ["Hello"]])
+def test_an_answer_that_is_no_say_is_seen(brain):
+    """It is refused for good: a connection that breaks would be tried again, and the next line of a script sent."""
+    with LocalServer(brain) as server:
+        response = ask(server)
+    assert response.status_code == 400
+    assert "an answer is a Say, and 'Hello' is none" in response.json()["error"]["message"]
+
+
 def test_requests_are_recorded():
     """Bodies and headers can be looked at, also those of requests that were refused."""
     with LocalServer([Say(text="x")]) as server:
@@ -231,6 +240,15 @@ def test_what_nobody_serves_is_not_found():
         for content in (b"{", b"[]", b""):
             assert httpx.post(f"{server.base_url}/chat/completions", content=content).status_code == 400
         assert httpx.post(f"{server.base_url}/chat/completions", json={"messages": "x"}).status_code == 400
+
+
+@pytest.mark.parametrize("calls", [("look", {"at": 1}), "look", ("look",), (("look",),), (("look", None),)])
+def test_calls_are_pairs(calls):
+    """A slip of the brackets is refused when it is made: the server can write nothing of it."""
+    with pytest.raises(MisuseError, match=r"give pairs, calls=\(\("):
+        Say(calls=calls)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        Say(calls=(("look", {"at": object()}),))
 
 
 @pytest.mark.parametrize("wrong", [{"chunk_chars": 0}, {"delay_s": -1}, {"chunk_delay_s": -1}, {"cut_after": -1}])
