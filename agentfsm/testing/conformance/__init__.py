@@ -18,6 +18,10 @@
 Inherit, override the fixtures, and run pytest: each `test_` method is one promise, told in its docstring. They need
 anyio's pytest plugin and its fixture `anyio_backend`, which decides whether they run on asyncio, on trio, or on both.
 Without the fixture `other` what takes two store objects is skipped.
+
+What the kit does not check, since no process dies in it: that the lease of an owner who died ends by itself, that the
+next one's `Lease.crashes` counts it, that a lease which was lost says so (`lost`, `wake`), and that what was
+acknowledged is on the disk. `agentfsm.testing.crash` has processes for that.
 """
 
 from __future__ import annotations

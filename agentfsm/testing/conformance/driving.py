@@ -64,6 +64,8 @@ HOSTILE: Final = (
 )
 # Seconds since 1970: a moment that no test lives to see, in the year 2255.
 FAR: Final = 9e9
+# Seconds without an event, while others drive a run and give it back.
+PATIENCE_S: Final = 10.0
 DONE: Final = AnswerGiven(message=AssistantMessage(text="done"), usage=Usage(input_tokens=7, output_tokens=3))
 
 
@@ -263,12 +265,16 @@ def at_version(run: Run, version: int) -> Run:
 
 async def drive_in_turn(store: Store, times: int) -> None:
     """Drive the run so many times, two events each, in turn with all others who want it."""
-    done = 0
+    done, version, since = 0, -1, anyio.current_time()
     while done < times:
         try:
             lease = await store.lease("r1")
         except LeaseHeldError:
             await anyio.sleep(0.001)
+            if anyio.current_time() - since > PATIENCE_S:
+                before, version = version, len((await store.read("r1")).events)
+                assert version > before, f"{PATIENCE_S} s without an event, and the run is held: a lease has no end"
+                since = anyio.current_time()
             continue
         run = at_version(begin(header()), lease.version)
         for _ in range(2):
