@@ -30,12 +30,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agentfsm.testing.conformance.appends import Appends
-from agentfsm.testing.conformance.creation import Creation
-from agentfsm.testing.conformance.deletion import Deletion
-from agentfsm.testing.conformance.inbox import Inbox
-from agentfsm.testing.conformance.leases import Leases
-from agentfsm.testing.conformance.lists import Lists
+# Before they are imported: pytest shows the values in an assertion that failed only for modules that it was told of.
+_ROOMS = ("appends", "creation", "deletion", "driving", "inbox", "leases", "lists")
+pytest.register_assert_rewrite(*[f"{__name__}.{room}" for room in _ROOMS])
+
+from agentfsm.testing.conformance.appends import Appends  # noqa: E402
+from agentfsm.testing.conformance.creation import Creation  # noqa: E402
+from agentfsm.testing.conformance.deletion import Deletion  # noqa: E402
+from agentfsm.testing.conformance.inbox import Inbox  # noqa: E402
+from agentfsm.testing.conformance.leases import Leases  # noqa: E402
+from agentfsm.testing.conformance.lists import Lists  # noqa: E402
 
 if TYPE_CHECKING:
     from agentfsm.ports import Store
