@@ -205,14 +205,17 @@ def _results(run: Run) -> list[ToolResult]:
 
 
 def _shown(messages: Sequence[Any]) -> list[JSON]:
-    """Return results as a judge is shown them: the newest that fit, in order."""
+    """Return results as a judge is shown them: the newest that fit, in order; what is left out is told."""
+    results = [message for message in messages if isinstance(message, ToolResult)]
     shown: list[JSON] = []
     room = SHOWN_CHARS
-    for message in reversed(messages):
-        if isinstance(message, ToolResult) and room > 0:
-            text = message.text[:room]
-            room -= len(text)
-            shown.append({"tool": message.tool, "outcome": message.outcome.value, "result": text})
+    while results and room > 0:
+        message = results.pop()
+        text = message.text if len(message.text) <= room else f"{message.text[:room]} [...]"
+        room -= len(message.text)
+        shown.append({"tool": message.tool, "outcome": message.outcome.value, "result": text})
+    if results:
+        shown.append({"not_shown": f"{len(results)} earlier results"})
     return shown[::-1]
 
 

@@ -216,6 +216,26 @@ async def test_results_of_chosen_tools_are_checked():
     assert judge.requests == []
 
 
+async def test_a_judge_is_told_what_it_is_not_shown():
+    """Else an answer that rests on an earlier result would look made up, and a cut one would look broken."""
+
+    @tool(read_only=True)
+    async def read(page: int) -> str:
+        """Read."""
+        return f"page {page}: " + "x" * 12_000
+
+    judge = ScriptedModel(judgement(GOOD))
+    lines = [say("", *[call("read", page=page) for page in range(1, 4)]), "done"]
+    run = await Agent(ScriptedModel(*lines), tools=[read], reflector=Reflector(model=judge)).run("Read all")
+    assert run.output == "done"
+    left, second, third = json.loads(judge.requests[0].messages[-1].text)["results"]
+    assert left == {"not_shown": "1 earlier results"}
+    assert "page 2" in second["result"]
+    assert second["result"].endswith("x [...]")
+    assert "page 3" in third["result"]
+    assert third["result"].endswith("x")
+
+
 async def test_results_that_stay_wrong_go_to_a_person():
     """As many corrections as for answers, then the run waits."""
     lines = [say("", call("add", a=n, b=n)) for n in range(5)]
