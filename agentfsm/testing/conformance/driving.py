@@ -65,7 +65,7 @@ HOSTILE: Final = (
 # Seconds since 1970: a moment that no test lives to see, in the year 2255.
 FAR: Final = 9e9
 # Seconds without an event, while others drive a run and give it back.
-PATIENCE_S: Final = 10.0
+PATIENCE_S: Final = 60.0
 DONE: Final = AnswerGiven(message=AssistantMessage(text="done"), usage=Usage(input_tokens=7, output_tokens=3))
 
 
