@@ -10,9 +10,8 @@ import pytest
 
 from agentfsm import Agent, ConflictError, DuplicateToolError, InputKind, MisuseError, Priority, Run, Settings, tool
 from agentfsm.context import Summarise
-from agentfsm.core.verdict import Action, Verdict
-from agentfsm.ports import Emit, Judge, JudgeAsk, Model, Reply, Request
-from agentfsm.reflection import Reflector
+from agentfsm.ports import Emit, Model, Reply, Request
+from agentfsm.reflection import Action, Judge, JudgeAsk, Reflector, Verdict
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
