@@ -6,13 +6,13 @@ import anyio
 import pytest
 from checks import HANG_S, no_leases, results_of, sound, virtually
 
-from agentfsm import Agent, ConflictError, MisuseError, Outcome, Run, State, StopReason, tool
-from agentfsm.core.errors import StoreError
+from agentfsm import Agent, ConflictError, MisuseError, Outcome, Run, RunContext, State, StopReason, tool
+from agentfsm.core.errors import ModelError, StoreError
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.messages import ErrorType, ToolResult
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.subagent import GRACE_S
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing.models import ScriptedModel, call, fail, say
 
 CHILD, LEAF = "mine.t1.0", "mine.t1.0.t1.0"
 
@@ -167,6 +167,34 @@ async def test_an_agent_that_breaks_is_ended(store):
     assert result.child.tool_calls == ("pay",)
     assert (await child.with_(store=store).load(CHILD)).stop_reason is StopReason.CANCELLED
     assert run.output == "done"
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
+@pytest.mark.parametrize("how", ["stopped", "failed", "limit"])
+async def test_what_an_agent_has_done_before_it_ended_is_told(store, how, deep):
+    """Whoever called it reads nothing else of its calls, and would have the same done again, under other keys."""
+
+    @tool
+    async def pay(ctx: RunContext[None], cents: int) -> str:
+        """Pay."""
+        if how == "stopped" and ctx.call_id == "t1.1":
+            await agent.cancel(ctx.run_id)
+            await anyio.sleep_forever()
+        return f"paid {cents}"
+
+    reply = say("", call("pay", cents=5), call("pay", cents=6))
+    end = fail(ModelError("refused")) if how == "failed" else "through"
+    child = Agent(ScriptedModel(reply, end), tools=[pay], name="clerk")
+    made = child.as_tool(turns=1 if how == "limit" else 3)
+    if deep:
+        made = Agent(ScriptedModel(say("", call("clerk", query="go"))), tools=[made], name="chief").as_tool(turns=1)
+    agent = Agent(asks("chief" if deep else "clerk"), tools=[made], store=store)
+    run = await agent.run("go", id="mine")
+    await sound(agent, run)
+    below = the_result(await agent.load(CHILD) if deep else run).content
+    assert ("It had done: pay." if how == "stopped" else "It had done: pay (2 times).") in below
+    assert ("check before repeating: pay." in below) == (how == "stopped")
+    assert not deep or "It had done: clerk in part." in the_result(run).content
 
 
 async def test_an_agent_that_was_through_before_it_broke_has_answered(store):

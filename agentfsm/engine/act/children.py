@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -13,7 +14,7 @@ from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.limits import OUT_OF_BUDGET, StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AgentCost, AssistantMessage, ErrorType, Outcome, ToolCall
+from agentfsm.core.messages import AgentCost, AssistantMessage, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.engine.drive.budget import Spent
 from agentfsm.engine.drive.cost import cost_of
 from agentfsm.engine.drive.drive import Drive
@@ -27,7 +28,6 @@ from agentfsm.engine.tools.tool import Tool
 from agentfsm.ports import Store
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import ToolResult
     from agentfsm.core.run import Run
     from agentfsm.ports import Model
 
@@ -154,13 +154,13 @@ def last_word(run: Run, model: Model | None = None) -> Ended:
     if run.stop_reason in OUT_OF_BUDGET:
         return _cut_short(run, name, cost)
     if run.stop_reason is StopReason.CANCELLED:
-        unsettled = _unsettled(run)
-        outcome = Outcome.UNKNOWN if unsettled else Outcome.CANCELLED
-        text = f"the agent {name} was stopped: {run.stop_message}.{unsettled}"
+        is_known = all(record.outcome is not Outcome.UNKNOWN for record in run.calls)
+        outcome = Outcome.CANCELLED if is_known else Outcome.UNKNOWN
+        text = f"the agent {name} was stopped: {run.stop_message}.{_effects(run)}"
         return Ended(outcome=outcome, content=text, child=cost)
     text = (
         f"the agent {name} gave no answer ({run.stop_reason}: {run.stop_message}). "
-        f"Go on without it, with what you have.{_unsettled(run)}"
+        f"Go on without it, with what you have.{_effects(run)}"
     )
     return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
 
@@ -171,13 +171,13 @@ def left_behind(run: Run, model: Model | None = None) -> Ended:
     doing = f", and may still be doing: {', '.join(names)}" if names else ""
     name, cost = run.header.agent, cost_of(run, model)
     text = f"the agent {name} was told to stop and has not answered{doing}. Check before you repeat anything."
-    return Ended(outcome=Outcome.UNKNOWN, content=text, child=cost)
+    return Ended(outcome=Outcome.UNKNOWN, content=f"{text}{_effects(run)}", child=cost)
 
 
 def _cut_short(run: Run, name: str, cost: AgentCost) -> Ended:
     """Hand over what an agent had when it reached a limit."""
     said = [m.text for m in run.messages[run.first :] if isinstance(m, AssistantMessage) and m.text.strip()]
-    head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_unsettled(run)}"
+    head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_effects(run)}"
     outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
     if run.stop_reason is StopReason.TIMEOUT:
         outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
@@ -185,7 +185,25 @@ def _cut_short(run: Run, name: str, cost: AgentCost) -> Ended:
     return Ended(outcome=outcome, content=text, error_type=kind, child=cost)
 
 
-def _unsettled(run: Run) -> str:
-    """Say which calls of an agent may have had an effect that nobody has seen."""
-    names = [record.name for record in run.calls if record.outcome is Outcome.UNKNOWN]
-    return f" May have happened all the same, so check before repeating: {', '.join(names)}." if names else ""
+def _effects(run: Run) -> str:
+    """Say which calls of an agent have had their effect, and which may have had one that nobody has seen.
+
+    Its caller knows nothing else of them, and an agent that is asked anew makes its calls under other keys.
+    """
+    said = (*run.messages[run.first :], *[entry.result for entry in run.open])
+    results = [each for each in said if isinstance(each, ToolResult)]
+    whole = [each.tool for each in results if each.outcome is Outcome.DONE]
+    done = _names(whole + [f"{each.tool} in part" for each in results if _was_stopped_at_work(each)])
+    unseen = _names([each.tool for each in results if each.outcome is Outcome.UNKNOWN])
+    did = f" It had done: {done}." if done else ""
+    return f"{did} May have happened all the same, so check before repeating: {unseen}." if unseen else did
+
+
+def _was_stopped_at_work(result: ToolResult) -> bool:
+    """Whether it is the result of an agent that has called tools and gave no answer."""
+    return result.outcome is not Outcome.DONE and result.child is not None and result.child.calls > 0
+
+
+def _names(names: list[str]) -> str:
+    """Return each name once, with how often it is there."""
+    return ", ".join([name if times == 1 else f"{name} ({times} times)" for name, times in Counter(names).items()])
