@@ -10,7 +10,7 @@ import pytest
 
 from agentfsm import Agent, ConflictError, DuplicateToolError, InputKind, MisuseError, Priority, Run, Settings, tool
 from agentfsm.context import Summarise
-from agentfsm.ports import Emit, Model, Reply, Request
+from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.reflection import Action, Judge, JudgeAsk, Reflector, Verdict
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
@@ -290,6 +290,16 @@ def returning(value: Any) -> Any:
     return reply
 
 
+def odd(**fields: Any) -> Reply:
+    """A reply as somebody makes one without a type checker."""
+    return Reply(**fields)
+
+
+def proposed(**fields: Any) -> ProposedCall:
+    """A call of such a reply."""
+    return ProposedCall(**{"id": "1", "name": "search", "arguments": "{}", **fields})
+
+
 async def generating(_self: Model, _request: Request, _emit: Emit | None = None) -> Any:
     """Yield where a reply is returned."""
     yield "x"
@@ -303,13 +313,33 @@ async def generating(_self: Model, _request: Request, _emit: Emit | None = None)
         (returning("hello"), r"Mine\.reply returned str: return a Reply"),
         (returning(None), r"Mine\.reply returned NoneType: return a Reply"),
         (returning(Reply(calls=({"name": "x"},))), "calls that are dict: give a tuple of ProposedCall"),  # type: ignore[arg-type]
+        (returning(odd(text=None)), r"whose text is of the type NoneType: give '' where it says nothing"),
+        (returning(odd(calls=None)), r"whose calls is of the type NoneType: give a tuple of ProposedCall"),
+        (
+            returning(odd(text="x", finish_reason="max_tokens")),
+            r"finish_reason is of the type str: give a FinishReason",
+        ),
+        (returning(odd(text="x", usage={})), r"whose usage is of the type dict: give Usage\("),
+        (returning(odd(calls=(proposed(id=None),))), "a call whose id is of the type NoneType: give a text"),
+        (returning(odd(calls=(proposed(arguments={}),))), "whose arguments is of the type dict: give the JSON text"),
     ],
-    ids=["plain", "generating", "str", "None", "calls"],
+    ids=["plain", "generating", "str", "None", "call", "text", "calls", "reason", "usage", "id", "arguments"],
 )
 async def test_what_is_no_reply_is_said_to_be_none(reply, match):
     """A model of one's own is told what it has to return, and the run stays as it was."""
     with pytest.raises(MisuseError, match=match):
         await Agent(replying(reply)).run("hello")
+
+
+async def test_a_reply_may_be_of_subclasses():
+    """Texts and lists of one's own are as good as any."""
+
+    class Mine(str):
+        __slots__ = ()
+
+    replies = iter([odd(calls=[proposed(name=Mine("search"))]), odd(text=Mine("found"))])
+    run = await Agent(FunctionModel(lambda _request: next(replies)), tools=[search]).run("hello")
+    assert (run.output, len(run.calls)) == ("found", 1)
 
 
 async def test_a_type_error_of_a_model_is_its_own():

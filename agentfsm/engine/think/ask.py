@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from inspect import isawaitable
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -176,12 +177,12 @@ async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> 
 
     Raises:
         ModelError: when it cannot be asked, or was not reached.
-        MisuseError: when its `reply` is not async, or returns no Reply.
+        MisuseError: when its `reply` is not async, or returns no Reply as it has to be.
     """
     asked: Any = _NOT_ASKED
     try:
         asked = model.reply(request, emit)
-        reply = await asked
+        reply: Reply = await asked
     except OSError as error:  # a model of the user's own, which does not translate it
         raise ModelUnavailableError(f"{model.name} cannot be reached: {error}") from error
     except anyio.get_cancelled_exc_class() as cancellation:
@@ -193,20 +194,62 @@ async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> 
             raise
         what, kind = f"{type(model).__name__}.reply", type(asked).__name__
         raise MisuseError(f"{what} returned {kind} where it was not awaited: write `async def reply`") from None
-    if reply.__class__ is not Reply and not isinstance(reply, Reply):  # the class tells without a call, for each turn
-        raise _no_reply(model, reply)
+    # Classes tell without a call, for each turn; what is not the very class is looked at more closely.
+    if (
+        reply.__class__ is not Reply
+        or reply.text.__class__ is not str
+        or reply.calls.__class__ is not tuple
+        or reply.finish_reason.__class__ is not FinishReason
+        or (reply.usage is not None and reply.usage.__class__ is not Usage)
+    ):
+        _check_reply(model, reply)
     for call in reply.calls:
-        if call.__class__ is not ProposedCall and not isinstance(call, ProposedCall):
-            raise _no_reply(model, reply)
+        if call.__class__ is not ProposedCall or not (
+            call.arguments.__class__ is call.name.__class__ is call.id.__class__ is str
+        ):
+            _check_call(model, call)
     return reply
 
 
-def _no_reply(model: Model, reply: object) -> MisuseError:
+# What the fields of a reply have to be, and what to give where one is something else.
+_FIELDS: Final[Mapping[str, tuple[type | UnionType, str]]] = {
+    "text": (str, "'' where it says nothing"),
+    "calls": (tuple | list, "a tuple of ProposedCall"),
+    "finish_reason": (FinishReason, "a FinishReason, for example FinishReason.LENGTH for a reply that was cut off"),
+    "usage": (Usage | None, "Usage(input_tokens=..., output_tokens=...), or None where nobody said"),
+}
+
+
+def _check_reply(model: Model, reply: object) -> None:
+    """Refuse what is no reply, before the run stumbles over it.
+
+    Raises:
+        MisuseError: naming what is wrong, and what to give.
+    """
     what = f"{type(model).__name__}.reply"
     if not isinstance(reply, Reply):
-        return MisuseError(f"{what} returned {type(reply).__name__}: return a Reply, for example Reply(text='...')")
-    kinds = ", ".join(sorted({type(call).__name__ for call in reply.calls}))
-    return MisuseError(f"{what} returned a Reply with calls that are {kinds}: give a tuple of ProposedCall")
+        raise MisuseError(f"{what} returned {type(reply).__name__}: return a Reply, for example Reply(text='...')")
+    for name, (kind, wanted) in _FIELDS.items():
+        value = getattr(reply, name)
+        if not isinstance(value, kind):
+            raise MisuseError(
+                f"{what} returned a Reply whose {name} is of the type {type(value).__name__}: give {wanted}"
+            )
+
+
+def _check_call(model: Model, call: object) -> None:
+    """Refuse what is no call of a reply.
+
+    Raises:
+        MisuseError: naming what is wrong, and what to give.
+    """
+    what = f"{type(model).__name__}.reply returned a Reply with"
+    if not isinstance(call, ProposedCall):
+        raise MisuseError(f"{what} calls that are {type(call).__name__}: give a tuple of ProposedCall")
+    for name in ("id", "name", "arguments"):
+        if not isinstance(value := getattr(call, name), str):
+            hint = "the JSON text" if name == "arguments" else "a text"
+            raise MisuseError(f"{what} a call whose {name} is of the type {type(value).__name__}: give {hint}")
 
 
 def _usable(engine: Engine, reply: Reply) -> Reply:
