@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -177,6 +178,24 @@ NONSENSE = [ValueError("the bank is closed"), None, "maybe", "", True, 5, ["reru
 async def test_a_function_that_cannot_tell_leaves_it_to_a_person(store, plain, answer):
     """One that raises, or says what is no word of these, has found out nothing: it is not guessed what it meant."""
     run, bank, _ = await recovered(store, on_unknown=finding(answer, plain=plain))
+    assert [item.kind for item in run.pending] == [PendingKind.OUTCOME]
+    assert bank.paid == ["mine:t1.0"]
+
+
+@KIND
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_function_that_meets_a_cancelled_task_leaves_it_to_a_person(store, plain):
+    """On asyncio that is a failure of what it asked, and not the end of the driving call: that would never end well."""
+
+    def find(_ctx: RunContext[Any], _arguments: Arguments) -> Any:
+        raise asyncio.CancelledError
+
+    async def find_slowly(_ctx: RunContext[Any], _arguments: Arguments) -> Any:
+        asking = asyncio.ensure_future(asyncio.sleep(1))
+        asking.cancel()
+        return await asking
+
+    run, bank, _ = await recovered(store, on_unknown=find if plain else find_slowly)
     assert [item.kind for item in run.pending] == [PendingKind.OUTCOME]
     assert bank.paid == ["mine:t1.0"]
 

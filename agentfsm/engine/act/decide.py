@@ -35,7 +35,7 @@ from agentfsm.engine.tools import faults
 from agentfsm.engine.tools.context import Found, InputRequired, RunContext
 from agentfsm.engine.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, POLICIES, Tool
 from agentfsm.ports import Store
-from agentfsm.threads import in_thread
+from agentfsm.threads import in_thread, is_foreign
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -343,7 +343,9 @@ async def _found_out(engine: Engine, drive: Drive, tool: Tool[..., Any], call: T
         ctx = drive.queue.host.context(call, tool, engine.clock.now() + limit_s)
         with anyio.fail_after(limit_s):
             found = await _asked_of(tool.on_unknown, ctx, arguments)
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_foreign(error):
+            raise
         drive.journal.log.warning("on_unknown_failed", call=call.id, exc_info=error)
         return "ask"
     return found if isinstance(found, Found) or (isinstance(found, str) and found in POLICIES) else "ask"
