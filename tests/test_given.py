@@ -342,6 +342,29 @@ async def test_a_reply_may_be_of_subclasses():
     assert (run.output, len(run.calls)) == ("found", 1)
 
 
+async def test_what_is_no_verdict_is_said_to_be_none():
+    """A judge of one's own is told what it has to return."""
+
+    class Mine:
+        model, answer_tokens = None, 100
+
+        def wants(self, _run: object) -> bool:
+            return True
+
+        async def judge(self, _run: object, _ask: Any) -> Any:
+            return True
+
+    with pytest.raises(MisuseError, match=r"Mine\.judge returned bool: return a Verdict"):
+        await Agent(ScriptedModel("x"), reflector=Mine()).run("hello")
+
+
+async def test_what_are_no_settings_is_said_to_be_none():
+    """So is a function that tells them for each turn."""
+    told: Any = lambda _run: {"temperature": 0}  # noqa: E731  a function as users write it
+    with pytest.raises(MisuseError, match=r"settings= returned dict: return Settings\(\.\.\.\)"):
+        await Agent(ScriptedModel("x"), settings=told).run("hello")
+
+
 async def test_a_type_error_of_a_model_is_its_own():
     """It is not taken for a reply that cannot be awaited."""
 

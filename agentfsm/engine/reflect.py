@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from agentfsm.core import events as e
 from agentfsm.core import loops
-from agentfsm.core.errors import ModelError
+from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON, Usage
 from agentfsm.core.verdict import Action, Verdict
@@ -115,6 +115,9 @@ async def _judge(engine: Engine, drive: Drive, judge: Judge) -> None:
     except ModelError as error:
         spent += error.usage or Usage()
         verdict = Verdict(action=Action.ESCALATE, note=f"It could not be judged: {error}")
+    if not isinstance(verdict, Verdict):
+        what = f"{type(judge).__name__}.judge returned {type(verdict).__name__}"
+        raise MisuseError(f"{what}: return a Verdict, for example Verdict(action=Action.ACCEPT)")
     journal.log.info("judged", turn=journal.run.turn, action=verdict.action.value)
     journal.commit(e.Judged(verdict=verdict, usage=spent))
 

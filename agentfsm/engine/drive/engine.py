@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.compaction import Context
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import Fingerprint, hash_of
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
@@ -82,8 +83,14 @@ class Engine:
 
     def settings_of(self, run: Run) -> Settings:
         """Return how the model is asked in the run's next turn."""
-        settings = self.settings(run) if callable(self.settings) else self.settings
+        settings = self._settings_for(run, self.settings) if callable(self.settings) else self.settings
         return settings if run.header.settings is None else run.header.settings.over(settings)
+
+    def _settings_for(self, run: Run, tell: Callable[[Run], object]) -> Settings:
+        settings = tell(run)
+        if not isinstance(settings, Settings):
+            raise MisuseError(f"the function settings= returned {type(settings).__name__}: return Settings(...)")
+        return settings
 
     def settings_beside(self, run: Run, max_tokens: int, *, own: bool) -> Settings:
         """Return the settings for a question beside the run: short, without tools, and as always for the own model.
