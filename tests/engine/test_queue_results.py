@@ -268,6 +268,34 @@ async def test_no_script_gets_more_room_than_another(char, options):
     assert 0.9 * limit - len(char.encode()) * 2 < size <= limit
 
 
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_coroutine_that_an_async_function_returns_is_awaited(waits):
+    """An `await` was forgotten: what nothing has run of must not be told as done."""
+    made = []
+
+    async def pay() -> str:
+        await anyio.lowlevel.checkpoint()
+        made.append("payment")
+        return "paid"
+
+    async def act() -> object:
+        if waits:
+            await anyio.lowlevel.checkpoint()
+        return pay()
+
+    result = await ran(act)
+    assert (result.outcome, result.content, made) == (Outcome.DONE, "paid", ["payment"])
+
+
+async def test_a_coroutine_that_is_returned_has_the_time_of_its_call():
+    """It is cut off with it."""
+
+    async def act() -> object:
+        return anyio.sleep_forever()
+
+    assert (await ran(act, timeout_s=0.001)).outcome is Outcome.TIMED_OUT
+
+
 async def test_a_coroutine_that_a_plain_function_returns_is_awaited():
     """A decorator that hides `async def` does not turn the answer into the name of a coroutine."""
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import isawaitable
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
@@ -312,7 +313,9 @@ class _Tries:
         if tool.takes_context:
             args = (self._context(), *args)
         if tool.is_async:
-            return await isolated(tool.function(*args, **kwargs), self.arm)
+            value = await isolated(tool.function(*args, **kwargs), self.arm)
+            # Of a coroutine that was returned and not awaited nothing has run: it would be told as done.
+            return await isolated(value, self.arm) if value.__class__ is CoroutineType else value
         return await self._threaded(partial(tool.function, *args, **kwargs))
 
     def _context(self) -> RunContext[Any]:
