@@ -317,8 +317,10 @@ class Agent(Generic[A_co]):
         return parts
 
     def _header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
+        if run_id is not None or self.new_id is not new_id:
+            run_id = _checked_id(self.new_id() if run_id is None else run_id, more.get("parent"))
         return Header(
-            id=self.new_id() if run_id is None else _checked_id(run_id, more.get("parent")),
+            id=new_id() if run_id is None else run_id,
             prompt=prompt,
             created_at=date_of(self.clock.now()),
             agent=self.name,
@@ -916,8 +918,10 @@ class _Steps(AsyncIterator[Run[A_co]]):
 def _checked_id(run_id: str, parent: str | None) -> str:
     """Return the id of a run; where an agent works for another it is the caller's and more."""
     most = ID_CHARS + len(parent or "")
-    if not isinstance(run_id, str) or not 1 <= len(run_id) <= most or not run_id.isprintable():
-        raise MisuseError(f"a run's id has 1 to {most} printable characters, unlike {str(run_id)[:50]!r}")
+    if not isinstance(run_id, str):
+        raise MisuseError(f"a run's id is a text, and this is a {type(run_id).__name__}: give str(...) of it")
+    if not 1 <= len(run_id) <= most or not run_id.isprintable():
+        raise MisuseError(f"a run's id has 1 to {most} printable characters, unlike {run_id[:50]!r}")
     return run_id
 
 

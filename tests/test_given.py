@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import anyio
 import pytest
@@ -383,6 +384,15 @@ async def test_a_function_model_speaks_lines_of_a_script():
     odd: Any = lambda _request: 3  # noqa: E731  a function as users write it
     with pytest.raises(MisuseError, match=r"the function returned int: return a Reply, say\(\.\.\.\) or a text"):
         await Agent(FunctionModel(odd)).run("hello")
+
+
+async def test_an_id_that_is_made_is_looked_at_like_one_that_is_given():
+    """`new_id=uuid4` makes no texts: the run went its way under an id that nobody could load."""
+    for made, match in ((uuid4, "is a UUID: give str"), (lambda: "", "1 to 200 printable")):
+        odd_id: Any = made
+        with pytest.raises(MisuseError, match=match):
+            await Agent(ScriptedModel("x"), new_id=odd_id).run("hello")
+    assert (await Agent(ScriptedModel("x"), new_id=lambda: str(uuid4())).run("hello")).is_over
 
 
 # What is told in one line, and where.
