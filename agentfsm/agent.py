@@ -317,10 +317,8 @@ class Agent(Generic[A_co]):
         return parts
 
     def _header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
-        if run_id is not None or self.new_id is not new_id:
-            run_id = _checked_id(self.new_id() if run_id is None else run_id, more.get("parent"))
         return Header(
-            id=new_id() if run_id is None else run_id,
+            id=_checked_id(self.new_id() if run_id is None else run_id, more.get("parent")),
             prompt=prompt,
             created_at=date_of(self.clock.now()),
             agent=self.name,

@@ -9,7 +9,18 @@ from uuid import uuid4
 import anyio
 import pytest
 
-from agentfsm import Agent, ConflictError, DuplicateToolError, InputKind, MisuseError, Priority, Run, Settings, tool
+from agentfsm import (
+    Agent,
+    ConflictError,
+    DuplicateToolError,
+    InputKind,
+    MisuseError,
+    Priority,
+    Run,
+    Settings,
+    Usage,
+    tool,
+)
 from agentfsm.context import Summarise
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.reflection import Action, Judge, JudgeAsk, Reflector, Verdict
@@ -465,6 +476,30 @@ async def test_a_judge_of_ones_own_is_two_methods():
 
     run = await Agent(ScriptedModel("an answer", "fine"), reflector=Strict()).run("hello")
     assert run.output == "an answer"
+
+
+@pytest.mark.parametrize("fault", [ValueError("odd"), None], ids=repr)
+async def test_what_a_judge_has_cost_before_it_broke_is_kept(store, fault):
+    """Its fault is raised; the run waits for a person, and knows what was paid."""
+
+    class Broken(Judge):
+        def wants(self, run: Run) -> bool:
+            return True
+
+        async def judge(self, run: Run, ask: JudgeAsk) -> Any:
+            await ask("Judge.", "an answer", {"type": "object"})
+            if fault is not None:
+                raise fault
+
+    usage = Usage(input_tokens=70, output_tokens=7)
+    model = ScriptedModel("an answer", say("fine", usage=usage))
+    agent = Agent(model, reflector=Broken(), store=store)
+    with pytest.raises((ValueError, MisuseError), match=r"odd|return a Verdict"):
+        await agent.run("hello", id="r1")
+    run = await agent.resume("r1")
+    assert run.usage.tokens >= usage.tokens
+    (item,) = run.pending
+    assert "It could not be judged" in item.description
 
 
 def test_a_history_of_other_things_is_told_the_names():

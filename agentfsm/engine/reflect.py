@@ -12,6 +12,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON, Usage
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.drive.access import context_of
+from agentfsm.engine.queue.render import describe
 from agentfsm.engine.think.beside import ask_beside
 from agentfsm.ports import OutputForm, OutputMode
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.drive.answers import Answers
     from agentfsm.engine.drive.drive import Drive
     from agentfsm.engine.drive.engine import Engine
-    from agentfsm.ports import Judge
+    from agentfsm.ports import Judge, JudgeAsk
 
 # What a finding says, the first and the second time; the third stops the run.
 _LADDER: Final = (
@@ -111,15 +112,28 @@ async def _judge(engine: Engine, drive: Drive, judge: Judge) -> None:
         return text
 
     try:
-        verdict = await judge.judge(journal.run, ask)
+        verdict = await _verdict_of(judge, journal.run, ask)
     except ModelError as error:
         spent += error.usage or Usage()
-        verdict = Verdict(action=Action.ESCALATE, note=f"It could not be judged: {error}")
-    if not isinstance(verdict, Verdict):
-        what = f"{type(judge).__name__}.judge returned {type(verdict).__name__}"
-        raise MisuseError(f"{what}: return a Verdict, for example Verdict(action=Action.ACCEPT)")
+        verdict = _unjudged(error)
+    except Exception as error:  # a fault of the judge's own: it is raised, and what was paid for is not lost with it
+        if spent.tokens:
+            journal.commit(e.Judged(verdict=_unjudged(error), usage=spent))
+        raise
     journal.log.info("judged", turn=journal.run.turn, action=verdict.action.value)
     journal.commit(e.Judged(verdict=verdict, usage=spent))
+
+
+async def _verdict_of(judge: Judge, run: Run, ask: JudgeAsk) -> Verdict:
+    verdict: object = await judge.judge(run, ask)
+    if isinstance(verdict, Verdict):
+        return verdict
+    what = f"{type(judge).__name__}.judge returned {type(verdict).__name__}"
+    raise MisuseError(f"{what}: return a Verdict, for example Verdict(action=Action.ACCEPT)")
+
+
+def _unjudged(error: Exception) -> Verdict:
+    return Verdict(action=Action.ESCALATE, note=f"It could not be judged: {describe(error)}")
 
 
 def _after(verdict: Verdict) -> e.Continued:
