@@ -256,8 +256,9 @@ def approve(args: argparse.Namespace, terminal: Terminal) -> Exit:
     for report in [] if terminal.json else reports:
         for line in (f"{report['name']}: {_standing(report)}", *_unused_lines(report)):
             terminal.out(line)
-    if asking.unasked:
-        raise MisuseError("nobody sits here to be asked: run it at a terminal, or approve all that is shown with --yes")
+    if asking.unasked:  # told, not raised: the document is written already
+        terminal.err("nobody sits here to be asked: run it at a terminal, or approve all that is shown with --yes")
+        return Exit.USAGE
     return Exit.DONE if all(report["approved"] for report in reports) else Exit.FAILED
 
 

@@ -80,6 +80,8 @@ def test_what_is_to_be_approved_is_shown_before_anything_starts(home):
     assert "Note it." not in home.err
     assert "nobody sits here to be asked" in home.err
     assert "notes: the MCP server 'notes' was not started" in home.out
+    [found] = home.json("mcp", "approve", "servers.json", code=2)["servers"]
+    assert (found["name"], found["approved"]) == ("notes", False)
 
 
 def test_a_yes_to_all_that_is_shown(home):
