@@ -154,7 +154,7 @@ class Way:
 def _option(place: str | None) -> str:
     if place is None or (is_url(place) and place == os.environ.get(VARIABLE)):
         return ""  # a URL that the environment knows is found there again, with its password
-    if not is_url(place) and Path(place).absolute() == Path(DEFAULT).absolute():
+    if not os.environ.get(VARIABLE) and not is_url(place) and Path(place).absolute() == Path(DEFAULT).absolute():
         return ""
     return f" --store {shlex.quote(masked(place))}"
 

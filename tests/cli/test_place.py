@@ -32,15 +32,19 @@ def test_a_password_is_masked(url, shown):
 
 
 def test_command_lines_find_the_store_again(monkeypatch):
-    """A URL that the environment knows is left to it, since the password is there; another is named, masked."""
+    """A URL that the environment knows is left to it, since the password is there; another is named, masked.
+
+    So is the usual path where the environment would lead elsewhere.
+    """
     monkeypatch.delenv(place.VARIABLE, raising=False)
     url = "postgresql://u:s3cret@h/db"
     assert Way(place=url).resume("7") == "agentfsm resume 7 --store 'postgresql://u:***@h/db'"
     assert Way(place="redis://h/0").resume("7") == "agentfsm resume 7 --store redis://h/0"
+    assert Way(place=place.DEFAULT).resume("7") == "agentfsm resume 7"
     monkeypatch.setenv(place.VARIABLE, url)
     assert Way(place=url, agent="a:b").resume("7") == "agentfsm resume 7 --agent a:b"
     assert Way(place="redis://h/0").resume("7") == "agentfsm resume 7 --store redis://h/0"
-    assert Way(place=place.DEFAULT).resume("7") == "agentfsm resume 7"
+    assert Way(place=place.DEFAULT).resume("7") == f"agentfsm resume 7 --store {place.DEFAULT}"
 
 
 def test_a_url_that_names_no_store(here):
