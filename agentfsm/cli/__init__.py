@@ -14,7 +14,6 @@ input, 4 a limit was reached, 130 interrupted.
 from __future__ import annotations
 
 import logging
-import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code. A usage error that argparse finds raises SystemExit(2) instead.
     """
     args = parser().parse_args(argv)
-    tolerate(sys.stdout, sys.stderr)
+    tolerate()
     terminal = Terminal(json=args.json)
     with _Log(terminal):
         try:

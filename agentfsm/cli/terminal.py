@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 import attrs
@@ -101,10 +102,21 @@ def aside() -> AbstractContextManager[object]:
     return redirect_stdout(cast("TextIO", _Aside()))
 
 
-def tolerate(*streams: TextIO) -> None:
-    """Let no character that a stream's encoding lacks be an error: a question mark stands for it."""
-    for stream in streams:
-        if isinstance(stream, io.TextIOWrapper):
+def tolerate() -> None:
+    """Let nothing that stdout and stderr cannot do be an error.
+
+    A question mark stands for a character that the encoding lacks; one that was closed before the start leads nowhere.
+    """
+    for number in range(3):  # else what is opened next gets the number, and is written to
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 

@@ -134,6 +134,17 @@ def test_a_watcher_that_goes_away(shell):
         assert process.wait() == 0
 
 
+@pytest.mark.parametrize(("closed", "out"), [("<&- >&-", ""), ("<&- 2>&-", "7\n"), ("<&- >&- 2>&-", "")])
+def test_streams_that_were_closed_before_the_start(shell, closed, out):
+    """A run whose supervisor gave it no streams ends as it should; what it would have said is said to nobody."""
+    line = f'exec "$0" -m agentfsm run app:shopper "Shop." --id shop {closed}'
+    words = ["sh", "-c", line, sys.executable]
+    done = subprocess.run(words, cwd=shell.folder, env=shell.env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, out), done.stderr
+    assert "Traceback" not in done.stderr
+    assert shell.load("shop").answer == "7"
+
+
 def test_an_encoding_that_lacks_the_character(shell):
     """A question mark stands for it."""
     shell.env["PYTHONIOENCODING"] = "ascii"
