@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -97,9 +97,28 @@ class _Aside:
         return getattr(sys.stderr, name)
 
 
-def aside() -> AbstractContextManager[object]:
-    """Return a block in which nothing that is printed gets to stdout, which belongs to results."""
-    return redirect_stdout(cast("TextIO", _Aside()))
+@contextmanager
+def aside() -> Iterator[None]:
+    """Make a block in which nothing that is printed gets to stdout, which belongs to results."""
+    with _descriptor_aside(), redirect_stdout(cast("TextIO", _Aside())):
+        yield
+
+
+@contextmanager
+def _descriptor_aside() -> Iterator[None]:
+    """Turn stdout's descriptor to stderr, too: a program that the code starts inherits it."""
+    try:
+        own, watched = sys.stdout.fileno(), sys.stderr.fileno()
+    except (OSError, ValueError):  # no real streams
+        yield
+        return
+    kept = os.dup(own)
+    try:
+        os.dup2(watched, own)
+        yield
+    finally:
+        os.dup2(kept, own)
+        os.close(kept)
 
 
 def tolerate() -> None:
@@ -115,7 +134,7 @@ def tolerate() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  it stays open
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 

@@ -1,5 +1,6 @@
 """Real processes: signals, kills, pipes, and runs that go on in another process."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -143,6 +144,19 @@ def test_streams_that_were_closed_before_the_start(shell, closed, out):
     assert (done.returncode, done.stdout) == (0, out), done.stderr
     assert "Traceback" not in done.stderr
     assert shell.load("shop").answer == "7"
+
+
+def test_what_other_programs_print_is_no_result(shell):
+    """A module and a tool may start some, which inherit the streams; what they write goes to stderr."""
+    (shell.folder / "shells.py").write_text(
+        "import os\nfrom agentfsm import Agent, tool\nfrom app import once\nos.system('echo imported')\n"
+        "@tool\ndef look() -> str:\n    'Look.'\n    os.system('echo called')\n    return 'seen'\n"
+        "agent = Agent(once('look'), tools=[look])\n",
+        encoding="utf-8",
+    )
+    process = shell("run", "shells:agent", "Look.", "--json")
+    assert json.loads(process.out)["output"] == "seen"
+    assert {"imported", "called"} <= set(process.lines)
 
 
 def test_an_encoding_that_lacks_the_character(shell):
