@@ -16,6 +16,7 @@ from typing import Any, TextIO, cast
 import attrs
 
 from agentfsm.core.clean import clean
+from agentfsm.core.errors import AgentError
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -150,8 +151,11 @@ def _write_result(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:  # whoever read it has had enough; a disk that is full is another matter
+    except BrokenPipeError:  # whoever read it has had enough
         _silence(stream)
+    except OSError as error:
+        _silence(stream)
+        raise AgentError(f"stdout takes no more ({error.strerror}): the result is not there as a whole") from error
 
 
 def _write_aside(text: str) -> None:

@@ -135,6 +135,19 @@ def test_a_watcher_that_goes_away(shell):
         assert process.wait() == 0
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk here that is always full")
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_a_disk_that_is_full(shell, form):
+    """It is told in a line that the result was not written, and by the exit code."""
+    line = f'exec "$0" -m agentfsm run app:adder "2 + 2" {form} >/dev/full'
+    words = ["sh", "-c", line, sys.executable]
+    done = subprocess.run(words, cwd=shell.folder, env=shell.env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "agentfsm: stdout takes no more (No space left on device): the result is not there as a whole\n"
+    )
+
+
 @pytest.mark.parametrize(("closed", "out"), [("<&- >&-", ""), ("<&- 2>&-", "7\n"), ("<&- >&- 2>&-", "")])
 def test_streams_that_were_closed_before_the_start(shell, closed, out):
     """A run whose supervisor gave it no streams ends as it should; what it would have said is said to nobody."""
