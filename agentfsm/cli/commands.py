@@ -15,9 +15,10 @@ from agentfsm.cli.place import Way, known_store, store_place
 from agentfsm.cli.reach import equipped, found_by, in_store, named_by, with_top
 from agentfsm.cli.show import run_text
 from agentfsm.cli.target import load_agent, parts_of, target_with
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, RunNotFoundError
 
 if TYPE_CHECKING:
+    from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
 
@@ -28,8 +29,31 @@ DEMO: Final = "agentfsm.cli.demo:agent"
 def run(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Run an agent."""
     agent, place = named_by(args, terminal)
+    return AttendedRun(terminal=terminal, agent=agent, run=_begun(args, agent), place=place).drive()
+
+
+def _begun(args: argparse.Namespace, agent: Agent) -> Run:
+    """Return the run that the words ask for.
+
+    Raises:
+        MisuseError: when the words are wrong, or the id stands for a run of another agent.
+    """
     begun = agent.start(args.prompt, id=args.id, session=args.session, metadata=dict(args.metadata))
-    return AttendedRun(terminal=terminal, agent=agent, run=begun, place=place).drive()
+    if args.id is not None:
+        anyio.run(_refuse_others, agent, args.id)
+    return begun
+
+
+async def _refuse_others(agent: Agent, run_id: str) -> None:
+    """See that a run of this id, where there is one, is of this agent: the same id and prompt go on with it."""
+    try:
+        target = (await agent.load(run_id)).header.target
+    except RunNotFoundError:
+        return
+    theirs, own = parts_of(target)[0], parts_of(agent.target)[0]
+    if theirs and theirs != own:
+        await agent.aclose()
+        raise MisuseError(f"run {run_id!r} exists, and is of {theirs}, not of {own}: choose another id")
 
 
 def demo(args: argparse.Namespace, terminal: Terminal) -> Exit:
@@ -89,10 +113,11 @@ def _needless(args: argparse.Namespace, terminal: Terminal) -> Exit | None:
 def submit(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Put a run into the store, for a worker."""
     agent, place = named_by(args, terminal)
+    begun = _begun(args, agent)
 
     async def act() -> Run:
         async with agent:
-            return await agent.submit(args.prompt, id=args.id, session=args.session, metadata=dict(args.metadata))
+            return await agent.submit(begun)
 
     found = anyio.run(act)
     way = way_to(found, agent, place)

@@ -70,6 +70,15 @@ def test_the_same_id_and_prompt_is_the_same_run(here):
     assert "another prompt" in here.err
 
 
+@pytest.mark.parametrize("word", ["run", "submit"])
+def test_an_id_of_another_agents_run(here, word):
+    """It is refused: neither is its answer passed off as this agent's, nor is it driven by this one."""
+    here("submit", "app:payer", "Do it.", "--id", "job")
+    here(word, "app:adder", "Do it.", "--id", "job", code=2)
+    assert "run 'job' exists, and is of app:payer, not of app:adder: choose another id" in here.err
+    assert here.json("show", "job")["version"] == 0
+
+
 def test_a_session_goes_on(here):
     """The second run of a session goes on from the first."""
     here.run("app:adder", "2 + 2", "--session", "s")
