@@ -163,7 +163,14 @@ def _option(place: str | None) -> str:
 def program() -> str:
     """Return how this program can be called again: by its name only where the shell finds it."""
     script = Path(sys.argv[0])
-    if shutil.which("agentfsm") is not None or script.name != "agentfsm":
-        return "agentfsm"
+    if shutil.which("agentfsm") is None:
+        if script.name == "agentfsm":
+            return _near(script)
+        if script.parts[-2:] == ("agentfsm", "__main__.py"):
+            return f"{_near(Path(sys.executable))} -m agentfsm"
+    return "agentfsm"
+
+
+def _near(path: Path) -> str:
     here = Path.cwd()
-    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

@@ -32,7 +32,8 @@ OURS = ("OPENAI_", "AGENTFSM_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")
 def environment(**changes: str) -> dict[str, str]:
     """Return the environment without what would change what is tested."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    return kept | {"TERM": "xterm", "PYTHONUNBUFFERED": "1"} | changes
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where the shell finds `agentfsm`
+    return kept | {"TERM": "xterm", "PYTHONUNBUFFERED": "1", "PATH": path} | changes
 
 
 class Process:

@@ -1,6 +1,7 @@
 """Real processes: signals, kills, pipes, and runs that go on in another process."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -188,6 +189,13 @@ def test_the_console_script_and_the_module_are_the_same(shell):
     script = Path(sys.executable).with_name("agentfsm")
     done = subprocess.run([script, "graph"], capture_output=True, text=True, check=True, env=shell.env)
     assert done.stdout == shell("graph").out
+
+
+def test_what_is_suggested_can_be_called(shell):
+    """Where the shell does not find `agentfsm`, the command line is named as it was called: it can be pasted."""
+    shell.env["PATH"] = "/usr/bin:/bin"
+    suggested = shell("submit", "app:adder", "2 + 2").err.splitlines()[-1].partition(": ")[2]
+    assert suggested == f"{shlex.quote(sys.executable)} -m agentfsm worker app:adder"
 
 
 def test_importing_the_command_line_is_cheap(shell):
