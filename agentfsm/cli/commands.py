@@ -61,7 +61,7 @@ def demo(args: argparse.Namespace, terminal: Terminal) -> Exit:
     from agentfsm.cli.demo import approving, remark, survey  # noqa: PLC0415  it brings a server and tools
 
     start = survey(args.folder)
-    agent, place = equipped(load_agent(DEMO), DEMO, store_place(args.store))
+    agent, place = equipped(load_agent(DEMO), DEMO, args.store)
     attended = AttendedRun(
         terminal=terminal,
         agent=agent,

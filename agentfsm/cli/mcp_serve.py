@@ -15,7 +15,6 @@ from anyio.abc import TaskStatus
 from agentfsm.agent import Agent
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.drive import terminable
-from agentfsm.cli.place import store_place
 from agentfsm.cli.reach import equipped
 from agentfsm.cli.servers import library
 from agentfsm.cli.target import load
@@ -75,7 +74,7 @@ def _service(args: argparse.Namespace) -> tuple[MCPService, Callable[[], Awaitab
     kind: type[MCPService] = library().MCPService
     found: Any = load(args.target, Agent, ToolRegistry, kind)
     if isinstance(found, Agent):
-        agent, _ = equipped(found, args.target, store_place(args.store))
+        agent, _ = equipped(found, args.target, args.store)
         return agent.as_mcp_server(prefix=args.prefix, tools=not args.no_tools), agent.aclose
     if args.prefix or args.no_tools:
         raise MisuseError(f"{args.target!r} is no Agent, and --prefix and --no-tools are about one: leave them out")

@@ -53,12 +53,14 @@ def speaker(store: Store) -> Agent:
     return Agent(NoModel(), store=store, limits=Limits(seconds=_PATIENCE, crashes=int(_PATIENCE)))
 
 
-def equipped(agent: Agent, target: str, place: str) -> tuple[Agent, str | None]:
+def equipped(agent: Agent, target: str, given: str | None) -> tuple[Agent, str | None]:
     """Return the agent with a store that outlives the process, knowing where it is found again; and that store's place.
 
-    An agent with a store of its own keeps it. The place is None where only the agent knows how to open its store.
+    A store that is given goes before the agent's own, and that before the environment's and the usual one. The place is
+    None where only the agent knows how to open its store.
     """
-    if isinstance(agent.store, MemoryStore):
+    if given is not None or isinstance(agent.store, MemoryStore):
+        place = store_place(given)
         return agent.with_(store=make_store(place), target=target), place
     own = agent.store.path if isinstance(agent.store, SQLiteStore) else None
     return agent.with_(target=target), own
@@ -71,12 +73,12 @@ def named_by(args: argparse.Namespace, terminal: Terminal) -> tuple[Agent, str |
         MisuseError: when they name none, or a server is not approved.
         MCPServerError: when a server cannot be used.
     """
-    return _equipped(target_with(args.agent, args.mcp), store_place(args.store), terminal)
+    return _equipped(target_with(args.agent, args.mcp), args.store, terminal)
 
 
-def _equipped(target: str, place: str, terminal: Terminal) -> tuple[Agent, str | None]:
+def _equipped(target: str, given: str | None, terminal: Terminal) -> tuple[Agent, str | None]:
     name, files = parts_of(target)
-    return equipped(joined(load_agent(name), files, terminal), target, place)
+    return equipped(joined(load_agent(name), files, terminal), target, given)
 
 
 @attrs.frozen(kw_only=True)

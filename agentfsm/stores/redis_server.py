@@ -443,7 +443,8 @@ def dial(url: str) -> Wire:
     """Return a connection that is not connected yet: its driver does nothing of its own accord.
 
     Raises:
-        MisuseError: when it is no URL of a Redis; without the URL, in which a password may stand.
+        MisuseError: when it is no URL of a Redis, or has an unknown option; without the URL, in which a password may
+            stand.
     """
     try:
         options = {"socket_timeout": TIMEOUT_S, **_options_of(url)}
@@ -453,7 +454,11 @@ def dial(url: str) -> Wire:
             "unix://[[USER]:PASSWORD@]PATH[?db=DATABASE], with what is special in a password as %XX",
         ) from None
     kind: Callable[..., Wire] = options.pop("connection_class", Connection)
-    return kind(**{**options, "decode_responses": False, "protocol": 2})
+    try:
+        return kind(**{**options, "decode_responses": False, "protocol": 2})
+    except TypeError as error:
+        name = str(error).rpartition(" ")[2]
+        raise MisuseError(f"the URL of the Redis has an option that its driver does not know: {name}") from None
 
 
 def place_of(url: str) -> str:

@@ -1,6 +1,7 @@
 """Workers as processes of their own: runs that one submits, another drives and is killed over, and a third answers."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +126,15 @@ def test_a_worker_of_an_agent_with_a_store_of_its_own(here):
     here("worker", "app:shelved", "--until-idle")
     assert "on the runs in the agent's own store; Ctrl-C" in here.err
     assert 'run w waiting: t1.0: may pay(account="17\\u202e", cents=5) run? (no answer until ' in here.err
+
+
+def test_a_store_that_is_named_goes_before_the_agents_own(here):
+    """It was passed by without a word, and the runs were elsewhere."""
+    here("submit", "app:own", "Pay.", "--id", "w", "--store", "other.db")
+    assert [run["id"] for run in here.json("runs", "--store", "other.db")["runs"]] == ["w"]
+    assert not Path("own.db").exists()
+    here("submit", "app:own", "Pay.", "--id", "w")
+    assert Path("own.db").exists()
 
 
 @pytest.mark.parametrize("words", [("--parallel", "0"), ("--poll", "0"), ("--poll", "nan"), ("--poll", "often")])

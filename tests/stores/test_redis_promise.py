@@ -206,3 +206,9 @@ def test_a_store_does_not_show_its_password():
     assert store.place == "Redis at example.org:7000, database 3"
     assert "s3cret" not in repr(store) + store.place + repr(store._ledger())
     assert RedisStore("unix://ann:s3cret@/run/redis.sock?db=2").place == "Redis at /run/redis.sock, database 2"
+
+
+def test_an_option_that_the_driver_does_not_know_is_named():
+    """The rest of the URL is not told: a password may stand in it."""
+    with pytest.raises(MisuseError, match="an option that its driver does not know: 'bogus'$"):
+        RedisStore("redis://:secret@localhost/0?bogus=secret")
