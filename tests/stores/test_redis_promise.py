@@ -210,5 +210,5 @@ def test_a_store_does_not_show_its_password():
 
 def test_an_option_that_the_driver_does_not_know_is_named():
     """The rest of the URL is not told: a password may stand in it."""
-    with pytest.raises(MisuseError, match="an option that its driver does not know: 'bogus'$"):
+    with pytest.raises(MisuseError, match=r"an option that its driver does not know: 'bogus'$"):
         RedisStore("redis://:secret@localhost/0?bogus=secret")
