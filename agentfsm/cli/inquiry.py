@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.effects import Pending, Question
     from agentfsm.core.inbox import GiveInput
+
+
+# Characters of an answer that is told again, for whoever gave it.
+ANSWER_CHARS: Final = 100
+_YES_OR_NO: Final = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
 
 
 def _properties(question: Question) -> Mapping[str, Any]:
@@ -66,17 +71,20 @@ def given(
     """
     if text is not None and fields:
         raise MisuseError("give the answer as one text, or as --field NAME=VALUE, and not both")
-    content = _from_fields(item, fields) if fields else _from_text(text)
-    return answered(item, content, declined=declined, by=by)
-
-
-def _from_text(text: str | None) -> Any:
-    """Return the object that a text holds, else the text."""
+    if declined and (text is not None or fields):
+        raise MisuseError("give an answer, or --decline, and not both")
+    if text is None:
+        return answered(item, _from_fields(item, fields) if fields else None, declined=declined, by=by)
     try:
-        value = json.loads(text or "")
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+        value, flaw = json.loads(text), None
+    except (ValueError, RecursionError) as error:
+        value, flaw = text, error
+    try:
+        return answered(item, value if isinstance(value, dict) else text, declined=False, by=by)
+    except MisuseError:
+        if flaw is not None and text.lstrip().startswith("{"):  # meant as an object
+            raise MisuseError(f"the answer is not JSON ({flaw}): {text[:ANSWER_CHARS]}") from None
+        raise
 
 
 def _from_fields(item: Pending, fields: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -98,8 +106,10 @@ def _value(question: Question, name: str, text: str) -> Any:
     kind = _properties(question).get(name, {}).get("type", "string")
     if kind == "string":
         return text
+    if kind == "boolean":
+        return _YES_OR_NO.get(text.lower(), text)
     try:
-        value = json.loads(text.lower() if kind == "boolean" else text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         value = text
     return [each.strip() for each in text.split(",")] if kind == "array" and not isinstance(value, list) else value

@@ -80,7 +80,7 @@ def _add_driving(add: AddParser) -> None:
     for starts in (run, submit):
         _take_agent(starts)
         starts.add_argument("prompt", help="what it shall do")
-        starts.add_argument("--id", help="the run's id (the same id and prompt again means the same run)")
+        starts.add_argument("--id", type=_new_id, help="the run's id (the same id and prompt again means the same run)")
         starts.add_argument("--session", help="go on with this conversation")
         starts.add_argument("--metadata", metavar="KEY=VALUE", type=_pair, action="append", default=[], help="kept")
     worker = _add(add, working.worker, text="drive the runs of an agent that can be moved on, until interrupted")
@@ -192,7 +192,7 @@ def _add_travelling(add: AddParser) -> None:
     _take_id(fork)
     fork.add_argument("--at", metavar="VERSION", type=int, help="how many events (default: all, but for the end)")
     fork.add_argument("--prompt", help="another first message")
-    fork.add_argument("--id", dest="new_id", help="the new run's id")
+    fork.add_argument("--id", dest="new_id", type=_new_id, help="the new run's id")
     replay = _add(add, travel.replay, text="fold a run again, and check that the model would be asked the same now")
     _take_id(replay)
     for takes in (fork, replay):
@@ -283,6 +283,12 @@ def _take_servers(takes: argparse.ArgumentParser, text: str) -> None:
 
 
 # Values.
+
+
+def _new_id(text: str) -> str:
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"{text!r} would be taken for an option wherever it is named: choose another")
+    return text
 
 
 def _pair(text: str) -> tuple[str, str]:

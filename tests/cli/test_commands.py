@@ -382,7 +382,14 @@ def test_a_display_that_breaks_does_not_break_the_run(here, monkeypatch):
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("fly",), ("run", "app:adder"), ("run", "app:adder", "x", "--metadata", "novalue"), ("settle", "a", "b")],
+    [
+        (),
+        ("fly",),
+        ("run", "app:adder"),
+        ("run", "app:adder", "x", "--metadata", "novalue"),
+        ("run", "app:adder", "x", "--id=-x"),
+        ("settle", "a", "b"),
+    ],
 )
 def test_usage_errors_are_two(here, words):
     """What argparse refuses ends like any other error of usage."""

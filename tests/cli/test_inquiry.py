@@ -29,6 +29,7 @@ def test_a_question_is_shown_with_all_that_it_takes_to_answer(here):
             ["--field", "name=Ann", "--field", "bags=2", "--field", "meals=True"],
             "{'name': 'Ann', 'bags': 2, 'meals': True}",
         ),
+        (["--field", "name=Ann", "--field", "meals=no"], "{'name': 'Ann', 'meals': False}"),
         (["--decline"], "None"),
     ],
 )
@@ -47,7 +48,8 @@ def test_an_answer_is_a_json_object_or_fields(here, words, told):
         (["Ann"], "is no plain text, but an object"),
         (["--field", "bags=two", "--field", "name=Ann"], "bags: should be an integer"),
         (["--field", "bags=2"], "name: required, but missing"),
-        (["--field", "name=Ann", "--decline"], "and not both"),
+        (["--field", "name=Ann", "--decline"], "an answer, or --decline, and not both"),
+        (['{"name": Ann}'], "the answer is not JSON (Expecting value: line 1 column 10 (char 9))"),
         (["{}", "--field", "name=Ann"], "and not both"),
         (["no idea", "--failed"], "--decline says no"),
         (["--field", "name"], "is no field"),
