@@ -14,6 +14,7 @@ input, 4 a limit was reached, 130 interrupted.
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,13 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Its words, without the program's name; by default those of the process.
 
     Returns:
-        The exit code. A usage error that argparse finds raises SystemExit(2) instead.
+        The exit code. `--help` raises SystemExit(0) instead.
     """
-    args = parser().parse_args(argv)
     tolerate()
-    terminal = Terminal(json=args.json)
+    words = sys.argv[1:] if argv is None else argv
+    terminal = Terminal(json="--json" in words)  # what is wrong with the words is told as they want it
     with _Log(terminal):
         try:
+            args = parser().parse_args(words)
+            terminal.json = args.json
             return int(args.act(args, terminal))
         except AgentError as error:
             return int(_refused(terminal, error))

@@ -23,6 +23,7 @@ from agentfsm.cli import (
 from agentfsm.cli.place import DEFAULT, VARIABLE, masked
 from agentfsm.cli.target import MCP
 from agentfsm.core.calls import Phase
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
@@ -35,10 +36,12 @@ AddParser = Callable[..., argparse.ArgumentParser]
 
 
 class _Parser(argparse.ArgumentParser):
-    """Repeats no password when it complains."""
+    """Says what is wrong as every other command does, with the usage below it, and repeats no password."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(masked(message))
+        wrong = MisuseError(masked(message))
+        wrong.add_note(self.format_usage().strip())
+        raise wrong
 
 
 def parser() -> argparse.ArgumentParser:

@@ -392,9 +392,11 @@ def test_a_display_that_breaks_does_not_break_the_run(here, monkeypatch):
     ],
 )
 def test_usage_errors_are_two(here, words):
-    """What argparse refuses ends like any other error of usage."""
+    """What argparse refuses ends like any other error of usage, as JSON too."""
     here(*words, code=2)
-    assert "usage: agentfsm" in here.err
+    assert here.err.startswith("agentfsm: ")
+    assert "\nusage: agentfsm" in here.err
+    assert here.json(*words, code=2)["error"]["type"] == "MisuseError"
 
 
 def test_an_empty_prompt_is_refused(here):
