@@ -272,7 +272,7 @@ class TrapError(Exception):
 
 
 async def test_an_error_that_cannot_be_written_is_told_by_its_type(store, logged):
-    """Who formats its traceback reads its notes, which raise (before Python 3.13): the run goes on, its place is told."""
+    """Who formats its traceback reads its notes, which raise before Python 3.13: the run goes on, its place is told."""
 
     @tool
     async def trapped():
