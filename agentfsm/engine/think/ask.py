@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from inspect import isawaitable
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 import attrs
@@ -211,13 +211,15 @@ async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> 
     return reply
 
 
-# What the fields of a reply have to be, and what to give where one is something else.
-_FIELDS: Final[Mapping[str, tuple[type | UnionType, str]]] = {
+# What the fields of a reply, and of each of its calls, have to be, and what to give where one is something else.
+_Fields: TypeAlias = Mapping[str, tuple[type | UnionType, str]]
+_REPLY: Final[_Fields] = {
     "text": (str, "'' where it says nothing"),
     "calls": (tuple | list, "a tuple of ProposedCall"),
     "finish_reason": (FinishReason, "a FinishReason, for example FinishReason.LENGTH for a reply that was cut off"),
     "usage": (Usage | None, "Usage(input_tokens=..., output_tokens=...), or None where nobody said"),
 }
+_CALL: Final[_Fields] = {"id": (str, "a text"), "name": (str, "a text"), "arguments": (str, "the JSON text")}
 
 
 def _check_reply(model: Model, reply: object) -> None:
@@ -226,15 +228,10 @@ def _check_reply(model: Model, reply: object) -> None:
     Raises:
         MisuseError: naming what is wrong, and what to give.
     """
-    what = f"{type(model).__name__}.reply"
+    what = f"{type(model).__name__}.reply returned"
     if not isinstance(reply, Reply):
-        raise MisuseError(f"{what} returned {type(reply).__name__}: return a Reply, for example Reply(text='...')")
-    for name, (kind, wanted) in _FIELDS.items():
-        value = getattr(reply, name)
-        if not isinstance(value, kind):
-            raise MisuseError(
-                f"{what} returned a Reply whose {name} is of the type {type(value).__name__}: give {wanted}"
-            )
+        raise MisuseError(f"{what} {type(reply).__name__}: return a Reply, for example Reply(text='...')")
+    _check_fields(f"{what} a Reply whose", reply, _REPLY)
 
 
 def _check_call(model: Model, call: object) -> None:
@@ -246,10 +243,14 @@ def _check_call(model: Model, call: object) -> None:
     what = f"{type(model).__name__}.reply returned a Reply with"
     if not isinstance(call, ProposedCall):
         raise MisuseError(f"{what} calls that are {type(call).__name__}: give a tuple of ProposedCall")
-    for name in ("id", "name", "arguments"):
-        if not isinstance(value := getattr(call, name), str):
-            hint = "the JSON text" if name == "arguments" else "a text"
-            raise MisuseError(f"{what} a call whose {name} is of the type {type(value).__name__}: give {hint}")
+    _check_fields(f"{what} a call whose", call, _CALL)
+
+
+def _check_fields(what: str, given: object, fields: _Fields) -> None:
+    for name, (kind, wanted) in fields.items():
+        value = getattr(given, name)
+        if not isinstance(value, kind):
+            raise MisuseError(f"{what} {name} is of the type {type(value).__name__}: give {wanted}")
 
 
 def _usable(engine: Engine, reply: Reply) -> Reply:
