@@ -73,12 +73,9 @@ def named_by(args: argparse.Namespace, terminal: Terminal) -> tuple[Agent, str |
         MisuseError: when they name none, or a server is not approved.
         MCPServerError: when a server cannot be used.
     """
-    return _equipped(target_with(args.agent, args.mcp), args.store, terminal)
-
-
-def _equipped(target: str, given: str | None, terminal: Terminal) -> tuple[Agent, str | None]:
+    target = target_with(args.agent, args.mcp)
     name, files = parts_of(target)
-    return equipped(joined(load_agent(name), files, terminal), target, given)
+    return equipped(joined(load_agent(name), files, terminal), target, args.store)
 
 
 @attrs.frozen(kw_only=True)
