@@ -123,6 +123,12 @@ def test_the_core_needs_nothing():
         assert tops <= allowed | {"agentfsm", "attrs"} | codec, path.name
 
 
+def test_one_process_can_load_all_tests():
+    """No two files of tests have one name: pytest imports them by it, and `make soak` runs all in one process."""
+    names = [path.name for path in Path(__file__).parent.rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
+
+
 @pytest.mark.parametrize(
     ("source", "found"),
     [
