@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.place import known_store, store_place
+from agentfsm.cli.place import known_store
 from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, listed, moment, seconds
 from agentfsm.cli.reach import in_store
 from agentfsm.core.clean import one_line
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def audit(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Tell of each call of a run, or of all runs in the store."""
-    store = known_store(store_place(args.store))
+    store = known_store(args.store)
     found: list[AuditRecord] = []
 
     async def act() -> bool:

@@ -101,7 +101,7 @@ def _needless(args: argparse.Namespace, terminal: Terminal) -> Exit | None:
         MisuseError: when another run drives it.
     """
     way = Way(place=store_place(args.store))
-    store = known_store(store_place(args.store))
+    store = known_store(args.store)
     found, top = in_store(store, lambda: with_top(store, args.id))
     if found.is_over:
         terminal.err(f"run {found.id} is over")

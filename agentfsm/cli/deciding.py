@@ -7,8 +7,6 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 from agentfsm.cli.ask import tell, user_name
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import run_json
@@ -60,7 +58,7 @@ def answer(args: argparse.Namespace, terminal: Terminal) -> Exit:
     Raises:
         MisuseError: when that is not what was asked.
     """
-    store = known_store(store_place(args.store))
+    store = known_store(args.store)
     _, item = in_store(store, lambda: awaited(store, args.id, args.call, PendingKind.QUESTION))
     said: Decision
     if item.questions and not args.failed:
@@ -81,31 +79,20 @@ def _decide(
     decision: Decision,
     knower: Agent | None = None,
 ) -> Exit:
-    place = store_place(args.store)
-    store = known_store(place)
-    agent = speaker(store) if knower is None else knower.with_(store=store)
-
-    async def act() -> tuple[list[str], Run, Header]:
-        async with agent:
-            refused = await tell(agent, [(args.id, kind, decision)])
-            return refused, *await with_top(store, args.id)
-
-    refused, found, top = anyio.run(act)
-    if refused:
-        raise ConflictError(refused[0])
-    way = Way(place=place)
-    if terminal.json:
+    async def act(agent: Agent) -> dict[str, Any]:
+        if refused := await tell(agent, [(args.id, kind, decision)]):
+            raise ConflictError(refused[0])
         word = "answer" if kind is PendingKind.QUESTION else type(decision).__name__.lower()
-        said = {"decision": word, "call_id": decision.call_id, "by": decision.by}
+        said = {"says": f"noted for {decision.call_id} of run {args.id}", "decision": word, "call_id": decision.call_id}
         changed = {"arguments": json.loads(args.arguments)} if isinstance(decision, Approve) and args.arguments else {}
-        terminal.document(run_json(found, way, top.id) | said | changed)
-    terminal.err(f"noted for {decision.call_id} of run {found.id}. To go on: {way.resume(top.id)}")
-    return Exit.DONE
+        return said | {"by": decision.by} | changed
+
+    return _say(args, terminal, act, knower)
 
 
 def _knower(args: argparse.Namespace, terminal: Terminal) -> Agent | None:
     """Return the agent whose tools changed arguments have to fit: the run's own, which may be one among the tools."""
-    store = known_store(store_place(args.store))
+    store = known_store(args.store)
     agent = agent_of(*in_store(store, lambda: with_top(store, args.id)))
     if agent is None:
         terminal.err("the agent that the run is of is not known here: the arguments are checked when the call runs")
@@ -172,13 +159,17 @@ def _say(
     args: argparse.Namespace,
     terminal: Terminal,
     act: Callable[[Agent], Awaitable[dict[str, Any]]],
+    knower: Agent | None = None,
 ) -> Exit:
-    """Say something to a run, and report what came of it: what `act` returns under "says", the rest for programs."""
+    """Say something to a run, and report what came of it: what `act` returns under "says", the rest for programs.
+
+    Where it matters what the run's tools are, an agent that knows them says it.
+    """
     place = store_place(args.store)
     store = known_store(place)
 
     async def whole() -> tuple[dict[str, Any], Run, Header]:
-        said = await act(speaker(store))
+        said = await act(speaker(store) if knower is None else knower.with_(store=store))
         return said, *await with_top(store, args.id)
 
     said, found, top = in_store(store, whole)

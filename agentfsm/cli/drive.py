@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 import signal
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -15,13 +16,12 @@ from agentfsm.cli.ask import ask_person, leave, tell
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import run_json
 from agentfsm.cli.place import Way
-from agentfsm.cli.plain import seconds
+from agentfsm.cli.plain import counted, seconds
 from agentfsm.cli.show import used_line
 from agentfsm.cli.target import parts_of, target_with
 from agentfsm.cli.terminal import aside
-from agentfsm.cli.waits import pending_line
-from agentfsm.cli.watch import PlainView, view_of
-from agentfsm.core.effects import PendingKind
+from agentfsm.cli.waits import pending_line, ways
+from agentfsm.cli.watch import PlainView
 from agentfsm.core.errors import ConflictError, LeaseHeldError
 from agentfsm.core.machine import State
 from agentfsm.engine.drive.journal import header_of
@@ -176,6 +176,15 @@ class AttendedRun:
         return Exit.INTERRUPTED
 
 
+def view_of(terminal: Terminal) -> View:
+    """Return the live tree where stderr is a terminal that can show it and rich is installed, else plain lines."""
+    if terminal.is_watched and os.environ.get("TERM") != "dumb" and find_spec("rich") is not None:
+        from agentfsm.cli.live import LiveView  # noqa: PLC0415  the one file that loads rich
+
+        return LiveView()
+    return PlainView(terminal=terminal)
+
+
 def way_to(run: Run, agent: Agent, place: str | None) -> Way:
     """Return how to get back to a run: its agent is named where neither the store nor its header says which it is."""
     known = place is not None and agent.target == run.header.target
@@ -202,12 +211,15 @@ def report(terminal: Terminal, run: Run, way: Way) -> Exit:
 
 def how_it_ended(run: Run) -> str:
     """Return how a run stands that is over, or waits, in a line."""
-    how = f"{run.turn} turns, {used_line(run)}, {seconds(run.duration_s)} active"
     if run.state is State.DONE:
-        return f"done: {how}"
+        return f"done: {_spent(run)}"
     if run.state is State.ERROR:
         return f"stopped by {run.stop_reason}: {run.stop_message}"
     return f"waiting: {'; '.join(pending_line(item, run.id) for item in run.pending)}"
+
+
+def _spent(run: Run) -> str:
+    return f"{counted(run.turn, 'turn')}, {used_line(run)}, {seconds(run.duration_s)} active"
 
 
 def _end_lines(run: Run, way: Way) -> Iterator[str]:
@@ -215,44 +227,14 @@ def _end_lines(run: Run, way: Way) -> Iterator[str]:
         yield "waiting:"
         for item in run.pending:
             yield f"  {pending_line(item, run.id)}"
-            yield from (f"    {line}" for line in _ways(item, way))
+            yield from (f"    {line}" for line in ways(item, way))
         yield f"then: {way.resume(run.id)}"
         return
     yield how_it_ended(run)
     if run.state is State.ERROR:
-        yield f"{run.turn} turns, {used_line(run)}, {seconds(run.duration_s)} active"
+        yield _spent(run)
     if (again := way.fork(run)) is not None:
         yield f"To try again from right before that: {again}"
-
-
-def _ways(item: Pending, way: Way) -> list[str]:
-    """Return the command lines that end the wait; none for a pause, which the line behind them ends."""
-    if way.place is None and _WAYS[item.kind]:
-        return [f"from Python, with {_METHODS[item.kind]}: its store is the agent's own"]
-    forms = _INQUIRY_WAYS if item.questions else _WAYS[item.kind]
-    shown = f" --digest {item.digest}" if item.digest else ""
-    return [way.line(form.format(run=shlex.quote(item.run_id), call=item.call_id, shown=shown)) for form in forms]
-
-
-_WAYS: Final = {
-    PendingKind.APPROVAL: ("approve {run} {call}{shown}", "reject {run} {call} --message WHY"),
-    PendingKind.OUTCOME: (
-        "settle {run} {call} --result TEXT",
-        "settle {run} {call} --failed TEXT",
-        "settle {run} {call} --rerun",
-    ),
-    PendingKind.QUESTION: ("answer {run} {call} TEXT", "answer {run} {call} TEXT --failed"),
-    PendingKind.INPUT: ("send {run} TEXT",),
-    PendingKind.PAUSE: (),
-}
-# What a tool asks in the middle of its call.
-_INQUIRY_WAYS: Final = ("answer {run} {call} JSON", "answer {run} {call} --decline")
-_METHODS: Final = {
-    PendingKind.APPROVAL: "agent.approve or agent.reject",
-    PendingKind.OUTCOME: "agent.settle",
-    PendingKind.QUESTION: "agent.answer",
-    PendingKind.INPUT: "agent.send",
-}
 
 
 @contextmanager

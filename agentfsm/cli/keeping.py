@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.place import known_store, store_place
-from agentfsm.cli.plain import moment
+from agentfsm.cli.place import known_store
+from agentfsm.cli.plain import counted, moment
 from agentfsm.cli.reach import in_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports import Filter
@@ -29,14 +29,14 @@ def delete(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """
     if (args.id is None) == (args.session is None):
         raise MisuseError("name either a run, or a session with --session")
-    store = known_store(store_place(args.store))
+    store = known_store(args.store)
     if args.session is not None:
         count = in_store(store, lambda: store.delete_session(args.session))
         if not count:
             raise MisuseError(f"there is no run of the session {args.session!r}: `agentfsm runs` lists what there is")
-        return _told(terminal, count, f"the session {args.session}, {_runs(count)}")
+        return _told(terminal, count, f"the session {args.session}, {counted(count, 'run')}")
     count = in_store(store, lambda: _deleted(store, args.id))
-    below = f", and {_runs(count - 1)} of agents below it" if count > 1 else ""
+    below = f", and {counted(count - 1, 'run')} of agents below it" if count > 1 else ""
     return _told(terminal, count, f"run {args.id}{below}")
 
 
@@ -54,18 +54,14 @@ async def _below(store: Store, run_id: str) -> int:
 
 def prune(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Remove what is over and old."""
-    store = known_store(store_place(args.store))
+    store = known_store(args.store)
 
     async def act() -> tuple[int, float]:
         before = await store.now() - args.older_than * DAY_S if args.before is None else args.before
         return await store.prune(before), before
 
     count, before = in_store(store, act)
-    return _told(terminal, count, f"{_runs(count)} that ended before {moment(before)}")
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count:,} runs"
+    return _told(terminal, count, f"{counted(count, 'run')} that ended before {moment(before)}")
 
 
 def _told(terminal: Terminal, count: int, what: str) -> Exit:

@@ -36,7 +36,7 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> Exit:
         parent=args.parent,
         before=args.before,
     )
-    store = known_store(store_place(args.store))
+    store = known_store(args.store)
     is_whole = args.all or args.parent is not None
     found = in_store(store, lambda: _listed(store, where, args.limit, is_whole=is_whole))
     if terminal.json:
@@ -82,7 +82,7 @@ def export(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 def _read(run_id: str, at: int | None, given: str | None) -> tuple[Run, tuple[Event, ...], str]:
     """Return a run, its journal up to there, and the id of the run that goes on with it."""
-    store = known_store(store_place(given))
+    store = known_store(given)
 
     async def act() -> tuple[Run, tuple[Event, ...], str]:
         stored = await store.read(run_id)

@@ -65,12 +65,13 @@ def make_store(place: str) -> Store:
     return SQLiteStore(place)
 
 
-def known_store(place: str) -> Store:
-    """Return a store that exists; of a server that is found out later.
+def known_store(given: str | None) -> Store:
+    """Return a store that exists, found as in `store_place`; of a server it is found out later whether it does.
 
     Raises:
         MisuseError: when there is none at the path, or nothing is known of such a URL.
     """
+    place = store_place(given)
     if is_url(place):
         return _server(place)
     if not Path(place).exists():

@@ -45,6 +45,11 @@ def declared(tool: Tool[..., Any]) -> tuple[str, ...]:
     return tuple(name for name in DECLARATIONS if getattr(tool, name))
 
 
+def counted(number: int, what: str) -> str:
+    """Return how many there are of what one says in the singular: 1 run, 2 runs."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def moment(at: float) -> str:
     """Return a time since 1970 as date and time of this place."""
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, VALUE_CHARS, listed, moment, seconds
+from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, VALUE_CHARS, counted, listed, moment, seconds
 from agentfsm.cli.waits import pending_line, wish
 from agentfsm.core import codec
 from agentfsm.core.audit import audit
@@ -228,7 +228,7 @@ def cost_lines(cost: AgentCost) -> Iterator[str]:
     """Return what the run of a sub-agent came to, and those below it further in."""
     called = f", called {', '.join(cost.tool_calls)}" if cost.tool_calls else ""
     usage = cost.usage if cost.usd is None else attrs.evolve(cost.usage, cost_usd=cost.usd)
-    used = f"{cost.turns} turns, {_used(usage, cost.unpriced)}, {seconds(cost.duration_s)}"
+    used = f"{counted(cost.turns, 'turn')}, {_used(usage, cost.unpriced)}, {seconds(cost.duration_s)}"
     yield one_line(f"{cost.agent}, run {cost.run_id}: {used}{called}", NOTE_CHARS)
     for child in cost.children:
         yield from (f"  {line}" for line in cost_lines(child))

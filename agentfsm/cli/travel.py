@@ -11,7 +11,7 @@ import attrs
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import run_json
 from agentfsm.cli.drive import way_to
-from agentfsm.cli.place import known_store, store_place
+from agentfsm.cli.place import known_store
 from agentfsm.cli.reach import found_by, in_store
 from agentfsm.core.codec import message_json
 from agentfsm.core.difference import difference
@@ -80,7 +80,7 @@ def diff(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """
     if args.other is None and args.at is None:
         raise MisuseError(f"nothing to compare: name another run, or a version of {args.id} with --at")
-    store = known_store(store_place(args.store))
+    store = known_store(args.store)
 
     async def act() -> Difference:
         before = await journal.load(store, args.id, args.at)

@@ -1,7 +1,8 @@
-"""What a run waits for, in words."""
+"""What a run waits for, in words, and the command lines that end the wait."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ from agentfsm.core.effects import PendingKind
 from agentfsm.core.hidden import spelt_out
 
 if TYPE_CHECKING:
+    from agentfsm.cli.place import Way
     from agentfsm.core.effects import Pending
 
 # Characters of what a tool asks: its message, the address to open, and the fields to fill in.
@@ -103,4 +105,37 @@ _TOLD: Final[Mapping[PendingKind, Callable[[Pending], str]]] = {
     PendingKind.QUESTION: _what_is_the_answer,
     PendingKind.INPUT: _what_comes_in,
     PendingKind.PAUSE: lambda item: one_line(item.description, NOTE_CHARS),
+}
+
+
+# How it is ended.
+
+
+def ways(item: Pending, way: Way) -> list[str]:
+    """Return the command lines that end the wait; none for a pause, which the line behind them ends."""
+    if way.place is None and _WAYS[item.kind]:
+        return [f"from Python, with {_METHODS[item.kind]}: its store is the agent's own"]
+    forms = _INQUIRY_WAYS if item.questions else _WAYS[item.kind]
+    shown = f" --digest {item.digest}" if item.digest else ""
+    return [way.line(form.format(run=shlex.quote(item.run_id), call=item.call_id, shown=shown)) for form in forms]
+
+
+_WAYS: Final = {
+    PendingKind.APPROVAL: ("approve {run} {call}{shown}", "reject {run} {call} --message WHY"),
+    PendingKind.OUTCOME: (
+        "settle {run} {call} --result TEXT",
+        "settle {run} {call} --failed TEXT",
+        "settle {run} {call} --rerun",
+    ),
+    PendingKind.QUESTION: ("answer {run} {call} TEXT", "answer {run} {call} TEXT --failed"),
+    PendingKind.INPUT: ("send {run} TEXT",),
+    PendingKind.PAUSE: (),
+}
+# What a tool asks in the middle of its call.
+_INQUIRY_WAYS: Final = ("answer {run} {call} JSON", "answer {run} {call} --decline")
+_METHODS: Final = {
+    PendingKind.APPROVAL: "agent.approve or agent.reject",
+    PendingKind.OUTCOME: "agent.settle",
+    PendingKind.QUESTION: "agent.answer",
+    PendingKind.INPUT: "agent.send",
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -37,15 +35,6 @@ class View(Protocol):
     def end(self, run: Run) -> None:
         """Leave the terminal in order."""
         ...
-
-
-def view_of(terminal: Terminal) -> View:
-    """Return the live tree where stderr is a terminal that can show it and rich is installed, else plain lines."""
-    if terminal.is_watched and os.environ.get("TERM") != "dumb" and find_spec("rich") is not None:
-        from agentfsm.cli.live import LiveView  # noqa: PLC0415  the one file that loads rich
-
-        return LiveView()
-    return PlainView(terminal=terminal)
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

@@ -464,6 +464,5 @@ def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
     parts = tuple([part for part in parts if not isinstance(part, TextPart) or part.text.strip()])
     parts = tuple([TextPart(text=encodable(part.text)) if isinstance(part, TextPart) else part for part in parts])
     if not parts:
-        msg = "the prompt is empty: say what the agent shall do, for example agent.run('Summarise notes.md')"
-        raise MisuseError(msg)
+        raise MisuseError("the prompt is empty: say what the agent shall do, for example 'Summarise notes.md'")
     return parts

@@ -131,7 +131,11 @@ def _line_of(given: object) -> Line:
         return say(given)
     if isinstance(given, Line):
         return given
-    raise MisuseError(f"{given!r} is no line of a script: give texts, say(...) and fail(...); say('', call(...)) calls")
+    what = f"a {type(given).__name__}" if isinstance(given, list | tuple) else repr(given)
+    raise MisuseError(
+        f"{what} is no line of a script: give each line by itself, a text, say(...) or fail(...); "
+        "say('', call('tool', x=1)) calls a tool"
+    )
 
 
 async def _played(line: Line, at: int, emit: Emit | None) -> Reply:
