@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +13,7 @@ from agentfsm.cli import codes
 from agentfsm.cli.ask import ask_person, leave, tell
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import run_json
+from agentfsm.cli.ending import Ending
 from agentfsm.cli.place import Way
 from agentfsm.cli.plain import counted, seconds
 from agentfsm.cli.show import used_line
@@ -29,7 +28,6 @@ from agentfsm.engine.queue.render import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
     from agentfsm.agent import Agent
     from agentfsm.cli.ask import Answer, Word
@@ -61,6 +59,7 @@ class AttendedRun:
     remark: str = ""
     # Said right behind the run's id.
     view: View = attrs.field(init=False, default=attrs.Factory(lambda self: view_of(self.terminal), takes_self=True))
+    _ending: Ending = attrs.field(factory=Ending, init=False)
     _begun: bool = attrs.field(default=False, init=False)
     # Whether the run is in the store and its id was told.
     _put_off: set[tuple[str, str]] = attrs.field(factory=set, init=False)
@@ -77,11 +76,11 @@ class AttendedRun:
         Raises:
             AgentError: when it cannot be driven; a note on it says how to go on.
         """
-        with terminable():
+        with self._ending:
             try:
                 return self._driven()
             finally:
-                anyio.run(self.agent.aclose)
+                self._ending.run(self.agent.aclose)
 
     def _driven(self) -> Exit:
         try:
@@ -98,7 +97,7 @@ class AttendedRun:
     def _begin(self) -> None:
         """Put the run into the store and tell its id, before anything is done: from here on it can be resumed."""
         if self.run.version == 0:
-            self.run = anyio.run(self.agent.submit, self.run)
+            self.run = self._ending.run(self.agent.submit, self.run)
         self._begun = True
         self.terminal.err(f"run {self.run.id}")
         if self.remark:
@@ -107,11 +106,11 @@ class AttendedRun:
     def _to_the_end(self) -> None:
         while True:
             with aside():  # what tools print is no result
-                anyio.run(self._watch)
+                self._ending.run(self._watch)
             words = [word for item in self._open() if (word := self._word(item)) is not None]
             if not words:
                 return
-            for refusal in anyio.run(tell, self.agent, words):
+            for refusal in self._ending.run(tell, self.agent, words):
                 self.terminal.err(refusal)
 
     def _open(self) -> list[Pending]:
@@ -167,7 +166,7 @@ class AttendedRun:
     def _interrupted(self) -> Exit:
         """Report a run that was left; it is read again, since what was committed last may be newer than was seen."""
         if self._begun:
-            self.run = anyio.run(self.agent.load, self.run.id)
+            self.run = self._ending.run(self.agent.load, self.run.id)
             if self.run.is_over:  # it was too late
                 return report(self.terminal, self.run, self.way)
             self.terminal.err(f"interrupted at version {self.run.version}. To go on: {self.way.resume(self.run.id)}")
@@ -235,26 +234,6 @@ def _end_lines(run: Run, way: Way) -> Iterator[str]:
         yield _spent(run)
     if (again := way.fork(run)) is not None:
         yield f"To try again from right before that: {again}"
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C: what is under way ends in order, and nothing is lost."""
-
-    def interrupt(_number: int, frame: FrameType | None) -> None:
-        handler = signal.getsignal(signal.SIGINT)
-        act = handler if callable(handler) else signal.default_int_handler
-        act(signal.SIGINT, frame)
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: then signals are the business of whoever called
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 async def top_of(store: Store, header: Header) -> Header:

@@ -14,7 +14,7 @@ from anyio.abc import TaskStatus
 
 from agentfsm.agent import Agent
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.drive import terminable
+from agentfsm.cli.ending import Ending
 from agentfsm.cli.reach import equipped
 from agentfsm.cli.servers import library
 from agentfsm.cli.target import load
@@ -51,17 +51,20 @@ def serve(args: argparse.Namespace, terminal: Terminal) -> Exit:
     if args.http is None and (args.token_env is not None or args.allow_host):
         raise MisuseError("--token-env and --allow-host are about HTTP: add --http")
     service, close = _service(args)
-    try:
-        if args.http is None:
-            terminal.err(f"serving {service.name!r} on standard input and output; the client ends it by closing them")
-            anyio.run(_over_stdio, service, close)
-        else:
-            with terminable(), aside():  # what tools print is no result
-                anyio.run(_over_http, service, terminal, args)
-    except KeyboardInterrupt:
-        terminal.err("ended: runs under way are kept, and the next server goes on with them")
-    finally:
-        anyio.run(close)
+    with Ending() as ending:
+        try:
+            if args.http is None:
+                terminal.err(
+                    f"serving {service.name!r} on standard input and output; its client ends it by closing them"
+                )
+                ending.run(_over_stdio, service, close)
+            else:
+                with aside():  # what tools print is no result
+                    ending.run(_over_http, service, terminal, args)
+        except KeyboardInterrupt:
+            terminal.err("ended: runs under way are kept, and the next server goes on with them")
+        finally:
+            ending.run(close)
     return Exit.DONE
 
 

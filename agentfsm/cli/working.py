@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
 import attrs
 
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.drive import how_it_ended, terminable
+from agentfsm.cli.drive import how_it_ended
+from agentfsm.cli.ending import Ending
 from agentfsm.cli.place import masked
 from agentfsm.cli.reach import named_by
 from agentfsm.cli.terminal import aside
@@ -37,17 +38,14 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> Exit:
     where = "the agent's own store" if place is None else masked(place)
     terminal.err(f"working for {agent.name!r} on the runs in {where}; Ctrl-C ends it in order")
 
-    async def work() -> None:
-        await own.work(until_idle=args.until_idle)
-
-    with terminable():
+    with Ending() as ending:
         try:
             with aside():  # what tools print is no result
-                anyio.run(work)
+                ending.run(partial(own.work, until_idle=args.until_idle))
         except KeyboardInterrupt:
             terminal.err("ended: what was under way is kept, and any worker goes on with it")
         finally:
-            anyio.run(agent.aclose)
+            ending.run(agent.aclose)
     if terminal.json:
         terminal.document({"agent": agent.name, "runs": dict(shift.ends)})
     return Exit.FAILED if args.until_idle and own.failed else Exit.DONE

@@ -31,6 +31,20 @@ def test_an_interrupt_leaves_the_run(shell, number):
     assert again.end() == 130
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_ends_at_once(shell, number):
+    """What does not end by the first is cut off, without a word of Python's; the run goes on from its journal."""
+    process = shell.start("run", "app:stubborn", "Wait.")
+    shell.until((shell.folder / "begun").exists)
+    process.popen.send_signal(signal.SIGINT)
+    shell.until((shell.folder / "told").exists)
+    process.popen.send_signal(number)
+    assert process.end() == 130
+    assert process.lines[-1] == "ended at once: nothing that was acknowledged is lost"
+    assert "Traceback" not in process.err
+    assert shell.json("show", process.run_id)["state"] == "act"
+
+
 def test_an_interrupt_while_the_module_loads(shell):
     """Nothing has begun, so there is nothing to go on with."""
     (shell.folder / "sleepy.py").write_text(
