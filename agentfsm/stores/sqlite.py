@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.codec import encode_header
-from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import (
+    ConflictError,
+    CorruptError,
+    LeaseHeldError,
+    LeaseLostError,
+    MisuseError,
+    RunNotFoundError,
+)
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
 from agentfsm.ports import Clock, Durability, Filter, Lease, Summary, SystemClock
@@ -142,7 +149,7 @@ SCHEMA: Final = Schema(
 
 # Texts are read as bytes: a record that is damaged is then ours to report, and not SQLite's.
 _RUN: Final = """
-SELECT number, token, crashes, owner, until, version, state, stop_reason,
+SELECT number, token, crashes, version, owner, until, state, stop_reason,
        (SELECT max(number) FROM inbox WHERE run = runs.number AND NOT taken)
 FROM runs WHERE id = ?
 """
@@ -227,9 +234,9 @@ class _Row:
     number: int
     token: int
     crashes: int
+    version: int
     owner: str | None
     until: float | None
-    version: int
     state: str
     stop_reason: str | None
     newest: int | None
@@ -527,7 +534,11 @@ class _SQLiteLedger(DatabaseFile):
 
     def _find(self, run_id: str) -> _Row | None:
         row = self.execute(_RUN, (run_id,)).fetchone()
-        return None if row is None else _Row(*row)
+        if row is None:
+            return None
+        if {*map(type, row[:4])} != {int}:  # SQLite keeps what it finds, whatever the column's type
+            raise CorruptError(f"run {run_id!r}: its row is damaged: restore a backup")
+        return _Row(*row)
 
 
 @cache

@@ -45,16 +45,19 @@ _OF_ONE_JOB: Final = frozenset(
         sqlite3.SQLITE_TOOBIG,
     },
 )
+_GRANT: Final = "this process may not write there: grant it the file, its folder, and the -wal and -shm beside it"
 # By SQLite's primary result code: why, and what next.
 _NEXT: Final[Mapping[int, str]] = {
     sqlite3.SQLITE_BUSY: "another process holds the write lock: end the transaction that was left open there (a shell, "
     "a backup), then call again",
     sqlite3.SQLITE_LOCKED: "another connection holds a lock: end its transaction, then call again",
     sqlite3.SQLITE_FULL: "the disk is full: free some space, then resume the runs",
-    sqlite3.SQLITE_IOERR: "the disk or its file system failed: check it, then resume the runs",
-    sqlite3.SQLITE_READONLY: "this process may not write there: grant it the file and its folder",
-    sqlite3.SQLITE_PERM: "this process may not write there: grant it the file and its folder",
-    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: see whether it is there and this process may write its folder",
+    sqlite3.SQLITE_IOERR: "the disk or its file system failed, or it or a quota is full: check it, then resume the "
+    "runs",
+    sqlite3.SQLITE_READONLY: _GRANT,
+    sqlite3.SQLITE_PERM: _GRANT,
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: see whether it is there, whether this process may write its "
+    "folder, and whether it has too many files open",
     sqlite3.SQLITE_NOTADB: "it is not a SQLite database: give another path, or put the file back",
     sqlite3.SQLITE_CORRUPT: "the file is damaged: restore a backup, or save what is left with `sqlite3 FILE .recover`",
     sqlite3.SQLITE_CONSTRAINT: "the journal holds records that this agentfsm did not write: restore a backup",
@@ -165,8 +168,10 @@ class DatabaseFile:
         for act in self._after:
             act()
 
-    def wait_out(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a server would
-        """Return False: what passes was waited for where it occurred."""
+    def wait_out(self, error: Exception) -> bool:
+        """Return False: what passes was waited for where it occurred. What may not write is opened anew next time."""
+        if _code(error) == sqlite3.SQLITE_READONLY:
+            self._shut()  # SQLite does not notice that the right was granted meanwhile
         return False
 
     def tidy(self) -> None:
@@ -196,7 +201,7 @@ class DatabaseFile:
             kind = CorruptError if code in _CORRUPT else StoreError
             why = _NEXT.get(code, "nothing of it was acknowledged: see SQLite's own words, then resume the runs")
             return kind(f"{self.path}: SQLite says {str(error)!r}; {why}")
-        if isinstance(error, sqlite3.OperationalError):  # text in the file that is no UTF-8; it comes without a code
+        if isinstance(error, sqlite3.OperationalError | UnicodeDecodeError):  # no UTF-8 in the file: without a code
             return CorruptError(f"{self.path} holds a damaged text ({error}): restore a backup")
         if isinstance(error, ValueError | OverflowError | sqlite3.Error):
             return MisuseError(f"{self.path} cannot hold a value ({error}): ids, keys and names are plain text")

@@ -1,10 +1,16 @@
 """What goes wrong with files: foreign, damaged, locked, full, gone."""
 
+import os
+import pwd
+import shutil
 import sqlite3
-from contextlib import closing
+import tempfile
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import anyio
 import pytest
+import sqlite_faults
 from held import hold
 from sqlite_faults import Faults
 
@@ -225,6 +231,28 @@ async def test_a_text_that_is_none_is_reported(store, path):
     assert len((await store.read("r1")).events) == 2
 
 
+@pytest.mark.parametrize("column", ["token", "crashes", "version"])
+async def test_a_damaged_row_is_named(store, path, column):
+    """SQLite keeps text where a number belongs; that is told as damage of this run, and stops no other."""
+    await finished(store)
+    await finished(store, header("r2"))
+    change(path, f"UPDATE runs SET {column} = 'x' WHERE id = 'r1'")  # noqa: S608  our own names
+    for refusal in (store.read("r1"), store.lease("r1"), store.create(header("r1"))):
+        with pytest.raises(CorruptError, match="'r1': its row is damaged: restore a backup"):
+            await refusal
+    assert await store.lease("r2")
+
+
+async def test_an_error_that_sqlite_cannot_put_into_words_is_damage(frail, faults, monkeypatch):
+    """Where the file is damaged SQLite's words may quote bytes that are no text; that is nobody's wrong value."""
+    await finished(frail)
+    error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    monkeypatch.setattr(sqlite_faults, "failure", lambda _code: error)
+    faults.strike(sqlite3.SQLITE_CORRUPT, "SELECT")
+    with pytest.raises(CorruptError, match="damaged text"):
+        await frail.runs()
+
+
 async def test_a_record_too_many_stops_the_run_alone(store, path):
     """Where a record that nobody wrote stands in the way of an append, other runs go on."""
     drivers = [await Driver.of(store, header(f"r{number}")) for number in range(3)]
@@ -370,6 +398,100 @@ async def test_a_renewal_that_fails_is_tried_again(frail, faults, caplog):
     await frail.runs()
     assert "beat" in caplog.text
     assert await driver.append(Observed()).wait()
+
+
+@pytest.fixture
+def folder():
+    """A folder that other users may pass to; pytest's own they may not."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def nobody(folder):
+    """Be somebody whom permissions bind, and whose the folder is, in the block: root may do everything."""
+    user = os.geteuid()
+    if user == 0:
+        other = pwd.getpwnam("nobody").pw_uid
+        for place in (folder, *folder.iterdir()):
+            os.chown(place, other, -1)
+        os.seteuid(other)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+async def test_a_file_that_may_only_be_read_is_read(folder):
+    """What it holds can be seen; who writes is told what to grant, and the same store goes on once that is done."""
+    path = folder / "runs.db"
+    await closed_after(finished, path)
+    path.chmod(0o444)
+    with nobody(folder):
+        store = SQLiteStore(path)
+        for refusal in (store.lease("r1"), store.create(header("r2")), store.prune(1e12)):
+            assert len((await store.read("r1")).events) == 2
+            with pytest.raises(StoreError, match=r"readonly database.*grant it the file, its folder, and the -wal"):
+                await refusal
+        for place in folder.iterdir():
+            place.chmod(0o644)
+        assert await store.lease("r1")
+        await store.aclose()
+
+
+async def test_a_folder_that_may_only_be_read_is_told(folder):
+    """SQLite needs the folder for its log; the same store opens the file once it may."""
+    path = folder / "runs.db"
+    await closed_after(finished, path)
+    folder.chmod(0o555)
+    with nobody(folder):
+        store = SQLiteStore(path)
+        with pytest.raises(StoreError, match="may not write there: grant it the file, its folder"):
+            await store.runs()
+        folder.chmod(0o755)
+        assert await store.lease("r1")
+        await store.aclose()
+
+
+async def closed_after(act, path):
+    """Do something with a store, and close it: what is on the way to it is then loaded, too."""
+    store = SQLiteStore(path)
+    await act(store)
+    await store.aclose()
+
+
+async def test_a_file_that_is_full_in_truth_loses_nothing(path):
+    """SQLite itself ends the transaction in the middle; what was acknowledged stays, and each run goes on after it."""
+    bounds = []
+
+    def connect(name):
+        bounds.append(sqlite3.connect(name, isolation_level=None, check_same_thread=False))
+        return bounds[-1]
+
+    store = SQLiteStore(path, connect=connect)
+    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(5)]
+    bounds[-1].execute("PRAGMA max_page_count = 20")
+    written, told = {}, ""
+    for driver in drivers:
+        assert await driver.append(Observed()).wait()
+    while len(written) < len(drivers):
+        for driver in drivers:
+            before = driver.run.version
+            try:
+                await driver.append(*driver.turn()).wait()
+            except StoreError as error:
+                written.setdefault(driver.run.id, before)
+                told = told or str(error)
+    assert "the disk is full: free some space" in told
+    for run_id, version in written.items():
+        assert len((await store.read(run_id)).events) == version
+    bounds[-1].execute("PRAGMA max_page_count = 1000000")
+    for driver in drivers:
+        await driver.release()
+        again = await Driver.again(store, driver.run.id)
+        assert await again.append(*again.turn()).wait()
+    await store.aclose()
 
 
 # A file that is gone.
