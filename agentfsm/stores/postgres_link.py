@@ -78,10 +78,11 @@ _PASSING: Final = _REDONE | {
 }
 # Classes of what one job's own values or rows can bring about, a lock on its run too; and a statement cut short.
 _OF_ONE_JOB: Final = frozenset({"22", "23", "54", "55", "XX"})
-# By SQLSTATE, or its class: why, and what next. "" is for an error of the connection, which has none.
+# By SQLSTATE, or its class: why, and what next. "" is for an error of the connection, of which libpq tells none; a
+# pooler may tell the one with which the server refused it.
 _NEXT: Final[Mapping[str, str]] = {
-    "": "it cannot be reached, or the connection was lost: see whether it runs and the address is right, then resume "
-    "the runs",
+    "": "it cannot be reached, lets nobody in, or the connection was lost: see its own words, whether it runs, and "
+    "whether the address is right, then resume the runs",
     "08": "the connection failed: see whether the server runs, then resume the runs",
     "22": "ids, keys and names are plain text, and numbers finite",
     "23": "the tables hold what this agentfsm did not write: restore a backup",

@@ -553,7 +553,8 @@ async def test_patience_ends(server):
     lost, other = [await Driver.of(store, header(f"r{number}")) for number in range(2)]
     server.kill()
     with pytest.raises(
-        StoreError, match=f"127.0.0.1:{server.port}/postgres says .*cannot be reached, or the connection"
+        StoreError,
+        match=f"127.0.0.1:{server.port}/postgres says .*cannot be reached, lets nobody in, or the connection",
     ):
         await lost.append(Observed()).wait()
     server.start()
@@ -610,7 +611,10 @@ async def test_a_commit_of_which_nobody_can_be_asked_is_told_as_such(server):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"port": 1}, "127.0.0.1:1/postgres says .*see whether it runs and the address is right"),
+        (
+            {"port": 1},
+            "127.0.0.1:1/postgres says .*see its own words, whether it runs, and whether the address is right",
+        ),
         ({"password": "hunter2"}, "password authentication failed"),
         ({"dbname": "nowhere"}, "nowhere. does not exist"),
     ],

@@ -1,0 +1,151 @@
+"""A PostgreSQL server that is there, and refuses: others go first, no connection is left, a standby is missing."""
+
+import anyio
+import psycopg
+import pytest
+from keeper import await_that
+from psycopg.conninfo import make_conninfo
+from servers import PASSWORD, PostgresServer
+
+from agentfsm.core.errors import StoreError
+from agentfsm.core.events import Observed
+from agentfsm.stores import PostgresStore, postgres_link
+from agentfsm.testing.conformance.driving import Driver, header
+
+# Fails so often, as two transactions do that the server cannot put one behind the other.
+FAILS = """
+CREATE SEQUENCE agentfsm.failures;
+CREATE FUNCTION agentfsm.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF nextval('agentfsm.failures') <= {times} THEN
+        RAISE 'could not serialize access' USING errcode = '40001';
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE {when} FOR EACH ROW EXECUTE FUNCTION agentfsm.fail();
+"""
+AT_ONCE = "TRIGGER fails AFTER UPDATE ON agentfsm.runs"
+AT_COMMIT = "CONSTRAINT TRIGGER fails AFTER UPDATE ON agentfsm.runs DEFERRABLE INITIALLY DEFERRED"
+
+
+@pytest.fixture
+def server():
+    with PostgresServer({"max_connections": "5", "superuser_reserved_connections": "2"}) as server:
+        yield server
+
+
+@pytest.fixture
+def desk(server):
+    with psycopg.connect(server.url, autocommit=True) as desk:
+        yield desk
+
+
+@pytest.fixture
+def clerk(server, desk):
+    """The URL of a user for whom there are two connections: the others are kept for administrators."""
+    desk.execute(f"CREATE ROLE clerk LOGIN PASSWORD '{PASSWORD}'; GRANT CREATE ON DATABASE postgres TO clerk")
+    return make_conninfo(server.url, user="clerk")
+
+
+@pytest.mark.parametrize("when", [AT_ONCE, AT_COMMIT])
+async def test_a_serialisation_failure_is_done_again(server, desk, when):
+    """Whether the statement fails (40001) or the COMMIT, the group is done again, once, and nobody notices."""
+    store = PostgresStore(server.url)
+    driver = await Driver.of(store)
+    desk.execute(FAILS.format(times=3, when=when))
+    assert await driver.append(Observed()).wait()
+    assert await driver.append(*driver.turn()).wait()
+    assert desk.execute("SELECT last_value > 3 FROM agentfsm.failures").fetchone() == (True,)
+    assert len((await store.read("r1")).events) == 6
+    await store.aclose()
+
+
+async def test_a_serialisation_failure_that_does_not_end_is_told(server, desk):
+    """Nothing of it is written; with a new lease the run goes on once the others are out of the way."""
+    store = PostgresStore(server.url, patience_s=0.2)
+    driver = await Driver.of(store)
+    desk.execute(FAILS.format(times=10**9, when=AT_COMMIT))
+    with pytest.raises(StoreError, match=r"could not serialize access.*again and again: call again"):
+        await driver.append(Observed()).wait()
+    desk.execute("DROP TRIGGER fails ON agentfsm.runs")
+    await driver.release()
+    again = await Driver.again(store)
+    assert again.run.version == 0
+    assert await again.append(Observed()).wait()
+    await store.aclose()
+
+
+async def test_a_connection_that_is_not_left_is_waited_for(clerk, desk, monkeypatch):
+    """Who has lost its connection, and finds the server full (53300), goes on where it was when one is free."""
+    refusals = []
+    connect = postgres_link.Database.connect
+
+    def connected(**settings):
+        try:
+            return connect(**settings)
+        except psycopg.OperationalError as error:
+            refusals.append(str(error))
+            raise
+
+    store = PostgresStore(clerk)
+    driver = await Driver.of(store)
+    monkeypatch.setattr(postgres_link.Database, "connect", connected)
+    with psycopg.connect(clerk), anyio.fail_after(60):
+        desk.execute("SELECT pg_terminate_backend(%s, 10000)", [store._writer.desk._db.info.backend_pid])
+        with psycopg.connect(clerk):
+            commit = driver.append(Observed())
+            await anyio.to_thread.run_sync(await_that, lambda: len(refusals) > 1, "the store was refused")
+        assert await commit.wait()
+    assert "remaining connection slots are reserved" in refusals[0]
+    assert len((await store.read("r1")).events) == 1
+    await store.aclose()
+
+
+async def test_a_server_without_connections_is_told_in_its_own_words(clerk):
+    """A first connection is not waited for; the same store works when one is free."""
+    store = PostgresStore(clerk)
+    told = r"connection slots are reserved.*lets nobody in.*see its own words"
+    with psycopg.connect(clerk), psycopg.connect(clerk), pytest.raises(StoreError, match=told):
+        await store.runs()
+    assert await store.runs() == ()
+    await store.aclose()
+
+
+async def test_a_commit_that_no_standby_takes_is_told_as_such(server, desk, monkeypatch):
+    """A COMMIT that waits for a standby is given up; whether it was made is seen later, and the run goes on there."""
+    store = PostgresStore(server.url, patience_s=0.2)
+    driver = await Driver.of(store)
+    monkeypatch.setattr(postgres_link, "SILENT_S", 0.2)
+    waits_for(desk, "nobody")
+    with pytest.raises(StoreError, match=r"has not answered for 0\.2 s"):
+        await driver.append(Observed()).wait()
+    with pytest.raises(StoreError, match="an earlier append was not written"):
+        await driver.append(*driver.turn()).wait()
+    waits_for(desk, "")
+    monkeypatch.undo()
+    await driver.release()
+    again = await Driver.again(store)
+    assert again.run.version in (0, 1)
+    assert await again.append(*([] if again.run.version else [Observed()]), *again.turn()).wait()
+    await store.aclose()
+
+
+def waits_for(desk, standby):
+    """Let the server wait for a standby at each COMMIT."""
+    desk.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{standby}'")
+    desk.execute("SELECT pg_reload_conf()")
+    shown = "SELECT current_setting('synchronous_standby_names')"
+    await_that(lambda: desk.execute(shown).fetchone() == (standby,), "the setting holds")
+
+
+async def test_a_right_that_was_taken_away_is_named(clerk, desk):
+    """What to grant is said; nothing of the group is written, and with a new lease the run goes on."""
+    store = PostgresStore(clerk)
+    driver, other = [await Driver.of(store, header(f"r{number}")) for number in range(2)]
+    desk.execute("REVOKE INSERT ON agentfsm.events FROM clerk")
+    with pytest.raises(StoreError, match=r"permission denied.*grant it the schema and its tables"):
+        await driver.append(Observed()).wait()
+    desk.execute("GRANT INSERT ON agentfsm.events TO clerk")
+    assert await other.append(Observed()).wait()
+    await driver.release()
+    assert await (await Driver.again(store, "r0")).append(Observed()).wait()
+    await store.aclose()
