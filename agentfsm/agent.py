@@ -60,7 +60,7 @@ from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools.tool import Declarations, Tool
 from agentfsm.engine.watch import log
 from agentfsm.engine.watch.stream import Stream, TypedStream
-from agentfsm.given import check_agent, check_id, check_run, check_start, messages_of, roles_of, text_of
+from agentfsm.given import check_agent, check_run, check_start, messages_of, roles_of, text_of
 from agentfsm.models import model_of
 from agentfsm.ports import (
     ALL,
@@ -76,6 +76,7 @@ from agentfsm.ports import (
     ToolSelector,
 )
 from agentfsm.stores import MemoryStore
+from agentfsm.stores.common import check_id
 from agentfsm.tokens import load_counter
 from agentfsm.worker import Worker
 

@@ -127,18 +127,6 @@ def check_run(run: object, rung: str) -> None:
         raise MisuseError(f"agent.{rung} takes a Run, not {_shown(run)}: write agent.{rung}(agent.start('...'))")
 
 
-def check_id(run_id: object) -> None:
-    """Refuse what is no run's id, before a store looks for it.
-
-    Raises:
-        MisuseError: when it is none.
-    """
-    if isinstance(run_id, Run):
-        raise MisuseError(f"this takes a run's id: give run.id, not a Run ({run_id.id!r} here)")
-    if not isinstance(run_id, str):
-        raise MisuseError(f"this takes a run's id, a text: give run.id, not {_shown(run_id)}")
-
-
 def text_of(text: object, what: str) -> str:
     """Return what a person has said, as any wire takes it.
 

@@ -12,13 +12,14 @@ from agentfsm.core.inbox import Approve, GiveInput, Reject, Rerun, Settle
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
+from agentfsm.core.run import Run
 from agentfsm.ports import Durability, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agentfsm.core.inbox import InboxItem, Posted
-    from agentfsm.core.run import Header, Run
+    from agentfsm.core.run import Header
 
 # What a decision has done to its call, in words.
 _DONE: Final[Mapping[type, str]] = {
@@ -60,9 +61,15 @@ def checked_durability(durability: Durability) -> Durability:
     return durability
 
 
-def no_id(given: object) -> MisuseError:
-    """Return the error of who gives something else where a run's id belongs."""
-    return MisuseError(f"a run's id is text, and {type(given).__name__} is none: give run.id")
+def check_id(run_id: object) -> None:
+    """Refuse what is no run's id, before it is looked for.
+
+    Raises:
+        MisuseError: when it is none.
+    """
+    if not isinstance(run_id, str):
+        what = f"a Run ({run_id.id!r} here)" if isinstance(run_id, Run) else f"{run_id!r:.80}"
+        raise MisuseError(f"this takes a run's id, a text: give run.id, not {what}")
 
 
 def check_same_prompt(stored: Header, header: Header) -> None:

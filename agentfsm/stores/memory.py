@@ -15,6 +15,7 @@ from agentfsm.core.inbox import Cancel, InboxItem, Posted, due_at
 from agentfsm.core.run import Header, Run, begin
 from agentfsm.ports import ALL, Clock, Durability, Filter, Lease, Store, Stored, Summary, SystemClock
 from agentfsm.stores.common import (
+    check_id,
     check_in_time,
     check_not_over,
     check_same_prompt,
@@ -22,7 +23,6 @@ from agentfsm.stores.common import (
     checked_session,
     checked_winner,
     followed,
-    no_id,
     summary_of,
     wakes_at,
     without_history,
@@ -332,9 +332,8 @@ class MemoryStore(Store):
         """Do nothing: memory has nothing to close, and the runs stay readable."""
 
     def _record(self, run_id: str) -> _Record:
+        check_id(run_id)
         try:
             return self._records[run_id]
         except KeyError:
             raise RunNotFoundError(f"no run {run_id!r} in memory; MemoryStore forgets with the process") from None
-        except TypeError:  # it cannot be a key
-            raise no_id(run_id) from None

@@ -26,7 +26,7 @@ from agentfsm.core.inbox import InboxItem, Posted, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Header, Run, begin
 from agentfsm.ports import ALL, Durability, Filter, Lease, Store, Stored, Summary
-from agentfsm.stores.common import checked_durability, no_id, wakes_at
+from agentfsm.stores.common import check_id, checked_durability, wakes_at
 from agentfsm.stores.holdings import Holdings
 from agentfsm.stores.writer import Desk, Job, Statistics, Writer
 from agentfsm.threads import Bell, in_thread
@@ -404,12 +404,12 @@ class ThreadedStore(Store, Generic[L]):
 
     async def inbox(self, run_id: str) -> tuple[Posted, ...]:
         """Return the rows that are not taken yet, oldest first."""
-        rows = await self._do(lambda ledger: ledger.inbox(run_id), writes=False)
+        rows = await self._do(lambda ledger: ledger.inbox(run_id), run_id=run_id, writes=False)
         return await in_thread(lambda: tuple(posted(run_id, *row) for row in rows)).wait() if rows else ()
 
     async def read(self, run_id: str, after: int = 0) -> Stored:
         """Return the header and the events after that version; they are decoded off the event loop."""
-        version, records = await self._do(lambda ledger: ledger.read(run_id, after), writes=False)
+        version, records = await self._do(lambda ledger: ledger.read(run_id, after), run_id=run_id, writes=False)
         return await in_thread(lambda: _stored(run_id, after, version, records)).wait()
 
     async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
@@ -422,6 +422,7 @@ class ThreadedStore(Store, Generic[L]):
 
     async def delete(self, run_id: str) -> None:
         """Remove a run that nobody drives, with its inbox and the runs of agents below it."""
+        check_id(run_id)
         await self._do(lambda ledger: ledger.delete(run_id))
 
     async def delete_session(self, session: str) -> int:
@@ -456,8 +457,7 @@ class ThreadedStore(Store, Generic[L]):
     async def _do(
         self, work: Callable[[L], T], *, run_id: str = "", writes: bool = True, durability: Durability = "full"
     ) -> T:
-        if not isinstance(run_id, str):
-            raise no_id(run_id)
+        check_id(run_id)
         job = Job[T, L](work, run_id=run_id, writes=writes, durability=durability)
         self._writer.submit(job)
         return await job.wait()

@@ -7,7 +7,7 @@ from functools import partial
 import anyio
 import pytest
 
-from agentfsm.core.errors import RunNotFoundError
+from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.events import Observed
 from agentfsm.stores import MemoryStore, memory
 from agentfsm.testing.conformance import StoreConformance
@@ -29,6 +29,13 @@ def store(monkeypatch):
     """A store that keeps three finished runs."""
     monkeypatch.setattr(memory, "KEEP_FINISHED", 3)
     return MemoryStore()
+
+
+async def test_what_is_no_id_is_refused(store):
+    """As in the other stores."""
+    for ask in (store.lease, store.read, store.inbox, store.delete):
+        with pytest.raises(MisuseError, match=r"give run\.id, not 17"):
+            await ask(17)
 
 
 async def test_old_finished_runs_are_dropped(store):

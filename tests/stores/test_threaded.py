@@ -48,6 +48,17 @@ async def other(make):
     await other.aclose()
 
 
+async def test_what_is_no_id_is_refused(store):
+    """Whoever gives a Run, or what is no text, is told what to give; nobody looks for it."""
+    run = begin(header())
+    asked = (store.lease, store.read, store.inbox, store.delete, lambda odd: store.post(odd, "k", words("x")))
+    for ask in asked:
+        with pytest.raises(MisuseError, match=r"give run\.id, not a Run \('r1' here\)"):
+            await ask(run)
+        with pytest.raises(MisuseError, match=r"give run\.id, not 17"):
+            await ask(17)
+
+
 # Jobs that are done together with one that fails.
 
 
