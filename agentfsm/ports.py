@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import LeaseLostError, MisuseError
 from agentfsm.core.inbox import InboxItem, Posted
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -421,6 +421,13 @@ class Lease:
     # Whether another owner has taken over.
     wake: Callable[[], None] | None = None
     # Called, from any thread, when `cancelled` or `lost` turns true.
+
+
+def lost(lease: Lease) -> LeaseLostError:
+    """Return the error of who goes on with a run that is another's now, or is gone."""
+    return LeaseLostError(
+        f"run {lease.run_id!r} was taken over by another worker, or the store has lost it: load it to see",
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import attrs
 
 from agentfsm.core.codec import encode_header
-from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
-from agentfsm.ports import Durability, Filter, Lease, Summary
+from agentfsm.ports import Durability, Filter, Lease, Summary, lost
 from agentfsm.stores import postgres_sql as sql
 from agentfsm.stores.common import (
     LISTED,
@@ -253,7 +253,7 @@ class _PostgresLedger(Link):
         row = self._find(lease.run_id)
         if row is None or (row.owner, row.token) != (self.worker, lease.token):
             self.after_commit(partial(self.holdings.lose, lease))
-            raise LeaseLostError(f"run {lease.run_id!r} was taken over by another worker")
+            raise lost(lease)
         self._tell(lease, row.newest, cancelled=row.cancelled)
         return row
 

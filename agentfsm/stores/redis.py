@@ -20,14 +20,13 @@ from agentfsm.core.errors import (
     ConflictError,
     CorruptError,
     LeaseHeldError,
-    LeaseLostError,
     MisuseError,
     RunNotFoundError,
     StoreError,
 )
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
-from agentfsm.ports import Durability, Filter, Lease, Summary
+from agentfsm.ports import Durability, Filter, Lease, Summary, lost
 from agentfsm.stores.common import (
     check_in_time,
     check_not_over,
@@ -194,7 +193,7 @@ class _RedisLedger(RedisServer):
         lease = entry.lease
         if how == b"lost":
             self.after_commit(partial(self.holdings.lose, lease))
-            raise LeaseLostError(f"run {lease.run_id!r} was taken over by another worker")
+            raise lost(lease)
         version, newest, cancelled = map(int, rest)
         self._tell(lease, newest, cancelled)
         if how == b"moved":

@@ -21,13 +21,12 @@ from agentfsm.core.errors import (
     ConflictError,
     CorruptError,
     LeaseHeldError,
-    LeaseLostError,
     MisuseError,
     RunNotFoundError,
 )
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
-from agentfsm.ports import Clock, Durability, Filter, Lease, Summary, SystemClock
+from agentfsm.ports import Clock, Durability, Filter, Lease, Summary, SystemClock, lost
 from agentfsm.stores.common import (
     LISTED,
     check_in_time,
@@ -366,7 +365,7 @@ class _SQLiteLedger(DatabaseFile):
         row = self._find(lease.run_id)
         if row is None or (row.owner, row.token) != (self._owner, lease.token):
             self.after_commit(partial(self.holdings.lose, lease))
-            raise LeaseLostError(f"run {lease.run_id!r} was taken over by another worker")
+            raise lost(lease)
         self._look_for_news(lease, row)
         return row
 

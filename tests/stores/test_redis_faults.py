@@ -308,6 +308,22 @@ async def test_a_server_that_was_killed_loses_nothing(make):
         await store.aclose()
 
 
+async def test_a_server_that_was_emptied_is_told_of(make, client):
+    """Who drives a run that is gone is refused, and not told of another worker only; the id may be used again."""
+    store = make()
+    driver = await Driver.of(store)
+    assert await driver.append(Observed()).wait()
+    client.flushall()
+    with pytest.raises(LeaseLostError, match="or the store has lost it"):
+        await driver.append(*driver.turn()).wait()
+    assert driver.lease.lost
+    await driver.release()
+    with pytest.raises(RunNotFoundError):
+        await store.read("r1")
+    again = await Driver.of(store)
+    assert await again.append(Observed()).wait()
+
+
 async def test_who_was_never_reached_is_not_waited_for(make):
     """A wrong address is reported at once, whatever the patience."""
     store = make("redis://127.0.0.1:1", patience_s=1e9)

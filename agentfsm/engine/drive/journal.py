@@ -14,14 +14,14 @@ import anyio
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, StoreError
+from agentfsm.core.errors import ConflictError, MisuseError, StoreError
 from agentfsm.core.inbox import Pause, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin
 from agentfsm.core.times import date_of, duration_of
 from agentfsm.engine.watch.log import Facts
 from agentfsm.engine.watch.stream import Listener, StateChanged
-from agentfsm.ports import Clock, Commit, Durability, Lease, Store
+from agentfsm.ports import Clock, Commit, Durability, Lease, Store, lost
 from agentfsm.threads import event_loop, waker
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Journal:
         if self._last is not None:
             await self._last.wait()
         if self.lease.lost:
-            raise LeaseLostError(f"run {self.run.id!r} was taken over by another worker")
+            raise lost(self.lease)
 
     async def rows(self, *, afresh: bool = False) -> tuple[Posted, ...]:
         """Return what waits in the inbox and is due; asks the store only when it may hold something, or `afresh`.
