@@ -221,7 +221,17 @@ class Model(Protocol):
 
 
 # What the engine and other models ask of a model.
-_OF_A_MODEL: Final = ("name", "reply", "window_tokens", "output_modes", "refuses", "cost_usd", "aclose")
+_OF_A_MODEL: Final = (
+    "name",
+    "reply",
+    "window_tokens",
+    "output_modes",
+    "refuses",
+    "refuses_settings",
+    "refuses_schema",
+    "cost_usd",
+    "aclose",
+)
 
 
 def checked_model(model: Model) -> Model:
@@ -241,7 +251,18 @@ def checked_model(model: Model) -> Model:
             f"{type(model).__name__} is no model, since it has no {', '.join(missing)}: give one such as "
             "OpenAIChat('gpt-4o'), or of your own subclass of agentfsm.ports.Model, with a name and an async reply",
         )
+    what = type(model).__name__
+    if not isinstance(model.name, str) or not model.name.strip():
+        raise MisuseError(f"{what} has the name {model.name!r}: give a text that is not empty, such as 'gpt-4o'")
+    if not isinstance(model.window_tokens, int) or model.window_tokens < 1:
+        raise MisuseError(f"{what} has window_tokens={model.window_tokens!r}: give a whole number of tokens, 1 or more")
+    if not _are_modes(model.output_modes):
+        raise MisuseError(f"{what} has output_modes={model.output_modes!r}: give a tuple of at least one OutputMode")
     return model
+
+
+def _are_modes(modes: object) -> bool:
+    return isinstance(modes, tuple | list) and bool(modes) and all(isinstance(mode, OutputMode) for mode in modes)
 
 
 def check_model(_owner: object, _attribute: object, model: Model | None) -> None:

@@ -22,7 +22,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.context import Summarise
-from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
+from agentfsm.ports import Emit, Model, Reply, Request
 from agentfsm.reflection import Action, Judge, JudgeAsk, Reflector, Verdict
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
@@ -279,79 +279,7 @@ def test_two_agents_of_one_name_are_told_apart_where_they_become_tools():
         Agent(ScriptedModel("x"), tools=tools)
 
 
-# Replies.
-
-
-def replying(reply: Any) -> Model:
-    """Return a model with this `reply`."""
-    made: Model = type("Mine", (Model,), {"name": "mine", "reply": reply})()
-    return made
-
-
-def plain(_self: Model, _request: Request, _emit: Emit | None = None) -> Any:
-    """Reply without waiting, which nobody can await."""
-    return Reply(text="x")
-
-
-def returning(value: Any) -> Any:
-    """Return a `reply` that returns this."""
-
-    async def reply(_self: Model, _request: Request, _emit: Emit | None = None) -> Any:
-        return value
-
-    return reply
-
-
-def odd(**fields: Any) -> Reply:
-    """A reply as somebody makes one without a type checker."""
-    return Reply(**fields)
-
-
-def proposed(**fields: Any) -> ProposedCall:
-    """A call of such a reply."""
-    return ProposedCall(**{"id": "1", "name": "search", "arguments": "{}", **fields})
-
-
-async def generating(_self: Model, _request: Request, _emit: Emit | None = None) -> Any:
-    """Yield where a reply is returned."""
-    yield "x"
-
-
-@pytest.mark.parametrize(
-    ("reply", "match"),
-    [
-        (plain, r"Mine\.reply returned Reply where it was not awaited: write `async def reply`"),
-        (generating, r"Mine\.reply returned async_generator where"),
-        (returning("hello"), r"Mine\.reply returned str: return a Reply"),
-        (returning(None), r"Mine\.reply returned NoneType: return a Reply"),
-        (returning(Reply(calls=({"name": "x"},))), "calls that are dict: give a tuple of ProposedCall"),  # type: ignore[arg-type]
-        (returning(odd(text=None)), r"whose text is of the type NoneType: give '' where it says nothing"),
-        (returning(odd(calls=None)), r"whose calls is of the type NoneType: give a tuple of ProposedCall"),
-        (
-            returning(odd(text="x", finish_reason="max_tokens")),
-            r"finish_reason is of the type str: give a FinishReason",
-        ),
-        (returning(odd(text="x", usage={})), r"whose usage is of the type dict: give Usage\("),
-        (returning(odd(calls=(proposed(id=None),))), "a call whose id is of the type NoneType: give a text"),
-        (returning(odd(calls=(proposed(arguments={}),))), "whose arguments is of the type dict: give the JSON text"),
-    ],
-    ids=["plain", "generating", "str", "None", "call", "text", "calls", "reason", "usage", "id", "arguments"],
-)
-async def test_what_is_no_reply_is_said_to_be_none(reply, match):
-    """A model of one's own is told what it has to return, and the run stays as it was."""
-    with pytest.raises(MisuseError, match=match):
-        await Agent(replying(reply)).run("hello")
-
-
-async def test_a_reply_may_be_of_subclasses():
-    """Texts and lists of one's own are as good as any."""
-
-    class Mine(str):
-        __slots__ = ()
-
-    replies = iter([odd(calls=[proposed(name=Mine("search"))]), odd(text=Mine("found"))])
-    run = await Agent(FunctionModel(lambda _request: next(replies)), tools=[search]).run("hello")
-    assert (run.output, len(run.calls)) == ("found", 1)
+# What functions and judges return.
 
 
 async def test_what_is_no_verdict_is_said_to_be_none():
@@ -375,16 +303,6 @@ async def test_what_are_no_settings_is_said_to_be_none():
     told: Any = lambda _run: {"temperature": 0}  # noqa: E731  a function as users write it
     with pytest.raises(MisuseError, match=r"settings= returned dict: return Settings\(\.\.\.\)"):
         await Agent(ScriptedModel("x"), settings=told).run("hello")
-
-
-async def test_a_type_error_of_a_model_is_its_own():
-    """It is not taken for a reply that cannot be awaited."""
-
-    async def reply(_self: Model, _request: Request, _emit: Emit | None = None) -> Reply:
-        raise TypeError("mine")
-
-    with pytest.raises(TypeError, match="mine"):
-        await Agent(replying(reply)).run("hello")
 
 
 async def test_a_function_model_speaks_lines_of_a_script():

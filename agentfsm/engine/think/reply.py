@@ -1,0 +1,195 @@
+"""One question to a model, and a look at what it gives back before the run stumbles over it.
+
+A model may be a user's own. What is wrong with it is told by its class: it is a `MisuseError`, which nobody retries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from inspect import isawaitable
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import anyio
+
+from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
+from agentfsm.core.messages import Native, Usage
+from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, TextChunk, ThinkingChunk
+from agentfsm.threads import is_foreign
+
+if TYPE_CHECKING:
+    from agentfsm.ports import Emit, Model, Request
+
+# Until a model's `reply` has returned.
+_NOT_ASKED: Final = object()
+
+
+async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> Reply:
+    """Ask a model once.
+
+    Raises:
+        ModelError: when it cannot be asked, or was not reached.
+        MisuseError: when its `reply` is not async, or what it returns or raises is not what it has to be.
+    """
+    reply = await _asked(model, request, emit)
+    # Classes tell without a call, for each turn; what is not the very class is looked at more closely.
+    if (
+        reply.__class__ is not Reply
+        or reply.text.__class__ is not str
+        or reply.calls.__class__ is not tuple
+        or reply.finish_reason.__class__ is not FinishReason
+        or reply.native is not None
+        or reply.model.__class__ is not str
+    ):
+        _check_reply(model, reply)
+    if reply.usage is not None:
+        _check_usage(model, "returned a Reply", reply.usage)
+    for call in reply.calls:
+        if call.__class__ is not ProposedCall or not (
+            call.arguments.__class__ is call.name.__class__ is call.id.__class__ is str
+        ):
+            _check_call(model, call)
+    return reply
+
+
+async def _asked(model: Model, request: Request, emit: Emit | None) -> Reply:
+    asked: Any = _NOT_ASKED
+    try:
+        asked = model.reply(request, emit)
+        reply: Reply = await asked  # or whatever a user's own returns
+    except ModelError as error:
+        if error.usage is not None:
+            _check_usage(model, f"raised {type(error).__name__}", error.usage)
+        raise
+    except OSError as error:  # a model of the user's own, which does not translate it
+        raise ModelUnavailableError(f"{model.name} cannot be reached: {str(error) or type(error).__name__}") from error
+    except anyio.get_cancelled_exc_class() as cancellation:
+        if not is_foreign(cancellation):
+            raise
+        raise ModelUnavailableError(f"{model.name} waited for a task that somebody else cancelled") from cancellation
+    except TypeError:
+        if asked is _NOT_ASKED or isawaitable(asked):
+            raise
+        what, kind = f"{type(model).__name__}.reply", type(asked).__name__
+        raise MisuseError(f"{what} returned {kind} where it was not awaited: write `async def reply`") from None
+    else:
+        return reply
+
+
+def cost_of(model: Model, usage: Usage) -> float | None:
+    """Return what a model says that a usage costs, US dollars.
+
+    Raises:
+        MisuseError: when that is no price.
+    """
+    cost_usd = model.cost_usd(usage)
+    if cost_usd is not None:
+        check_price(model, cost_usd)
+    return cost_usd
+
+
+def check_price(model: Model, cost_usd: object) -> None:
+    """Check what a model says that a usage costs.
+
+    Raises:
+        MisuseError: when that is no price.
+    """
+    if not _is_price(cost_usd):
+        what = f"{type(model).__name__}.cost_usd returned {cost_usd!r:.100}"
+        raise MisuseError(f"{what}: return US dollars, 0 or more, or None where no price is known")
+
+
+# What the fields of a reply, of each of its calls and of its pieces have to be, and what to give where one is not.
+_Fields: TypeAlias = Mapping[str, tuple[type | UnionType, str]]
+_REPLY: Final[_Fields] = {
+    "text": (str, "'' where it says nothing"),
+    "calls": (tuple | list, "a tuple of ProposedCall"),
+    "finish_reason": (FinishReason, "a FinishReason, for example FinishReason.LENGTH for a reply that was cut off"),
+    "native": (Native | None, "Native(provider=..., content=...), or None"),
+    "model": (str, "the name of the model that answered, or ''"),
+}
+_NATIVE: Final[_Fields] = {"provider": (str, "a text"), "content": (str, "the JSON text")}
+_CALL: Final[_Fields] = {"id": (str, "a text"), "name": (str, "a text"), "arguments": (str, "the JSON text")}
+_TEXT: Final[_Fields] = {"text": (str, "a text, or emit nothing where nothing came")}
+_PIECES: Final[Mapping[type, _Fields]] = {
+    TextChunk: _TEXT,
+    ThinkingChunk: _TEXT,
+    CallChunk: {
+        "index": (int, "the place of the call in the reply, from 0"),
+        "name": (str, "a text, '' where it is no news"),
+        "arguments": (str, "a text, '' where nothing came"),
+    },
+    FinishChunk: {"reason": (FinishReason, "a FinishReason")},
+}
+
+
+def _check_reply(model: Model, reply: object) -> None:
+    what = f"{type(model).__name__}.reply returned"
+    if not isinstance(reply, Reply):
+        raise MisuseError(f"{what} {type(reply).__name__}: return a Reply, for example Reply(text='...')")
+    _check_fields(f"{what} a Reply whose", reply, _REPLY)
+    if reply.native is not None:
+        _check_fields(f"{what} a Reply with a native whose", reply.native, _NATIVE)
+
+
+def _check_call(model: Model, call: object) -> None:
+    what = f"{type(model).__name__}.reply returned a Reply with"
+    if not isinstance(call, ProposedCall):
+        raise MisuseError(f"{what} calls that are {type(call).__name__}: give a tuple of ProposedCall")
+    _check_fields(f"{what} a call whose", call, _CALL)
+
+
+def check_chunk(model: Model, chunk: object) -> None:
+    """Check a piece of a reply.
+
+    Raises:
+        MisuseError: when it is none; it says what to emit.
+    """
+    what = f"{type(model).__name__}.reply emitted"
+    fields = next((fields for kind, fields in _PIECES.items() if isinstance(chunk, kind)), None)
+    if fields is None:
+        kinds = ", ".join(kind.__name__ for kind in _PIECES)
+        raise MisuseError(f"{what} {type(chunk).__name__}, which is no piece of a reply: emit one of {kinds}")
+    _check_fields(f"{what} a {type(chunk).__name__} whose", chunk, fields)
+
+
+def _check_fields(what: str, given: object, fields: _Fields) -> None:
+    for name, (kind, wanted) in fields.items():
+        value = getattr(given, name)
+        if not isinstance(value, kind):
+            raise MisuseError(f"{what} {name} is of the type {type(value).__name__}: give {wanted}")
+
+
+_TOKENS: Final = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
+
+
+def _check_usage(model: Model, said: str, usage: Usage) -> None:
+    """Check what is added to the usage of a run: a count below 0 would give the run back what it has spent."""
+    # Each turn comes here: what is usual is passed without a call.
+    if usage.__class__ is Usage and usage.cost_usd is None:
+        for tokens in (
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.cached_tokens,
+            usage.cache_write_tokens,
+            usage.reasoning_tokens,
+        ):
+            if tokens.__class__ is not int or tokens < 0:
+                break
+        else:
+            return
+    what = f"{type(model).__name__}.reply {said}"
+    if not isinstance(usage, Usage):
+        give = "Usage(input_tokens=..., output_tokens=...), or None where nobody said"
+        raise MisuseError(f"{what} whose usage is of the type {type(usage).__name__}: give {give}")
+    for name in _TOKENS:
+        tokens = getattr(usage, name)
+        if not isinstance(tokens, int) or tokens < 0:
+            raise MisuseError(f"{what} whose usage has {name}={tokens!r:.100}: give a whole number, 0 or more")
+    if usage.cost_usd is not None and not _is_price(usage.cost_usd):
+        raise MisuseError(f"{what} whose usage has cost_usd={usage.cost_usd!r:.100}: give 0 or more, or None")
+
+
+def _is_price(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
