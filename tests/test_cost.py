@@ -27,10 +27,10 @@ from agentfsm.stores import SQLiteStore
 WIDE = Limits(turns=1_000, tokens=100_000_000, tool_calls=1_000)
 # Turns of two runs: their difference is the cost of turns alone.
 SHORT, LONG = 20, 40
-# Calls of functions, Python's and C's, in a turn with one call of a tool, the model's own included: 454.5 with Python
+# Calls of functions, Python's and C's, in a turn with one call of a tool, the model's own included: 456.5 with Python
 # 3.11, and one or two more where the garbage collector or the gate come in between.
 CALLS_PER_TURN = 460
-# In a run without tools: 374.
+# In a run without tools: 376.
 CALLS_PER_RUN = 377
 # For each of 100 calls in one reply: 232.
 CALLS_PER_CALL = 235

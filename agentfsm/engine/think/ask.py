@@ -223,7 +223,7 @@ class _Pieces:
         if self.is_over:
             what = f"{type(self.question.engine.model).__name__}.reply"
             raise MisuseError(f"{what} emitted a piece after it had ended: wait for all that emits before it returns")
-        if chunk.__class__ is TextChunk and chunk.text.__class__ is str:  # nearly all
+        if isinstance(chunk, TextChunk) and chunk.text.__class__ is str:  # nearly all
             if self.listen is not None:
                 self.listen(self.text_delta(chunk.text))
             return
