@@ -57,6 +57,13 @@ class Settings:
     extra_body: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
     # Further fields of the request, as the provider names them; they go before all others.
 
+    @property
+    def thinking_tokens(self) -> int:
+        """How many tokens of an answer `extra_body` sets aside for thinking, in Anthropic's words; 0 for none."""
+        thinking = self.extra_body.get("thinking")
+        tokens = thinking.get("budget_tokens") if isinstance(thinking, Mapping) else None
+        return tokens if isinstance(tokens, int) else 0
+
     def over(self, base: Settings) -> Settings:
         """Return these settings, and the base's where these say nothing: None, False or empty."""
         own = {each.name: getattr(self, each.name) for each in attrs.fields(Settings)}

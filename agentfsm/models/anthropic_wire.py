@@ -80,7 +80,8 @@ PROVIDER: Final = "anthropic"
 
 # The largest answer where none is set: the wire wants a number. Thinking and the arguments of calls are part of an
 # answer, so it is twice what the engine reserves (4,096); more would be refused by Claude 3.5, and answers that take
-# longer than `Limits.model_timeout_s` would come in vain where they are not streamed.
+# longer than `Limits.model_timeout_s` would come in vain where they are not streamed. What a budget of thinking takes
+# comes on top: "`max_tokens` must be greater than `thinking.budget_tokens`" (anthropics/claude-code#8756).
 ANSWER_TOKENS: Final = 8_192
 
 _MARK: Final = b',"cache_control":{"type":"ephemeral"}'
@@ -143,7 +144,7 @@ def _setting_fields(request: Request) -> dict[str, Any]:
     if (why := refuses_settings(settings)) is not None:
         raise ModelError(why)
     fields = {
-        "max_tokens": settings.max_tokens or ANSWER_TOKENS,
+        "max_tokens": settings.max_tokens or ANSWER_TOKENS + settings.thinking_tokens,
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop) or None,

@@ -11,6 +11,15 @@ USUAL_TOKENS: Final = 128_000
 # Source: OpenAI's and Anthropic's model pages and the list of genai-prices 0.2.3; where they differ, the smaller.
 _WINDOWS: Final = {
     "claude": 200_000,
+    "claude-fable": 1_000_000,
+    "claude-haiku-5-5": 1_000_000,
+    "claude-mythos": 1_000_000,
+    "claude-opus-4-6": 1_000_000,
+    "claude-opus-4-7": 1_000_000,
+    "claude-opus-4-8": 1_000_000,
+    "claude-opus-5": 1_000_000,
+    "claude-sonnet-4-6": 1_000_000,
+    "claude-sonnet-5": 1_000_000,
     "gpt-3.5-turbo": 16_385,
     "gpt-4": 8_192,
     "gpt-4-32k": 32_000,

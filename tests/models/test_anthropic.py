@@ -224,9 +224,23 @@ def test_a_price_goes_before_the_list():
     assert Anthropic("m", api_key=KEY)._base_url.startswith(ANTHROPIC_URL)
 
 
-def test_windows_go_by_the_family():
-    """What is passed counts for more."""
-    assert Anthropic("claude-haiku-4-5", api_key=KEY).window_tokens == 200_000
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("claude-haiku-4-5", 200_000),
+        ("claude-opus-4-5-20251101", 200_000),
+        ("claude-opus-4-6", 1_000_000),
+        ("claude-sonnet-5-5", 1_000_000),
+        ("claude-next", 200_000),
+    ],
+)
+def test_windows_go_by_the_family(name, tokens):
+    """What is not known has the smaller one."""
+    assert Anthropic(name, api_key=KEY).window_tokens == tokens
+
+
+def test_a_window_that_is_passed_counts_for_more():
+    """It is the user who knows what the account has."""
     assert Anthropic("claude-haiku-4-5", api_key=KEY, window_tokens=5).window_tokens == 5
 
 

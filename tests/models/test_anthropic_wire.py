@@ -292,6 +292,14 @@ def test_an_effort_lets_a_model_think(effort, fields):
     assert {key: body[key] for key in body.keys() & {"thinking", "output_config"}} == fields
 
 
+def test_a_budget_of_thinking_comes_on_top_of_the_answer():
+    """A limit that is not above it is refused: any budget beyond the usual answer was, unless a limit was set too."""
+    thinking = {"type": "enabled", "budget_tokens": 20_000}
+    assert body_of(extra_body={"thinking": thinking})["max_tokens"] == wire.ANSWER_TOKENS + 20_000
+    assert body_of(extra_body={"thinking": thinking}, max_tokens=30_000)["max_tokens"] == 30_000
+    assert body_of(extra_body={"thinking": {"type": "adaptive"}})["max_tokens"] == wire.ANSWER_TOKENS
+
+
 def test_a_seed_is_refused_in_words():
     """What the wire has no word for is not left out in silence."""
     with pytest.raises(ModelError, match=r"no seed.*seed=7"):

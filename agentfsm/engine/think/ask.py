@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -113,7 +113,8 @@ async def _attempt(question: Question, pieces: _Pieces | None) -> tuple[Reply, U
     asked = question.tally.estimate
     wanted = question.settings.max_tokens or ANSWER_TOKENS
     longest = question.settings.max_tokens or MAX_ANSWER_TOKENS
-    least = min(1 + _thinking_tokens(question.settings), wanted) if question.settings.extra_body else 1
+    # Anthropic refuses a cap that is not above what is for thinking.
+    least = min(1 + question.settings.thinking_tokens, wanted) if question.settings.extra_body else 1
     granted, held = await budget.reserve(asked, wanted, longest, lambda each: cost_of(engine.model, each), least)
     usage = NO_USAGE
     try:
@@ -150,13 +151,6 @@ def _request(question: Question, cap_tokens: int | None) -> Request:
 def _may_think(settings: Settings) -> bool:
     """Whether the model is asked to think: by an effort, or in the words of Anthropic and others."""
     return settings.reasoning_effort is not None or "thinking" in settings.extra_body
-
-
-def _thinking_tokens(settings: Settings) -> int:
-    """Return how many tokens of an answer are for thinking: Anthropic refuses a cap that is not above them."""
-    thinking = settings.extra_body.get("thinking")
-    tokens = thinking.get("budget_tokens") if isinstance(thinking, Mapping) else None
-    return tokens if isinstance(tokens, int) else 0
 
 
 def _usable(engine: Engine, reply: Reply) -> Reply:
