@@ -12,10 +12,9 @@ from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.models import anthropic_wire
 from agentfsm.models import trouble as t
 from agentfsm.models.anthropic_schema import refuses
-from agentfsm.models.vendor import TRANSPORT, Client, VendorModel, certificates, checked_header, words_of
+from agentfsm.models.vendor import TRANSPORT, Client, VendorModel, certificates, checked_header, retry_after_s, words_of
 from agentfsm.models.wire import SentError, billed
 from agentfsm.ports import OutputMode
-from agentfsm.retry_after import seconds_of
 
 try:
     import anthropic
@@ -209,7 +208,7 @@ class Anthropic(VendorModel):
                     status=error.status_code,
                     code=_named(inner)[0],
                     request_id=response.headers.get("request-id", ""),
-                    retry_after_s=seconds_of(response.headers.get("retry-after", ""), time.time()),
+                    retry_after_s=retry_after_s(response.headers, time.time()),
                 )
             case anthropic.APIConnectionError(__cause__=BaseException() as cause):
                 return self._trouble(f"{type(cause).__name__}: {cause}")

@@ -45,7 +45,7 @@ from agentfsm.core.messages import (
 from agentfsm.models.anthropic_schema import refuses as refuses_schema
 from agentfsm.models.anthropic_schema import supported_schema
 from agentfsm.models.wire import (
-    Events,
+    Assembly,
     FormError,
     Written,
     WrittenLists,
@@ -53,7 +53,6 @@ from agentfsm.models.wire import (
     count,
     field,
     joined,
-    parsed,
     parsed_reply,
     shown_of,
     written_json,
@@ -585,11 +584,10 @@ class _Block:
 
 
 @attrs.define(eq=False, repr=False)
-class AnthropicAssembly:
+class AnthropicAssembly(Assembly):
     """A streamed reply, as far as it has come: blocks, each with its beginning, its pieces and its end."""
 
     provider: str = PROVIDER
-    # Who writes it, as in `decode`.
     blocks: dict[int, _Block] = attrs.field(factory=dict)
     # By the server's index, in the order in which they began, which is that of the reply.
     calls: dict[int, int] = attrs.field(factory=dict)
@@ -598,38 +596,17 @@ class AnthropicAssembly:
     explanation: str = ""
     counts: dict[str, Any] = attrs.field(factory=dict)
     # Of the usage, as the server writes it: it counts on, and says each time only what has changed.
-    usage: Usage | None = None
-    cut: Events = attrs.field(factory=Events)
-    events: int = 0
-    is_begun: bool = False
-    is_done: bool = False
 
     @property
     def is_whole(self) -> bool:
         """Whether the model has said why it stopped, and the server that this was all."""
         return self.stop is not None and self.is_done
 
-    def feed(self, data: bytes) -> list[Chunk]:
-        """Add what the network brought.
+    def _take(self, event: object, pieces: list[Chunk]) -> None:
+        pieces += self._news(event)
 
-        Returns:
-            What is news in it, in order.
-
-        Raises:
-            FormError: when it is not of the wire's form.
-            JSONDecodeError, UnicodeDecodeError: when it is not JSON.
-            SentError: when the server sent an error.
-        """
-        pieces: list[Chunk] = []
-        for event in self.cut.feed(data):
-            pieces += self._take(parsed(event))
-            if self.is_done:
-                break
-        return pieces
-
-    def _take(self, event: object) -> Iterable[Chunk]:
+    def _news(self, event: object) -> Iterable[Chunk]:
         check_error(event)
-        self.events += 1
         match field(event, "type", str, ""):
             case "message_start":
                 self.is_begun = True

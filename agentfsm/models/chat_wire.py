@@ -24,8 +24,9 @@ from agentfsm.core.messages import (
     data_of,
 )
 from agentfsm.models.wire import (
-    Events,
+    Assembly,
     FormError,
+    SentError,
     Written,
     WrittenLists,
     arguments_in,
@@ -33,7 +34,6 @@ from agentfsm.models.wire import (
     count,
     field,
     joined,
-    parsed,
     parsed_reply,
     shown_of,
     written_json,
@@ -273,7 +273,7 @@ def decode(data: bytes, *, provider: str = "") -> Reply:
 
     Raises:
         FormError: when it is not a chat completion, or has no choice.
-        SentError: when the server sent an error.
+        SentError: when the server sent an error, or broke the reply off.
     """
     answer = parsed_reply(data)
     choices = field(answer, "choices", list, [])
@@ -351,11 +351,23 @@ def _reply(
     )
 
 
+_REASONS: Final = {
+    "length": FinishReason.LENGTH,
+    "model_length": FinishReason.LENGTH,  # Mistral, of the window
+    "model_context_window_exceeded": FinishReason.LENGTH,  # Z.ai
+    "content_filter": FinishReason.CONTENT_FILTER,
+    "sensitive": FinishReason.CONTENT_FILTER,  # Z.ai
+}
+# What servers call a reply that they broke off: Mistral and OpenRouter, DeepSeek, Z.ai. It is no whole one.
+_BROKEN_OFF: Final = frozenset({"error", "insufficient_system_resource", "network_error"})
+
+
 def _reason(finish: str, *, calls: bool, refused: bool) -> FinishReason:
+    if finish in _BROKEN_OFF:
+        raise SentError({"message": f"the server broke the reply off: {finish}"})
     # "stop" with calls is what OpenAI says when a tool was forced; other servers say words of their own.
-    reasons = {"length": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
     usual = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
-    return FinishReason.REFUSAL if refused else reasons.get(finish, usual)
+    return FinishReason.REFUSAL if refused else _REASONS.get(finish, usual)
 
 
 def usage_in(source: object) -> Usage | None:
@@ -416,7 +428,7 @@ def _id(call: object) -> str:
 
 
 @attrs.define(eq=False, repr=False)
-class ChatAssembly:
+class ChatAssembly(Assembly):
     """A streamed reply, as far as it has come.
 
     Pieces of several calls may come interleaved; the calls are in the order in which they began. A server's index says
@@ -424,8 +436,6 @@ class ChatAssembly:
     (NousResearch/hermes-agent#57939).
     """
 
-    provider: str = ""
-    # Who writes it, as in `decode`.
     texts: list[str] = attrs.field(factory=list)
     thoughts: list[str] = attrs.field(factory=list)
     # What the server wants back of its thinking.
@@ -434,41 +444,16 @@ class ChatAssembly:
     # The server's index -> the place of the newest call that it has begun there.
     finish: str | None = None
     refused: bool = False
-    usage: Usage | None = None
-    cut: Events = attrs.field(factory=Events)
-    events: int = 0
-    is_begun: bool = False
-    is_done: bool = False
 
     @property
     def is_whole(self) -> bool:
         """Whether the model has said why it stopped."""
         return self.is_begun and self.finish is not None
 
-    def feed(self, data: bytes) -> list[Chunk]:
-        """Add what the network brought.
-
-        Returns:
-            What is news in it, in order.
-
-        Raises:
-            FormError: when it is not of the wire's form.
-            JSONDecodeError, UnicodeDecodeError: when it is not JSON.
-            SentError: when the server sent an error.
-        """
-        pieces: list[Chunk] = []
-        for event in self.cut.feed(data):
-            if event.startswith(b"[DONE]"):
-                self.is_done = True
-                break
-            self._take(parsed(event), pieces)
-        return pieces
-
-    def _take(self, chunk: object, pieces: list[Chunk]) -> None:
-        self.usage = usage_in(chunk) or self.usage  # some servers count on in each chunk, OpenAI in the last
-        check_error(chunk)
-        self.events += 1
-        for choice in field(chunk, "choices", list, []):
+    def _take(self, event: object, pieces: list[Chunk]) -> None:
+        self.usage = usage_in(event) or self.usage  # some servers count on in each chunk, OpenAI in the last
+        check_error(event)
+        for choice in field(event, "choices", list, []):
             if field(choice, "index", int, 0):
                 continue  # a second answer, which only extra_body={"n": 2} asks for
             self.is_begun = self.is_begun or "delta" in choice
@@ -511,15 +496,16 @@ class ChatAssembly:
         if index >= 0:
             place = self.places.get(index, len(self.drafts))
             if place < len(self.drafts) and not self.drafts[place].goes_on(call_id, name):
-                place = self._place_of(call_id)
+                place = self._place_of(call_id, name)
             self.places[index] = place
             return place
         # A server that leaves the index out: a known id goes on with its call, a new id or a name begins the next one.
-        return self._place_of(call_id) if call_id or name else max(len(self.drafts) - 1, 0)
+        return self._place_of(call_id, name) if call_id or name else max(len(self.drafts) - 1, 0)
 
-    def _place_of(self, call_id: str) -> int:
-        places = (place for place, draft in enumerate(self.drafts) if call_id and draft.id == call_id)
-        return next(places, len(self.drafts))
+    def _place_of(self, call_id: str, name: str) -> int:
+        known = [place for place, draft in enumerate(self.drafts) if call_id and draft.id == call_id]
+        # Of two calls with one id, which some servers make, the name tells the second.
+        return known[-1] if known and name in ("", self.drafts[known[-1]].name) else len(self.drafts)
 
     def reply(self) -> Reply:
         """Put the reply together, once the stream has ended."""

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import httpx2
 import openai
 
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.models import trouble as t
-from agentfsm.models.vendor import TRANSPORT, Client, VendorModel, certificates, checked_header, sent, words_of
+from agentfsm.models.vendor import (
+    TRANSPORT,
+    Client,
+    VendorModel,
+    certificates,
+    checked_header,
+    retry_after_s,
+    sent,
+    words_of,
+)
 from agentfsm.models.wire import SentError
 from agentfsm.ports import OutputMode
-from agentfsm.retry_after import finite_s, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -181,10 +188,3 @@ class OpenAIModel(VendorModel):
             case openai.APIConnectionError(__cause__=BaseException() as cause):
                 return self._trouble(f"{type(cause).__name__}: {cause}")
         return self._trouble(f"{type(error).__name__}: {error}")
-
-
-def retry_after_s(headers: Mapping[str, Any], now_s: float) -> float | None:
-    """Return how long the server asks to wait, seconds; None where it says nothing that can be read."""
-    with suppress(ValueError):  # OpenAI's and Azure's own
-        return finite_s(float(headers.get("retry-after-ms", "")) * 0.001)
-    return seconds_of(headers.get("retry-after", ""), now_s)

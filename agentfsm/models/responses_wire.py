@@ -28,7 +28,7 @@ from agentfsm.core.messages import (
     data_of,
 )
 from agentfsm.models.wire import (
-    Events,
+    Assembly,
     FormError,
     SentError,
     Written,
@@ -38,7 +38,6 @@ from agentfsm.models.wire import (
     count,
     field,
     joined,
-    parsed,
     parsed_reply,
     shown_of,
     written_json,
@@ -422,48 +421,23 @@ class _Heard:
 
 
 @attrs.define(eq=False, repr=False)
-class ResponsesAssembly:
+class ResponsesAssembly(Assembly):
     """A streamed reply, as far as it has come. Its last event has the whole response, and only that makes it whole."""
 
     provider: str = PROVIDER
-    # Who writes it, as in `decode`.
     heard: dict[int, _Heard] = attrs.field(factory=dict)
     # By the place of the call among all items.
     items: dict[int, Any] = attrs.field(factory=dict)
     # What is done, by its place: some servers leave the output of the last event empty.
-    answer: Reply = attrs.field(factory=Reply)
-    usage: Usage | None = None
-    cut: Events = attrs.field(factory=Events)
-    events: int = 0
-    is_begun: bool = False
-    is_whole: bool = False
-    is_done: bool = False
+    answer: Reply | None = None
 
-    def feed(self, data: bytes) -> list[Chunk]:
-        """Add what the network brought.
-
-        Returns:
-            What is news in it, in order.
-
-        Raises:
-            FormError: when it is not of the wire's form.
-            JSONDecodeError, UnicodeDecodeError: when it is not JSON.
-            SentError: when the server sent an error, or the response failed.
-            ModelError: when the model called a tool that only the caller could carry out, and agentfsm cannot.
-        """
-        pieces: list[Chunk] = []
-        for event in self.cut.feed(data):
-            if event.startswith(b"[DONE]"):  # said by others than OpenAI
-                self.is_done = True
-            else:
-                self._take(parsed(event), pieces)
-            if self.is_done:
-                break
-        return pieces
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole response has come."""
+        return self.answer is not None
 
     def _take(self, event: object, pieces: list[Chunk]) -> None:
         check_error(event)
-        self.events += 1
         kind = field(event, "type", str, "")
         self.is_begun = self.is_begun or kind.startswith("response.")
         match kind:
@@ -504,12 +478,12 @@ class ResponsesAssembly:
         check_error(response)
         output = field(response, "output", list, []) or [self.items[place] for place in sorted(self.items)]
         self.answer = _reply(response, output, self.provider)
-        self.is_whole = self.is_done = True
+        self.is_done = True
         pieces.append(FinishChunk(reason=self.answer.finish_reason))
 
     def reply(self) -> Reply:
-        """Return the reply, once the stream has ended."""
-        return self.answer
+        """Return the reply, once it is whole."""
+        return self.answer or Reply()
 
 
 def _place(event: object) -> int:

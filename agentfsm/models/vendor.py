@@ -27,8 +27,9 @@ from agentfsm.core.messages import Usage
 from agentfsm.models import trouble as t
 from agentfsm.models.prices import list_cost_usd, price_of
 from agentfsm.models.windows import window_tokens_of
-from agentfsm.models.wire import Assembly, FormError, SentError, Written
+from agentfsm.models.wire import Assembly, FormError, SentError, Written, error_in
 from agentfsm.ports import Model
+from agentfsm.retry_after import finite_s, seconds_of
 from agentfsm.threads import in_thread
 
 if TYPE_CHECKING:
@@ -293,6 +294,9 @@ class VendorModel(Model, ABC):
             raise self._translated(error) from None
 
     def _broken_off(self, response: httpx2.Response, assembly: Assembly) -> ModelError:
+        # Some servers answer a request for a stream with their error as plain JSON, and with status 200.
+        if (error := error_in(b"".join(assembly.unread))) is not None:
+            return self._translated(error)
         kind = response.headers.get("content-type", "nothing")
         if not assembly.events and "event-stream" not in kind:
             return t.garbled(self._trouble(f"{kind} in place of a stream of events"))
@@ -441,3 +445,12 @@ def words_of(body: object) -> str:
 def sent(error: SentError) -> tuple[str, str]:
     """Return the code and the type of an error that came with status 200; empty where it has none."""
     return str(error.body.get("code") or ""), str(error.body.get("type") or "")
+
+
+def retry_after_s(headers: Mapping[str, Any], now_s: float) -> float | None:
+    """Return how long the server asks to wait, seconds; None where it says nothing that can be read.
+
+    Both vendors' packages read it so, and the first of the two headers is their own.
+    """
+    asked_ms = finite_s(headers.get("retry-after-ms", ""))
+    return seconds_of(headers.get("retry-after", ""), now_s) if asked_ms is None else asked_ms * 0.001

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 import attrs
 import jiter
@@ -251,6 +253,17 @@ def check_error(answer: object) -> None:
         raise SentError(error if isinstance(error, dict) else {"message": str(error)})
 
 
+def error_in(data: bytes) -> SentError | None:
+    """Return the error that a body is; None where it is none."""
+    try:
+        check_error(parsed(data))
+    except SentError as error:
+        return error
+    except (ValueError, RecursionError):
+        return None
+    return None
+
+
 @attrs.define(eq=False, repr=False)
 class Events:
     """Server-sent events, cut out of what the network brings.
@@ -258,15 +271,23 @@ class Events:
     Source: https://html.spec.whatwg.org/multipage/server-sent-events.html, without a lone CR as the end of a line.
     """
 
-    rest: bytes = b""
-    # The beginning of a line.
+    begun: list[bytes] = attrs.field(factory=list)
+    # The pieces of a line that has not ended: a reply with a picture in it may be one line of megabytes.
     data: list[bytes] = attrs.field(factory=list)
     # The lines of the event that is not whole yet.
+    is_fed: bool = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of each event that is whole now."""
+        if not self.is_fed:
+            self.is_fed = True
+            data = data.removeprefix(BOM_UTF8)
         events: list[bytes] = []
-        *lines, self.rest = (self.rest + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self.begun, lines[0]])
+            self.begun = []
+        self.begun.append(rest)
         for line in lines:
             text = line.removesuffix(b"\r")
             if text.startswith(b"data:"):
@@ -277,33 +298,28 @@ class Events:
         return events
 
 
-class Assembly(Protocol):
+@attrs.define(eq=False, repr=False)
+class Assembly(ABC):
     """A streamed reply, as far as it has come; each wire has its own."""
 
-    @property
-    def events(self) -> int:
-        """How many events came, of any kind."""
-        ...
+    provider: str = ""
+    # Who writes it, for the reply's `Native.provider`.
+    usage: Usage | None = None
+    # What the server has billed so far; None where it did not say.
+    events: int = 0
+    # How many came, of any kind.
+    unread: list[bytes] = attrs.field(factory=list)
+    # All that came, where no event did.
+    is_begun: bool = False
+    # Whether any event was part of a reply.
+    is_done: bool = False
+    # Whether the server said that nothing will follow.
+    _cut: Events = attrs.field(factory=Events)
 
     @property
-    def usage(self) -> Usage | None:
-        """What the server has billed so far; None where it did not say."""
-        ...
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether any of them was part of a reply."""
-        ...
-
-    @property
+    @abstractmethod
     def is_whole(self) -> bool:
         """Whether the model has said why it stopped."""
-        ...
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the server said that nothing will follow."""
-        ...
 
     def feed(self, data: bytes) -> list[Chunk]:
         """Add what the network brought.
@@ -313,11 +329,27 @@ class Assembly(Protocol):
 
         Raises:
             FormError: when it is not of the wire's form.
-            JSONDecodeError, UnicodeDecodeError: when it is not JSON.
-            SentError: when the server sent an error.
+            JSONDecodeError, UnicodeDecodeError, RecursionError: when it is not JSON.
+            SentError: when the server sent an error, or broke the reply off.
+            ModelError: when the model asked for what agentfsm cannot do.
         """
-        ...
+        pieces: list[Chunk] = []
+        if not self.events:
+            self.unread.append(data)
+        for event in self._cut.feed(data):
+            if event.startswith(b"[DONE]"):  # of OpenAI's chat completions, and of many that speak any of the wires
+                self.is_done = True
+            else:
+                self.events, self.unread = self.events + 1, []
+                self._take(parsed(event), pieces)
+            if self.is_done:
+                break
+        return pieces
 
+    @abstractmethod
+    def _take(self, event: object, pieces: list[Chunk]) -> None:
+        """Add an event, and what is news in it to the pieces. Raises as `feed`."""
+
+    @abstractmethod
     def reply(self) -> Reply:
         """Put the reply together, once it is whole."""
-        ...

@@ -8,7 +8,7 @@ from agentfsm import Agent, CallDelta, Settings, tool
 from agentfsm.core.messages import AssistantMessage, Native, TextPart, ToolCall, Usage, UserMessage
 from agentfsm.models.chat_wire import ChatAssembly, decode, encode, memory
 from agentfsm.models.openai_chat import OpenAIChat
-from agentfsm.models.wire import FormError
+from agentfsm.models.wire import FormError, SentError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Request, TextChunk, ThinkingChunk
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.server import LocalServer, Say
@@ -283,6 +283,38 @@ def test_a_filtered_reply_may_have_no_message():
     assert whole(None, "content_filter").finish_reason is FinishReason.CONTENT_FILTER
     with pytest.raises(FormError, match="a choice without a message"):
         whole(None)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("model_length", FinishReason.LENGTH),
+        ("model_context_window_exceeded", FinishReason.LENGTH),
+        ("sensitive", FinishReason.CONTENT_FILTER),
+        ("eos", FinishReason.STOP),
+    ],
+)
+def test_a_reason_in_other_words_is_understood(said, reason):
+    """What Mistral's and Z.ai's windows and filters cut off was taken for a whole answer."""
+    assert whole({"content": "Rome is"}, said).finish_reason is reason
+    assert streamed({"content": "Rome is"}, finish_reason=said)[0].finish_reason is reason
+
+
+@pytest.mark.parametrize("said", ["error", "insufficient_system_resource", "network_error"])
+def test_a_reply_that_the_server_broke_off_is_none(said):
+    """Mistral, DeepSeek and Z.ai have words for it: half an answer was taken for a whole one."""
+    for read in (whole, streamed):
+        with pytest.raises(SentError, match=f"broke the reply off: {said}"):
+            read({"content": "Rome is"}, finish_reason=said)
+
+
+def test_two_calls_may_have_one_id():
+    """Without an index it is the name that begins the second, which was lost in the arguments of the first."""
+    first = {"id": "a", "function": {"name": "f", "arguments": "{}"}}
+    second = {"id": "a", "function": {"name": "g", "arguments": '{"x"'}}
+    rest = {"id": "a", "function": {"arguments": ": 1}"}}
+    reply, _ = streamed(*[{"tool_calls": [call]} for call in (first, second, rest)], finish_reason="tool_calls")
+    assert [(call.name, call.arguments) for call in reply.calls] == [("f", "{}"), ("g", '{"x": 1}')]
 
 
 def test_a_stream_of_old_completions_is_not_begun():

@@ -490,6 +490,22 @@ def test_events_may_arrive_in_any_portions():
         assert (assembly.is_done, assembly.finish) == (True, "stop")
 
 
+def test_a_byte_order_mark_hides_nothing():
+    """Servers on .NET may put one before the first event, whose text was lost without a word."""
+    stream = b"\xef\xbb\xbfdata: %b\n\n" % json.dumps(delta(content="A")).encode()
+    assert Assembly().feed(stream) == [TextChunk(text="A")]
+
+
+def test_a_line_of_megabytes_is_put_together_once():
+    """What has come of it is not copied for each portion of the network: that took seconds of the event loop."""
+    assembly = Assembly()
+    line = b"data: %b\n\n" % json.dumps(delta(content="x" * 100_000)).encode()
+    for start in range(0, len(line), 1_000):
+        assembly.feed(line[start : start + 1_000])
+        assert all(len(piece) <= 1_000 for piece in assembly._cut.begun)
+    assert assembly.texts == ["x" * 100_000]
+
+
 @pytest.mark.parametrize("chunk", [[], {"choices": {}}, delta(content=1), delta(tool_calls=["x"])])
 def test_a_malformed_chunk_is_a_form_error(chunk):
     """A chunk of another form is named, and never skipped."""

@@ -23,9 +23,9 @@ from agentfsm.core.errors import (
 from agentfsm.core.messages import TextPart, Usage, UserMessage
 from agentfsm.core.settings import Settings
 from agentfsm.models import Anthropic, OpenAIResponses, chat_wire
-from agentfsm.models.openai_api import retry_after_s
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price
+from agentfsm.models.vendor import retry_after_s
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, Request, TextChunk, ToolDefinition
 from agentfsm.testing.server import LocalServer, Say
 
@@ -380,6 +380,7 @@ def test_transport_errors_are_translated():
         ({"retry-after": "0.5"}, 0.5),
         ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
         ({"retry-after-ms": "soon", "retry-after": "9"}, 9.0),
+        ({"retry-after-ms": "nan", "retry-after": "9"}, 9.0),
         ({"retry-after": formatdate(1_000_060, usegmt=True)}, 60.0),
         ({"retry-after": formatdate(999_000, usegmt=True)}, 0.0),
         ({"retry-after": "-3"}, 0.0),
