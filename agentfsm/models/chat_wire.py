@@ -23,6 +23,7 @@ from agentfsm.core.messages import (
     UserMessage,
     data_of,
 )
+from agentfsm.models.openai_wire import tool_fields, usage_by
 from agentfsm.models.wire import (
     Assembly,
     FormError,
@@ -31,7 +32,6 @@ from agentfsm.models.wire import (
     WrittenLists,
     arguments_in,
     check_error,
-    count,
     field,
     joined,
     parsed_reply,
@@ -95,7 +95,7 @@ def encode(
     """
     written = written or memory()
     try:
-        fields = {"model": model} | _tool_fields(request) | _format_field(request.output)
+        fields = {"model": model} | tool_fields(request, _named) | _format_field(request.output)
         fields |= _setting_fields(request.settings, limit_field)
         if streamed:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -248,17 +248,8 @@ def refuses(part: Part) -> str | None:
     return None
 
 
-def _tool_fields(request: Request) -> dict[str, Any]:
-    if not request.tools:
-        return {}  # OpenAI refuses both fields where there are no tools
-    fields: dict[str, Any] = {}
-    choice, parallel = request.settings.tool_choice, request.settings.parallel_tool_calls
-    if choice is not None:
-        modes = {"auto", "none", "required"}
-        fields["tool_choice"] = choice if choice in modes else {"type": "function", "function": {"name": choice}}
-    if parallel is not None:
-        fields["parallel_tool_calls"] = parallel
-    return fields
+def _named(tool: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool}}
 
 
 # What the wire says
@@ -372,21 +363,7 @@ def _reason(finish: str, *, calls: bool, refused: bool) -> FinishReason:
 
 def usage_in(source: object) -> Usage | None:
     """Return what was billed, by an answer or by a piece of one; None where that is not said."""
-    usage = field(source, "usage", dict, {})
-    if not usage:
-        return None
-    into = field(usage, "prompt_tokens_details", dict, {})
-    out = field(usage, "completion_tokens_details", dict, {})
-    # A share is never more than the whole, whatever the server counts.
-    input_tokens, output_tokens = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
-    cached_tokens = min(count(into, "cached_tokens"), input_tokens)
-    return Usage(
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        cached_tokens=cached_tokens,
-        cache_write_tokens=min(count(into, "cache_write_tokens"), input_tokens - cached_tokens),
-        reasoning_tokens=min(count(out, "reasoning_tokens"), output_tokens),
-    )
+    return usage_by(source, "prompt", "completion")
 
 
 @attrs.define(eq=False, repr=False)

@@ -27,6 +27,7 @@ from agentfsm.core.messages import (
     UserMessage,
     data_of,
 )
+from agentfsm.models.openai_wire import tool_fields, usage_by
 from agentfsm.models.wire import (
     Assembly,
     FormError,
@@ -35,7 +36,6 @@ from agentfsm.models.wire import (
     WrittenLists,
     arguments_in,
     check_error,
-    count,
     field,
     joined,
     parsed_reply,
@@ -109,7 +109,7 @@ def encode(
     written = written or memory()
     try:
         fields = {"model": model, "store": False} | ({"include": [THINKING]} if thinks else {})
-        fields |= _tool_fields(request) | _text_fields(request) | _setting_fields(request.settings)
+        fields |= tool_fields(request, _named) | _text_fields(request) | _setting_fields(request.settings)
         fields = _extended(fields, request.settings.extra_body)
         if streamed:
             fields |= {"stream": True}
@@ -159,17 +159,8 @@ def _is_json_mode(request: Request) -> bool:
     return request.output is not None and request.output.schema is None
 
 
-def _tool_fields(request: Request) -> Item:
-    if not request.tools:
-        return {}
-    fields: Item = {}
-    choice, parallel = request.settings.tool_choice, request.settings.parallel_tool_calls
-    if choice is not None:
-        modes = {"auto", "none", "required"}
-        fields["tool_choice"] = choice if choice in modes else {"type": "function", "name": choice}
-    if parallel is not None:
-        fields["parallel_tool_calls"] = parallel
-    return fields
+def _named(tool: str) -> Item:
+    return {"type": "function", "name": tool}
 
 
 def _extended(fields: Item, extra: Mapping[str, Any]) -> Item:
@@ -396,18 +387,7 @@ def _stripped(item: Item) -> Item:
 
 def usage_in(response: object) -> Usage | None:
     """Return what was billed; None where the response does not say."""
-    usage = field(response, "usage", dict, {})
-    if not usage:
-        return None
-    read, written = count(usage, "input_tokens"), count(usage, "output_tokens")
-    of_input, of_output = (field(usage, f"{way}_tokens_details", dict, {}) for way in ("input", "output"))
-    return Usage(
-        input_tokens=read,
-        output_tokens=written,
-        cached_tokens=min(count(of_input, "cached_tokens"), read),
-        cache_write_tokens=min(count(of_input, "cache_write_tokens"), read),
-        reasoning_tokens=min(count(of_output, "reasoning_tokens"), written),
-    )
+    return usage_by(response, "input", "output")
 
 
 @attrs.define(eq=False, repr=False)

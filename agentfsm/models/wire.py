@@ -284,10 +284,11 @@ class Events:
             data = data.removeprefix(BOM_UTF8)
         events: list[bytes] = []
         *lines, rest = data.split(b"\n")
-        if lines:
+        if lines and self.begun:
             lines[0] = b"".join([*self.begun, lines[0]])
             self.begun = []
-        self.begun.append(rest)
+        if rest:
+            self.begun.append(rest)
         for line in lines:
             text = line.removesuffix(b"\r")
             if text.startswith(b"data:"):

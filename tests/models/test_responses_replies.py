@@ -88,10 +88,15 @@ def test_a_whole_reply_is_read():
 
 
 def test_without_usage_there_is_none_and_shares_are_shares():
-    """A server that does not count leaves it to the engine, and one that counts too much is not believed."""
+    """A server that does not count leaves it to the engine, and one that counts too much is not believed.
+
+    Two shares that were more than the whole together left a rest that cost less than nothing.
+    """
     assert read(said("x")).usage is None
     usage = {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 8}, "output_tokens_details": None}
     assert read(said("x"), usage=usage).usage == Usage(input_tokens=3, cached_tokens=3)
+    usage["input_tokens_details"] = {"cached_tokens": 2, "cache_write_tokens": 2}
+    assert read(said("x"), usage=usage).usage == Usage(input_tokens=3, cached_tokens=2, cache_write_tokens=1)
 
 
 def test_usage_of_any_numbers_is_read():
