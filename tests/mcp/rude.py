@@ -122,7 +122,11 @@ def serve():  # noqa: C901, PLR0912  as above
         record(message)
         id_ = message.get("id")
         match message.get("method"):
+            case "server/discover" if HABIT == "wordless":
+                pass
             case "server/discover" if IS_TODAY:
+                if HABIT == "slow":
+                    time.sleep(0.5)
                 say({"id": id_, "result": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **LIST}})
             case "initialize":
                 tools = {} if HABIT == "silent-changes" else {"listChanged": True}

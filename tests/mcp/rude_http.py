@@ -17,7 +17,7 @@ LIST = {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
 
 
 def _is_today(habit):
-    return habit == "hangs-today" or str(habit).startswith("put-off-")
+    return habit in {"hangs-today", "hurried-today"} or str(habit).startswith("put-off-")
 
 
 def _result(method, habit):
@@ -65,6 +65,8 @@ class Rude(BaseHTTPRequestHandler):
         if method is None:  # the answer to a question of the habit "asks-"
             self.plain(int(self.server.habit.removeprefix("asks-")), b"")
             self.server.hanging.set()
+        elif self.server.habit == "hurried-today" and len(self.server.heard) == 1:
+            self.close_connection = True
         elif self.server.habit == "older-503" and method == "tools/call":
             self.plain(503, b"")
         elif "id" not in message:

@@ -198,6 +198,19 @@ async def test_a_server_that_is_gone_is_unreachable():
     assert "ConnectError" in result.content
 
 
+async def test_a_server_that_hangs_up_on_the_first_request_is_not_taken_for_an_older_one():
+    """That tells nothing of what it is: it is asked anew, and not what only an older one knows."""
+    with serving("hurried-today") as server:
+        known = far(server)
+        with pytest.raises(MCPServerError, match="RemoteProtocolError") as caught:
+            await known.update()
+        await known.update()
+        await known.aclose()
+        methods = [message["method"] for message in server.heard]
+    assert caught.value.is_passing
+    assert methods == ["server/discover", "server/discover", "tools/list"]
+
+
 @pytest.mark.parametrize("status", [401, 404, 405, 503])
 async def test_a_server_that_does_not_take_the_handshake_is_told_of(status):
     """The error has the status, and what to try: the address, a token, the older kind of servers."""

@@ -6,6 +6,7 @@ import threading
 
 import anyio
 import pytest
+from mcp.client import session
 from worlds import heard, leftovers, lives, one_call, rude, until
 
 from agentfsm import Agent
@@ -13,7 +14,7 @@ from agentfsm.core.errors import ClosedError, RefusedError
 from agentfsm.core.messages import Outcome
 from agentfsm.engine.tools.context import RunContext
 from agentfsm.mcp import MCPServer, MCPServerError
-from agentfsm.mcp.connection import home
+from agentfsm.mcp.connection import client, home
 from agentfsm.testing import ScriptedModel, say
 
 
@@ -40,6 +41,22 @@ async def test_nothing_is_started_before_it_is_needed(record):
         assert server.link.starts == 0
     await server.aclose()
     assert lives(record) == []
+
+
+async def test_an_older_server_that_does_not_answer_what_it_does_not_know(record, monkeypatch):
+    """The first question has a share of the start's time, so that the rest is there for the handshake."""
+    monkeypatch.setattr(client, "FIRST_SHARE", 0.01)
+    (result,) = await one_call(rude("wordless", record))
+    assert result.content == "acted"
+    assert [message["method"] for message in heard(record)][:2] == ["server/discover", "initialize"]
+
+
+async def test_a_slow_server_is_not_taken_for_an_older_one(record, monkeypatch):
+    """It is waited for as long as the start may take, and no shorter time of the SDK's."""
+    monkeypatch.setattr(session, "DISCOVER_TIMEOUT_SECONDS", 0.01)
+    (result,) = await one_call(rude("slow-today", record))
+    assert result.content == "acted"
+    assert [message["method"] for message in heard(record)][:2] == ["server/discover", "tools/list"]
 
 
 async def test_closing_twice_is_closing_once_and_the_next_request_opens_again(record):

@@ -23,8 +23,8 @@ from agentfsm.core.errors import ClosedError
 from agentfsm.engine.tools.breaker import Breaker, BreakerState, Ticket
 from agentfsm.mcp.connection import changes, home, trouble
 from agentfsm.mcp.connection.bounded import is_of_use
+from agentfsm.mcp.connection.client import SiftingClient
 from agentfsm.mcp.connection.launch import Launch
-from agentfsm.mcp.connection.sift import sift_answers
 from agentfsm.mcp.connection.trouble import Fault, RequestError, Seen
 from agentfsm.mcp.errors import MCPServerError, RestingError
 
@@ -253,11 +253,9 @@ class Link:
                 self.heard(message)
 
         noticing = _noticing(self.launch.open(connection.lost), connection.lost)
-        client = Client(noticing, message_handler=hear, elicitation_callback=self.elicit, cache=None)
-        async with client:
-            # Results are checked by `outputs`, within bounds; and a tool that was not listed is not listed for that.
-            cast("Any", client.session).validate_tool_result = _unchecked
-            sift_answers(client.session)
+        async with SiftingClient(
+            noticing, start_s=self.start_s, message_handler=hear, elicitation_callback=self.elicit
+        ) as client:
             yield client
 
     async def _listen(self, client: Client, tasks: TaskGroup) -> None:
@@ -300,10 +298,6 @@ def _first(error: Exception | None) -> Exception | None:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-async def _unchecked(_name: str, _result: object) -> None:
-    """Take a result as it is."""
 
 
 @asynccontextmanager

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import attrs
-from mcp.client.session import ClientSession
 from mcp.types import methods
 from pydantic import ValidationError
 
@@ -43,17 +42,6 @@ class Unfit:
 
 # Takes what of a list does not fit. Whatever is asked, its answer is sifted in the context of who asked.
 UNFIT: Final[ContextVar[list[Unfit]]] = ContextVar("UNFIT")
-
-
-def sift_answers(session: ClientSession) -> None:
-    """Let a session see of each answer only what fits."""
-    dispatcher = cast("Any", session)._dispatcher  # noqa: SLF001  what it returns, the session holds to the protocol
-    ask = dispatcher.send_raw_request
-
-    async def asked(method: str, *details: Any, **options: Any) -> dict[str, Any]:
-        return sifted(method, session.protocol_version or "", await ask(method, *details, **options))
-
-    dispatcher.send_raw_request = asked
 
 
 def sifted(method: str, version: str, answer: dict[str, Any]) -> dict[str, Any]:
