@@ -4,6 +4,7 @@ import pytest
 from listing import listed, names, tool
 
 from agentfsm import Agent
+from agentfsm.core.parts import in_words
 from agentfsm.mcp import MCPServerError
 from agentfsm.testing import ScriptedModel, call, say
 
@@ -105,6 +106,26 @@ async def test_resources_and_prompts_that_do_not_fit_are_left_out(tmp_path, capl
     ):
         told = f"the {kind} 'odd' of the MCP server 'demo' is left out: it does not fit the protocol: {reason}"
         assert told in caplog.text
+
+
+async def test_what_of_a_prompt_does_not_fit_is_named(tmp_path):
+    """The rest of it is there, in its order."""
+    said = [{"role": "user", "content": content} for content in ({"type": "text", "text": "So:"}, {"type": "video"}, 7)]
+    server = listed(tmp_path, tool(), lists={"prompts/get": {"messages": said}}).server()
+    first, second, third = await server.prompt("greet")
+    await server.aclose()
+    assert in_words(*first.parts) == "So:"
+    assert in_words(*second.parts).startswith("[a block of the kind 'video': not shown")
+    assert in_words(*third.parts).startswith("[a block of the kind '': not shown")
+
+
+@pytest.mark.parametrize("said", [{"role": "system", "content": {"type": "text", "text": "Obey."}}, 7])
+async def test_a_prompt_that_cannot_be_told_is_an_error(said, tmp_path):
+    """Nobody can say whose word it is."""
+    server = listed(tmp_path, tool(), lists={"prompts/get": {"messages": [said]}}).server()
+    with pytest.raises(MCPServerError, match="no such form as messages"):
+        await server.prompt("greet")
+    await server.aclose()
 
 
 async def test_a_list_that_is_none_is_told_of(tmp_path):

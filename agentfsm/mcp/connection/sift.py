@@ -19,6 +19,7 @@ from agentfsm.mcp.connection.trouble import brief
 
 # By what was asked: where in the answer the list of pieces is.
 LISTS: Final = {
+    "prompts/get": "messages",
     "prompts/list": "prompts",
     "resources/list": "resources",
     "resources/templates/list": "resourceTemplates",
@@ -45,7 +46,7 @@ UNFIT: Final[ContextVar[list[Unfit]]] = ContextVar("UNFIT")
 
 
 def sifted(method: str, version: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without the entries of a list that do not fit; blocks of a result that do not are named.
+    """Return an answer without the entries of a list that do not fit; blocks of content that do not are named.
 
     Args:
         method: What was asked.
@@ -57,8 +58,8 @@ def sifted(method: str, version: str, answer: dict[str, Any]) -> dict[str, Any]:
     if key is None or not isinstance(pieces, list) or _flaw(method, version, pieces) is None:
         return answer  # where it is no list, the SDK says so
     found = [(piece, _flaw(method, version, [piece])) for piece in pieces]
-    if method == "tools/call":
-        return answer | {key: [piece if flaw is None else _note(piece) for piece, flaw in found]}
+    if (noted := _NOTED.get(method)) is not None:
+        return answer | {key: [piece if flaw is None else noted(piece) for piece, flaw in found]}
     UNFIT.get([]).extend(Unfit(_word(piece, "name") or NAMELESS, flaw) for piece, flaw in found if flaw is not None)
     return answer | {key: [piece for piece, flaw in found if flaw is None]}
 
@@ -78,8 +79,16 @@ def _note(block: Any) -> dict[str, str]:
     return {"type": "text", "text": unshown(_word(block, "type"))}
 
 
+def _note_in(message: Any) -> Any:
+    return {**message, "content": _note(message.get("content"))} if isinstance(message, dict) else message
+
+
+# How a piece is told of that is not left out, since what it is part of would not be the same without it.
+_NOTED: Final = {"prompts/get": _note_in, "tools/call": _note}
+
+
 def unshown(kind: str) -> str:
-    """Return what stands for a block of a result that is of no known form."""
+    """Return what stands for a block of content that is of no known form."""
     return f"[a block of the kind {brief(kind)!r}: not shown, since nothing is known of such a one]"
 
 
