@@ -3,10 +3,14 @@
 import os
 import sys
 import threading
+from contextlib import nullcontext
 
 import anyio
+import mcp.types as m
 import pytest
+from anyio import wait_all_tasks_blocked
 from mcp.client import session
+from mcp.shared.message import SessionMessage
 from worlds import heard, leftovers, lives, one_call, rude, until
 
 from agentfsm import Agent
@@ -14,7 +18,7 @@ from agentfsm.core.errors import ClosedError, RefusedError
 from agentfsm.core.messages import Outcome
 from agentfsm.engine.tools.context import RunContext
 from agentfsm.mcp import MCPServer, MCPServerError
-from agentfsm.mcp.connection import client, home
+from agentfsm.mcp.connection import client, home, link
 from agentfsm.testing import ScriptedModel, say
 
 
@@ -57,6 +61,27 @@ async def test_a_slow_server_is_not_taken_for_an_older_one(record, monkeypatch):
     (result,) = await one_call(rude("slow-today", record))
     assert result.content == "acted"
     assert [message["method"] for message in heard(record)][:2] == ["server/discover", "tools/list"]
+
+
+async def test_a_server_that_asks_and_does_not_take_the_answers_is_passed_over():
+    """So they do not pile up, and what was asked of it is heard all the same."""
+    tell, read = anyio.create_memory_object_stream(400)
+    write, untaken = anyio.create_memory_object_stream(0)
+    for number in range(300):
+        tell.send_nowait(SessionMessage(m.JSONRPCRequest(jsonrpc="2.0", id=number, method="ping")))
+    tell.send_nowait(SessionMessage(m.JSONRPCResponse(jsonrpc="2.0", id=1, result={})))
+    asked = 0
+    with tell, untaken:
+        streams = link._noticing(nullcontext((read, write)), tell.close)
+        async with streams as (heard, said), heard, said, anyio.create_task_group() as answers:
+            async for each in heard:
+                if isinstance(each.message, m.JSONRPCResponse):
+                    break
+                asked += 1
+                answers.start_soon(said.send, "pong")
+                await wait_all_tasks_blocked()
+            answers.cancel_scope.cancel()
+    assert asked == link.MAX_UNTAKEN
 
 
 async def test_closing_twice_is_closing_once_and_the_next_request_opens_again(record):

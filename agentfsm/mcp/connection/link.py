@@ -34,6 +34,8 @@ T = TypeVar("T")
 START_S: Final = 30.0
 # Seconds for the stream of changes to open: what is listed only then has missed none.
 LISTEN_S: Final = 5.0
+# Messages that a server has not taken: one that leaves so many is not listened to when it asks something.
+MAX_UNTAKEN: Final = 100
 
 for _name in ("mcp", "client"):  # what the SDK calls its loggers
     # What it tells there is told in errors, too; where nobody has set up logging, a server could fill the terminal.
@@ -304,20 +306,54 @@ def _first(error: Exception | None) -> Exception | None:
 async def _noticing(transport: Any, ended: Callable[[], object]) -> AsyncIterator[TransportStreams]:
     """Open a transport, and tell when the other side has ended it."""
     async with transport as (read, write):
-        yield cast("Any", _Noticed(read, ended)), write
+        said = _Said(write)
+        yield cast("Any", (_Heard(read, said, ended), said))
 
 
 @attrs.define(eq=False, repr=False)
-class _Noticed:
-    """What is read from a server: its end is noticed, and what nobody listens to is passed over."""
+class _Stream:
+    """A stream of the SDK's."""
 
     _stream: Any
-    _ended: Callable[[], object]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def __aiter__(self) -> _Noticed:
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> bool | None:
+        ended: bool | None = await self._stream.__aexit__(*error)
+        return ended
+
+
+@attrs.define(eq=False, repr=False)
+class _Said(_Stream):
+    """What is said to a server: how much of that it has not taken yet is known."""
+
+    waiting: int = attrs.field(default=0, init=False)
+
+    async def send(self, message: object) -> None:
+        """Say something, when what was said before was taken."""
+        self.waiting += 1
+        try:
+            await self._stream.send(message)
+        finally:
+            self.waiting -= 1
+
+
+@attrs.define(eq=False, repr=False)
+class _Heard(_Stream):
+    """What is read from a server: its end is noticed, and what is of no use is passed over.
+
+    That is what nobody listens to, and what a server asks that does not take our answers: they would pile up.
+    """
+
+    _said: _Said
+    _ended: Callable[[], object]
+
+    def __aiter__(self) -> _Heard:
         return self
 
     async def __anext__(self) -> Any:
@@ -327,13 +363,6 @@ class _Noticed:
             except StopAsyncIteration:
                 self._ended()
                 raise
-            if is_of_use(getattr(heard, "message", None)):
+            message = getattr(heard, "message", None)
+            if is_of_use(message) and not (isinstance(message, m.JSONRPCRequest) and self._said.waiting >= MAX_UNTAKEN):
                 return heard
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> bool | None:
-        ended: bool | None = await self._stream.__aexit__(*error)
-        return ended
