@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import anyio
 import pytest
@@ -320,6 +322,35 @@ async def test_a_block_without_a_reader_cancels_the_run(store):
             pass
     await no_leases(store)
     assert [summary.state for summary in await store.runs()] in ([], [State.OBSERVE], [State.THINK])
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, GeneratorExit])
+async def test_what_the_reader_raises_leaves_the_block_as_it_is(store, kind):
+    """No group is put around it, whatever it is."""
+    agent = Agent(FunctionModel(lambda _r: anyio.sleep_forever()), store=store)
+    with anyio.fail_after(HANG_S):
+        with pytest.raises(kind, match="the reader's own"):
+            async with agent.stream("go"):
+                raise kind("the reader's own")
+        await no_leases(store)
+
+
+async def test_a_generator_that_reads_a_stream_may_be_closed_early(store):
+    """As a web service does with what it sends, when nobody reads it any more."""
+    agent = looking(store)
+
+    async def texts() -> AsyncGenerator[StreamEvent, None]:
+        async with agent.stream("look", id="mine") as stream:
+            async for event in stream:
+                yield event
+
+    with anyio.fail_after(HANG_S):
+        async with aclosing(texts()) as events:
+            async for event in events:
+                assert isinstance(event, StateChanged)
+                break
+        await no_leases(store)
+    assert not (await agent.load("mine")).is_over
 
 
 async def test_the_watchers_own_cancellation_ends_the_drive(store):

@@ -261,7 +261,8 @@ class Feed(Generic[T]):
         trace: TracebackType | None,
     ) -> bool | None:
         self._tasks.cancel_scope.cancel()
-        if isinstance(error, Exception):  # the reader's own: it is not for the task group to wrap it
+        if error is not None and not isinstance(error, anyio.get_cancelled_exc_class()):
+            # The reader's own, the end of a generator that reads among them: it is not for the task group to wrap it.
             await self._tasks.__aexit__(None, None, None)
             return False
         suppressed = await self._tasks.__aexit__(kind, error, trace)
