@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
 
 
-def _in_range(low: float, high: float) -> Any:
-    def check(_settings: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if value is not None and not (is_number and low <= value <= high):
-            raise MisuseError(f"Settings({attribute.name}={value!r}): give a number from {low:g} to {high:g}")
+def _is(wanted: str, fits: Callable[[Any], bool]) -> Any:
+    """Return a check of a field, which is stored with a run: what no journal could read again is refused here."""
+
+    def check(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if not fits(value):
+            raise MisuseError(f"Settings({attribute.name}={value!r}): give {wanted}")
 
     return check
 
 
-def _is_count(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise MisuseError(f"Settings({attribute.name}={value!r}): give a whole number, 1 or more")
+def _in_range(low: float, high: float) -> Any:
+    def fits(value: Any) -> bool:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value is None or (is_number and low <= value <= high)
+
+    return _is(f"a number from {low:g} to {high:g}", fits)
+
+
+_COUNT: Final = _is("a whole number, 1 or more", lambda value: value is None or (type(value) is int and value > 0))
+_WHOLE: Final = _is("a whole number", lambda value: value is None or type(value) is int)
+_WORD: Final = _is("a text", lambda value: value is None or isinstance(value, str))
+_YES_NO: Final = _is("True or False", lambda value: isinstance(value, bool))
+_YES_NO_NONE: Final = _is("True, False or None", lambda value: value is None or isinstance(value, bool))
+
+
+def _texts(texts: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
+        return tuple(texts)
+    raise MisuseError(f"Settings(stop={texts!r}): give a list of texts, also where there is one: ['END']")
 
 
 def _copy(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(fields)
+    if isinstance(fields, Mapping):
+        return dict(fields)
+    raise MisuseError(f"Settings(extra_body={fields!r}): give a dict, {{}} for none")
 
 
 @attrs.frozen(kw_only=True)
@@ -34,25 +52,25 @@ class Settings:
     """How the model is asked. What is None is not sent, and the provider's own default holds.
 
     Raises:
-        MisuseError: when a value is out of its range.
+        MisuseError: when a value is out of its range, or of a wrong type.
     """
 
     temperature: float | None = attrs.field(default=None, validator=_in_range(0, 2))
     # 0 (the likeliest word) to 2; some models take no more than 1, some only their default.
     top_p: float | None = attrs.field(default=None, validator=_in_range(0, 1))
     # The share of likely words that is drawn from, 0 to 1.
-    max_tokens: int | None = attrs.field(default=None, validator=_is_count)
+    max_tokens: int | None = attrs.field(default=None, validator=_COUNT)
     # The largest answer, tokens.
-    reasoning_effort: str | None = None
+    reasoning_effort: str | None = attrs.field(default=None, validator=_WORD)
     # How much the model thinks before it answers, in the provider's words: "low", "medium", "high".
-    tool_choice: str | None = None
+    tool_choice: str | None = attrs.field(default=None, validator=_WORD)
     # "auto", "none", "required", or the name of one tool.
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: bool | None = attrs.field(default=None, validator=_YES_NO_NONE)
     # Whether a reply may hold several calls; False also runs them one by one.
-    stream: bool = False
+    stream: bool = attrs.field(default=False, validator=_YES_NO)
     # Whether to ask for a streamed reply also where nobody watches, so that read-only calls start early.
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
+    seed: int | None = attrs.field(default=None, validator=_WHOLE)
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_texts)
     # Texts at which the answer ends.
     extra_body: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
     # Further fields of the request, as the provider names them; they go before all others.
