@@ -6,7 +6,6 @@ the same while somebody watches, `run_sync` the same from code that is not async
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -23,29 +22,26 @@ from anyio.lowlevel import current_token
 from agentfsm import subagent
 from agentfsm.compaction import Context
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
-from agentfsm.core.effects import Pending, PendingKind
-from agentfsm.core.errors import ArgumentsError, ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.effects import PendingKind
+from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priority, Reject, Rerun, Settle
+from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import (
     JSON,
     AgentCost,
     Message,
-    Outcome,
     Part,
     SessionCost,
     Usage,
     check_history,
-    encodable,
     parts_of,
 )
-from agentfsm.core.plain import encode_json
 from agentfsm.core.run import A_co, Header, Run, begin
 from agentfsm.core.settings import Settings
 from agentfsm.core.times import date_of
-from agentfsm.decisions import answered, awaited, decide, wake_callers
+from agentfsm.decisions import approved, awaited, decide, replied, settled, wake_callers
 from agentfsm.engine.audit import Audit, audit_of
 from agentfsm.engine.drive import journal as journals
 from agentfsm.engine.drive.cost import cost_of, session_cost_of
@@ -60,12 +56,26 @@ from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools.tool import Declarations, Tool
 from agentfsm.engine.watch import log
 from agentfsm.engine.watch.stream import Stream, TypedStream
-from agentfsm.given import check_agent, check_run, check_start, messages_of, roles_of, text_of
+from agentfsm.given import (
+    check_agent,
+    check_audits,
+    check_call,
+    check_count,
+    check_run,
+    check_seconds,
+    check_start,
+    context_of,
+    id_of,
+    json_of,
+    messages_of,
+    roles_of,
+    states_of,
+    text_of,
+)
 from agentfsm.models import model_of
 from agentfsm.ports import (
     ALL,
     Clock,
-    ContextPolicy,
     Durability,
     Filter,
     Judge,
@@ -85,7 +95,7 @@ if TYPE_CHECKING:
 
     from agentfsm.core.audit import AuditRecord
     from agentfsm.core.events import Event
-    from agentfsm.core.inbox import Decision, Posted
+    from agentfsm.core.inbox import Posted
     from agentfsm.engine.drive.answers import Answers
     from agentfsm.engine.watch.stream import Listener
     from agentfsm.mcp.serving.service import MCPService
@@ -96,8 +106,6 @@ LEASE_POLL_S: Final = 0.2
 WORKER_RUNS: Final = 100
 # Seconds between two looks of a worker: a question to the store costs less than 1 ms, and a user waits a second.
 WORKER_POLL_S: Final = 1.0
-# Characters of a run's id: what any store takes as a key, also with the calls of a chain of agents behind it.
-ID_CHARS: Final = 200
 
 Prompt = str | Part | tuple[Part, ...] | list[Part]
 
@@ -123,28 +131,6 @@ def new_id() -> str:
 
 def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
     return ToolRegistry.of(tools)
-
-
-def _context_of(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Context:
-    if isinstance(context, Context):
-        return context
-    return Context(context if isinstance(context, Iterable) else (context,))
-
-
-def _states_of(states: Iterable[State]) -> frozenset[State]:
-    try:
-        chosen = frozenset(State(state) for state in states)
-    except ValueError:
-        there = ", ".join(sorted(set(State) - {State.DONE, State.ERROR}))
-        raise MisuseError(f"pause_before={states!r}: give a set of states, out of {there}") from None
-    if final := chosen & {State.DONE, State.ERROR}:
-        raise MisuseError(f"pause_before={sorted(final)}: a run that is over does not go on; give other states")
-    return chosen
-
-
-def _check_durability(_agent: object, _attribute: object, value: str) -> None:
-    if value not in ("full", "normal"):
-        raise MisuseError(f"Agent(durability={value!r}): give 'full' or 'normal'")
 
 
 def _driver_of(agent: Agent[A_co]) -> Driver[A_co]:
@@ -227,14 +213,14 @@ class Agent(Generic[A_co]):
     # Whether a run that is stopped for a loop is asked once more for what it has: `run.partial`.
     clock: Clock = attrs.field(factory=SystemClock)
     store: Store = attrs.field(default=attrs.Factory(lambda agent: MemoryStore(clock=agent.clock), takes_self=True))
-    durability: Durability = attrs.field(default="full", validator=_check_durability)
+    durability: Durability = "full"
     # What is acknowledged survives: "full": a power cut. Each group of appends waits for the disk, 0.04 ms when it is
     # quiet to 4 ms when it is busy, shared by all runs that commit together. "normal": the death of this process, but a
     # power cut, or the death of a database server, may take the newest appends, so that a call which was made may be
     # made again; an append costs 0.01 ms.
-    pause_before: frozenset[State] = attrs.field(default=frozenset(), converter=_states_of)
+    pause_before: frozenset[State] = attrs.field(default=frozenset(), converter=states_of)
     # States before which a run rests until it is resumed: {State.ACT} shows each call before it is made.
-    context: Context = attrs.field(factory=lambda: Context((TrimResults(), SlidingWindow())), converter=_context_of)
+    context: Context = attrs.field(factory=lambda: Context((TrimResults(), SlidingWindow())), converter=context_of)
     # What to do when the history outgrows the context window: policies in their order, or one.
     new_id: Callable[[], str] = new_id
     # Makes the ids of runs.
@@ -284,7 +270,7 @@ class Agent(Generic[A_co]):
                 anything is of a wrong type.
         """
         parts = self._parts(prompt)
-        check_start(user, session, settings, after)
+        check_start(user, session, settings, after, parent)
         history = messages_of(messages)
         check_history(history)
         if sum((after is not None, session is not None, bool(history))) > 1:
@@ -302,7 +288,7 @@ class Agent(Generic[A_co]):
             settings=settings,
             parent=None if parent is None else parent.id,
             depth=0 if parent is None else parent.header.depth + 1,
-            metadata=_checked_json(metadata, "metadata") if metadata else {},
+            metadata=json_of(metadata, "metadata") if metadata else {},
         )
         return self.driver.typed(begin(header, after))
 
@@ -319,7 +305,7 @@ class Agent(Generic[A_co]):
 
     def _header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         return Header(
-            id=_checked_id(self.new_id() if run_id is None else run_id, more.get("parent")),
+            id=id_of(self.new_id() if run_id is None else run_id, more.get("parent")),
             prompt=prompt,
             created_at=date_of(self.clock.now()),
             agent=self.name,
@@ -463,6 +449,7 @@ class Agent(Generic[A_co]):
             where: Which runs, whoever's they are.
             since: Seconds since 1970: runs that were over before are left out.
         """
+        check_audits(where, since)
         return Audit(self.store, where, since)
 
     async def fork(
@@ -496,8 +483,7 @@ class Agent(Generic[A_co]):
         before = await journals.before_of(self.store, stored.header)
         whole = begin(stored.header, before).fold(stored.events)
         at = len(stored.events) - whole.is_over if at is None else at
-        if not 0 <= at <= len(stored.events):
-            raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
+        prefix = journals.first(stored, at)
         header = self._header(
             stored.header.prompt if prompt is None else self._parts(prompt),
             id,
@@ -510,7 +496,7 @@ class Agent(Generic[A_co]):
             forked_from=run_id,
             forked_at=at,
         )
-        events = forked(header, before, stored.events[:at], edit or {}, self.tools)
+        events = forked(header, before, prefix, edit or {}, self.tools)
         found, lease = await self.store.create(header, events=events, durability=self.durability)
         await self.store.release(lease).wait()
         if found != header:
@@ -573,8 +559,8 @@ class Agent(Generic[A_co]):
             poll_s: Seconds between two looks at the store while there is room, above 0.
             until_idle: Whether to return when nothing is due.
         """
-        if parallel < 1 or poll_s <= 0:
-            raise MisuseError(f"worker(parallel={parallel}, poll_s={poll_s}): give 1 or more, and more than 0 seconds")
+        check_count("parallel", parallel)
+        check_seconds("poll_s", poll_s)
         worker = Worker(agent=self, drive=self.driver.drive, deps=deps, parallel=parallel, poll_s=poll_s)
         await worker.work(until_idle=until_idle)
 
@@ -603,24 +589,10 @@ class Agent(Generic[A_co]):
             MisuseError: when the run has no such call, or the arguments do not fit its tool.
             ConflictError: when it was decided already, the time is up, or it is another call than was shown.
         """
-        check_id(run_id)
-        run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL)
-        if digest is not None and digest != item.digest:
-            raise ConflictError(f"{call_id} was not approved: it is not what was shown, look at it again")
-        edited = None if arguments is None else self._edited(run, item, arguments)
-        approval = Approve(call_id=call_id, by=by, arguments=edited, digest=item.digest)
-        await decide(self.store, run, item, approval)
-
-    def _edited(self, run: Run, item: Pending, arguments: Mapping[str, Any]) -> str:
-        """Return a person's arguments as text, if they fit the tool; for another agent's run that is seen later."""
-        text = json.dumps(_checked_json(arguments, "arguments"), ensure_ascii=False)
+        check_call(run_id, call_id)
+        run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL, digest=digest)
         tool = self.tools.get(item.tool) if run.header.agent == self.name else None
-        if tool is not None:
-            try:
-                tool.bound(text)
-            except ArgumentsError as error:
-                raise MisuseError(f"{item.call_id} was not approved: {error}") from None
-        return text
+        await decide(self.store, run, item, approved(item, arguments, tool, by=by))
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
         """Do not let a call run; the model reads the message.
@@ -629,7 +601,7 @@ class Agent(Generic[A_co]):
             MisuseError: when the run has no such call.
             ConflictError: when it was decided already, or the time is up.
         """
-        check_id(run_id)
+        check_call(run_id, call_id)
         run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL)
         await decide(self.store, run, item, Reject(call_id=call_id, by=by, message=text_of(message, "message")))
 
@@ -665,20 +637,9 @@ class Agent(Generic[A_co]):
             MisuseError: when the run waits for no such answer, or it does not fit what was asked; nothing is lost.
             ConflictError: when it was answered already, the time is up, or something else is asked than was shown.
         """
-        check_id(run_id)
-        run, item = await awaited(self.store, run_id, call_id, PendingKind.QUESTION)
-        if digest is not None and digest != item.digest:
-            raise ConflictError(f"{call_id} was not answered: it asks something else than was shown, look at it again")
-        if item.questions and not failed:
-            return await decide(self.store, run, item, answered(item, content, declined=declined, by=by))
-        if item.questions:
-            raise MisuseError(f"{call_id} asks in the middle of its call: give the content, or declined=True")
-        if declined or not isinstance(content, str):
-            raise MisuseError(f"the result of {call_id} is text: give the content, with failed=True if there is none")
-        outcome = Outcome.FAILED if failed else Outcome.DONE
-        return await decide(
-            self.store, run, item, Settle(call_id=call_id, by=by, outcome=outcome, content=encodable(content))
-        )
+        check_call(run_id, call_id)
+        run, item = await awaited(self.store, run_id, call_id, PendingKind.QUESTION, digest=digest)
+        await decide(self.store, run, item, replied(item, content, failed=failed, declined=declined, by=by))
 
     async def settle(
         self,
@@ -704,17 +665,9 @@ class Agent(Generic[A_co]):
             MisuseError: when not exactly one of the three is given, or the run has no such call.
             ConflictError: when it was decided already.
         """
-        check_id(run_id)
-        if (result is not None) + (failed is not None) + rerun != 1:
-            raise MisuseError("settle takes exactly one of result='...', failed='...' and rerun=True")
+        check_call(run_id, call_id)
+        decision = settled(call_id, result, failed, rerun=rerun, by=by)
         run, item = await awaited(self.store, run_id, call_id, PendingKind.OUTCOME)
-        decision: Decision
-        if rerun:
-            decision = Rerun(call_id=call_id, by=by)
-        elif failed is not None:
-            decision = Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=text_of(failed, "failed"))
-        else:
-            decision = Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=text_of(result, "result"))
         await decide(self.store, run, item, decision)
 
     async def send(
@@ -861,6 +814,7 @@ class Agent(Generic[A_co]):
         `usd` is None where a price is unknown, and `unpriced` names the model: install agentfsm[prices], or give the
         model a price.
         """
+        check_run(run, "cost")
         return cost_of(run, self.model)
 
     async def session_cost(self, session: str) -> SessionCost:
@@ -912,23 +866,6 @@ class _Steps(AsyncIterator[Run[A_co]]):
         if self._run.version == before.version:
             raise StopAsyncIteration
         return self._run
-
-
-def _checked_id(run_id: str, parent: str | None) -> str:
-    """Return the id of a run; where an agent works for another it is the caller's and more."""
-    most = ID_CHARS + len(parent or "")
-    if not isinstance(run_id, str):
-        raise MisuseError(f"a run's id is a text, and this is a {type(run_id).__name__}: give str(...) of it")
-    if not 1 <= len(run_id) <= most or not run_id.isprintable():
-        raise MisuseError(f"a run's id has 1 to {most} printable characters, unlike {run_id[:50]!r}")
-    return run_id
-
-
-def _checked_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(encodable(encode_json(dict(value)))))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise MisuseError(f"{what} must be plain JSON, since they are stored with the run: {error}") from None
 
 
 def _in_event_loop() -> bool:

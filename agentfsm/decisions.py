@@ -5,20 +5,24 @@ The first word on a call counts; whoever comes later learns who was first.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import Pending, PendingKind
-from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import ArgumentsError, ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, InputGiven, ToolFinished
-from agentfsm.core.inbox import GiveInput, Wake
+from agentfsm.core.inbox import Approve, GiveInput, Rerun, Settle, Wake
+from agentfsm.core.messages import Outcome, encodable
 from agentfsm.core.run import Run
 from agentfsm.engine.drive.journal import header_of, load
 from agentfsm.engine.tools.questions import fitting
+from agentfsm.given import json_of, text_of
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Decision
+    from agentfsm.engine.tools.tool import Tool
     from agentfsm.ports import Store
 
 # What ends each kind of wait.
@@ -31,26 +35,38 @@ HOW: Final = {
 }
 
 
-async def awaited(store: Store, run_id: str, call_id: str, *kinds: PendingKind) -> tuple[Run, Pending]:
+async def awaited(
+    store: Store, run_id: str, call_id: str, kind: PendingKind, *, digest: str | None = None
+) -> tuple[Run, Pending]:
     """Return the run, and what it waits for.
+
+    Args:
+        store: Where it lives.
+        run_id: The run.
+        call_id: The call that is decided on.
+        kind: What is decided of it.
+        digest: Of what was shown to whoever decides; None: whatever the run asks now.
 
     Raises:
         RunNotFoundError: when the store holds no such run.
-        ConflictError: when it was decided already.
+        ConflictError: when it was decided already, or something else is asked than was shown.
         MisuseError: when the run waits for nothing of that kind.
     """
     run = await load(store, run_id)
     for item in run.pending:
-        if (item.run_id, item.call_id) == (run_id, call_id) and item.kind in kinds:
+        if (item.run_id, item.call_id, item.kind) == (run_id, call_id, kind):
+            if digest not in (None, item.digest):
+                done = "approved" if kind is PendingKind.APPROVAL else "answered"
+                raise ConflictError(f"{call_id} was not {done}: it is not what was shown, look at it again")
             return run, item
     gone = (Phase.APPROVED, Phase.RUNNING, Phase.FINISHED)
     decided = {entry.call.id for entry in run.open if entry.phase in gone}
     if call_id in decided | {record.call_id for record in run.calls}:
         by = await _decided_by(store, run_id, call_id)
-        raise ConflictError(f"run {run_id!r} waits for no {kinds[0]} of {call_id} any more: it was decided already{by}")
+        raise ConflictError(f"run {run_id!r} waits for no {kind} of {call_id} any more: it was decided already{by}")
     waits = ", ".join(_wait(item, run_id) for item in run.pending) or "nothing"
     state = run.state.upper()
-    raise MisuseError(f"run {run_id!r} ({state}) waits for no {kinds[0]} of {call_id!r}; it waits for: {waits}")
+    raise MisuseError(f"run {run_id!r} ({state}) waits for no {kind} of {call_id!r}; it waits for: {waits}")
 
 
 # What a run itself may wait for, and not one of its calls.
@@ -80,6 +96,65 @@ async def decide(store: Store, run: Run, item: Pending, decision: Decision) -> N
     """
     await store.post(run.id, _key(run, item), decision, before=item.expires_at)
     await wake_callers(store, run.id, run.header.parent, _key(run, item))
+
+
+def approved(item: Pending, arguments: Mapping[str, Any] | None, tool: Tool[..., Any] | None, *, by: str) -> Approve:
+    """Return the yes to a call.
+
+    Args:
+        item: What was asked.
+        arguments: A person's, in place of the model's; None where these stand.
+        tool: What is called; None where it is another agent's, who sees later whether the arguments fit.
+        by: Who says so.
+
+    Raises:
+        MisuseError: when the arguments are no JSON or do not fit the tool; nothing is posted.
+    """
+    edited = None if arguments is None else json.dumps(json_of(arguments, "arguments"), ensure_ascii=False)
+    if edited is not None and tool is not None:
+        try:
+            tool.bound(edited)
+        except ArgumentsError as error:
+            raise MisuseError(f"{item.call_id} was not approved: {error}") from None
+    return Approve(call_id=item.call_id, by=by, arguments=edited, digest=item.digest)
+
+
+def settled(call_id: str, result: str | None, failed: str | None, *, rerun: bool, by: str) -> Settle | Rerun:
+    """Return what became of a call, in exactly one of three words.
+
+    Raises:
+        MisuseError: when it is none of them or several, or one is no text.
+    """
+    if (result is not None) + (failed is not None) + bool(rerun) != 1:
+        raise MisuseError("settle takes exactly one of result='...', failed='...' and rerun=True")
+    if rerun:
+        return Rerun(call_id=call_id, by=by)
+    if failed is not None:
+        return Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=text_of(failed, "failed"))
+    return Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=text_of(result, "result"))
+
+
+def replied(item: Pending, content: Any, *, failed: bool, declined: bool, by: str) -> Settle | GiveInput:
+    """Return the result of a call that comes from outside, or the answer to what a tool has asked in its call.
+
+    Args:
+        item: What was asked.
+        content: The text of the result; or the answer to the tool, as `answered` takes it.
+        failed: Whether the result is an error.
+        declined: Whether a person does not want to answer the tool.
+        by: Who says so.
+
+    Raises:
+        MisuseError: when it does not fit what was asked; nothing is posted.
+    """
+    if item.questions:
+        if failed:
+            raise MisuseError(f"{item.call_id} asks in the middle of its call: give the content, or declined=True")
+        return answered(item, content, declined=declined, by=by)
+    if declined or not isinstance(content, str):
+        raise MisuseError(f"the result of {item.call_id} is text: give the content, with failed=True if there is none")
+    outcome = Outcome.FAILED if failed else Outcome.DONE
+    return Settle(call_id=item.call_id, by=by, outcome=outcome, content=encodable(content))
 
 
 def answered(item: Pending, content: Any, *, declined: bool, by: str) -> GiveInput:

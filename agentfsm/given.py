@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from agentfsm.compaction import Context
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
+from agentfsm.core.machine import State
 from agentfsm.core.messages import Message, encodable
+from agentfsm.core.plain import encode_json
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
 from agentfsm.engine.tools.permission import Permissions
+from agentfsm.ports import Filter
+from agentfsm.stores.common import check_id
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
+    from agentfsm.ports import ContextPolicy
+
+# Characters of a run's id: what any store takes as a key, also with the calls of a chain of agents behind it.
+ID_CHARS: Final = 200
 
 Test = Callable[[Any], bool]
 
@@ -54,6 +64,7 @@ _FIELDS: Final[Mapping[str, tuple[Test, str]]] = {
     ),
     "clock": (_has("now", "monotonic"), "a Clock, for example SystemClock()"),
     "store": (_has("create", "append", "post", "read", "aclose"), "a store, for example SQLiteStore('runs.db')"),
+    "durability": (lambda value: value in ("full", "normal"), "'full' or 'normal'"),
     "new_id": (callable, "a function that makes ids"),
     "target": (_is(str), "'module:attribute'"),
 }
@@ -76,7 +87,60 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."  # noqa: PLR2004  the width of a line
 
 
-def check_start(user: object, session: object, settings: object, after: object) -> None:
+def context_of(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Context:
+    """Return the policies of an agent, given as one, as several, or put together already.
+
+    Raises:
+        MisuseError: when there is one that is none.
+    """
+    if isinstance(context, Context):
+        return context
+    return Context(context if isinstance(context, Iterable) else (context,))
+
+
+def states_of(states: Iterable[State]) -> frozenset[State]:
+    """Return states, which may be given by their names.
+
+    Raises:
+        MisuseError: when there is one that is none, or that a run does not go on from.
+    """
+    try:
+        chosen = frozenset(State(state) for state in states)
+    except (TypeError, ValueError):
+        there = ", ".join(sorted(set(State) - {State.DONE, State.ERROR}))
+        raise MisuseError(f"pause_before={_shown(states)}: give a set of states, out of {there}") from None
+    if final := chosen & {State.DONE, State.ERROR}:
+        raise MisuseError(f"pause_before={sorted(final)}: a run that is over does not go on; give other states")
+    return chosen
+
+
+def id_of(run_id: str, parent: str | None) -> str:
+    """Return the id of a new run; where an agent works for another it is the caller's and more.
+
+    Raises:
+        MisuseError: when it is none that a store takes, or a person could type.
+    """
+    most = ID_CHARS + len(parent or "")
+    if not isinstance(run_id, str):
+        raise MisuseError(f"a run's id is a text, and this is a {type(run_id).__name__}: give str(...) of it")
+    if not 1 <= len(run_id) <= most or not run_id.isprintable():
+        raise MisuseError(f"a run's id has 1 to {most} printable characters, unlike {run_id[:50]!r}")
+    return run_id
+
+
+def json_of(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return an object as it is stored.
+
+    Raises:
+        MisuseError: when it is no plain JSON.
+    """
+    try:
+        return dict(json.loads(encodable(encode_json(dict(value)))))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MisuseError(f"{what} must be plain JSON, since they are stored with the run: {error}") from None
+
+
+def check_start(user: object, session: object, settings: object, after: object, parent: object) -> None:
     """Refuse what begins no run; for what is left out, nothing is called: this is on the way of each run.
 
     Raises:
@@ -90,6 +154,8 @@ def check_start(user: object, session: object, settings: object, after: object) 
         raise MisuseError(f"settings={_shown(settings)}: give Settings(...), for example Settings(temperature=0)")
     if after is not None and not isinstance(after, Run):
         raise MisuseError(f"after={_shown(after)}: give the run itself, for example await agent.load({str(after)!r})")
+    if parent is not None and not isinstance(parent, Run):
+        raise MisuseError(f"parent={_shown(parent)}: give the run itself, whose tool this one is")
 
 
 def roles_of(roles: Iterable[str]) -> tuple[str, ...]:
@@ -98,9 +164,10 @@ def roles_of(roles: Iterable[str]) -> tuple[str, ...]:
     Raises:
         MisuseError: when it is one text, whose letters would be taken for roles, or holds what is no text.
     """
-    given = (roles,) if isinstance(roles, str) else tuple(roles)
+    given: tuple[Any, ...] = tuple(roles) if isinstance(roles, Iterable) and not isinstance(roles, str) else (roles,)
     if isinstance(roles, str) or not all(isinstance(role, str) for role in given):
-        raise MisuseError(f"roles are several names, not {_shown(roles)}: write roles=[{', '.join(map(repr, given))}]")
+        names = ", ".join(repr(role) for role in given if role is not None)
+        raise MisuseError(f"roles are several names, not {_shown(roles)}: write roles=[{names}]")
     return given
 
 
@@ -124,7 +191,53 @@ def check_run(run: object, rung: str) -> None:
         MisuseError: when it is none; it says how to get one.
     """
     if not isinstance(run, Run):
-        raise MisuseError(f"agent.{rung} takes a Run, not {_shown(run)}: write agent.{rung}(agent.start('...'))")
+        raise MisuseError(
+            f"agent.{rung} takes a Run, not {_shown(run)}: write agent.{rung}(agent.start('...')) for a new one, or "
+            f"agent.{rung}(await agent.load(run_id))"
+        )
+
+
+def check_call(run_id: object, call_id: object) -> None:
+    """Refuse what names no call of a run.
+
+    Raises:
+        MisuseError: when it does not.
+    """
+    check_id(run_id)
+    if not isinstance(call_id, str):
+        raise MisuseError(f"this takes a call's id, a text: give the call_id out of run.pending, not {_shown(call_id)}")
+
+
+def check_audits(where: object, since: object) -> None:
+    """Refuse what chooses no runs.
+
+    Raises:
+        MisuseError: naming it, and what to give.
+    """
+    if not isinstance(where, Filter):
+        raise MisuseError(f"audits(where={_shown(where)}): give a Filter, for example Filter(user='ann')")
+    if not isinstance(since, int | float):
+        raise MisuseError(f"audits(since={_shown(since)}): give seconds since 1970, for example moment.timestamp()")
+
+
+def check_count(name: str, count: object) -> None:
+    """Refuse what is no number of things, 1 or more.
+
+    Raises:
+        MisuseError: naming it.
+    """
+    if type(count) is not int or count < 1:
+        raise MisuseError(f"{name}={_shown(count)}: give a whole number, 1 or more")
+
+
+def check_seconds(name: str, time_s: object) -> None:
+    """Refuse what is no time, more than 0.
+
+    Raises:
+        MisuseError: naming it.
+    """
+    if not isinstance(time_s, int | float) or not time_s > 0:
+        raise MisuseError(f"{name}={_shown(time_s)}: give seconds, more than 0")
 
 
 def text_of(text: object, what: str) -> str:

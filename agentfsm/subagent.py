@@ -25,6 +25,7 @@ from agentfsm.engine.tools.context import Ended, Paused, RunContext, ToolKind
 from agentfsm.engine.tools.permission import Level
 from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.engine.watch.stream import AgentEvent, AgentEventType
+from agentfsm.given import check_count, check_seconds
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -58,7 +59,10 @@ def agent_tool(
     **options: Any,
 ) -> Tool[..., Any]:
     """Make a tool of an agent; `Agent.as_tool` is this."""
-    _check(turns, timeout_s, options)
+    check_count("turns", turns)
+    check_seconds("timeout_s", timeout_s)
+    if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
+        raise MisuseError(f"as_tool() takes no {', '.join(sorted(told))}: that follows from the agent's own tools")
     agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, which takes 0.3 s: here, not in the event loop
     agent.driver.check_price()
     child = _Child(agent, prompt, turns, timeout_s)
@@ -85,14 +89,6 @@ def agent_tool(
     )
     made.end = child.end
     return made
-
-
-def _check(turns: int, timeout_s: float, options: Mapping[str, Any]) -> None:
-    if turns < 1 or timeout_s <= 0:
-        raise MisuseError(f"as_tool(turns={turns}, timeout_s={timeout_s}) leaves the agent nothing: give more than 0")
-    if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
-        names = ", ".join(sorted(told))
-        raise MisuseError(f"as_tool() takes no {names}: that follows from the agent's own tools")
 
 
 @attrs.define(eq=False, repr=False)

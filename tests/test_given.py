@@ -18,6 +18,7 @@ from agentfsm import (
     Priority,
     Run,
     Settings,
+    State,
     Usage,
     tool,
 )
@@ -95,6 +96,46 @@ async def test_a_prompt_is_no_run(rung):
     """The rungs that go on with a run say how to begin one."""
     with pytest.raises(MisuseError, match=rf"agent\.{rung} takes a Run.*agent\.{rung}\(agent\.start"):
         await getattr(Agent(ScriptedModel()), rung)("hello")
+
+
+# What else the verbs take.
+
+ODD: dict[str, tuple[Any, str]] = {
+    "at": (lambda agent, run: agent.load(run.id, at="2"), "has the versions 0 to 3, and no version '2'"),
+    "at of a fork": (lambda agent, run: agent.fork(run.id, at=2.5), "and no version 2.5"),
+    "edit": (lambda agent, run: agent.fork(run.id, edit=[run]), "a dict of events by their versions, not list"),
+    "version": (lambda agent, run: agent.fork(run.id, edit={"2": run}), "there is no '2' to edit"),
+    "call": (lambda agent, run: agent.approve(run.id, run.pending[0]), "give the call_id out of run.pending"),
+    "rerun": (lambda agent, run: agent.settle(run.id, "t1.0", rerun=None), "exactly one of"),
+    "parallel": (lambda agent, _run: agent.worker(parallel="3"), "parallel='3': give a whole number, 1 or more"),
+    "poll_s": (lambda agent, _run: agent.worker(poll_s=None), "poll_s=None: give seconds, more than 0"),
+}
+
+
+@pytest.mark.parametrize(("ask", "match"), ODD.values(), ids=ODD)
+async def test_what_a_verb_cannot_take_is_said_by_its_name(store, ask, match):
+    """It is no TypeError out of the depths, and the run stays as it was."""
+    agent = Agent(ScriptedModel(say("", call("pay", cents=5)), "paid"), tools=[pay], store=store)
+    run = await agent.run("x")
+    with anyio.fail_after(HANG_S), pytest.raises(MisuseError, match=match):
+        await ask(agent, run)
+    assert await agent.load(run.id) == run
+
+
+def test_what_a_verb_that_is_not_awaited_cannot_take_is_said_too():
+    """These are asked at once."""
+    agent: Any = Agent(ScriptedModel())
+    for ask, match in (
+        (lambda: agent.cost("run-1"), r"agent\.cost\(await agent\.load\(run_id\)\)"),
+        (lambda: agent.audits("ann"), r"give a Filter, for example Filter\(user='ann'\)"),
+        (lambda: agent.audits(since="2026-01-31"), "give seconds since 1970"),
+        (lambda: agent.as_tool(turns="3"), "turns='3': give a whole number"),
+        (lambda: agent.as_tool(timeout_s=0), "timeout_s=0: give seconds, more than 0"),
+        (lambda: agent.as_tool(name=3), "a tool cannot be called 3"),
+        (lambda: tool(search), r"'search' is a tool already: .*\(search\.function\)"),
+    ):
+        with pytest.raises(MisuseError, match=match):
+            ask()
 
 
 # Inputs.
@@ -209,6 +250,11 @@ def test_what_is_no_model_is_refused(model, match):
         ({"name": ""}, "a text that is not empty"),
         ({"version": 2}, "a text"),
         ({"new_id": "x"}, "a function"),
+        ({"durability": "safe"}, "'full' or 'normal'"),
+        ({"pause_before": None}, "a set of states, out of act, observe"),
+        ({"pause_before": State.ACT}, "a set of states"),
+        ({"pause_before": {"done"}}, "a run that is over does not go on"),
+        ({"context": None}, "no policy for the context"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -226,6 +272,9 @@ def test_a_field_of_a_wrong_type_is_refused(fields, match):
         ({"session": 3}, "session=3: give a text"),
         ({"session": ""}, "session='': give a text that is not empty"),
         ({"roles": "clerk"}, r"roles=\['clerk'\]"),
+        ({"roles": 3}, r"roles=\[3\]"),
+        ({"roles": None}, r"roles=\[\]"),
+        ({"parent": "run-id"}, "parent='run-id': give the run itself"),
         ({"settings": {"temperature": 0}}, r"Settings\(temperature=0\)"),
         ({"messages": "hello"}, "a list of messages"),
         ({"messages": 3}, "a list of messages"),

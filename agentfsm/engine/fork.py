@@ -45,9 +45,11 @@ def forked(
     Raises:
         MisuseError: when the edited events make no run (IllegalTransitionError), or it is over.
     """
-    unknown = [version for version in edit if not 1 <= version <= len(events)]
+    if not isinstance(edit, Mapping):
+        raise MisuseError(f"edit is a dict of events by their versions, not {type(edit).__name__}: give {{5: event}}")
+    unknown = [version for version in edit if version not in range(1, len(events) + 1)]
     if unknown:
-        raise MisuseError(f"the fork begins with the versions 1 to {len(events)}: there is no {unknown[0]} to edit")
+        raise MisuseError(f"the fork begins with the versions 1 to {len(events)}: there is no {unknown[0]!r} to edit")
     prefix = tuple([edit.get(version, event) for version, event in enumerate(events, 1)])
     run = begin(header, before).fold(prefix)
     if run.is_over:

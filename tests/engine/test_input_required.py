@@ -249,7 +249,7 @@ async def test_the_first_word_wins(store):
     with pytest.raises(ConflictError, match="'ann'"):
         await agent.answer(run.id, "t1.0", declined=True, by="cid")
     await agent.resume(run.id)
-    with pytest.raises(ConflictError, match="something else"):
+    with pytest.raises(ConflictError, match="not what was shown"):
         await agent.answer(run.id, "t1.0", "Cid", by="cid", digest=item.digest)
     await agent.answer(run.id, "t1.0", by="dan")
     await agent.resume(run.id)

@@ -53,10 +53,20 @@ async def load(store: Store, run_id: str, at: int | None = None, ended: Ended = 
         ended: As in `before_of`.
     """
     stored = await store.read(run_id)
-    if at is not None and not 0 <= at <= len(stored.events):
-        raise MisuseError(f"run {run_id!r} has the versions 0 to {len(stored.events)}, and no version {at}")
-    run = begin(stored.header, await before_of(store, stored.header, ended))
-    return run.fold(stored.events if at is None else stored.events[:at])
+    events = stored.events if at is None else first(stored, at)
+    return begin(stored.header, await before_of(store, stored.header, ended)).fold(events)
+
+
+def first(stored: Stored, at: int) -> Sequence[Event]:
+    """Return the first events of a journal, which make version `at`.
+
+    Raises:
+        MisuseError: when there is no such version.
+    """
+    newest = len(stored.events)
+    if not isinstance(at, int) or not 0 <= at <= newest:
+        raise MisuseError(f"run {stored.header.id!r} has the versions 0 to {newest}, and no version {at!r}")
+    return stored.events[:at]
 
 
 async def header_of(store: Store, run_id: str) -> Header:

@@ -331,7 +331,7 @@ def _signature(
 
 
 def _check_name(name: str) -> None:
-    plain = name.replace("_", "").replace("-", "")
+    plain = name.replace("_", "").replace("-", "") if isinstance(name, str) else ""
     if not (plain.isascii() and plain.isalnum() and len(name) <= NAME_CHARS):
         raise MisuseError(
             f"a tool cannot be called {name!r}: use 1 to {NAME_CHARS} ASCII letters, digits, '_' or '-', "
@@ -391,6 +391,11 @@ def _check_unknown(name: str, declared: Mapping[str, Any]) -> None:
 
 
 def _check_kind(name: str, function: Callable[..., Any]) -> None:
+    if isinstance(function, Tool):
+        raise MisuseError(
+            f"{function.name!r} is a tool already: for one that declares something else write "
+            f"tool(name={function.name!r}, ...)({function.name}.function)"
+        )
     if any(map(isgeneratorfunction, _bodies(function))) or any(map(isasyncgenfunction, _bodies(function))):
         raise MisuseError(
             f"tool {name!r} is a generator, which has no one result: return a list, and tell of its progress by "
