@@ -81,7 +81,7 @@ def _refuse(engine: Engine, drive: Drive, answers: Answers, why: str) -> None:
     """Send a draft back with what is wrong, or end the run where that was done often enough."""
     refusals = drive.journal.run.refusals
     if refusals >= engine.limits.answer_retries:
-        times = f"{refusals + 1} answers were refused, the last one: {why}"
+        times = f"answers refused: {refusals + 1}, the last one: {why}"
         return drive.fail(StopReason.TOO_MANY_ERRORS, times)
     drive.journal.log.warning("answer_refused", turn=drive.journal.run.turn, refusals=refusals + 1)
     return drive.journal.commit(e.Continued(note=_REFUSED.format(why=why, how=answers.how), refused=True))

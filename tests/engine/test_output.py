@@ -227,7 +227,7 @@ async def test_refusals_are_bounded(retries):
     model = scripted(*["nothing"] * (retries + 1))
     run = await Agent(model, output_type=City, limits=Limits(answer_retries=retries)).run("x")
     assert (run.state, run.stop_reason) == (State.ERROR, StopReason.TOO_MANY_ERRORS)
-    assert f"{retries + 1} answers were refused" in run.stop_message
+    assert f"answers refused: {retries + 1}" in run.stop_message
     assert "not a JSON object" in run.stop_message
     assert run.usage.input_tokens == 10 * (retries + 1)
     with pytest.raises(RunError):

@@ -144,9 +144,11 @@ async def _fact(engine: Engine, drive: Drive, entry: OpenCall, row: Posted | Non
         case Phase.RUNNING, _:
             return await _recovered(engine, drive, call)
         case Phase.ASKED, Reject(by=by, message=message):
-            return e.ToolFinished(result=_rejected(call, message), by=by)
+            return e.ToolFinished(
+                result=_rejected(call, f"a person rejected it{f' ({message})' if message else ''}"), by=by
+            )
         case Phase.ASKED, None if is_late:
-            return e.ToolFinished(result=_rejected(call, "nobody answered in time"))
+            return e.ToolFinished(result=_rejected(call, "a person was asked, and nobody answered in time"))
         case Phase.ASKED, _ if row is not None or _has_changed(engine, entry):
             return _asked_again(engine, drive, call, now)
         case ((Phase.LOST | Phase.PAUSED), Settle(by=by, outcome=outcome, content=content)):
@@ -236,9 +238,8 @@ def described(tool: Tool[..., Any], arguments: Arguments) -> str:
         return f"(its description failed: {render.describe(error)})"
 
 
-def _rejected(call: ToolCall, message: str) -> ToolResult:
-    content = f"not run: a person rejected it{f' ({message})' if message else ''}. Do not try it again unasked."
-    return decided(call, Outcome.REJECTED, content)
+def _rejected(call: ToolCall, why: str) -> ToolResult:
+    return decided(call, Outcome.REJECTED, f"not run: {why}. Do not try it again unasked.")
 
 
 # A call whose result comes from outside.
