@@ -1,6 +1,7 @@
 """The layers: imports point down the table of the architecture, and each vendor library is imported by one file."""
 
 import ast
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -98,6 +99,25 @@ def test_rooms_of_the_engine_rest_on_those_below(room):
     for path in sorted((ROOT / "engine" / room).glob("*.py")):
         inside = {module.split(".")[2] for module in imports_in(path) if module.startswith("agentfsm.engine.")}
         assert inside <= below, path.name
+
+
+def names_below(folder):
+    """Return the modules and packages of a folder, as the architecture page names them."""
+    return {path.stem for path in folder.iterdir() if path.suffix in {"", ".py"} and not path.stem.startswith("__")}
+
+
+def test_the_architecture_page_lists_what_there_is():
+    """The files of the core, the rows of the layers, and the rooms of the engine with their files: all, and no more."""
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    layers = {name.removesuffix(".py").rstrip("/") for row in rows[:8] for name in re.findall(r"`([^`]+)`", row[1])}
+    assert layers == names_below(ROOT)
+    core = next(row[2] for row in rows if row[1] == "`core/`")
+    assert set(core.partition(".")[0].split(", ")) == names_below(ROOT / "core")
+    for room in (*ROOMS, ""):
+        files = next(row[1] for row in rows if row[0] == (f"`{room}/`" if room else "") and row[1])
+        there = names_below(ROOT / "engine" / room) - (set() if room else set(ROOMS))
+        assert set(re.findall(r"`([^`]+)`", files)) == there, room
 
 
 @pytest.mark.parametrize("vendor", VENDORS)

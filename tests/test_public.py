@@ -2,8 +2,11 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -12,6 +15,8 @@ import agentfsm
 from agentfsm.core import errors
 from agentfsm.core.messages import Message
 
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("", ".context", ".mcp", ".models", ".reflection", ".stores", ".testing", ".tokens")
 HEAVY = (
     "anthropic",
     "cattrs",
@@ -53,6 +58,14 @@ def test_every_public_name_is_there_and_explained(name):
     value = getattr(agentfsm, name)
     if inspect.isclass(value) or inspect.isroutine(value):
         assert value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_stands_on_a_page(package):
+    """Nothing is public that README and docs do not tell of."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    told = set(re.findall(r"\w+", "\n".join(page.read_text(encoding="utf-8") for page in pages)))
+    assert set(import_module(f"agentfsm{package}").__all__) <= told
 
 
 def test_nothing_public_is_left_out():
