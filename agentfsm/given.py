@@ -164,6 +164,8 @@ def roles_of(roles: Iterable[str]) -> tuple[str, ...]:
     Raises:
         MisuseError: when it is one text, whose letters would be taken for roles, or holds what is no text.
     """
+    if roles == ():  # most runs have none
+        return ()
     given: tuple[Any, ...] = tuple(roles) if isinstance(roles, Iterable) and not isinstance(roles, str) else (roles,)
     if isinstance(roles, str) or not all(isinstance(role, str) for role in given):
         names = ", ".join(repr(role) for role in given if role is not None)
