@@ -218,23 +218,38 @@ class VendorModel(Model, ABC):
             msg = f"the http_client given to {of} is closed: keep it open for as long as the model is used"
             raise ClosedError(msg)
         loop = self._loop()
+        if not self._is_open(loop):
+            if (
+                self._price is None
+            ):  # loads the list, which takes 0.4 s: here, where the event loop does not wait for it
+                await in_thread(partial(self.cost_usd, Usage())).wait()
+            if not self._is_open(loop):  # of replies that begin at once, the first behind the wait opens for all
+                self._forget_closed()
+                self._clients[loop] = await self._opened()
+        return self._clients[loop]
+
+    def _is_open(self, loop: object) -> bool:
         kept = self._clients.get(loop)
-        if kept is None or kept.client.is_closed():
-            self._forget_closed()
-            kept = self._clients[loop] = await self._opened()
-        return kept
+        return kept is not None and not kept.client.is_closed()
 
     def _loop(self) -> object:
         # A client of the user's is one for all; what is opened here belongs to the event loop that runs.
         return None if self._http_client is not None else current_token().native_token
 
     async def _opened(self) -> _Kept:
-        if self._price is None:  # loads the list, which takes 0.4 s: here, where the event loop does not wait for it
-            await in_thread(partial(self.cost_usd, Usage())).wait()
+        """Make the client, without a wait."""
         if self._http_client is not None:
             theirs = cast("httpx2.AsyncClient", self._http_client)  # the packages take either, and say only one
             return _Kept(client=self._client(theirs), written=self._written())
-        keeper = _keep(self._client(None))
+        try:
+            client = self._client(None)
+        except (ValueError, ImportError, httpx2.InvalidURL) as error:  # of what the environment says of proxies
+            msg = (
+                f"{type(self).__name__} cannot open connections ({error}): look at HTTP_PROXY, HTTPS_PROXY and "
+                "ALL_PROXY, or pass an http_client of your own"
+            )
+            raise MisuseError(msg) from None
+        keeper = _keep(client)
         return _Kept(client=await anext(keeper), written=self._written(), keeper=keeper)
 
     def _forget_closed(self) -> None:

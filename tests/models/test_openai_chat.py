@@ -507,6 +507,32 @@ async def test_a_connection_is_used_again():
     assert len(threads) == 1
 
 
+async def test_replies_that_begin_at_once_share_a_client():
+    """Each opened one of its own, of which all but the last were left to the garbage collector."""
+    made = []
+
+    class Counted(OpenAIChat):
+        def _client(self, http_client):
+            made.append(super()._client(http_client))
+            return made[-1]
+
+    with LocalServer(lambda _body: Say(text="hi")) as server:
+        model = Counted("m", base_url=server.base_url)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(model.reply, REQUEST)
+        await model.aclose()
+    assert [client.is_closed() for client in made] == [True]
+
+
+async def test_a_proxy_that_cannot_be_is_named(monkeypatch):
+    """The transport reads the environment, and what it says of that ended a run without a hint."""
+    monkeypatch.setenv("ALL_PROXY", "nonsense://ann:secret-of-ann@proxy")
+    with pytest.raises(MisuseError, match=r"cannot open connections.*look at HTTP_PROXY") as caught:
+        await OpenAIChat("m", base_url="http://example.invalid/v1").reply(REQUEST)
+    assert "secret-of-ann" not in str(caught.value)
+
+
 async def test_a_closed_model_opens_again():
     """`aclose` may come at any time and twice, and the next reply opens new connections."""
     with LocalServer(lambda _body: Say(text="x")) as server:
