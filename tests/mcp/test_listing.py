@@ -1,11 +1,16 @@
 """What a server lists: what is wrong is left out with its reason, and the rest works."""
 
+import anyio
+import mcp.types as m
 import pytest
+from anyio.lowlevel import checkpoint
 from listing import listed, names, tool
 
 from agentfsm import Agent
 from agentfsm.core.parts import in_words
-from agentfsm.mcp import MCPServerError
+from agentfsm.mcp import MCPServer, MCPServerError
+from agentfsm.mcp.library import Listing
+from agentfsm.mcp.trust.admission import admitted
 from agentfsm.testing import ScriptedModel, call, say
 
 TWENTY = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(40)}
@@ -134,6 +139,25 @@ async def test_a_list_that_is_none_is_told_of(tmp_path):
     with pytest.raises(MCPServerError, match="the protocol has no such form as prompts"):
         await server.prompts()
     await server.aclose()
+
+
+async def test_others_have_their_turn_while_a_long_list_is_looked_through():
+    """Behind each tool: a server that lists many large ones holds up nobody's runs."""
+    tools = [m.Tool.model_validate(tool(f"t{number}")) for number in range(50)]
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(others)
+        found = await admitted(MCPServer.stdio("x"), Listing(tools=tools))
+        tasks.cancel_scope.cancel()
+    assert len(found.tools) == 50
+    assert turns >= 50
 
 
 async def test_a_name_that_no_provider_takes(tmp_path):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import mcp.types as m
+from anyio.lowlevel import checkpoint
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.hidden import hidden_in, spelt_out
@@ -55,14 +56,14 @@ async def admitted(server: MCPServer, listing: Listing) -> Admitted:
     """
     names = [listed.name for listed in listing.tools]
     server.terms.check(server.name, names)
-    usable, refused = _sorted(server, listing.tools)
-    items = {f"tool {listed.name}": tool_text(listed) for listed, _ in usable}
+    usable, refused = await _sorted(server, listing.tools)
+    items = {f"tool {own}": text for own, text, _ in usable}
     said = listing.instructions
     if said and (flaw := _flaw_of(said)) is not None:
         refused["(instructions)"], said = flaw, None
     reasons = await server.gate.review(items | ({_INSTRUCTIONS: Text.of(said)} if said else {}))
     withheld = {name.removeprefix("tool "): why for name, why in reasons.items()}
-    tools = [withheld_tool(tool.name) if listed.name in withheld else tool for listed, tool in usable]
+    tools = [withheld_tool(tool.name) if own in withheld else tool for own, _, tool in usable]
     if server.resources_as_tools and listing.has_resources:
         taken = {tool.name for tool in tools}
         tools += [tool for tool in resource_tools(server) if tool.name not in taken]
@@ -75,21 +76,26 @@ async def admitted(server: MCPServer, listing: Listing) -> Admitted:
     )
 
 
-def _sorted(
+async def _sorted(
     server: MCPServer, listed: Sequence[m.Tool | Unfit]
-) -> tuple[list[tuple[m.Tool, Tool[..., Any]]], dict[str, str]]:
-    """Make tools of those that are admitted, and say why others cannot be used."""
+) -> tuple[list[tuple[str, Text, Tool[..., Any]]], dict[str, str]]:
+    """Make tools of those that are admitted, by their own names, and say why others cannot be used.
+
+    A long list of large schemas takes seconds, in which others have their turn behind each tool.
+    """
     wanted = [each for each in listed if server.terms.admits(each.name)]
     times = Counter(tool_name(server.name, each.name) for each in wanted)
-    usable: list[tuple[m.Tool, Tool[..., Any]]] = []
+    usable: list[tuple[str, Text, Tool[..., Any]]] = []
     refused: dict[str, str] = {}
     for each in wanted:
         if isinstance(each, Unfit):
             refused[spelt_out(each.name)] = each.why
             continue
+        await checkpoint()
         try:
-            flaw = _TWICE if times[tool_name(server.name, each.name)] > 1 else _flaw(each)
-            usable += [(each, tool_of(server, each))] if flaw is None else []
+            text = tool_text(each)
+            flaw = _TWICE if times[tool_name(server.name, each.name)] > 1 else _flaw(each, text)
+            usable += [(each.name, text, tool_of(server, each))] if flaw is None else []
         except MisuseError as error:
             flaw = str(error)
         if flaw is not None:
@@ -97,12 +103,12 @@ def _sorted(
     return usable, refused
 
 
-def _flaw(listed: m.Tool) -> str | None:
+def _flaw(listed: m.Tool, text: Text) -> str | None:
     if not listed.name:
         return "it has no name"
     if (flaw := flaw_in(listed)) is not None:
         return flaw
-    size = len(tool_text(listed).text)
+    size = len(text.text)
     return f"it says {size:,} characters of itself, where {_LONGEST:,} are read" if size > _LONGEST else None
 
 
