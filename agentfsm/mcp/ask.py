@@ -18,7 +18,7 @@ import anyio
 import attrs
 import mcp.types as m
 from mcp import Client, MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from agentfsm.core.effects import Question

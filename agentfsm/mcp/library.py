@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 import attrs
@@ -29,9 +29,6 @@ from agentfsm.mcp.connection.sift import Unfit
 from agentfsm.mcp.content import parts_of_block, parts_of_resource
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError
 from agentfsm.mcp.trust.names import tool_name
-
-if TYPE_CHECKING:
-    from agentfsm.mcp.server import MCPServer
 
 T = TypeVar("T")
 
@@ -287,33 +284,38 @@ def _message_of(message: m.PromptMessage) -> Message | None:
     )
 
 
-def resource_tools(server: MCPServer) -> tuple[Tool[..., Any], ...]:
-    """Make the two tools by which a model gets at the resources of a server."""
+def resource_tools(link: Link, timeout_s: float) -> tuple[Tool[..., Any], ...]:
+    """Make the two tools by which a model gets at the resources of a server.
+
+    Args:
+        link: The connection.
+        timeout_s: Seconds for each call.
+    """
 
     async def list_resources() -> list[dict[str, Any]] | Ended:
         try:
-            found = await resources(server.link, server.timeout_s)
+            found = await resources(link, timeout_s)
         except MCPServerError as error:
-            return trouble.ended(error, server.name, "list_resources")
+            return trouble.ended(error, link.name, "list_resources")
         return [attrs.asdict(each, filter=lambda _, value: bool(value)) for each in found]
 
     async def read_resource(uri: str) -> list[Part] | Ended:
         try:
-            return list(await read(server.link, server.timeout_s, uri))
+            return list(await read(link, timeout_s, uri))
         except MCPServerError as error:
-            return trouble.ended(error, server.name, "read_resource")
+            return trouble.ended(error, link.name, "read_resource")
 
     about: dict[Callable[..., Any], str] = {
-        list_resources: f"List the resources of the server {server.name}: what can be read there, by URI.",
-        read_resource: f"Read a resource of the server {server.name}.",
+        list_resources: f"List the resources of the server {link.name}: what can be read there, by URI.",
+        read_resource: f"Read a resource of the server {link.name}.",
     }
     return tuple(
         make_tool(
             function,
-            name=tool_name(server.name, function.__name__),
+            name=tool_name(link.name, function.__name__),
             description=description,
             read_only=True,
-            timeout_s=server.timeout_s,
+            timeout_s=timeout_s,
         )
         for function, description in about.items()
     )

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import httpx2
-from mcp.shared._httpx_utils import MCP_DEFAULT_SSE_READ_TIMEOUT, MCP_DEFAULT_TIMEOUT
 from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 
 from agentfsm.mcp.connection.trouble import ERROR, NOT_FOUND, SEEN, Seen, TooLongError, words
@@ -31,6 +30,10 @@ HEARD: Final = frozenset(
         "notifications/tools/list_changed",
     }
 )
+# Seconds to connect, or to send a part of a request, and between two parts of an answer: those of the SDK's own client.
+# A call has its own time.
+CONNECT_S: Final = 30.0
+SILENCE_S: Final = 300.0
 # The status of a response that stands for an error.
 _MADE_UP: Final = 502
 
@@ -82,9 +85,9 @@ def client_of(
     failed: Callable[[], object] = lambda: None,
     transport: httpx2.AsyncBaseTransport | None = None,
 ) -> BoundedClient:
-    """Make a client with the SDK's time-outs; compressed answers are not asked for, whose size cannot be known."""
+    """Make a client; compressed answers are not asked for, whose size cannot be known."""
     told = {"accept-encoding": "identity"} | dict(headers)
-    timeout = httpx2.Timeout(MCP_DEFAULT_TIMEOUT, read=MCP_DEFAULT_SSE_READ_TIMEOUT)
+    timeout = httpx2.Timeout(CONNECT_S, read=SILENCE_S)
     return BoundedClient(failed=failed, headers=told, auth=auth, timeout=timeout, transport=transport)
 
 

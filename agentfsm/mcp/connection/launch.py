@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import attrs
 import httpx2
 from mcp import StdioServerParameters
-from mcp.client._transport import TransportStreams
+from mcp.client import Transport
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
@@ -46,7 +46,7 @@ class Launch(Protocol):
         """What to try when no connection can be made, as the end of a sentence."""
         ...
 
-    def open(self, over: Callable[[], object]) -> AbstractAsyncContextManager[TransportStreams]:
+    def open(self, over: Callable[[], object]) -> Transport:
         """Return what opens the two streams of a connection.
 
         Args:
@@ -89,7 +89,7 @@ class Stdio:
         return f"run it by hand to see what it says, or give its full path: {self.shown}"
 
     @asynccontextmanager
-    async def open(self, over: Callable[[], object]) -> AsyncIterator[TransportStreams]:  # noqa: ARG002  it ends the streams
+    async def open(self, over: Callable[[], object]) -> AsyncIterator[Any]:  # noqa: ARG002  it ends the streams
         """Start the process; it is told to end, and made to, when this is left."""
         self._epitaph = epitaph = ProcessExit()
         command, args = self.command, list(self.args)
@@ -147,7 +147,7 @@ class Http(Remote):
         )
 
     @asynccontextmanager
-    async def open(self, over: Callable[[], object]) -> AsyncIterator[TransportStreams]:  # noqa: ARG002  each request fails alone
+    async def open(self, over: Callable[[], object]) -> AsyncIterator[Any]:  # noqa: ARG002  each request fails alone
         """Make a client; the first request goes out with the handshake."""
         async with (
             self.client() as client,
@@ -169,7 +169,7 @@ class Sse(Remote):
         )
 
     @asynccontextmanager
-    async def open(self, over: Callable[[], object]) -> AsyncIterator[TransportStreams]:
+    async def open(self, over: Callable[[], object]) -> AsyncIterator[Any]:
         """Open the stream of events. A request that fails ends the connection: its answer would never come."""
 
         def client(**_options: Any) -> httpx2.AsyncClient:

@@ -16,7 +16,7 @@ import attrs
 import mcp.types as m
 from anyio.abc import TaskGroup, TaskStatus
 from mcp import Client, MCPError
-from mcp.client._transport import TransportStreams
+from mcp.client import Transport
 from mcp.client.session import ElicitationFnT, IncomingMessage
 
 from agentfsm.core.errors import ClosedError
@@ -303,11 +303,11 @@ def _first(error: Exception | None) -> Exception | None:
 
 
 @asynccontextmanager
-async def _noticing(transport: Any, ended: Callable[[], object]) -> AsyncIterator[TransportStreams]:
+async def _noticing(transport: Transport, ended: Callable[[], object]) -> AsyncIterator[Any]:
     """Open a transport, and tell when the other side has ended it."""
     async with transport as (read, write):
         said = _Said(write)
-        yield cast("Any", (_Heard(read, said, ended), said))
+        yield _Heard(read, said, ended), said
 
 
 @attrs.define(eq=False, repr=False)

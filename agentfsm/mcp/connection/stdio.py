@@ -19,7 +19,6 @@ import attrs
 from anyio.abc import ByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp import StdioServerParameters
-from mcp.client._transport import TransportStreams
 from mcp.client.stdio import (
     _create_platform_compatible_process,
     _get_executable_command,
@@ -73,7 +72,7 @@ def _ended_with(exit_code: int) -> str:
 
 
 @asynccontextmanager
-async def started(parameters: StdioServerParameters, epitaph: ProcessExit) -> AsyncIterator[TransportStreams]:
+async def started(parameters: StdioServerParameters, epitaph: ProcessExit) -> AsyncIterator[Any]:
     """Start a process; when this is left, it is told to end, and made to, with all that it has started.
 
     Raises:
@@ -95,7 +94,7 @@ async def started(parameters: StdioServerParameters, epitaph: ProcessExit) -> As
         for work in (talk.read, talk.write, talk.listen):
             tasks.start_soon(talk.keep, work)
         try:
-            yield cast("TransportStreams", (read_end, write_end))
+            yield read_end, write_end
         finally:
             with anyio.CancelScope(shield=True):  # each wait in it is bounded
                 await talk.stop()

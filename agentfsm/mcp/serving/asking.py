@@ -19,7 +19,7 @@ import attrs
 import mcp.types as m
 from mcp import MCPError
 from mcp.server import ServerRequestContext
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentfsm.core.calls import Inquiry
 from agentfsm.core.effects import Question

@@ -66,7 +66,7 @@ async def admitted(server: MCPServer, listing: Listing) -> Admitted:
     tools = [withheld_tool(tool.name) if own in withheld else tool for own, _, tool in usable]
     if server.resources_as_tools and listing.has_resources:
         taken = {tool.name for tool in tools}
-        tools += [tool for tool in resource_tools(server) if tool.name not in taken]
+        tools += [tool for tool in resource_tools(server.link, server.timeout_s) if tool.name not in taken]
     return Admitted(
         tools=tuple(tools),
         instructions=None if _INSTRUCTIONS in reasons else said,
