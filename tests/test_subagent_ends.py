@@ -378,3 +378,25 @@ async def test_the_id_of_a_caller_may_be_as_long_as_any(store):
         agent.start("go", id="m" * 201)
     with pytest.raises(ConflictError):
         await agent.cancel(run.id)
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["writes", "reads"])
+@pytest.mark.parametrize("how", ["fails", "is too slow"])
+async def test_a_call_that_broke_off_is_told_of(store, how, read_only):
+    """An agent that fails later has heard that its payment may have happened, and so does its caller."""
+
+    @tool(name="pay", read_only=read_only, timeout_s=0.05)
+    async def pay(cents: int) -> str:
+        """Pay."""
+        if how == "fails":
+            raise OSError(f"{cents} on the way, and the line is dead")
+        await anyio.sleep_forever()
+        return "paid"
+
+    model = ScriptedModel(say("", call("pay", cents=5)), fail(ModelError("gone")))
+    child = Agent(model, tools=[pay], name="clerk")
+    with anyio.fail_after(HANG_S):
+        run = await Agent(asks("clerk"), tools=[child.as_tool()], store=store).run("go")
+    said = the_result(run)
+    assert said.error_type is ErrorType.AGENT
+    assert ("check before repeating: pay." in said.content) is not read_only

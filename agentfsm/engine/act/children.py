@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import attrs
@@ -194,9 +194,19 @@ def _effects(run: Run) -> str:
     results = [each for each in said if isinstance(each, ToolResult)]
     whole = [each.tool for each in results if each.outcome is Outcome.DONE]
     done = _names(whole + [f"{each.tool} in part" for each in results if _was_stopped_at_work(each)])
-    unseen = _names([each.tool for each in results if each.outcome is Outcome.UNKNOWN])
+    unseen = _names([each.tool for each in results if _may_have_happened(each)])
     did = f" It had done: {done}." if done else ""
     return f"{did} May have happened all the same, so check before repeating: {unseen}." if unseen else did
+
+
+# How a call fails whose tool was at work.
+_AT_WORK: Final = (ErrorType.TOOL, ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED)
+
+
+def _may_have_happened(result: ToolResult) -> bool:
+    """Whether nobody knows if a call had its effect; one that may simply be made again had none that matters."""
+    broke = result.error_type in _AT_WORK and not result.retryable and result.child is None
+    return broke or result.outcome is Outcome.UNKNOWN
 
 
 def _was_stopped_at_work(result: ToolResult) -> bool:
