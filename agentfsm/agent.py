@@ -93,6 +93,8 @@ from agentfsm.worker import Worker
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from typing_extensions import TypeForm
+
     from agentfsm.core.audit import AuditRecord
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import Posted
@@ -201,8 +203,9 @@ class Agent(Generic[A_co]):
     limits: Limits = attrs.field(factory=Limits)
     settings: Settings | Callable[[Run], Settings] = attrs.field(factory=Settings)
     # How the model is asked; or a function that tells it for each turn, of the run as it stands.
-    output_type: type[A_co] | UnionType | None = None
+    output_type: type[A_co] | TypeForm[A_co] | UnionType | None = None
     # What an answer is: a pydantic model, a dataclass, an attrs class, a union, any type that JSON carries. None: text.
+    # `type` is for type checkers that do not know `TypeForm`, `UnionType` for those that make none of a union.
     output_mode: OutputMode | str | None = None
     # How the model is held to it: "schema", "tool", "json" or "prompt"; None: the best way that the model has.
     output_validators: Sequence[Callable[..., Any]] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 from agentfsm import (
     COORDINATION,
@@ -292,6 +292,8 @@ async def answers() -> None:
     assert_type((await typed.resume(run.id)).output, Refund)
     assert_type(run.answer, str)
     either: Agent[Refund | str] = Agent("openai:gpt-4o", output_type=Refund | str)
+    word: Agent[Literal["yes", "no"]] = Agent("openai:gpt-4o", output_type=Literal["yes", "no"])
+    assert_type((await word.run("Shall it be?")).output, Literal["yes", "no"])
     assert_type((await either.run("Refund order 17")).output, Refund | str)
     assert_type((await Agent("openai:gpt-4o").run("go")).output, str)
 
