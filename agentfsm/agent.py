@@ -418,6 +418,7 @@ class Agent(Generic[A_co]):
 
         Raises:
             RunNotFoundError: when the store holds no such run.
+            MisuseError: when the run has no such version.
         """
         check_id(run_id)
         return await self.driver.load(run_id, at)
@@ -451,6 +452,9 @@ class Agent(Generic[A_co]):
         Args:
             where: Which runs, whoever's they are.
             since: Seconds since 1970: runs that were over before are left out.
+
+        Raises:
+            MisuseError: when one of the two is of a wrong type.
         """
         check_audits(where, since)
         return Audit(self.store, where, since)
@@ -561,6 +565,9 @@ class Agent(Generic[A_co]):
             parallel: Runs driven at once, 1 or more.
             poll_s: Seconds between two looks at the store while there is room, above 0.
             until_idle: Whether to return when nothing is due.
+
+        Raises:
+            MisuseError: when `parallel` or `poll_s` is too small, or no number.
         """
         check_count("parallel", parallel)
         check_seconds("poll_s", poll_s)
@@ -769,7 +776,7 @@ class Agent(Generic[A_co]):
             **options: Further declarations, as for `tool`.
 
         Raises:
-            MisuseError: when the name or the schema cannot be used.
+            MisuseError: when the name or the schema cannot be used, or `turns` or `timeout_s` leaves nothing.
         """
         return subagent.agent_tool(
             self,
