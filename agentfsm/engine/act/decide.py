@@ -144,9 +144,8 @@ async def _fact(engine: Engine, drive: Drive, entry: OpenCall, row: Posted | Non
         case Phase.RUNNING, _:
             return await _recovered(engine, drive, call)
         case Phase.ASKED, Reject(by=by, message=message):
-            return e.ToolFinished(
-                result=_rejected(call, f"a person rejected it{f' ({message})' if message else ''}"), by=by
-            )
+            reason = f" ({message})" if message else ""
+            return e.ToolFinished(result=_rejected(call, f"a person rejected it{reason}"), by=by)
         case Phase.ASKED, None if is_late:
             return e.ToolFinished(result=_rejected(call, "a person was asked, and nobody answered in time"))
         case Phase.ASKED, _ if row is not None or _has_changed(engine, entry):
