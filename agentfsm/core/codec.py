@@ -228,7 +228,8 @@ def _record(write: Callable[[Any], str], value: object, known: int | None = None
     try:
         text = write(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise MisuseError(f"the record cannot be written as JSON ({error}): metadata must be plain JSON") from None
+        what = "metadata must be plain JSON, and so must extra_body of settings"
+        raise MisuseError(f"the record cannot be written as JSON ({error}): {what}") from None
     if len(text) > LIMIT_CHARS:
         raise MisuseError(f"the record has {len(text):,} characters, more than the {LIMIT_CHARS:,} that one may have")
     return encodable(text if known == FORMAT else f'{{"v":{FORMAT},{text[1:]}')

@@ -488,10 +488,18 @@ def _explanation(source: object) -> str:
 
 
 def usage_in(source: object) -> Usage | None:
-    """Return what was billed, by an answer or by the counts of a stream; None where that is not said."""
-    usage = field(source, "usage", dict, {})
-    if not usage:
+    """Return what was billed, by an answer or by the counts of a stream.
+
+    None where that is not said, or not in the wire's form: an odd bill spoils no reply.
+    """
+    try:
+        usage = field(source, "usage", dict, {})
+        return _usage(usage) if usage else None
+    except FormError:
         return None
+
+
+def _usage(usage: dict[str, Any]) -> Usage:
     read, wrote = count(usage, "cache_read_input_tokens"), count(usage, "cache_creation_input_tokens")
     output_tokens = count(usage, "output_tokens")
     thinking_tokens = count(field(usage, "output_tokens_details", dict, {}), "thinking_tokens")
@@ -624,9 +632,10 @@ class AnthropicAssembly(Assembly):
         return ()  # "ping", and what may be added to the wire
 
     def _count(self, source: object) -> None:
-        usage = field(source, "usage", dict, {})
-        self.counts |= {name: value for name, value in usage.items() if value is not None}
-        self.usage = usage_in({"usage": self.counts})
+        usage = source.get("usage") if isinstance(source, dict) else None
+        if isinstance(usage, dict):
+            self.counts |= {name: value for name, value in usage.items() if value is not None}
+            self.usage = usage_in({"usage": self.counts})
 
     def _begin(self, index: int, block: _Block) -> Iterable[Chunk]:
         if index in self.blocks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.core.messages import Usage
-from agentfsm.models.wire import count, field
+from agentfsm.models.wire import FormError, count, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,23 +32,25 @@ def tool_fields(request: Request, named: Callable[[str], dict[str, Any]]) -> dic
 
 
 def usage_by(source: object, into: str, out: str) -> Usage | None:
-    """Return what was billed, by an answer or by a piece of one; None where that is not said.
+    """Return what was billed, by an answer or by a piece of one.
+
+    None where that is not said, or not in the wire's form: an odd bill spoils no reply.
 
     Args:
         source: The answer, or the piece.
         into: What the wire calls what was read: "prompt" or "input".
         out: What it calls what was written: "completion" or "output".
-
-    Raises:
-        FormError: when it is not of the wire's form.
     """
-    usage = field(source, "usage", dict, {})
-    if not usage:
+    try:
+        usage = field(source, "usage", dict, {})
+        return _usage(usage, into, out) if usage else None
+    except FormError:
         return None
-    of_input, of_output = (
-        field(usage, f"{into}_tokens_details", dict, {}),
-        field(usage, f"{out}_tokens_details", dict, {}),
-    )
+
+
+def _usage(usage: dict[str, Any], into: str, out: str) -> Usage:
+    of_input = field(usage, f"{into}_tokens_details", dict, {})
+    of_output = field(usage, f"{out}_tokens_details", dict, {})
     # A share is never more than the whole, whatever the server counts.
     input_tokens, output_tokens = count(usage, f"{into}_tokens"), count(usage, f"{out}_tokens")
     cached_tokens = min(count(of_input, "cached_tokens"), input_tokens)

@@ -442,8 +442,8 @@ def _secret_words(*values: str) -> list[str]:
 def _checked_window(name: str, window_tokens: int | None) -> int:
     if window_tokens is None:
         return window_tokens_of(name)
-    if window_tokens <= 0:
-        msg = f"window_tokens is {window_tokens}, but it has to be more than 0; leave it out for the model's own"
+    if not isinstance(window_tokens, int) or window_tokens <= 0:
+        msg = f"window_tokens is {window_tokens!r}: give a whole number above 0, or leave it out for the model's own"
         raise MisuseError(msg)
     return window_tokens
 

@@ -12,6 +12,7 @@ from agentfsm.ports import (
     FinishChunk,
     FinishReason,
     ProposedCall,
+    Reply,
     Request,
     TextChunk,
     ThinkingChunk,
@@ -309,6 +310,13 @@ def test_without_usage_there_is_none():
 # What is no reply
 
 
+@pytest.mark.parametrize("usage", [[], "many", {"input_tokens": "many"}])
+def test_an_odd_bill_spoils_no_reply(usage):
+    """It is as if nobody had said what was billed."""
+    assert read(whole(text("x"), usage=usage)) == Reply(text="x")
+    assert assembled(*events_of(text("x"), first=usage, last=None))[0].reply() == Reply(text="x")
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -325,8 +333,6 @@ def test_without_usage_there_is_none():
         {"content": [{}]},
         {"content": [{"type": "text", "text": 1}]},
         {"content": [{"type": "tool_use", "name": 1}]},
-        whole(text("x"), usage=[]),
-        whole(text("x"), usage={"input_tokens": "many"}),
         b'{"content":' + b"[" * 100_000,
     ],
 )

@@ -359,11 +359,13 @@ def test_a_stream_of_old_completions_is_not_begun():
             Usage(input_tokens=5, output_tokens=2, cached_tokens=1),
         ),
         ({"prompt_tokens": float("nan"), "completion_tokens": -1.5}, Usage()),
+        ([7], None),
+        ({"prompt_tokens": "many"}, None),
     ],
-    ids=["null", "empty", "zeros", "half", "no details", "all", "more than the whole", "negative", "floats", "odd"],
+    ids=["null", "empty", "zeros", "half", "no details", "all", "beyond", "below", "floats", "odd", "list", "words"],
 )
 def test_usage_is_read_in_every_shape(bill, usage):
-    """What is missing is zero, a share is at most the whole, and without a bill there is no usage."""
+    """What is missing is zero, a share is at most the whole; without a bill, or with an odd one, there is no usage."""
     assert whole({"content": "x"}, usage=bill).usage == usage
 
 
