@@ -123,7 +123,8 @@ class Limits:
         """Say which limit the run has reached, with the number reached and the limit to raise, or None."""
         if run.consecutive_errors >= self.errors:
             last = f"; the last: {run.errors[-1].message[:300]}" if run.errors else ""
-            return StopReason.TOO_MANY_ERRORS, f"{run.consecutive_errors} error turns in a row{last}"
+            turns = "1 error turn" if run.consecutive_errors == 1 else f"{run.consecutive_errors} error turns in a row"
+            return StopReason.TOO_MANY_ERRORS, f"{turns}{last}"
         if run.turn >= self.turns:
             return StopReason.MAX_TURNS, f"{run.turn} of {self.turns} turns used; a larger turns= allows more"
         if run.usage.tokens >= self.tokens:

@@ -135,6 +135,11 @@ def test_below_every_limit_nothing_is_spent(changes):
     assert LIMITS.spent(run_with(**changes)) is None
 
 
+def test_one_error_turn_is_no_row():
+    """It is enough where no more are allowed."""
+    assert Limits(errors=1).spent(run_with(consecutive_errors=1)) == (StopReason.TOO_MANY_ERRORS, "1 error turn")
+
+
 def test_money_is_unlimited_unless_said():
     """Without a limit in dollars no cost stops a run."""
     assert Limits().spent(run_with(usage=Usage(cost_usd=1e6))) is None
