@@ -219,9 +219,7 @@ class VendorModel(Model, ABC):
             raise ClosedError(msg)
         loop = self._loop()
         if not self._is_open(loop):
-            if (
-                self._price is None
-            ):  # loads the list, which takes 0.4 s: here, where the event loop does not wait for it
+            if self._price is None:  # this loads the list, which takes 0.4 s: the event loop does not wait for it
                 await in_thread(partial(self.cost_usd, Usage())).wait()
             if not self._is_open(loop):  # of replies that begin at once, the first behind the wait opens for all
                 self._forget_closed()
