@@ -368,8 +368,8 @@ Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult
 
 
 def encodable(text: str) -> str:
-    """Return the text without lone surrogates, which no wire and no database takes."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    """Return the text without surrogates, which no wire and no database takes: pairs become their character again."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")

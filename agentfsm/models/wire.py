@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 import attrs
 import jiter
 
+from agentfsm.core.messages import encodable
 from agentfsm.core.parts import name_of
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ def written_json(value: object) -> bytes:
     Raises:
         TypeError, ValueError, RecursionError: when it is none.
     """
-    # Half a surrogate pair, which tools may bring in, cannot be sent; a question mark stands for it.
-    return _ENCODER.encode(value).encode("utf-8", "replace")
+    return encodable(_ENCODER.encode(value)).encode()
 
 
 def _held(items: Sequence[object], text: bytes) -> int:

@@ -154,7 +154,7 @@ def test_what_cannot_be_written_is_cleaned():
     text, [found] = render.rendered([named, "x\ud800"])
     text.encode()
     found.name.encode()
-    assert text.startswith("[file 1: a? bccc")
+    assert text.startswith("[file 1: a\ufffd bccc")
     assert "\n" not in text.split("application/pdf")[0]
     assert len(text) < 400
     assert render.rendered(attrs.evolve(PDF, name=17))[1][0].name == "17"

@@ -197,7 +197,7 @@ RULES = {
     "without a word": (raises(ValueError()), "they are not allowed"),
     "broken": (raises(LookupError("sk-secret")), "could not be applied (LookupError)"),
     "unsayable": (raises(MuteError()), "act"),
-    "surrogate": (lambda _a: "half \ud83d", "half ?"),
+    "surrogate": (lambda _a: "half \ud83d", "half \ufffd"),
 }
 
 

@@ -130,7 +130,7 @@ def test_what_is_read_becomes_a_part(data, kind, part):
 
 def test_half_a_pair_in_a_resource_is_mended():
     """No store takes it."""
-    assert parts_of_resource([m.TextResourceContents(uri="x:y", text="a\ud800b")]) == (TextPart(text="a?b"),)
+    assert parts_of_resource([m.TextResourceContents(uri="x:y", text="a\ud800b")]) == (TextPart(text="a\ufffdb"),)
 
 
 # Structured content

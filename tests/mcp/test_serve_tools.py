@@ -102,7 +102,7 @@ async def test_a_call_has_its_result(service, mode):
         ("choose", {"city": "Rome"}, "Rome is not served, choose Paris"),
         ("broken", {}, "no disk"),
         ("add", {"a": 1, "b": float("1e400")}, "add"),
-        ("put", {"key": "\ud800"}, "?"),
+        ("put", {"key": "\ud800"}, "\ufffd"),
     ],
 )
 async def test_what_goes_wrong_is_a_result_in_our_words(service, name, arguments, words, mode):

@@ -186,11 +186,11 @@ def test_arguments_that_python_cannot_write_are_sent():
 
 
 def test_half_a_surrogate_pair_does_not_stop_a_run():
-    """What UTF-8 cannot carry is sent with a question mark in its place, in a text and in arguments."""
+    """What UTF-8 cannot carry is sent with U+FFFD in its place, in a text and in arguments."""
     messages = (UserMessage(parts=(TextPart(text="a\ud800b"),)), *turn(1))
     messages = (messages[0], attrs.evolve(messages[1], calls=(called("t1.0", '{"n": "\\ud800"}'),)), messages[2])
     _, blocks = content_of(*messages)
-    assert (blocks[0]["text"], blocks[1]["input"]) == ("a?b", {"n": "?"})
+    assert (blocks[0]["text"], blocks[1]["input"]) == ("a\ufffdb", {"n": "\ufffd"})
 
 
 # Parts

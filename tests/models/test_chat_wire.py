@@ -196,9 +196,9 @@ def test_what_is_not_json_is_a_misuse(value):
 
 
 def test_half_a_surrogate_pair_does_not_stop_a_run():
-    """Text that UTF-8 cannot carry is sent with a question mark in its place."""
+    """Text that UTF-8 cannot carry is sent with U+FFFD in its place."""
     body = body_of(UserMessage(parts=(TextPart(text="a\ud800b 😀"),)))
-    assert body["messages"][0]["content"] == "a?b 😀"
+    assert body["messages"][0]["content"] == "a\ufffdb 😀"
 
 
 # Written once
