@@ -19,7 +19,6 @@ from agentfsm.ports import Filter
 from agentfsm.stores.common import check_id
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
     from agentfsm.ports import ContextPolicy
 
 # Characters of a run's id: what any store takes as a key, also with the calls of a chain of agents behind it.
@@ -70,7 +69,7 @@ _FIELDS: Final[Mapping[str, tuple[Test, str]]] = {
 }
 
 
-def check_agent(agent: Agent[Any]) -> None:
+def check_agent(agent: object) -> None:
     """Refuse an agent of which a field is not what it has to be.
 
     Raises:
