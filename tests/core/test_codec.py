@@ -118,6 +118,7 @@ def test_awkward_text_comes_back(text):
 
 
 @example("a\ud800b\udfff")
+@example("\ud83d\ude00")
 @given(st.text(st.characters(exclude_categories=())))
 def test_half_characters_are_made_whole_or_replaced(text):
     """Two halves are their character, one by itself, which no store could write, is U+FFFD, and all around it stays."""

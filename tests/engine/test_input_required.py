@@ -399,7 +399,7 @@ async def test_half_characters_come_back_as_they_were(store):
 
     agent = Agent(ScriptedModel(say("", call("odd")), "done"), tools=[odd], store=store)
     run = await agent.run("go")
-    assert run.pending[0].questions[0].message == "so ?"
+    assert run.pending[0].questions[0].message == "so \ufffd"
     assert await agent.load(run.id) == run
     await agent.answer(run.id, "t1.0")
     assert results_of((await agent.resume(run.id)).messages)[0].content == r"'\ud800'"

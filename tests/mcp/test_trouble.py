@@ -160,4 +160,4 @@ def test_words_are_bounded_and_on_one_line():
     group = ExceptionGroup("many", [OSError("one"), OSError("one"), ExceptionGroup("more", [ValueError()])])
     assert trouble.words(group) == "OSError: one; ValueError"
     hostile = told(MCPError(7, "{server} \ud800 {0}"))
-    assert "{server} ? {0}" in hostile.content
+    assert "{server} \ufffd {0}" in hostile.content
