@@ -337,10 +337,10 @@ async def test_what_the_reader_raises_leaves_the_block_as_it_is(store, kind):
 
 async def test_a_generator_that_reads_a_stream_may_be_closed_early(store):
     """As a web service does with what it sends, when nobody reads it any more."""
-    agent = looking(store)
+    agent = Agent(FunctionModel(lambda _r: anyio.sleep_forever()), store=store)
 
     async def texts() -> AsyncGenerator[StreamEvent, None]:
-        async with agent.stream("look", id="mine") as stream:
+        async with agent.stream("go", id="mine") as stream:
             async for event in stream:
                 yield event
 
