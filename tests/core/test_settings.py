@@ -1,0 +1,27 @@
+"""Settings: what is of a wrong type is refused where it is made."""
+
+import pytest
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"stop": "END"}, r"stop='END'\): give a list of texts, .*\['END'\]"),
+        ({"stop": [3]}, "a list of texts"),
+        ({"seed": "7"}, "a whole number"),
+        ({"stream": "no"}, "True or False"),
+        ({"parallel_tool_calls": "no"}, "True, False or None"),
+        ({"tool_choice": ["search"]}, "a text"),
+        ({"reasoning_effort": 3}, "a text"),
+        ({"extra_body": None}, r"a dict, \{\} for none"),
+    ],
+    ids=repr,
+)
+def test_a_setting_of_a_wrong_type_is_refused(fields, match):
+    """With one that no journal could read again the run was stored; the letters of one text were each a stop."""
+    with pytest.raises(MisuseError, match=match):
+        Settings(**fields)
+    assert Settings(stop=["END"]).stop == ("END",)
