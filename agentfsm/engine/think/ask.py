@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -13,7 +14,7 @@ from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReply
 from agentfsm.core.messages import Usage
 from agentfsm.engine.drive.budget import NO_USAGE, Budget
 from agentfsm.engine.drive.engine import ANSWER_TOKENS, MAX_ANSWER_TOKENS, Engine
-from agentfsm.engine.think.reply import check_chunk, check_price, cost_of, reply_of
+from agentfsm.engine.think.reply import check_chunk, reply_of, usd_of
 from agentfsm.engine.watch.log import redacted
 from agentfsm.engine.watch.stream import CallDelta, Listener, TextDelta, ThinkingDelta, deltas
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
@@ -115,7 +116,7 @@ async def _attempt(question: Question, pieces: _Pieces | None) -> tuple[Reply, U
     longest = question.settings.max_tokens or MAX_ANSWER_TOKENS
     # Anthropic refuses a cap that is not above what is for thinking.
     least = min(1 + question.settings.thinking_tokens, wanted) if question.settings.extra_body else 1
-    granted, held = await budget.reserve(asked, wanted, longest, lambda each: cost_of(engine.model, each), least)
+    granted, held = await budget.reserve(asked, wanted, longest, partial(usd_of, engine.model), least)
     usage = NO_USAGE
     try:
         request = _request(question, granted if granted < wanted else None)
@@ -180,9 +181,7 @@ def _usage(question: Question, reply: Reply) -> Usage:
 
 def priced(engine: Engine, journal: Journal, model: Model, usage: Usage) -> Usage:
     """Return the usage of one reply with its price; where that is not known, the log says so, once for each model."""
-    usage = usage.priced(model.cost_usd)
-    if usage.cost_usd is not None:
-        check_price(model, usage.cost_usd)
+    usage = usage.priced(partial(usd_of, model))
     if usage.unpriced and engine.note_unpriced(model):
         journal.log.info("price_unknown", model=model.name)
     return usage

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agentfsm.core.errors import LimitError, ModelError
 from agentfsm.core.messages import TextPart, Usage, UserMessage
 from agentfsm.engine.think.ask import priced
-from agentfsm.engine.think.reply import cost_of, reply_of
+from agentfsm.engine.think.reply import reply_of, usd_of
 from agentfsm.ports import Request
 from agentfsm.tally import estimated_tokens
 
@@ -44,7 +45,7 @@ async def ask_beside(
     asked = estimated_tokens(instructions + question)
     who = engine.model if model is None else model
     try:
-        granted, held = await drive.budget.reserve(asked, max_tokens, max_tokens, lambda each: cost_of(who, each))
+        granted, held = await drive.budget.reserve(asked, max_tokens, max_tokens, partial(usd_of, who))
     except LimitError as error:  # what is left may do for an answer
         raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
     usage = Usage()

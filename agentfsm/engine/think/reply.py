@@ -77,27 +77,17 @@ async def _asked(model: Model, request: Request, emit: Emit | None) -> Reply:
         return reply
 
 
-def cost_of(model: Model, usage: Usage) -> float | None:
+def usd_of(model: Model, usage: Usage) -> float | None:
     """Return what a model says that a usage costs, US dollars.
 
     Raises:
         MisuseError: when that is no price.
     """
     cost_usd = model.cost_usd(usage)
-    if cost_usd is not None:
-        check_price(model, cost_usd)
-    return cost_usd
-
-
-def check_price(model: Model, cost_usd: object) -> None:
-    """Check what a model says that a usage costs.
-
-    Raises:
-        MisuseError: when that is no price.
-    """
-    if not _is_price(cost_usd):
+    if cost_usd is not None and not _is_price(cost_usd):
         what = f"{type(model).__name__}.cost_usd returned {cost_usd!r:.100}"
         raise MisuseError(f"{what}: return US dollars, 0 or more, or None where no price is known")
+    return cost_usd
 
 
 # What the fields of a reply, of each of its calls and of its pieces have to be, and what to give where one is not.
