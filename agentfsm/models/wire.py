@@ -235,7 +235,7 @@ def billed(data: bytes, usage_in: Callable[[object], Usage | None]) -> Usage | N
 
     Args:
         data: The body.
-        usage_in: Reads the usage of an answer of the wire; raises FormError.
+        usage_in: Reads the usage of an answer of the wire.
     """
     try:
         return usage_in(parsed(data))
