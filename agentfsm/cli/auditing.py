@@ -13,7 +13,7 @@ import attrs
 
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.place import known_store
-from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, listed, moment, seconds
+from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, counted, listed, moment, seconds
 from agentfsm.cli.reach import in_store
 from agentfsm.core.clean import one_line
 from agentfsm.engine.audit import Audit, audit_of
@@ -102,8 +102,7 @@ def _ending(record: AuditRecord) -> str:
     agent = f", by {record.agent}" if record.agent else ""
     if record.result is None:
         return f"{record.status}{tries}{agent}{whom}"
-    chars = len(record.result)
-    result = f", {chars:,} character{'' if chars == 1 else 's'}, SHA-256 {record.digest[:12]}..."
+    result = f", {counted(len(record.result), 'character')}, SHA-256 {record.digest[:12]}..."
     return f"{record.status}{why} in {seconds(record.duration_s)}{tries}{agent}{whom}{result}"
 
 

@@ -13,7 +13,7 @@ import anyio
 import attrs
 
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.plain import NOTE_CHARS, declared
+from agentfsm.cli.plain import NOTE_CHARS, counted, declared
 from agentfsm.cli.servers import Asking, approving, load
 from agentfsm.core.clean import one_line
 from agentfsm.core.codec import message_json
@@ -279,8 +279,7 @@ def _standing(report: dict[str, Any]) -> str:
     if "error" in report:
         what = report["error"]
         return str(what.partition("\n")[0] if report["asked"] else what)  # the rest was shown with the question
-    count = len(report["tools"])
-    usable = f"{count} tool{'' if count == 1 else 's'} can be used"
+    usable = f"{counted(len(report['tools']), 'tool')} can be used"
     if report["withheld"]:
         return f"{usable}; what is withheld waits for a yes"
     return f"{usable}; {'approved' if report['asked'] else 'all of it was approved before'}"
