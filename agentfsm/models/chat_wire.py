@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import (
     AssistantMessage,
     AudioPart,
@@ -92,6 +92,7 @@ def encode(
 
     Raises:
         MisuseError: when a tool's parameters or a setting are not JSON.
+        ModelError: when the history holds a part that the wire cannot carry.
     """
     written = written or memory()
     try:
@@ -223,6 +224,8 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def _part(part: Part) -> dict[str, Any]:
+    if (reason := refuses(part)) is not None:
+        raise ModelError(f"The request holds a part that cannot be sent: {reason}.")
     match part:
         case TextPart():
             return {"type": "text", "text": part.text}

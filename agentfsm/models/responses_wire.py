@@ -102,7 +102,7 @@ def encode(
 
     Raises:
         MisuseError: when a tool's parameters or a setting are not JSON, or a native reply does not fit its message.
-        ModelError: when a setting is one that this wire has no field for.
+        ModelError: when the request holds what this wire has no field for: a setting, a recording.
     """
     if (why := refuses_settings(request.settings, model)) is not None:
         raise ModelError(why)
@@ -256,7 +256,7 @@ def _part(part: Part) -> Item:
         case FilePart():
             return {"type": "input_file", "filename": part.name or "file", "file_data": part.url}
         case AudioPart():
-            raise ModelError(refuses(part))
+            raise ModelError(f"The request holds a part that cannot be sent: {refuses(part)}.")
 
 
 def refuses(part: Part) -> str | None:

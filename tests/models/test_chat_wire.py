@@ -5,9 +5,11 @@ from types import MappingProxyType
 
 import pytest
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import (
     AssistantMessage,
+    AudioPart,
+    FilePart,
     ImagePart,
     Outcome,
     SystemMessage,
@@ -115,6 +117,13 @@ def test_a_history_is_written_as_openai_wants_it():
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": "And in Rome?"},
     ]
+
+
+@pytest.mark.parametrize("part", [AudioPart(url="https://a.test/a.wav"), FilePart(url="https://a.test/a.pdf")])
+def test_a_history_may_hold_what_the_wire_cannot_carry(part):
+    """It was said to a model that could take it, and the conversation goes on with this one."""
+    with pytest.raises(ModelError, match=r"cannot be sent: .* in a data: URL"):
+        body_of(UserMessage(parts=(TextPart(text="Look."), part)))
 
 
 def test_what_is_not_set_is_not_sent():
