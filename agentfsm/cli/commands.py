@@ -9,7 +9,7 @@ import anyio
 
 from agentfsm.cli.ask import Answer, leave
 from agentfsm.cli.codes import Exit
-from agentfsm.cli.documents import run_json
+from agentfsm.cli.documents import messages_in, run_json
 from agentfsm.cli.drive import AttendedRun, report, way_to
 from agentfsm.cli.place import Way, known_store, store_place
 from agentfsm.cli.reach import equipped, found_by, in_store, named_by, with_top
@@ -39,7 +39,8 @@ def _begun(args: argparse.Namespace, agent: Agent) -> Run:
     Raises:
         MisuseError: when the words are wrong, or the id stands for a run of another agent.
     """
-    begun = agent.start(args.prompt, id=args.id, session=args.session, metadata=dict(args.metadata))
+    history = None if args.messages is None else messages_in(args.messages)
+    begun = agent.start(args.prompt, id=args.id, session=args.session, messages=history, metadata=dict(args.metadata))
     if args.id is not None:
         anyio.run(_refuse_others, agent, args.id)
     return begun

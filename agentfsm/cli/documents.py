@@ -1,21 +1,25 @@
-"""A run for programs: what `--json` writes."""
+"""A run for programs: what `--json` writes, and the messages of other programs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentfsm.cli.show import prompt_of, with_decisions
 from agentfsm.core import codec
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
+from agentfsm.models import from_openai
 
 if TYPE_CHECKING:
     from agentfsm.cli.place import Way
     from agentfsm.core.events import Event
+    from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.ports import Summary
 
@@ -72,6 +76,24 @@ def export_json(run: Run, way: Way, top: str, events: Sequence[Event]) -> dict[s
         "events": journal_json(events),
         "messages": [codec.message_json(message) for message in run.messages],
     }
+
+
+def messages_in(path: str) -> tuple[Message, ...]:
+    """Return the history that a file holds: a JSON list of messages as OpenAI has them, or an object with "messages".
+
+    Raises:
+        MisuseError: when the file cannot be read, or holds none.
+    """
+    try:
+        given = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise MisuseError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise MisuseError(f"{path} is no JSON: {error}") from None
+    try:
+        return from_openai(given.get("messages", given) if isinstance(given, dict) else given)
+    except MisuseError as error:
+        raise MisuseError(f"{path}: {error}") from None
 
 
 def journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.run import begin
 from agentfsm.engine.drive import journal
+from agentfsm.models import to_openai
 from agentfsm.ports import Filter
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ def show(args: argparse.Namespace, terminal: Terminal) -> Exit:
 def export(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Write all that there is of a run."""
     found, events, top = _read(args.id, None, args.store)
+    if args.messages:
+        terminal.document({"messages": to_openai(found.messages)})
+        return Exit.DONE
     terminal.document(export_json(found, Way(place=store_place(args.store)), top, events))
     return Exit.DONE
 

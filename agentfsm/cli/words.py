@@ -85,7 +85,10 @@ def _add_driving(add: AddParser) -> None:
         starts.add_argument("prompt", help="what it shall do")
         starts.add_argument("--id", type=_new_id, help="the run's id (the same id and prompt again means the same run)")
         starts.add_argument("--session", help="go on with this conversation")
-        starts.add_argument("--metadata", metavar="KEY=VALUE", type=_pair, action="append", default=[], help="kept")
+        starts.add_argument("--messages", metavar="FILE", help="go on from these, in JSON as OpenAI has messages")
+        starts.add_argument(
+            "--metadata", metavar="KEY=VALUE", type=_pair, action="append", default=[], help="kept with the run"
+        )
     worker = _add(add, working.worker, text="drive the runs of an agent that can be moved on, until interrupted")
     _take_agent(worker)
     worker.add_argument(
@@ -115,7 +118,9 @@ def _add_looking(add: AddParser) -> None:
     _take_id(show)
     show.add_argument("--at", metavar="VERSION", type=int, help="as it was then")
     show.add_argument("--events", action="store_true", help="list its journal too")
-    _take_id(_add(add, looking.export, text="write all that there is of a run as JSON"))
+    export = _add(add, looking.export, text="write all that there is of a run as JSON")
+    _take_id(export)
+    export.add_argument("--messages", action="store_true", help="write only its messages, as OpenAI has them")
     _add_audit(add)
     graph = _add(add, looking.graph, text="draw the machine from its table")
     graph.add_argument("--format", choices=["mermaid", "dot", "text"], default="mermaid", help="default: %(default)s")

@@ -374,7 +374,7 @@ def encodable(text: str) -> str:
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # The ids of calls that OpenAI takes back.
-_ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")
+CALL_ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")
 # A third of what `json.loads` costs: nothing behind the value is looked for.
 _parse: Final = json.JSONDecoder().raw_decode
 
@@ -397,16 +397,13 @@ def check_history(messages: Sequence[Message]) -> None:
     seen: set[str] = set()
     waiting: list[str] = []
     for message in messages:
-        if not isinstance(message, SystemMessage | UserMessage | AssistantMessage | ToolResult):
-            kinds = "UserMessage, AssistantMessage, SystemMessage, ToolResult"
-            what = type(message).__name__
-            raise MisuseError(f"a history is made of messages of agentfsm ({kinds}), and {what} is none")
-        if _is_blank(message):
-            raise MisuseError(f"the history has a {type(message).__name__} that says nothing: leave it out")
+        _check_message(message)
         if isinstance(message, ToolResult):
-            if not waiting or waiting.pop(0) != message.call_id:
-                wrong = message.call_id
-                raise MisuseError(f"the history has a result of {wrong!r} without its call right before it, in order")
+            if message.call_id not in waiting:
+                raise MisuseError(f"the history has a result of {message.call_id!r} without its call right before it")
+            if message.call_id != waiting[0]:
+                break
+            waiting.pop(0)
         elif waiting:
             break
         elif isinstance(message, AssistantMessage):
@@ -416,7 +413,17 @@ def check_history(messages: Sequence[Message]) -> None:
             seen.update(waiting)
             _check_calls(message.calls)
     if waiting:
-        raise MisuseError(f"the history has no result of {waiting[0]!r}: each call needs one, right behind it")
+        raise MisuseError(f"the history has no result of {waiting[0]!r}: each call needs one behind it, in order")
+
+
+def _check_message(message: Message) -> None:
+    what = type(message).__name__
+    if not isinstance(message, SystemMessage | UserMessage | AssistantMessage | ToolResult):
+        kinds = "UserMessage, AssistantMessage, SystemMessage, ToolResult"
+        how = "; agentfsm.models.from_openai reads OpenAI's dicts" if isinstance(message, dict) else ""
+        raise MisuseError(f"a history is made of messages of agentfsm ({kinds}), and {what} is none{how}")
+    if _is_blank(message):
+        raise MisuseError(f"the history has a {what} that says nothing: leave it out")
 
 
 def _is_blank(message: Message) -> bool:
@@ -429,7 +436,7 @@ def _check_calls(calls: Sequence[ToolCall]) -> None:
     for call in calls:
         if not _NAME.fullmatch(call.name):
             raise MisuseError(f"the history calls {call.name!r}: a name has 1 to 64 letters, digits, '_' or '-'")
-        if not _ID.fullmatch(call.id):
+        if not CALL_ID.fullmatch(call.id):
             raise MisuseError(f"the history has a call {call.id!r}: an id has 1 to 40 letters, digits or any of _.:-")
         try:
             fits = isinstance(_strictly(call.arguments), dict)

@@ -12,13 +12,25 @@ if TYPE_CHECKING:
     from agentfsm.models.anthropic import Anthropic
     from agentfsm.models.fallback import Fallback
     from agentfsm.models.openai_chat import OpenAIChat
+    from agentfsm.models.openai_messages import from_openai, to_openai
     from agentfsm.models.openai_responses import OpenAIResponses
     from agentfsm.models.prices import Price
     from agentfsm.models.router import Router
     from agentfsm.models.throttle import Throttled
     from agentfsm.ports import Model
 
-__all__ = ["Anthropic", "Fallback", "OpenAIChat", "OpenAIResponses", "Price", "Router", "Throttled", "resolve"]
+__all__ = [
+    "Anthropic",
+    "Fallback",
+    "OpenAIChat",
+    "OpenAIResponses",
+    "Price",
+    "Router",
+    "Throttled",
+    "from_openai",
+    "resolve",
+    "to_openai",
+]
 
 # Where each name lives.
 _HOMES = {
@@ -29,6 +41,8 @@ _HOMES = {
     "Price": "agentfsm.models.prices",
     "Router": "agentfsm.models.router",
     "Throttled": "agentfsm.models.throttle",
+    "from_openai": "agentfsm.models.openai_messages",
+    "to_openai": "agentfsm.models.openai_messages",
 }
 
 # What a model's name may begin with, and the adapter it stands for.

@@ -69,7 +69,7 @@ def memory(provider: str = "", refused: Refuses | None = None) -> Written:
         provider: Who reads it, as in `decode`: nobody else gets its thinking back.
         refused: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
     """
-    wires = partial(_messages, provider, refused or refuses)
+    wires = partial(wire_messages, provider, refused or refuses)
     return Written(messages=WrittenLists(wires, apart=_are_apart), tools=WrittenLists(_tools))
 
 
@@ -142,7 +142,12 @@ def _are_apart(_before: Message, after: Message) -> bool:
     return not isinstance(after, ToolResult)
 
 
-def _messages(provider: str, refused: Refuses, messages: Sequence[Message]) -> Iterator[object]:
+def wire_messages(provider: str, refused: Refuses, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    """Yield messages as the wire has them; provider and refused as for `memory`.
+
+    Raises:
+        ModelError: when one holds a part that the wire cannot carry.
+    """
     held: list[dict[str, Any]] = []
     for message in _in_portions(messages):
         if not isinstance(message, ToolResult):
@@ -161,7 +166,7 @@ def _result(call_id: str, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def _returned(parts: list[dict[str, Any]]) -> Iterator[object]:
+def _returned(parts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the message with what results hold beside text: that of a tool holds text only."""
     if parts:
         yield {"role": "user", "content": parts}

@@ -173,3 +173,38 @@ async def events_of(folder, run_id):
         return (await store.read(run_id)).events
     finally:
         await store.aclose()
+
+
+def test_messages_go_out_and_in_as_openai_has_them(here):
+    """What one run said is what another goes on from, and a file that holds no messages is refused by its name."""
+    run_id = here.run("app:shopper", "Tea?")
+    written = here("export", run_id, "--messages")
+    messages = json.loads(written)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+    for said in (written, json.dumps(messages)):
+        (here.folder / "said.json").write_text(said)
+        here("run", "app:adder", "And two?", "--messages", "said.json", "--id", "more")
+        assert [each["role"] for each in json.loads(here("export", "more", "--messages"))["messages"]] == [
+            *[message["role"] for message in messages],
+            "user",
+            "assistant",
+        ]
+        here("delete", "more")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (None, "said.json cannot be read: No such file"),
+        ("Tea?", "said.json is no JSON: "),
+        ('{"role": "user"}', "said.json: a history is a list of messages, not dict"),
+        ('[{"role": "bot"}]', r"said.json: messages[0]: the role 'bot': give system, developer"),
+    ],
+)
+def test_a_file_without_messages_is_refused(here, said, words):
+    """Before a run is begun; the error names the file, and the message where there is one."""
+    if said is not None:
+        (here.folder / "said.json").write_text(said)
+    here("run", "app:adder", "And two?", "--messages", "said.json", code=2)
+    assert f"agentfsm: {words}" in here.err
+    assert not (here.folder / ".agentfsm" / "runs.db").exists()

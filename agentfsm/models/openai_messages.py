@@ -1,0 +1,195 @@
+"""Histories of other programs: messages as OpenAI's chat completions have them, read and written."""
+
+from __future__ import annotations
+
+import re
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.messages import (
+    CALL_ID,
+    AssistantMessage,
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Outcome,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+    check_history,
+    encodable,
+)
+from agentfsm.models.chat_wire import refuses, wire_messages
+from agentfsm.models.wire import FormError, arguments_in, field
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import Message, Part
+
+# How the text of a result begins that was written here.
+_HEAD: Final = re.compile(rf"\[([^\n]+): ({'|'.join(Outcome)})\]\n")
+# What the formats of recordings are called elsewhere, where that is another name.
+_AUDIO_TYPES: Final = {"mp3": "mpeg"}
+
+
+def to_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return a history as a server of chat completions is sent it.
+
+    Thinking is left out: it is meant for the provider that wrote it. The agent's instructions are none of the messages.
+
+    Args:
+        messages: For example `run.messages`.
+
+    Raises:
+        MisuseError: when they are no history, or hold a recording or a file that chat completions cannot carry.
+    """
+    history = tuple(messages)
+    check_history(history)
+    try:
+        return list(wire_messages("", refuses, history))
+    except ModelError as error:
+        raise MisuseError(str(error)) from None
+
+
+def from_openai(messages: Iterable[Any]) -> tuple[Message, ...]:
+    """Return a history that is given as chat completions have it, for `agent.start(messages=...)`.
+
+    Messages that say nothing are left out, and so are thinking and the names of speakers. Ids of calls are kept where
+    each comes once and is one that OpenAI takes back; otherwise all are numbered anew, and the call keeps its old one
+    as `provider_id`.
+
+    Args:
+        messages: Dicts, or messages of the `openai` package.
+
+    Raises:
+        MisuseError: when one is of another form, saying which; or when no model would take the whole, for example since
+            the result of a call is missing.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise MisuseError(f"a history is a list of messages, not {type(messages).__name__}")
+    history: list[Message] = []
+    for place, message in enumerate(messages):
+        try:
+            _take(history, message.model_dump() if hasattr(message, "model_dump") else message)
+        except (FormError, MisuseError) as error:
+            raise MisuseError(f"messages[{place}]: {error}") from None
+    ids = [call.id for message in history if isinstance(message, AssistantMessage) for call in message.calls]
+    if len(set(ids)) < len(ids) or not all(map(CALL_ID.fullmatch, ids)):
+        history = list(_numbered_anew(history))
+    check_history(history)
+    return tuple(history)
+
+
+def _take(history: list[Message], fields: Any) -> None:
+    """Add a message to the history; a result goes to the place that its call has."""
+    match field(fields, "role", str, ""):
+        case "system" | "developer":
+            if text := _text(fields):
+                history.append(SystemMessage(text=text))
+        case "user":
+            if parts := tuple(_parts(fields)):
+                history.append(UserMessage(parts=parts))
+        case "assistant":
+            text = _text(fields) or encodable(field(fields, "refusal", str, ""))
+            calls = [_call(call) for call in field(fields, "tool_calls", list, [])]
+            if text or calls:
+                history.append(AssistantMessage(text=text, calls=tuple(calls)))
+        case "tool":
+            _take_result(history, fields)
+        case role:
+            msg = f"the role {role!r}: give system, developer, user, assistant or tool"
+            raise FormError(msg)
+
+
+def _take_result(history: list[Message], fields: dict[str, Any]) -> None:
+    first = len(history)
+    while first and isinstance(history[first - 1], ToolResult):
+        first -= 1
+    answered = {result.index for result in history[first:] if isinstance(result, ToolResult)}
+    reply = history[first - 1] if first else None
+    call_id = field(fields, "tool_call_id", str, "")
+    for index, call in enumerate(reply.calls if isinstance(reply, AssistantMessage) else ()):
+        if call.id == call_id and index not in answered:
+            insort(history, _result(fields, index, call), lo=first, key=attrgetter("index"))
+            return
+    msg = f"a result of {call_id!r}, which is no open call of the reply before it"
+    raise FormError(msg)
+
+
+def _result(fields: dict[str, Any], index: int, call: ToolCall) -> ToolResult:
+    """Return a result; how it ended is known where it was written here, and taken for done otherwise."""
+    parts = list(_parts(fields))
+    content, outcome = "\n".join([part.text for part in parts if isinstance(part, TextPart)]), Outcome.DONE
+    if (head := _HEAD.match(content)) and head[1] == call.name:
+        content, outcome = content[head.end() :], Outcome(head[2])
+    media = tuple([part for part in parts if not isinstance(part, TextPart)])
+    return ToolResult(call_id=call.id, tool=call.name, outcome=outcome, content=content, index=index, parts=media)
+
+
+def _call(call: object) -> ToolCall:
+    function = field(call, "function", dict, None)
+    if function is None:
+        msg = f"a call of the type {field(call, 'type', str, '')!r}: calls of functions are all that agentfsm knows"
+        raise FormError(msg)
+    call_id = field(call, "id", str, "")
+    arguments = encodable(arguments_in(function))
+    name = field(function, "name", str, "")
+    return ToolCall(id=call_id, name=name, arguments=arguments.strip() or "{}", provider_id=encodable(call_id))
+
+
+def _text(fields: dict[str, Any]) -> str:
+    """Return what a message says that can hold text only; empty where it says nothing."""
+    texts = [part.text for part in _parts(fields) if isinstance(part, TextPart)]
+    return "\n".join(texts)
+
+
+def _parts(fields: dict[str, Any]) -> Iterator[Part]:
+    """Yield the parts of a message, without those that are blank."""
+    content = fields.get("content")
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    for part in field({"content": content}, "content", list, []):
+        read = _part(part)
+        if not isinstance(read, TextPart) or read.text.strip():
+            yield read
+
+
+def _part(part: object) -> Part:
+    match kind := field(part, "type", str, ""):
+        case "text" | "refusal":
+            return TextPart(text=encodable(field(part, kind, str, "")))
+        case "image_url":
+            image = field(part, "image_url", dict, {})
+            return ImagePart(url=field(image, "url", str, ""), detail=field(image, "detail", str, "auto"))
+        case "input_audio":
+            audio = field(part, "input_audio", dict, {})
+            form = field(audio, "format", str, "")
+            return AudioPart(url=f"data:audio/{_AUDIO_TYPES.get(form, form)};base64,{field(audio, 'data', str, '')}")
+        case "file":
+            file = field(part, "file", dict, {})
+            return FilePart(url=field(file, "file_data", str, ""), name=field(file, "filename", str, ""))
+        case _:
+            msg = f"a part of the type {kind!r}: give text, image_url, input_audio or file"
+            raise FormError(msg)
+
+
+def _numbered_anew(history: Sequence[Message]) -> Iterator[Message]:
+    """Yield the history with ids of calls such as a run makes: t2.0 is the first call of the second reply."""
+    turn = 0
+    for message in history:
+        match message:
+            case AssistantMessage(calls=calls):
+                turn += 1
+                ids = [f"t{turn}.{index}" for index in range(len(calls))]
+                anew = [attrs.evolve(call, id=call_id, key=call_id) for call, call_id in zip(calls, ids, strict=True)]
+                yield attrs.evolve(message, calls=tuple(anew))
+            case ToolResult(index=index):
+                yield attrs.evolve(message, call_id=f"t{turn}.{index}")
+            case _:
+                yield message
