@@ -26,6 +26,7 @@ from agentfsm.core.messages import (
     check_history,
     encodable,
 )
+from agentfsm.core.parts import kind_of
 from agentfsm.models.chat_wire import refuses, wire_messages
 from agentfsm.models.wire import FormError, arguments_in, field
 
@@ -145,7 +146,12 @@ def _call(call: object) -> ToolCall:
 
 def _text(fields: dict[str, Any]) -> str:
     """Return what a message says that can hold text only; empty where it says nothing."""
-    texts = [part.text for part in _parts(fields) if isinstance(part, TextPart)]
+    texts = []
+    for part in _parts(fields):
+        if not isinstance(part, TextPart):
+            msg = f"a part that is no text ({kind_of(part)}), which only a user and a tool give"
+            raise FormError(msg)
+        texts.append(part.text)
     return "\n".join(texts)
 
 

@@ -22,6 +22,7 @@ from agentfsm.models import from_openai, to_openai
 from agentfsm.testing import ScriptedModel, call, say
 
 PDF = "data:application/pdf;base64,JVBERg=="
+PICTURE = {"type": "image_url", "image_url": {"url": "https://a.test/a.png", "detail": "low"}}
 ASK = {"role": "user", "content": "Go."}
 
 
@@ -42,7 +43,7 @@ def test_a_history_is_read():
     """All roles, text whole or in parts, and what stands beside it."""
     parts = [
         {"type": "text", "text": "Look:"},
-        {"type": "image_url", "image_url": {"url": "https://a.test/a.png", "detail": "low"}},
+        PICTURE,
         {"type": "input_audio", "input_audio": {"data": "SUQz", "format": "mp3"}},
         {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}},
     ]
@@ -143,6 +144,7 @@ async def test_the_history_of_a_run_comes_back_as_it_was():
         ([{"role": "user", "content": 5}], r"messages\[0\]: 'content' is int where list belongs"),
         ([{"role": "user", "content": [{"type": "video"}]}], r"messages\[0\]: a part of the type 'video': give text"),
         ([{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}]}], "FilePart is given by"),
+        ([{"role": "assistant", "content": [PICTURE]}], r"messages\[0\]: a part that is no text \(image\)"),
         ([asking(("a", "f")) | {"tool_calls": [{"type": "custom"}]}], "a call of the type 'custom'"),
         ([asking(("a", "f")), ASK, result("a")], r"messages\[2\]: a result of 'a', which is no open call"),
         ([asking(("a", "f")), result("a"), result("a")], r"messages\[2\]: a result of 'a', which is no open call"),
