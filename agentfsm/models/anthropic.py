@@ -71,21 +71,7 @@ def _busy(trouble: t.Trouble) -> ModelError:
     return t.no_credit(trouble) if trouble.code in _SPENT else t.unavailable(trouble)
 
 
-_by_status = t.by_status(
-    {
-        401: t.key_refused,
-        402: t.no_credit,
-        403: t.forbidden,
-        404: t.not_found,
-        408: _busy,
-        409: _busy,
-        413: t.too_long,
-        429: _busy,
-        499: _busy,
-    },
-    _bad_request,
-    _busy,
-)
+_by_status = t.by_status(_bad_request, _busy, {413: t.too_long, 499: _busy})
 
 
 class Anthropic(VendorModel):

@@ -75,11 +75,7 @@ def _busy(trouble: t.Trouble) -> ModelError:
     return t.no_credit(trouble) if trouble.code == "insufficient_quota" else t.unavailable(trouble)
 
 
-_by_status = t.by_status(
-    {401: t.key_refused, 403: t.forbidden, 404: t.not_found, 408: _busy, 409: _busy, 429: _busy},
-    _bad_request,
-    _busy,
-)
+_by_status = t.by_status(_bad_request, _busy)
 
 
 class OpenAIModel(VendorModel):
@@ -105,16 +101,8 @@ class OpenAIModel(VendorModel):
         openai.OpenAIError: t.unforeseen,
         SentError: _by_status,
         openai.APIError: _by_status,
-        openai.APIStatusError: _by_status,
-        openai.BadRequestError: _bad_request,
-        openai.AuthenticationError: t.key_refused,
+        openai.APIStatusError: _by_status,  # and its classes for single statuses
         openai.OAuthError: t.key_refused,
-        openai.PermissionDeniedError: t.forbidden,
-        openai.NotFoundError: t.not_found,
-        openai.ConflictError: _busy,
-        openai.UnprocessableEntityError: _bad_request,
-        openai.RateLimitError: _busy,
-        openai.InternalServerError: _busy,
         openai.APIConnectionError: t.unreachable,
         openai.APITimeoutError: t.timed_out,
         openai.APIResponseValidationError: t.garbled,

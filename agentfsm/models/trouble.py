@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import attrs
@@ -145,8 +146,42 @@ def unforeseen(trouble: Trouble) -> ModelError:
     return ModelError(f"{trouble.where} could not be asked {trouble.said}. Check how {trouble.adapter} was made.")
 
 
-def by_status(known: Mapping[int, Translate], bad: Translate, busy: Translate = unavailable) -> Translate:
-    """Return what goes by the status: what is known of it, else `bad` for a client's fault, else `busy`."""
+def moved(trouble: Trouble) -> ModelError:
+    """The server sends the request elsewhere, and does not say where."""
+    return ModelError(
+        f"{trouble.where} answered with a redirect that leads nowhere {trouble.said}. Give the address where the "
+        "server is now as base_url."
+    )
+
+
+def proxy_refused(trouble: Trouble) -> ModelError:
+    """A proxy on the way wants to know who asks."""
+    return ModelError(
+        f"A proxy on the way to {trouble.where} wants a login {trouble.said}. Put it into the proxy's address: "
+        "HTTPS_PROXY=http://user:password@host:port."
+    )
+
+
+# What a status says, whoever the provider is.
+_KNOWN: Final[Mapping[int, Translate]] = {
+    **dict.fromkeys(range(300, 400), moved),
+    401: key_refused,
+    402: no_credit,
+    403: forbidden,
+    404: not_found,
+    407: proxy_refused,
+}
+
+
+def by_status(bad: Translate, busy: Translate, more: Mapping[int, Translate] = MappingProxyType({})) -> Translate:
+    """Return what goes by the status.
+
+    Args:
+        bad: A client's fault that nothing else is known of.
+        busy: A server's fault, and what waiting may mend.
+        more: What the provider says by some other status.
+    """
+    known = {**_KNOWN, **dict.fromkeys((408, 409, 429), busy), **more}
 
     def translate(trouble: Trouble) -> ModelError:
         status = trouble.status or SERVER_ERRORS
