@@ -53,14 +53,8 @@ _STATUSES: Final = {
 # Codes of a 429 that holds until somebody pays, or until the next month.
 _SPENT: Final = frozenset({"contract_spend_limit_reached", "enforced_spend_limit_reached"})
 
-# Words of a 400: "prompt is too long: 210000 tokens > 200000 maximum", "input length and `max_tokens` exceed context
-# limit". It has no code.
-_TOO_LONG: Final = ("prompt is too long", "exceed context limit")
-
 
 def _bad_request(trouble: t.Trouble) -> ModelError:
-    if any(words in trouble.detail for words in _TOO_LONG):
-        return t.too_long(trouble)
     if trouble.code == "organization_on_hold":
         return t.forbidden(trouble)
     # Until 2026 an empty account was a 400 as well.
@@ -71,7 +65,7 @@ def _busy(trouble: t.Trouble) -> ModelError:
     return t.no_credit(trouble) if trouble.code in _SPENT else t.unavailable(trouble)
 
 
-_by_status = t.by_status(_bad_request, _busy, {413: t.too_long, 499: _busy})
+_by_status = t.by_status(_bad_request, _busy, {499: _busy})
 
 
 class Anthropic(VendorModel):

@@ -64,18 +64,12 @@ _STATUSES: Final = {str(status): status for status in range(400, 600)} | dict.fr
 )
 
 
-def _bad_request(trouble: t.Trouble) -> ModelError:
-    # Other servers say it in words: vLLM, for one, has no code for it.
-    is_long = trouble.code == "context_length_exceeded" or "maximum context length" in trouble.detail
-    return t.too_long(trouble) if is_long else t.bad_request(trouble)
-
-
 def _busy(trouble: t.Trouble) -> ModelError:
     # A 429 by its status, but no matter of waiting.
     return t.no_credit(trouble) if trouble.code == "insufficient_quota" else t.unavailable(trouble)
 
 
-_by_status = t.by_status(_bad_request, _busy)
+_by_status = t.by_status(t.bad_request, _busy)
 
 
 class OpenAIModel(VendorModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -162,6 +163,27 @@ def proxy_refused(trouble: Trouble) -> ModelError:
     )
 
 
+# How servers say that a request is larger than the window. Most have no code for it, and many speak another's wire.
+# Sources: ggml-org/llama.cpp#19774, earendil-works/pi#4943 and #5929, and what that client knows of the others.
+_TOO_LONG: Final = (
+    "context_length_exceeded",  # OpenAI's code
+    "maximum context length",  # OpenAI, vLLM, SGLang, Mistral, OpenRouter
+    "exceeds? (the )?context (window|limit)",  # OpenAI, Anthropic, llama-cpp-python
+    "context ?window ?exceed",  # LiteLLM, MiniMax
+    "context size",  # llama.cpp
+    "greater than the context length",  # LM Studio
+    "prompt (is )?too long",  # Anthropic, Ollama
+    "input is too long",  # Bedrock
+    "input token count.*exceeds",  # Gemini
+    "maximum (prompt|allowed input) length",  # xAI, Poolside
+    "exceeded model token limit",  # Kimi
+    "reduce the length of the messages",  # Groq
+)
+_too_long_in: Final = re.compile("|".join(_TOO_LONG), re.IGNORECASE).search
+
+# A server that wants one to wait may speak of lengths, too: of tokens per minute.
+_WAIT: Final = 429
+
 # What a status says, whoever the provider is.
 _KNOWN: Final[Mapping[int, Translate]] = {
     **dict.fromkeys(range(300, 400), moved),
@@ -170,11 +192,12 @@ _KNOWN: Final[Mapping[int, Translate]] = {
     403: forbidden,
     404: not_found,
     407: proxy_refused,
+    413: too_long,
 }
 
 
 def by_status(bad: Translate, busy: Translate, more: Mapping[int, Translate] = MappingProxyType({})) -> Translate:
-    """Return what goes by the status.
+    """Return what goes by the status, but for a request that is too long, of which servers say so with any.
 
     Args:
         bad: A client's fault that nothing else is known of.
@@ -185,6 +208,8 @@ def by_status(bad: Translate, busy: Translate, more: Mapping[int, Translate] = M
 
     def translate(trouble: Trouble) -> ModelError:
         status = trouble.status or SERVER_ERRORS
+        if status != _WAIT and _too_long_in(f"{trouble.code} {trouble.detail}"):
+            return too_long(trouble)
         return known.get(status, bad if status < SERVER_ERRORS else busy)(trouble)
 
     return translate

@@ -186,7 +186,6 @@ async def test_passing_trouble_may_be_asked_again(streamed, status):
         (402, "Add credit"),
         (403, "Check what the key's project may use"),
         (407, "Put it into the proxy's address"),
-        (413, "Mend what it names"),
         (422, "Mend what it names"),
     ],
 )
@@ -206,12 +205,30 @@ async def test_a_spent_quota_is_not_waited_for(streamed):
 
 @pytest.mark.parametrize(
     "error",
-    [{"code": "context_length_exceeded"}, {"message": "This model's maximum context length is 8192 tokens."}],
-    ids=["by code", "by words"],
+    [
+        {"code": "context_length_exceeded"},
+        {"message": "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens."},
+        {"message": "Your input exceeds the context window of this model."},
+        {"message": "litellm.ContextWindowExceededError: litellm.BadRequestError: AnthropicException"},
+        {"message": "request (4390 tokens) exceeds the available context size (4096 tokens), try increasing it"},
+        {"message": "prompt is too long: 210000 tokens > 200000 maximum"},
+        {"message": "The input token count (1196265) exceeds the maximum number of tokens allowed (1048575)."},
+        {"message": "This model's maximum prompt length is 131072 but the request contains 537812 tokens."},
+        {"message": "Input length 131393 exceeds the maximum allowed input length of 131040 tokens."},
+        {"message": "Please reduce the length of the messages or completion."},
+    ],
 )
 async def test_too_large_a_request_is_told_apart(error):
-    """A request beyond the window has its own error, by OpenAI's code or by other servers' words."""
+    """A request beyond the window has its own error, so that the history can be shortened, whoever says it."""
     assert "compact" in str(await failure(ContextTooLongError, Say(status=400, error=error)))
+
+
+async def test_too_large_a_request_is_told_apart_whatever_its_status():
+    """llama.cpp says it with 500, and proxies with 413; with 429 it is a matter of tokens per minute."""
+    words = {"message": "Context size has been exceeded."}
+    await failure(ContextTooLongError, Say(status=500, error=words))
+    await failure(ContextTooLongError, Say(status=413, error={"message": "Request Entity Too Large"}))
+    await failure(ModelUnavailableError, Say(status=429, error={"message": "Reduce the length of the messages."}))
 
 
 @both_ways
