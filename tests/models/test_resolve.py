@@ -7,7 +7,18 @@ import pytest
 
 from agentfsm import models
 from agentfsm.core.errors import MisuseError
-from agentfsm.models import Anthropic, Fallback, OpenAIChat, OpenAIResponses, Price, Router, Throttled, resolve
+from agentfsm.models import (
+    Anthropic,
+    Fallback,
+    OpenAIChat,
+    OpenAIResponses,
+    Price,
+    Router,
+    Throttled,
+    from_openai,
+    resolve,
+    to_openai,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +65,9 @@ def test_the_package_names_what_it_has():
         "Price": Price,
         "Router": Router,
         "Throttled": Throttled,
+        "from_openai": from_openai,
         "resolve": resolve,
+        "to_openai": to_openai,
     }
     assert set(models.__all__) <= set(dir(models))
     with pytest.raises(AttributeError, match="Nonesuch"):
