@@ -16,7 +16,7 @@ from agentfsm.core.run import Run
 from agentfsm.ports import Durability, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from agentfsm.core.inbox import InboxItem, Posted
     from agentfsm.core.run import Header
@@ -82,25 +82,25 @@ def check_same_prompt(stored: Header, header: Header) -> None:
         raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
 
 
-def checked_session(header: Header, runs: Iterable[tuple[str, State]]) -> Header:
-    """Name the session's last run in the header.
+def checked_session(header: Header, last: tuple[str, str] | None) -> Header:
+    """Name the session's last run in the header; those before it are over, or it would not have begun.
 
     Args:
         header: Of the new run.
-        runs: Id and state of the session's runs, oldest first.
+        last: Id and state of that run; None where the session is new, or the run is in none.
 
     Raises:
-        ConflictError: when one of them is not over.
+        ConflictError: when it is not over.
     """
-    last = header.after
-    for run_id, state in runs:
-        if state not in FINAL:
-            raise ConflictError(
-                f"session {header.session!r} has a run that is not over: {run_id}; before the next one starts, go on "
-                f"with it by agent.resume({run_id!r}), or end it by agent.cancel({run_id!r})",
-            )
-        last = run_id
-    return header if last == header.after else attrs.evolve(header, after=last)
+    if last is None:
+        return header
+    run_id, state = last
+    if state not in FINAL:
+        raise ConflictError(
+            f"session {header.session!r} has a run that is not over: {run_id}; before the next one starts, go on "
+            f"with it by agent.resume({run_id!r}), or end it by agent.cancel({run_id!r})",
+        )
+    return attrs.evolve(header, after=run_id)
 
 
 def without_history(header: Header) -> ConflictError:

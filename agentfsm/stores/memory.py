@@ -146,10 +146,10 @@ class MemoryStore(Store):
 
     def _in_session(self, header: Header) -> Header:
         ids = [] if header.session is None else self._sessions.get(header.session, [])
-        runs = [self._records[run_id].run for run_id in ids[-1:]]
-        if not runs and header.after is not None and header.after not in self._records:
+        last = (ids[-1], self._records[ids[-1]].run.state) if ids else None
+        if last is None and header.after is not None and header.after not in self._records:
             raise without_history(header)
-        return checked_session(header, [(run.id, run.state) for run in runs])
+        return checked_session(header, last)
 
     async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:
         """Take the lease of a run that exists."""

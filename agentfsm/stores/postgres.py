@@ -154,12 +154,11 @@ class _PostgresLedger(Link):
         return stored, self._take(header.id, row, durability)
 
     def _in_session(self, header: Header) -> Header:
-        """Name the session's last run; those before it are over, or it would not have begun."""
-        last: list[tuple[Any, ...]] = []
+        last: Any = None
         if header.session is not None:
             asked = f"{sql.LOCK_SESSION}; {sql.LAST_OF_SESSION}"
-            last = self.execute(asked, (header.session, header.session)).fetchall()
-        if not last and header.after is not None and self.execute(sql.NEEDED, (header.after,)).fetchone() is None:
+            last = self.execute(asked, (header.session, header.session)).fetchone()
+        if last is None and header.after is not None and self.execute(sql.NEEDED, (header.after,)).fetchone() is None:
             raise without_history(header)
         return checked_session(header, last)
 

@@ -118,8 +118,8 @@ class _RedisLedger(RedisServer):
             if how == b"exists":
                 return self._stored(header, rest[0]), self.take(header.id, durability)
             last, before, state = rest
-            runs = [(before.decode(), state.decode())] if last else []  # it may have been deleted since
-            header = checked_session(opening.header, runs)
+            # It may have been deleted since.
+            header = checked_session(opening.header, (before.decode(), state.decode()) if last else None)
 
     def _stored(self, header: Header, record: bytes | None) -> Header:
         stored = header_of(header.id, record)

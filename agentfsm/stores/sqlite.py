@@ -279,9 +279,8 @@ class _SQLiteLedger(DatabaseFile):
         return stored, self._take(header.id, row, durability)
 
     def _in_session(self, header: Header) -> Header:
-        """Name the session's last run; those before it are over, or it would not have begun."""
-        last = [] if header.session is None else self.execute(_LAST_OF_SESSION, (header.session,)).fetchall()
-        if not last and header.after is not None and self._find(header.after) is None:
+        last = None if header.session is None else self.execute(_LAST_OF_SESSION, (header.session,)).fetchone()
+        if last is None and header.after is not None and self._find(header.after) is None:
             raise without_history(header)
         return checked_session(header, last)
 
