@@ -31,23 +31,8 @@ _DONE: Final[Mapping[type, str]] = {
 FINAL: Final = frozenset({State.DONE, State.ERROR})
 # Characters of the prompt in a list of runs: a line or two.
 PROMPT_CHARS: Final = 200
-# The fields of a summary that are columns of a database.
-LISTED: Final = (
-    "id",
-    "agent",
-    "session",
-    "user",
-    "parent",
-    "state",
-    "stop_reason",
-    "waiting",
-    "turn",
-    "version",
-    "tokens",
-    "created_at",
-    "updated_at",
-    "prompt",
-)
+# The fields of a summary that are columns of a database; who drives a run is told by its lease.
+LISTED: Final = tuple([field.name for field in attrs.fields(Summary) if field.name != "driven"])
 
 
 def checked_durability(durability: Durability) -> Durability:
