@@ -67,7 +67,7 @@ class Holdings:
     def abandon(self, lease: Lease) -> None:
         """Treat a lease that could not be given back as one that was thrown away: the next renewal lets go of it."""
         if self._find(lease) is not None:
-            self._put(lease.run_id, Held(_nobody, lease.token))
+            self._put(lease.run_id, Held(lambda: None, lease.token))
 
     def clear(self) -> None:
         """Hold nothing."""
@@ -131,10 +131,6 @@ class Holdings:
             self._held.pop(run_id, None)
         else:
             self._held[run_id] = held
-
-
-def _nobody() -> None:
-    return None
 
 
 def _wake(lease: Lease) -> None:

@@ -279,11 +279,9 @@ class MemoryStore(Store):
         run, now = record.run, self.clock.now()
         if run.is_over or record.lease is not None or run.header.parent is not None:
             return False
-        at = wakes_at(run)
-        return not run.is_waiting or (at is not None and at <= now) or any(map(record.is_news, self._due_rows(record)))
-
-    def _due_rows(self, record: _Record) -> list[Posted]:
-        return [row for row in record.inbox.values() if self._is_due(row)]
+        if not run.is_waiting or ((at := wakes_at(run)) is not None and at <= now):
+            return True
+        return any(self._is_due(row) and record.is_news(row) for row in record.inbox.values())
 
     def _is_due(self, row: Posted) -> bool:
         at = due_at(row.item)
