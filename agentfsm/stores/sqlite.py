@@ -342,7 +342,10 @@ class _SQLiteLedger(DatabaseFile):
     def append(self, entry: Entry) -> bool:
         """Write events and strike inbox rows; refusals come before the first write."""
         lease = entry.lease
+        self.holdings.check(lease)
         row = self._mine(lease)
+        if row is None:
+            raise lost(lease)
         if row.version != entry.before:
             raise ConflictError(f"run {lease.run_id!r} is at version {row.version}, not {entry.before}; load it again")
         if entry.final and self._holds_more(row.number, entry.taken):
@@ -353,19 +356,15 @@ class _SQLiteLedger(DatabaseFile):
         self.execute(_ADVANCE, (*entry.facts, self._until(), entry.facts.turn, row.number))
         return True
 
-    def _mine(self, lease: Lease) -> _Row:
-        """Return the row of a run that we drive, and tell the lease what is new.
-
-        Raises:
-            LeaseLostError: when we do not drive it any more.
-            StoreError: when an earlier append of the lease was not written.
-        """
-        self.holdings.check(lease)
+    def _mine(self, lease: Lease) -> _Row | None:
+        """Return the row of a run that we drive, None when we do not any more; tell the lease that, or what is new."""
         row = self._find(lease.run_id)
         if row is None or (row.owner, row.token) != (self._owner, lease.token):
             self.after_commit(partial(self.holdings.lose, lease))
-            raise lost(lease)
-        self._look_for_news(lease, row)
+            return None
+        if row.newest is not None and row.newest > lease.newest:
+            cancelled = self._is_cancelled(row.number)
+            self.after_commit(partial(self.holdings.tell, lease.run_id, row.newest, cancelled=cancelled))
         return row
 
     def _write_events(self, run: int, version: int, bodies: Sequence[str]) -> None:
@@ -411,11 +410,6 @@ class _SQLiteLedger(DatabaseFile):
 
     def _is_cancelled(self, run: int) -> bool:
         return bool(self.execute(_IS_CANCELLED, (run,)).fetchone()[0])
-
-    def _look_for_news(self, lease: Lease, row: _Row) -> None:
-        if row.newest is not None and row.newest > lease.newest:
-            cancelled = self._is_cancelled(row.number)
-            self.after_commit(partial(self.holdings.tell, lease.run_id, row.newest, cancelled=cancelled))
 
     # Lists.
 
@@ -499,16 +493,8 @@ class _SQLiteLedger(DatabaseFile):
                 if lease is None:
                     self._let_go(run_id, held.token)
                     self.holdings.drop(run_id)
-                else:
-                    self._renew(lease)
-
-    def _renew(self, lease: Lease) -> None:
-        row = self._find(lease.run_id)
-        if row is None or (row.owner, row.token) != (self._owner, lease.token):
-            self.after_commit(partial(self.holdings.lose, lease))
-            return
-        self.execute(_RENEW, (self._until(), row.number))
-        self._look_for_news(lease, row)
+                elif (row := self._mine(lease)) is not None:
+                    self.execute(_RENEW, (self._until(), row.number))
 
     def close(self) -> None:
         """Let go of the leases, and close the file."""
