@@ -33,12 +33,19 @@ class Held:
 class Holdings:
     """The leases of one store object, by run id."""
 
+    lease_s: float
+    # How long one lasts that is not renewed, seconds.
     _held: dict[str, Held] = attrs.field(factory=dict, init=False)
     _before: dict[str, Held | None] | None = attrs.field(default=None, init=False)
     # What was held of each run that has changed in the transaction; None outside of one.
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two renewals: a lease outlives two that came to nothing."""
+        return self.lease_s / 3
 
     def __iter__(self) -> Iterator[tuple[str, Held]]:
         return iter(list(self._held.items()))

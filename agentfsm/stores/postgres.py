@@ -92,7 +92,9 @@ class _Row:
 class _PostgresLedger(Link):
     """The tables. It belongs to the writer's thread."""
 
-    holdings: Holdings = attrs.field(factory=Holdings, init=False)
+    holdings: Holdings = attrs.field(
+        default=attrs.Factory(lambda self: Holdings(self.lease_s), takes_self=True), init=False
+    )
     _chains: dict[str, list[Entry]] = attrs.field(factory=dict, init=False)
     # Appends that the next statement writes, by run; those of one run follow on each other.
     _chars: int = attrs.field(default=0, init=False)
@@ -409,16 +411,6 @@ class _PostgresLedger(Link):
         self.execute(sql.REMOVE, (numbers, numbers, numbers))
 
     # Upkeep.
-
-    @property
-    def holds(self) -> int:
-        """How many leases are held."""
-        return len(self.holdings)
-
-    @property
-    def beat_s(self) -> float:
-        """Seconds between two renewals: a lease outlives two that came to nothing."""
-        return self.lease_s / 3
 
     def beat(self) -> None:
         """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""

@@ -89,8 +89,7 @@ class _RedisLedger(RedisServer):
     """
 
     owner: str
-    lease_s: float
-    holdings: Holdings = attrs.field(factory=Holdings, init=False)
+    holdings: Holdings
 
     def now(self) -> float:
         """Seconds since 1970 by the server's clock."""
@@ -298,16 +297,6 @@ class _RedisLedger(RedisServer):
 
     # Upkeep.
 
-    @property
-    def holds(self) -> int:
-        """How many leases are held."""
-        return len(self.holdings)
-
-    @property
-    def beat_s(self) -> float:
-        """Seconds between two renewals: a lease outlives two that came to nothing."""
-        return self.lease_s / 3
-
     def beat(self) -> None:
         """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
         leases = [(run_id, held.token, held.lease()) for run_id, held in self.holdings]
@@ -476,6 +465,6 @@ class RedisStore(ThreadedStore[_RedisLedger]):
             accept_loss=self.accept_loss,
             patience_s=self.patience_s,
             owner=owner,
-            lease_s=self.lease_s,
+            holdings=Holdings(self.lease_s),
             outage=Outage(self.lease_s),
         )

@@ -249,7 +249,9 @@ class _SQLiteLedger(DatabaseFile):
     lease_s: float
     clock: Clock
     boot_clock: Callable[[], float]
-    holdings: Holdings = attrs.field(factory=Holdings, init=False)
+    holdings: Holdings = attrs.field(
+        default=attrs.Factory(lambda self: Holdings(self.lease_s), takes_self=True), init=False
+    )
     _owner: str = attrs.field(factory=lambda: str(Owner.here()), init=False)
 
     @contextmanager
@@ -474,16 +476,6 @@ class _SQLiteLedger(DatabaseFile):
             self.execute("DELETE FROM runs WHERE number = ?", (number,))
 
     # Upkeep.
-
-    @property
-    def holds(self) -> int:
-        """How many leases are held."""
-        return len(self.holdings)
-
-    @property
-    def beat_s(self) -> float:
-        """Seconds between two renewals: a lease outlives two that came to nothing."""
-        return self.lease_s / 3
 
     def beat(self) -> None:
         """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""

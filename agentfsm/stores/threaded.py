@@ -27,7 +27,6 @@ from agentfsm.core.machine import State
 from agentfsm.core.run import Header, Run, begin
 from agentfsm.ports import ALL, Durability, Filter, Lease, Store, Stored, Summary
 from agentfsm.stores.common import check_id, checked_durability, wakes_at
-from agentfsm.stores.holdings import Holdings
 from agentfsm.stores.writer import Desk, Job, Statistics, Writer
 from agentfsm.threads import Bell, in_thread
 
@@ -133,8 +132,6 @@ Records = tuple[int, Sequence[tuple[int, bytes]]]
 
 class Ledger(Desk, Protocol):
     """What a store's thread does, job by job, inside a transaction of its desk."""
-
-    holdings: Holdings
 
     def now(self) -> float:
         """As `Store.now`."""

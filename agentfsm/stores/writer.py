@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from agentfsm.ports import Durability
+    from agentfsm.stores.holdings import Holdings
 
 T = TypeVar("T")
 D = TypeVar("D", bound="Desk")
@@ -47,15 +48,8 @@ _log = logging.getLogger("agentfsm.stores")
 class Desk(Protocol):
     """What the thread works on. Only the thread calls it."""
 
-    @property
-    def holds(self) -> int:
-        """How many things are held that have to be renewed."""
-        ...
-
-    @property
-    def beat_s(self) -> float:
-        """Seconds between two renewals."""
-        ...
+    holdings: Holdings
+    # The leases that have to be renewed.
 
     def transaction(
         self, *, write: bool, durability: Durability, runs: Collection[str]
@@ -79,7 +73,7 @@ class Desk(Protocol):
         ...
 
     def beat(self) -> None:
-        """Renew what is held."""
+        """Renew the leases that are held."""
         ...
 
     def tidy(self) -> None:
@@ -265,7 +259,7 @@ class Writer(Generic[D]):
             commits=self._commits,
             jobs=self._jobs,
             largest_group=self._largest_group,
-            leases=self.desk.holds,
+            leases=len(self.desk.holdings),
             queued=self._queue.qsize(),
         )
 
@@ -305,7 +299,7 @@ class Writer(Generic[D]):
     def _turn(self) -> None:
         """Do what is queued, or what is due."""
         group = self._group()
-        if not self.desk.holds:
+        if not self.desk.holdings:
             self._beaten_at = time.monotonic()
         if group:
             self._serve(group)
@@ -325,7 +319,8 @@ class Writer(Generic[D]):
         return self._at_hand
 
     def _patience_s(self) -> float:
-        due = self._beaten_at + self.desk.beat_s if self.desk.holds else self._worked_at + IDLE_S
+        holdings = self.desk.holdings
+        due = self._beaten_at + holdings.beat_s if holdings else self._worked_at + IDLE_S
         if self._untidy:
             due = min(due, self._worked_at + QUIET_S)
         return max(0.0, due - time.monotonic())
@@ -372,7 +367,7 @@ class Writer(Generic[D]):
 
     def _upkeep(self) -> None:
         now = time.monotonic()
-        if self.desk.holds and now >= self._beaten_at + self.desk.beat_s:
+        if self.desk.holdings and now >= self._beaten_at + self.desk.holdings.beat_s:
             self._beaten_at = now
             self._quietly(self.desk.beat)
         if self._untidy and (now >= self._worked_at + QUIET_S or now >= self._tidied_at + TIDY_S):
@@ -381,7 +376,7 @@ class Writer(Generic[D]):
 
     def _ends(self) -> bool:
         """Whether nothing is left to do; then the desk is let go of, and the next job starts a new thread."""
-        idle = not self.desk.holds and time.monotonic() >= self._worked_at + IDLE_S
+        idle = not self.desk.holdings and time.monotonic() >= self._worked_at + IDLE_S
         if not (self._closing or idle) or not self._queue.empty():
             return False
         self._quietly(self.desk.close)  # not under the lock: it may take long, and `submit` must not wait
