@@ -291,12 +291,15 @@ class Link:
         return not isinstance(error, AgentError) and (not code or code[:2] in _OF_ONE_JOB or code == "57014")
 
     def explain(self, error: Exception) -> AgentError:
-        """Return the error that callers are told."""
-        if isinstance(error, AgentError):
-            return error
-        told = self._told(error)
-        told.__cause__ = error
-        return told
+        """Return what callers are told of an error of the server's, or of Python's."""
+        code = _code(error)
+        if code or isinstance(error, psycopg.OperationalError):
+            kind = _kind(code)
+            why = _NEXT.get(code) or _NEXT.get(code[:2], "see its own words; nothing of it was acknowledged")
+            return kind(f"{self.address} says {self._words(error)!r}; {why}")
+        if isinstance(error, ValueError | OverflowError | psycopg.Error):
+            return MisuseError(f"{self.address} cannot hold a value ({self._words(error)}): {_NEXT['22']}")
+        return StoreError(f"{self.address}: the store failed by a fault of its own ({error!r}): please report it")
 
     def shut(self) -> None:
         """Close the connection; the next transaction opens another."""
@@ -365,7 +368,7 @@ class Link:
                 error = again
             else:
                 return mark == (self._mark,)
-        raise StoreError(f"{self._told(error)}. Whether the last writes were made is not known") from why
+        raise StoreError(f"{self.explain(error)}. Whether the last writes were made is not known") from why
 
     def _roll_back(self, error: BaseException) -> None:
         if self._is_cut(error):
@@ -452,16 +455,6 @@ class Link:
         if code:
             return code in _PASSING or code.startswith("08")
         return self._has_connected and isinstance(error, psycopg.OperationalError)
-
-    def _told(self, error: Exception) -> AgentError:
-        code = _code(error)
-        if code or isinstance(error, psycopg.OperationalError):
-            kind = _kind(code)
-            why = _NEXT.get(code) or _NEXT.get(code[:2], "see its own words; nothing of it was acknowledged")
-            return kind(f"{self.address} says {self._words(error)!r}; {why}")
-        if isinstance(error, ValueError | OverflowError | psycopg.Error):
-            return MisuseError(f"{self.address} cannot hold a value ({self._words(error)}): {_NEXT['22']}")
-        return StoreError(f"{self.address}: the store failed by a fault of its own ({error!r}): please report it")
 
     def _words(self, error: Exception) -> str:
         """Return the server's own words, but not the values of rows that its details may quote."""

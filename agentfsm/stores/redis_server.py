@@ -310,8 +310,10 @@ class RedisServer:
         )
 
     def _result(self, question: Question) -> list[Any]:
+        if isinstance(question.answer, AgentError):
+            raise question.answer
         if isinstance(question.answer, Exception):
-            raise self.explain(question.answer)
+            raise self.explain(question.answer) from question.answer
         result: list[Any] = question.answer
         return result
 
@@ -339,12 +341,14 @@ class RedisServer:
         return False
 
     def explain(self, error: Exception) -> AgentError:
-        """Return the error that callers are told."""
-        if isinstance(error, AgentError):
-            return error
-        told = self._told(error)
-        told.__cause__ = error
-        return told
+        """Return what callers are told of an error of the server's, or of Python's."""
+        if not isinstance(error, RedisError):
+            return StoreError(f"{self.place}: the store failed by a fault of its own ({error!r}): please report it")
+        code = _code(error)
+        kind = CorruptError if code == "WRONGTYPE" else StoreError
+        why = _NEXT.get(code, "nothing of it was acknowledged: see Redis's own words, then resume the runs")
+        what = "Redis says" if isinstance(error, ResponseError) else "the connection failed:"
+        return kind(f"{self.place}: {what} {str(error)!r}; {why}")
 
     def close(self) -> None:
         """Hang up; the next question calls again."""
@@ -355,15 +359,6 @@ class RedisServer:
         if self._away_since is None:
             self._away_since = now
         return now - self._away_since
-
-    def _told(self, error: Exception) -> AgentError:
-        if not isinstance(error, RedisError):
-            return StoreError(f"{self.place}: the store failed by a fault of its own ({error!r}): please report it")
-        code = _code(error)
-        kind = CorruptError if code == "WRONGTYPE" else StoreError
-        why = _NEXT.get(code, "nothing of it was acknowledged: see Redis's own words, then resume the runs")
-        what = "Redis says" if isinstance(error, ResponseError) else "the connection failed:"
-        return kind(f"{self.place}: {what} {str(error)!r}; {why}")
 
     def _hang_up(self) -> None:
         connection, self._connection = self._connection, None

@@ -189,15 +189,8 @@ class DatabaseFile:
         return not isinstance(error, AgentError) and (code is None or code in _OF_ONE_JOB)
 
     def explain(self, error: Exception) -> AgentError:
-        """Return the error that callers are told."""
-        if isinstance(error, AgentError):
-            return error
-        told = self._told(error, _code(error))
-        told.__cause__ = error
-        return told
-
-    def _told(self, error: Exception, code: int | None) -> AgentError:
-        if code is not None:
+        """Return what callers are told of an error of SQLite's, or of Python's."""
+        if (code := _code(error)) is not None:
             kind = CorruptError if code in _CORRUPT else StoreError
             why = _NEXT.get(code, "nothing of it was acknowledged: see SQLite's own words, then resume the runs")
             return kind(f"{self.path}: SQLite says {str(error)!r}; {why}")

@@ -69,7 +69,7 @@ class Desk(Protocol):
         ...
 
     def explain(self, error: Exception) -> AgentError:
-        """Return the error that callers are told: what, why, what next."""
+        """Return what callers are told of an error that is none of ours: what, why, what next."""
         ...
 
     def beat(self) -> None:
@@ -362,7 +362,7 @@ class Writer(Generic[D]):
                 self._transact([job], write=write)
             return
         for job in jobs:
-            job.spoil(self.desk, self.desk.explain(error))
+            job.spoil(self.desk, self._told(error))
         settle(jobs)
 
     def _upkeep(self) -> None:
@@ -393,4 +393,12 @@ class Writer(Generic[D]):
         try:
             act()
         except Exception as error:  # noqa: BLE001  as above
-            _log.warning("the store's upkeep (%s) failed: %s", act.__name__, self.desk.explain(error))
+            _log.warning("the store's upkeep (%s) failed: %s", act.__name__, self._told(error))
+
+    def _told(self, error: Exception) -> AgentError:
+        """Return the error that callers are told."""
+        if isinstance(error, AgentError):
+            return error
+        told = self.desk.explain(error)
+        told.__cause__ = error
+        return told
