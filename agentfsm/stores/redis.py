@@ -325,7 +325,7 @@ class _RedisLedger(RedisServer):
                 self.ask_all([_let_go(run_id, held.token) for run_id, held in self.holdings])
         finally:
             self.holdings.clear()
-            super().close()
+            self.shut()
 
     def _ask_of(self, run_id: str, operation: str, *words: object) -> list[Any]:
         answer = self.ask(operation, run_id, *words)

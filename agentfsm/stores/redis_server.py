@@ -271,7 +271,7 @@ class RedisServer:
             _read(connection, questions)
         except BaseException:  # with answers left unread the next question would get another's
             self.outage.begin()
-            self._hang_up()
+            self.shut()
             raise
         self._away_since = None
         self.outage.end()
@@ -350,17 +350,14 @@ class RedisServer:
         what = "Redis says" if isinstance(error, ResponseError) else "the connection failed:"
         return kind(f"{self.place}: {what} {str(error)!r}; {why}")
 
-    def close(self) -> None:
-        """Hang up; the next question calls again."""
-        self._hang_up()
-
     def _waited_s(self) -> float:
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
         return now - self._away_since
 
-    def _hang_up(self) -> None:
+    def shut(self) -> None:
+        """Hang up; the next question calls again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
@@ -497,15 +494,11 @@ def _settings(connection: Wire) -> dict[str, str]:
     """Return the settings that the server shows; many that others manage show none."""
     shown = {}
     for name in _SHOWN:
-        answer = _answer_to(connection, "CONFIG", "GET", name)
+        connection.send_command("CONFIG", "GET", name)
+        answer = _answer(connection)
         if isinstance(answer, list) and answer:
             shown[name] = answer[1].decode(errors="replace")
     return shown
-
-
-def _answer_to(connection: Wire, *command: str) -> Any:
-    connection.send_command(*command)
-    return _answer(connection)
 
 
 def _promise(info: Mapping[str, str], shown: Mapping[str, str]) -> Promise:

@@ -497,7 +497,7 @@ class _SQLiteLedger(DatabaseFile):
                         self._let_go(run_id, held.token)
         finally:
             self.holdings.clear()
-            super().close()
+            self.shut()
 
     def _until(self) -> float:
         return self.boot_clock() + self.lease_s

@@ -171,17 +171,13 @@ class DatabaseFile:
     def wait_out(self, error: Exception) -> bool:
         """Return False: what passes was waited for where it occurred. What may not write is opened anew next time."""
         if _code(error) == sqlite3.SQLITE_READONLY:
-            self._shut()  # SQLite does not notice that the right was granted meanwhile
+            self.shut()  # SQLite does not notice that the right was granted meanwhile
         return False
 
     def tidy(self) -> None:
         """Move the log's pages into the file, as far as no reader needs them. Never waits for another process."""
         if self._db is not None:
             self.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-
-    def close(self) -> None:
-        """Close the file; the next transaction opens it again. The last process to close it removes the log."""
-        self._shut()
 
     def is_of_one_job(self, error: Exception) -> bool:
         """Whether the error came of one job's values or rows, not of the file, the disk or a lock."""
@@ -200,7 +196,8 @@ class DatabaseFile:
             return MisuseError(f"{self.path} cannot hold a value ({error}): ids, keys and names are plain text")
         return StoreError(f"{self.path}: the store failed by a fault of its own ({error!r}): please report it")
 
-    def _shut(self) -> None:
+    def shut(self) -> None:
+        """Close the file; the next transaction opens it again. The last process to close it removes the log."""
         db, self._db = self._db, None
         if db is None:
             return
@@ -215,7 +212,7 @@ class DatabaseFile:
             self.execute("ROLLBACK")
         except Exception:  # noqa: BLE001  SQLite has ended it already, or the connection is of no more use
             with suppress(Exception):
-                self._shut()
+                self.shut()
 
     def _patiently(self, act: Callable[[], T]) -> T:
         deadline = time.monotonic() + BUSY_S
@@ -231,7 +228,7 @@ class DatabaseFile:
 
     def _open(self) -> None:
         if self._db is not None and self._is_replaced():
-            self._shut()
+            self.shut()
             raise StoreError(
                 f"{self.path} was deleted or replaced while it was open, so nothing more was written to it: put it "
                 "back, or resume from what is there now",
