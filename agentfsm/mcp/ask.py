@@ -11,7 +11,7 @@ given up, and made again from its beginning when the answer is there. What it as
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -95,12 +95,15 @@ class Told:
     def inquiry(self, requests: Mapping[str, Asked], request_state: str | None = None) -> Outcome:
         """Return the pause in which these are asked; a result for the model, where they cannot be."""
         own = {key: f"q{len(self.asked) + number}" for number, key in enumerate(requests, 1)}
-        marks = [(own[key], _mark(asked)) for key, asked in requests.items()]
-        state: dict[str, Any] = {"asked": [[key, mark] for key, mark in (*self.asked, *marks)]}
-        if request_state is not None:
-            state |= {"request_state": request_state, "now": own}
+        marked = [(_question(own[key], asked), _mark(asked)) for key, asked in requests.items()]
+        return self.pause(marked, {} if request_state is None else {"request_state": request_state, "now": own})
+
+    def pause(self, marked: Sequence[tuple[Question, str]], further: Mapping[str, Any]) -> Outcome:
+        """Return the pause for questions, each with what tells it from others, and with further state; as `inquiry`."""
+        asked = [*self.asked, *((question.key, mark) for question, mark in marked)]
+        state = {"asked": [[key, mark] for key, mark in asked], **further}
         try:
-            return InputRequired(*[_question(own[key], asked) for key, asked in requests.items()], state=state)
+            return InputRequired(*[question for question, _ in marked], state=state)
         except MisuseError as error:
             return refused(f"the server asks for input in a way that nobody can be shown: {error}")
 
@@ -182,14 +185,9 @@ def _elsewhere(told: Told, error: MCPError) -> Outcome:
         required = m.ElicitationRequiredErrorData.model_validate(error.data).elicitations
     except ValueError:
         return refused(f"the server requires that something be opened, and does not say what: {error.message}")
-    first = len(told.asked) + 1
-    questions = [Question(key=f"q{first + n}", message=each.message, url=each.url) for n, each in enumerate(required)]
-    asked = [*told.asked, *((each.key, _REQUIRED) for each in questions)]
-    state: dict[str, Any] = {"asked": [[key, mark] for key, mark in asked]}
-    try:
-        return InputRequired(*questions, state=state)
-    except MisuseError as flaw:
-        return refused(f"the server asks for input in a way that nobody can be shown: {flaw}")
+    numbered = enumerate(required, len(told.asked) + 1)
+    questions = [Question(key=f"q{number}", message=each.message, url=each.url) for number, each in numbered]
+    return told.pause([(question, _REQUIRED) for question in questions], {})
 
 
 @attrs.define(eq=False, repr=False)
