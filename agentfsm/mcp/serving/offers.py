@@ -169,11 +169,11 @@ class Prompt:
         Raises:
             MCPError: when an argument is missing, or is none of its own; or when it cannot be made.
         """
-        names = {each.name for each in self.arguments}
         missing = [each.name for each in self.arguments if each.required and each.name not in given]
-        if missing or not given.keys() <= names:
-            wrong = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(sorted(given.keys() - names))}"
-            takes = ", ".join(each.name for each in self.arguments) or "nothing"
+        unknown = sorted(given.keys() - {*self.blanks})
+        if missing or unknown:
+            wrong = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown)}"
+            takes = ", ".join(self.blanks) or "nothing"
             raise MCPError(m.INVALID_PARAMS, f"the prompt {self.name!r} {wrong}; it takes: {takes}")
         made = await called(partial(self.render, **given), f"the prompt {self.name!r} could not be made")
         told = [UserMessage(parts=(TextPart(text=made),))] if isinstance(made, str) else made

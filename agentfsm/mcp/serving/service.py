@@ -17,7 +17,7 @@ import mcp.types as m
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.lowlevel import current_token
 from mcp import MCPError
-from mcp.server import Server, ServerRequestContext
+from mcp.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import ListenHandler
 
@@ -28,6 +28,7 @@ from agentfsm.engine.tools.permission import Permissions
 from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp.serving import http as web
+from agentfsm.mcp.serving.asking import Context
 from agentfsm.mcp.serving.bus import Bus
 from agentfsm.mcp.serving.offers import Prompt, Resource, completed
 from agentfsm.mcp.serving.runs import ServedRuns
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 PORT: Final = 8000
 # The beginning of a cursor into the runs; they come behind the resources.
 RUNS: Final = "runs:"
-
-Context = ServerRequestContext[Any, Any]
 
 
 def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
@@ -388,15 +387,7 @@ def _tools_of(runs: ServedRuns, registry: ToolRegistry) -> ServedTools:
     return ServedTools(registry=made, outputs=outputs, limit=MOST)
 
 
-def service_of(
-    agent: Agent[Any],
-    *,
-    prefix: str = "",
-    tools: bool = True,
-    about: str = "",
-    deps: Any = None,
-    **options: Any,
-) -> MCPService:
+def service_of(agent: Agent[Any], *, prefix: str, tools: bool, about: str, deps: Any, **options: Any) -> MCPService:
     """Make a server of an agent; `Agent.as_mcp_server` is this."""
     runs = ServedRuns(agent=agent, deps=deps, about=about, prefix=prefix)
     told = {"name": agent.name, "version": agent.version, "permissions": agent.permissions} | options

@@ -186,7 +186,7 @@ class ServedTools:
         except ArgumentsError:
             return None  # the queue says what is wrong
         arguments = tool.arguments(bound)
-        if not needs_approval(tool, arguments) or self._bars(tool, bound) is not None:
+        if not needs_approval(tool, arguments) or self.bars(tool, bound) is not None:
             return None
         return Approval(
             tool=tool.name,
@@ -194,9 +194,6 @@ class ServedTools:
             description=described(tool, arguments),
             expires_s=tool.approval_expires_s,
         )
-
-    def _bars(self, tool: Tool[..., Any], bound: Bound) -> str | None:
-        return None if self.permissions is None else self.permissions.refusal(tool, (), tool.arguments(bound))
 
     async def _run(self, ctx: Context, call: ToolCall, host: ServedHost, numbers: Iterator[int]) -> ToolResult | None:
         """Run a call when its turn has come and there is a place, telling the client how far it is.
@@ -233,7 +230,7 @@ class ServedTools:
 
     def bars(self, tool: Tool[..., Any], bound: Bound) -> End | None:
         """Say that no client may make a call with these arguments."""
-        reason = self._bars(tool, bound)
+        reason = None if self.permissions is None else self.permissions.refusal(tool, (), tool.arguments(bound))
         return None if reason is None else failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
 
 
