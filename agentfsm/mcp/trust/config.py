@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeGuard, cast
+from typing import Any, Final, cast
 
 import attrs
 import jiter
@@ -35,7 +35,7 @@ MAX_FILE_BYTES: Final = 1_000_000
 _VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}]*\}?")
 
 
-def _is_text(value: Any) -> TypeGuard[str]:
+def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 

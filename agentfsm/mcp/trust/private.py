@@ -39,7 +39,7 @@ def is_private(address: str) -> bool:
         ValueError: when it is no address.
     """
     parsed = ipaddress.ip_address(address)
-    return any(map(_is_private, [parsed] if not (inner := _inside(parsed)) else inner))
+    return any(map(_is_private, _inside(parsed) or [parsed]))
 
 
 def _inside(address: _Address) -> list[_Address]:

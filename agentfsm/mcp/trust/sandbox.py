@@ -66,9 +66,7 @@ class Sandbox:
     @property
     def written(self) -> dict[str, Any]:
         """The same as JSON."""
-        return {"read": [str(path) for path in self.read], "write": [str(path) for path in self.write]} | {
-            "network": self.network
-        }
+        return {"read": [*map(str, self.read)], "write": [*map(str, self.write)], "network": self.network}
 
     def wrapped(
         self, command: str, args: Sequence[str], env: Mapping[str, str], cwd: Path | str | None
