@@ -21,23 +21,24 @@ class Composite(Model):
     """One of several models answers.
 
     Args:
-        name: Of them all; it begins with the name of one of them, so that tokens are counted as that one counts.
-        models: At least one.
+        between: Stands between their names in the name of them all. That begins with the name of the first, so tokens
+            are counted as that one counts.
+        models: At least one; models, or strings such as "openai:gpt-4o".
 
     Raises:
-        MisuseError: when they share no way to be held to the form of an answer.
+        MisuseError: when they share no way to be held to the form of an answer; or as from `model_of`.
     """
 
-    def __init__(self, name: str, models: Iterable[Model]) -> None:
-        self.name = name
-        self.models = tuple(models)
+    def __init__(self, between: str, models: Iterable[Model | str]) -> None:
+        self.models = tuple(map(model_of, models))
+        self.name = between.join(model.name for model in self.models)
         self.window_tokens = min(model.window_tokens for model in self.models)
         first, *others = self.models
         self.output_modes = tuple(
             [mode for mode in first.output_modes if all(mode in model.output_modes for model in others)]
         )
         if not self.output_modes:
-            raise MisuseError(f"the models of {name!r} share no output mode: leave out the one that differs")
+            raise MisuseError(f"the models of {self.name!r} share no output mode: leave out the one that differs")
 
     def refuses_settings(self, settings: Settings) -> str | None:
         """Say which of the settings one of the models has no word for: any of them may have to answer."""
@@ -66,15 +67,6 @@ class Composite(Model):
                 errors.append(error)
         if errors:
             raise errors[0]
-
-
-def models_of(models: Iterable[Model | str]) -> tuple[Model, ...]:
-    """Return models, of which some are given by strings such as "openai:gpt-4o".
-
-    Raises:
-        MisuseError: as from `model_of`.
-    """
-    return tuple(map(model_of, models))
 
 
 async def answer(model: Model, request: Request, emit: Emit | None) -> Reply:

@@ -33,7 +33,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Usage
-from agentfsm.models.composite import Composite, answer, models_of
+from agentfsm.models.composite import Composite, answer
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Part
@@ -101,10 +101,9 @@ class Fallback(Composite):
                 f"Fallback(rest_s={rest_s}, patience_s={patience_s}): a rest lasts more than 0 and at most "
                 f"{REST_MAX_S:.0f} seconds, and patience 0 or more"
             )
-        models = models_of((first, *others))
-        super().__init__(" else ".join(model.name for model in models), models)
+        super().__init__(" else ", (first, *others))
         self._after_text, self._monotonic = after_text, monotonic
-        self._places = tuple([_Place(model, rest_s, patience_s) for model in models])
+        self._places = tuple([_Place(model, rest_s, patience_s) for model in self.models])
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask each model at most once, until one answers; see `Model.reply`, and above for what goes up.
@@ -135,7 +134,9 @@ class Fallback(Composite):
             else:
                 place.answered(period)
                 return reply if reply.usage is None else attrs.evolve(reply, usage=reply.usage + paid)
-        raise self._out(failures, paid)
+        out = ModelUnavailableError(f"none of {len(failures)} models could answer. {' '.join(failures)}")
+        _charge(out, paid)
+        raise out
 
     def refuses(self, part: Part) -> str | None:
         """Say why one of the models cannot take this part: any of them may have to answer."""
@@ -150,12 +151,6 @@ class Fallback(Composite):
         """Return the models in the order in which they are asked now: those that rest come last."""
         now = self._monotonic()
         return sorted(self._places, key=lambda place: place.rests_s(now))  # a stable sort: equals stay in their order
-
-    def _out(self, failures: list[str], paid: Usage) -> ModelError:
-        """Return the error that says that no model could answer."""
-        error = ModelUnavailableError(f"none of {len(failures)} models could answer. {' '.join(failures)}")
-        _charge(error, paid)
-        return error
 
 
 def _charge(error: Exception, paid: Usage) -> None:

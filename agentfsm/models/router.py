@@ -7,7 +7,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, TypeAlias
 
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.models.composite import Composite, answer, models_of
+from agentfsm.models.composite import Composite, answer
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Part
@@ -41,10 +41,9 @@ class Router(Composite):
     def __init__(self, choose: Choose, models: Mapping[str, Model | str]) -> None:
         if not models:
             raise MisuseError("Router has no models: give them by the names that the function returns")
-        made = models_of(models.values())
-        super().__init__(" or ".join(model.name for model in made), made)
+        super().__init__(" or ", models.values())
         self._choose = choose
-        self._by_name = dict(zip(models, made, strict=True))
+        self._by_name = dict(zip(models, self.models, strict=True))
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask the model that the function names; see `Model.reply`.
