@@ -18,7 +18,6 @@ from agentfsm.models.vendor import (
     certificates,
     checked_header,
     retry_after_s,
-    sent,
     words_of,
 )
 from agentfsm.models.wire import SentError
@@ -153,12 +152,12 @@ class OpenAIModel(VendorModel):
 
     def _told(self, error: Exception) -> t.Trouble:
         match error:
-            case SentError():
-                code, kind = sent(error)
+            case SentError(body=body):
+                code = str(body.get("code") or "")
                 # It came with status 200; other servers than OpenAI put the true one into the code, Azure beside it.
-                told = _STATUSES.get(code) or _STATUSES.get(str(error.body.get("status")))
-                status = told or (400 if kind == "invalid_request_error" else None)
-                return self._trouble(words_of(error.body), status=status, code=code)
+                told = _STATUSES.get(code) or _STATUSES.get(str(body.get("status")))
+                status = told or (400 if body.get("type") == "invalid_request_error" else None)
+                return self._trouble(words_of(body), status=status, code=code)
             case openai.APIStatusError(response=response):
                 return self._trouble(
                     words_of(error.body) or error.message,

@@ -27,7 +27,7 @@ from agentfsm.core.messages import Usage
 from agentfsm.models import trouble as t
 from agentfsm.models.prices import list_cost_usd, price_of
 from agentfsm.models.windows import window_tokens_of
-from agentfsm.models.wire import Assembly, FormError, SentError, Written, error_in
+from agentfsm.models.wire import Assembly, FormError, Written, error_in
 from agentfsm.ports import Model
 from agentfsm.retry_after import finite_s, seconds_of
 from agentfsm.threads import in_thread
@@ -453,11 +453,6 @@ def words_of(body: object) -> str:
     """Return the words of an error's body; empty where there are none."""
     words = (body.get("message") or body.get("detail")) if isinstance(body, dict) else body
     return words if isinstance(words, str) else ""
-
-
-def sent(error: SentError) -> tuple[str, str]:
-    """Return the code and the type of an error that came with status 200; empty where it has none."""
-    return str(error.body.get("code") or ""), str(error.body.get("type") or "")
 
 
 def retry_after_s(headers: Mapping[str, Any], now_s: float) -> float | None:
