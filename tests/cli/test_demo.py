@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentfsm.cli import demo_brain
-from agentfsm.testing.server import check_history
+from agentfsm.testing.chat_replies import check_history
 
 ROOT = Path(__file__).parents[2]
 

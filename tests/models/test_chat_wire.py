@@ -34,7 +34,7 @@ from agentfsm.ports import (
     TextChunk,
     ToolDefinition,
 )
-from agentfsm.testing.server import check_history
+from agentfsm.testing.chat_replies import check_history
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
 TOOL = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object"})
