@@ -143,24 +143,6 @@ async def _played(line: Line, at: int, emit: Emit | None) -> Reply:
         await anyio.sleep(line.delay_s)
     if line.error is not None:
         raise line.error
-    return await _spoken(line, at, emit)
-
-
-def _check(expect: Expectation | None, request: Request, at: int) -> None:
-    if expect is None:
-        return
-    met = expect in _newest(request) if isinstance(expect, str) else expect(request)
-    if not met:
-        wish = repr(expect) if isinstance(expect, str) else "its check to pass"
-        raise AssertionError(f"line {at + 1} of the script expects {wish}; the newest message is: {_newest(request)}")
-
-
-def _newest(request: Request) -> str:
-    message: Message = request.messages[-1]
-    return json.dumps([c.name for c in message.calls]) if isinstance(message, AssistantMessage) else message.text
-
-
-async def _spoken(line: Line, at: int, emit: Emit | None) -> Reply:
     calls = tuple(
         ProposedCall(id=f"call_{at}_{index}", name=each.name, arguments=each.arguments)
         for index, each in enumerate(line.calls)
@@ -176,6 +158,20 @@ async def _spoken(line: Line, at: int, emit: Emit | None) -> Reply:
             emit(CallChunk(index=index, arguments=each.arguments))
         emit(FinishChunk(reason=reason))
     return Reply(text=line.text, calls=calls, finish_reason=reason, usage=line.usage)
+
+
+def _check(expect: Expectation | None, request: Request, at: int) -> None:
+    if expect is None:
+        return
+    met = expect in _newest(request) if isinstance(expect, str) else expect(request)
+    if not met:
+        wish = repr(expect) if isinstance(expect, str) else "its check to pass"
+        raise AssertionError(f"line {at + 1} of the script expects {wish}; the newest message is: {_newest(request)}")
+
+
+def _newest(request: Request) -> str:
+    message: Message = request.messages[-1]
+    return json.dumps([c.name for c in message.calls]) if isinstance(message, AssistantMessage) else message.text
 
 
 class FunctionModel(Model):
