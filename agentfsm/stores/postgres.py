@@ -471,12 +471,12 @@ class _PostgresLedger(Link):
         row = self.execute(how, (run_id,)).fetchone()
         return None if row is None else _Row(*row)
 
-    def _numbers(self, sql: str, *values: object) -> list[int]:
-        return [number for (number,) in self.execute(sql, values).fetchall()]
+    def _numbers(self, statement: str, *values: object) -> list[int]:
+        return [number for (number,) in self.execute(statement, values).fetchall()]
 
-    def _ask(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
+    def _ask(self, statement: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
         """Return the one row of a statement that always has one."""
-        row = self.execute(sql, parameters).fetchone()
+        row = self.execute(statement, parameters).fetchone()
         assert row is not None  # noqa: S101  see above
         return row
 
