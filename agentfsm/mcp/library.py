@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import anyio
 import attrs
@@ -126,9 +126,7 @@ def check_declared(client: Client, server: str, capability: Capability) -> None:
     """
     declared = client.server_capabilities
     if getattr(declared, capability) is None:
-        names = [
-            name for name in ("tools", "resources", "prompts", "completions") if getattr(declared, name) is not None
-        ]
+        names = [name for name in get_args(Capability) if getattr(declared, name) is not None]
         raise MisuseError(
             f"the MCP server {server!r} has declared no {capability}, so it is not asked for them: it has "
             f"{' and '.join(names) or 'nothing to ask for'}"
