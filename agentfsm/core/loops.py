@@ -139,7 +139,7 @@ def _sequence(turns: Sequence[_Turn]) -> Loop | None:
 def _same_reply(turns: Sequence[_Turn]) -> Loop | None:
     if not _alike(turns, lambda turn: not turn.said.calls and turn.said.text.strip()):
         return None
-    return Loop(what=f"the same reply {REPEATS} turns running", tools=_tools(turns[:1]))
+    return Loop(what=f"the same reply {REPEATS} turns running")
 
 
 def _same_results(turns: Sequence[_Turn]) -> Loop | None:

@@ -541,12 +541,13 @@ def test_a_queue_that_moves_refuses_nobody():
 
 
 def test_who_waits_for_a_stuck_place_is_told_while_others_run():
-    """What else is in flight does not keep it waiting."""
+    """Neither what else is in flight keeps it waiting, nor what waits in vain for longer."""
     watch = Watch()
-    hang, long = watch.tool("hang", limit=1, timeout_s=5), watch.tool("long", timeout_s=600)
-    assert hang.bulkhead is not None
-    assert hang.bulkhead.try_enter(print)
-    hang.bulkhead.abandon()
+    stuck = [watch.tool("hang", limit=1, timeout_s=5), watch.tool("slow", limit=1, timeout_s=20)]
+    for each in stuck:
+        assert each.bulkhead is not None
+        assert each.bulkhead.try_enter(print)
+        each.bulkhead.abandon()
     ends: dict[str, float] = {}
 
     class Witness(Host):
@@ -556,6 +557,9 @@ def test_who_waits_for_a_stuck_place_is_told_while_others_run():
             """Note."""
             ends[result.tool] = anyio.current_time()
 
-    run_virtual(lambda: queue_of(hang, long, host=Witness()).execute_all(calls("hang", ("long", 50))))
-    assert ends == {"hang": 6.0, "long": 50.0}
-    hang.bulkhead.back()
+    queue = queue_of(*stuck, watch.tool("long", timeout_s=600), host=Witness())
+    run_virtual(lambda: queue.execute_all(calls("hang", "slow", ("long", 50))))
+    assert ends == {"hang": 6.0, "slow": 21.0, "long": 50.0}
+    for each in stuck:
+        assert each.bulkhead is not None
+        each.bulkhead.back()

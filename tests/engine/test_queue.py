@@ -11,6 +11,7 @@ from agentfsm import MisuseError, ModelRetry, Outcome, ToolQueue, ToolRegistry, 
 from agentfsm.core.errors import DuplicateToolError
 from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.engine.queue.dispatch import Host
+from agentfsm.engine.queue.queue import QueueStatistics
 from agentfsm.engine.tools.context import ToolKind
 from agentfsm.engine.watch.stream import ToolEvent
 from agentfsm.testing.clock import VirtualClock, run_virtual
@@ -241,7 +242,7 @@ async def test_statistics_tell_what_runs():
     queue = ToolQueue(registry=ToolRegistry.of([work]))
     await queue.execute_all(calls("work", "work", "work"))
     assert max(seen) == 3
-    assert (queue.statistics().running, queue.statistics().abandoned) == (0, 0)
+    assert queue.statistics() == QueueStatistics(running=0, abandoned=0, missed=0)
 
 
 # Isolation

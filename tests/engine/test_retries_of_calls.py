@@ -29,8 +29,8 @@ TODAY = 1_790_000_000
 class Service:
     """A service behind a tool: it fails in these ways, one after the other, and then answers."""
 
-    def __init__(self, *failures: Exception, name: str = "ask", **options: Any) -> None:
-        """Take the failures; the options are the tool's."""
+    def __init__(self, *failures: Exception, name: str = "ask", at_once: bool = False, **options: Any) -> None:
+        """Take the failures, and whether they come before anything is waited for; the options are the tool's."""
         self.failures = list(failures)
         self.times: list[float] = []
         self.contexts: list[RunContext[Any]] = []
@@ -38,7 +38,8 @@ class Service:
         async def ask(ctx: RunContext[Any]) -> str:
             self.times.append(anyio.current_time())
             self.contexts.append(ctx)
-            await anyio.lowlevel.checkpoint()
+            if not at_once:
+                await anyio.lowlevel.checkpoint()
             if self.failures:
                 raise self.failures.pop(0)
             return "an answer"
@@ -348,9 +349,10 @@ def test_all_attempts_are_one_call():
     virtually(play)
 
 
-def test_a_retry_that_does_not_fit_into_the_calls_time_is_not_made():
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_retry_that_does_not_fit_into_the_calls_time_is_not_made(at_once):
     """A service that asks for longer than there is time is told of at once."""
-    service = Service(TransientError("down", 30), read_only=True)
+    service = Service(TransientError("down", 30), read_only=True, at_once=at_once)
     result = once(service)
     assert (result.attempts, result.duration_s) == (1, 0)
     assert (result.outcome, result.error_type) == (Outcome.FAILED, ErrorType.UNAVAILABLE)
