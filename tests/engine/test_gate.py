@@ -98,6 +98,12 @@ async def test_replies_that_come_together_are_taken_in_by_rounds():
     assert max(steps) <= 2 * ROUND
 
 
+def test_a_round_has_room_for_so_many_steps():
+    """No more, and no fewer."""
+    gate = Gate()
+    assert [gate.try_pass() for _ in range(ROUND + 2)] == [True] * ROUND + [False] * 2
+
+
 async def test_who_waits_passes_in_the_order_of_coming():
     """A round takes those who came first."""
     arrived, passed = [], []

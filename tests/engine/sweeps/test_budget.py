@@ -12,9 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentfsm import Agent, Outcome, Run, StopReason, tool
+from agentfsm.core.calls import OpenCall
 from agentfsm.core.errors import LimitError
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import Usage
+from agentfsm.core.messages import ToolCall, Usage
 from agentfsm.core.settings import Settings
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
@@ -405,9 +406,18 @@ async def test_nothing_to_wait_for_is_a_refusal():
     with pytest.raises(LimitError, match="100") as caught:
         await root.reserve(100, 1, 1, lambda _: None)
     assert caught.value.reason == StopReason.TOKEN_BUDGET
-    money = fresh(Limits(usd=0.01))
+    money = fresh(Limits(usd=0.01, tokens=110))  # tokens for just the shortest answer
     with pytest.raises(LimitError, match="US dollars used") as caught:
-        await money.reserve(100, 1, 1, price)
+        await money.reserve(100, 10, 10, price, least_tokens=10)
     assert caught.value.reason == StopReason.COST_BUDGET
     free, _ = await fresh(Limits(usd=0.01)).reserve(5, 100, 100, lambda _: 0.0)
     assert free == 100
+
+
+def test_calls_that_are_refused_take_no_place():
+    """What cannot run is not counted, here and above: another agent may have what becomes free."""
+    root = fresh(Limits(tool_calls=3))
+    below = fresh(Limits(), "root.t1.0", root)
+    waiting = [OpenCall(call=ToolCall(id=f"t1.{n}", name="look", arguments="{}")) for n in range(5)]
+    assert list(below.admit(waiting)) == waiting[3:]
+    assert (below.calls, root.calls) == (3, 3)
