@@ -317,6 +317,7 @@ async def test_an_agent_that_cannot_be_told_to_end_is_not_said_to_be_repeatable(
     run = await agent.load("mine")
     assert (run.stop_reason, the_result(run).outcome) == (StopReason.CANCELLED, Outcome.UNKNOWN)
     assert "Check before you repeat" in the_result(run).content
+    assert run.usage.tokens == 30
 
 
 # It is cancelled, or deleted, while its caller waits for it.

@@ -96,11 +96,12 @@ async def test_corrections_may_be_fewer(corrections):
 # Answers
 
 
-async def test_an_answer_is_done_again_with_the_criticism():
+@pytest.mark.parametrize(("action", "words"), [("retry_step", "Do step 2 again"), ("replan", "Make a new plan")])
+async def test_an_answer_is_done_again_with_the_criticism(action, words):
     """The model reads what has to change and which scores were low; what the judge cost is the run's."""
     agent, judge = judged(
-        ["It is 3.", say("It is 4.", expect="Do step 2 again: add both; correctness 2 of 5")],
-        [judgement(POOR, "retry_step", step_id="2", modification="add both"), judgement(GOOD)],
+        ["It is 3.", say("It is 4.", expect=f"{words}: add both; correctness 2 of 5")],
+        [judgement(POOR, action, step_id="2", modification="add both"), judgement(GOOD)],
     )
     run = await agent.run("2 + 2?")
     assert (run.state, run.output, run.corrections) == (State.DONE, "It is 4.", 1)

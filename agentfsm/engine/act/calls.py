@@ -239,7 +239,6 @@ class RunHost(Host):
 
     async def paused(self, call: ToolCall, tool: Tool[..., Any], pause: Paused) -> End | None:
         """Record what a call waits for; one that asks people again and again comes to an end."""
-        self.drive.woken -= {call.id}
         run, waits, state = self.drive.journal.run, pause.pending, None
         if isinstance(pause, InputRequired):
             rounds = (_entry_of(run, call).inquiry or Inquiry()).rounds

@@ -10,7 +10,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 from checks import HANG_S, no_leases, sound
 
-from agentfsm import Agent, MisuseError, Run, RunContext, State, StoreError, tool
+from agentfsm import Agent, MisuseError, Run, RunContext, State, StopReason, StoreError, tool
 from agentfsm.core.errors import CorruptError, LeaseLostError
 from agentfsm.core.events import Event
 from agentfsm.core.inbox import Posted
@@ -117,6 +117,24 @@ async def test_a_disk_that_is_full_at_any_write_costs_no_effect_unseen():
         assert len(world.paid()) == len(set(world.paid()))
         await sound(fresh, run)
     assert at > 6
+
+
+async def test_an_end_that_is_not_written_is_not_said_to_be():
+    """Whoever ends a run hears that it could not be written; it is asked for all the same, and comes."""
+    store = Full(10**9)
+
+    @tool(requires_approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent(ScriptedModel(say("", call("pay"))), tools=[pay], store=store)
+    assert (await agent.run("go", id="mine")).is_waiting
+    store.at = store.count + 1
+    with pytest.raises(StoreError, match="disk is full"):
+        await agent.cancel("mine")
+    store.make_room()
+    assert (await agent.resume("mine")).stop_reason is StopReason.CANCELLED
 
 
 class Taken(MemoryStore):
