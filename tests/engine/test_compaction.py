@@ -136,6 +136,23 @@ async def test_a_vocabulary_is_loaded_once_in_a_driving_call(store, loads):
     assert loads == ["counting"]
 
 
+async def test_a_vocabulary_is_loaded_once_for_a_run_that_is_stepped(store, loads):
+    """What was counted is kept between two steps."""
+    agent, _ = counting(store, 15)
+    run = agent.start(TASK)
+    while not run.is_over:
+        run = await agent.step(run)
+    assert loads == ["counting"]
+
+
+async def test_a_vocabulary_is_loaded_once_in_a_conversation(store, loads):
+    """What was counted is kept for the run that goes on from this one."""
+    agent, _ = counting(store, 15)
+    for _ in range(2):
+        await agent.run(TASK, session="beach")
+    assert loads == ["counting"]
+
+
 async def test_one_result_larger_than_the_window_does_not_stop_the_run(store):
     """It is shown as far as `shown_chars` goes, nothing is cut for ever, and the limits end what must end."""
     agent, model = counting(store, 4, words=1_200)

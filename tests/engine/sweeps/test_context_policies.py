@@ -15,7 +15,7 @@ from wire_rules import check_wires
 from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, Usage, tool
 from agentfsm.compaction import Group, Room
 from agentfsm.context import Context, PriorityRetention, SlidingWindow, Summarise, TrimResults
-from agentfsm.core.errors import ContextTooLongError, ModelUnavailableError
+from agentfsm.core.errors import ContextTooLongError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import Compacted
 from agentfsm.core.messages import UserMessage
 from agentfsm.core.view import Span, Summarised
@@ -286,22 +286,22 @@ async def test_the_agents_own_model_summarises_by_default(store):
 
 
 @pytest.mark.parametrize(
-    ("scribe", "words"),
+    ("scribe", "words", "paid"),
     [
-        (Scribe(error=ModelUnavailableError("503 overloaded")), "Summarise: 503 overloaded"),
-        (Scribe(text=" "), "Summarise: it gave an empty reply"),
-        (Scribe(error=ConnectionError("refused")), "Summarise: function cannot be reached: refused"),
+        (Scribe(error=ModelUnavailableError("503 overloaded")), "Summarise: 503 overloaded", 0),
+        (Scribe(error=ModelReplyError("cut off", COST)), "Summarise: cut off", COST.tokens),
+        (Scribe(text=" "), "Summarise: it gave an empty reply", COST.tokens),
+        (Scribe(error=ConnectionError("refused")), "Summarise: function cannot be reached: refused", 0),
     ],
 )
-async def test_a_summary_that_fails_leaves_the_work_to_the_rules(store, scribe, words):
-    """The run goes on, and the journal says why there is none."""
+async def test_a_summary_that_fails_leaves_the_work_to_the_rules(store, scribe, words, paid):
+    """The run goes on, and the journal says why there is none, and what was paid for it all the same."""
     agent = agent_of(Surveyor(25), store, context=[Summarise(model=scribe.model), SlidingWindow()])
     run = await agent.run(TASK)
     assert run.output == "surveyed"
     cut = await compactions(agent, run.id)
     assert {event.policies for event in cut} == {("SlidingWindow",)}
     assert all(words in event.why for event in cut)
-    paid = COST.tokens if scribe.error is None else 0
     assert sum(event.usage.tokens for event in cut) == len(cut) * paid
 
 
@@ -440,6 +440,15 @@ async def test_a_policy_of_ones_own_is_all_it_takes(store):
     assert cut[0].policies[0] == "Forgetful"
     assert run.output == "surveyed"
     await sound(agent, run)
+
+
+async def test_a_policy_is_not_asked_once_there_is_room(store):
+    """It may cost a question to a model, or drop what need not go."""
+    asked: list[object] = []
+    last = Forgetful(lambda groups: asked.append(groups) or groups)
+    run = await agent_of(Surveyor(30), store, context=[SlidingWindow(), last]).run(TASK)
+    assert run.window > 0
+    assert asked == []
 
 
 def test_a_context_is_given_in_three_ways():
