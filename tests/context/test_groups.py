@@ -157,6 +157,11 @@ def test_a_share_is_a_part(share):
         Context([SlidingWindow()], share=share)
 
 
+def test_a_share_may_be_all_there_is():
+    """The upper end of the range belongs to it."""
+    assert Context([SlidingWindow()], share=1).share == 1
+
+
 def test_a_span_of_an_old_journal_is_read_without_its_earlier_messages():
     """A store folds a run for its facts without what it goes on from: there is nothing to show, and nothing fails."""
     run = run_of((user("task"),), compaction(1, (Span(start=40, end=60, chars=5), Removed(count=3))))

@@ -286,6 +286,7 @@ async def test_no_log_and_no_error_shows_the_data():
     """What is written of a part in passing is its type and its size."""
     assert "iVBOR" in IMAGE.url
     assert "iVBOR" not in repr(IMAGE)
+    assert "'data:image/png;base64', and " in repr(IMAGE)
     event = ToolFinished(result=results_of((await _run()).messages)[0])
     assert "iVBOR" not in repr(event)
     assert "iVBOR" in json.dumps(attrs.asdict(event), default=str)
