@@ -1,0 +1,29 @@
+"""The leases that a store holds in this process."""
+
+import pytest
+
+from agentfsm.core.errors import StoreError
+from agentfsm.ports import Lease
+from agentfsm.stores.holdings import Holdings
+
+
+def test_what_is_rolled_back_is_held_as_before():
+    """A lease that was given back is still held, one that was taken is not; what came before stands."""
+    holdings = Holdings()
+    given, taken, dropped = (Lease(run_id=run_id, token=1, version=0) for run_id in ("given", "taken", "dropped"))
+    with holdings.transaction():
+        holdings.add(given)
+        holdings.add(dropped)
+
+    def work() -> None:
+        with holdings.transaction():
+            holdings.give_back(given)
+            holdings.add(taken)
+            holdings.drop("dropped")
+            raise StoreError("disk full")
+
+    with pytest.raises(StoreError):
+        work()
+    assert {run_id for run_id, _ in holdings} == {"given", "dropped"}
+    assert holdings.is_held("given")
+    holdings.check(given)
