@@ -271,6 +271,7 @@ async def test_a_replay_finds_what_would_be_asked_otherwise(store, world, change
     run = await agent.run("go")
     told = await agent.with_(**change).replay(run.id)
     assert [(each.turn, len(each.what)) for each in told.divergences] == [(1, 1), (2, 1)]
+    assert [each.version for each in told.divergences] == [2, run.version]  # of the call, and of the answer
     assert all("the agent" in each.what[0] for each in told.divergences)
     assert not told.is_faithful
 
