@@ -9,7 +9,7 @@ from agentfsm.stores.holdings import Holdings
 
 def test_what_is_rolled_back_is_held_as_before():
     """A lease that was given back is still held, one that was taken is not; what came before stands."""
-    holdings = Holdings()
+    holdings = Holdings(lease_s=10.0)
     given, taken, dropped = (Lease(run_id=run_id, token=1, version=0) for run_id in ("given", "taken", "dropped"))
     with holdings.transaction():
         holdings.add(given)
