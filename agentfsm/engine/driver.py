@@ -126,7 +126,7 @@ class Driver(Generic[A_co]):
                     self.check_price()
                 self._take_up(journal, resume=resume)
             drive = drive_of(engine, journal, deps, self._tally_of(journal.run), above)
-            await (apply_requests(engine, drive) if obeys else run_steps(engine, drive, gate, once=once))
+            await (apply_requests(drive) if obeys else run_steps(drive, gate, once=once))
             self._keep(journal.run, drive.tally)
             drive.close()
             return cast("Run[A_co]", journal.run)

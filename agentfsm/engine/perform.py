@@ -8,7 +8,6 @@ files of their own.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agentfsm.core import events as e
@@ -40,82 +39,82 @@ _GATED: Final = frozenset({State.THINK, State.ACT})
 _CUT_OFF: Final = "cut off before a usable reply came"
 
 
-async def run_steps(engine: Engine, drive: Drive, gate: Gate, *, once: bool = False) -> None:
+async def run_steps(drive: Drive, gate: Gate, *, once: bool = False) -> None:
     """Perform effects until the run is over or waits, within the active time that its limits leave."""
-    journal = drive.journal
-    left_s = max(0.0, engine.limits.seconds - journal.run.duration_s)
+    limits, journal = drive.engine.limits, drive.journal
+    left_s = max(0.0, limits.seconds - journal.run.duration_s)
     if journal.run.open:
-        await note_children(engine, drive)
+        await note_children(drive)
     is_wanted = not journal.run.is_over and not journal.lease.cancelled
-    if is_wanted and journal.lease.crashes >= engine.limits.crashes:
-        return await _park(engine, drive)
+    if is_wanted and journal.lease.crashes >= limits.crashes:
+        return await _park(drive)
     loop = event_loop()
     with loop.create_cancel_scope(deadline=loop.current_time() + left_s) as journal.scope:
         while not (before := journal.run).is_over:
             if before.state in _GATED and not gate.try_pass():
                 await gate.wait()
-            await step(engine, drive)
+            await step(drive)
             if once or journal.run is before:
                 break
     if journal.scope.cancelled_caught:
-        await _cut(engine, drive)
+        await _cut(drive)
     return await journal.flush()
 
 
-async def apply_requests(engine: Engine, drive: Drive) -> None:
+async def apply_requests(drive: Drive) -> None:
     """End the run or let it rest, if somebody has asked for that, and do nothing else."""
     journal = drive.journal
     if journal.run.is_over:
         return
-    await note_children(engine, drive)
+    await note_children(drive)
     if journal.lease.cancelled:
-        await _cancel(engine, drive)
+        await _cancel(drive)
     else:
-        await _stop_if_asked(engine, drive, await journal.rows())
+        await _stop_if_asked(drive, await journal.rows())
     await journal.flush()
 
 
-async def step(engine: Engine, drive: Drive) -> None:
+async def step(drive: Drive) -> None:
     """Perform the run's effect: do it, and commit what happened. This is the whole control flow."""
     journal = drive.journal
     effect = journal.run.effect
     if journal.lease.cancelled:
-        await _cancel(engine, drive)
-    elif (journal.has_news or journal.holds_pause) and await _stop_if_asked(engine, drive, await journal.rows()):
+        await _cancel(drive)
+    elif (journal.has_news or journal.holds_pause) and await _stop_if_asked(drive, await journal.rows()):
         return
     elif effect is not None:
-        await PERFORM[type(effect)](engine, drive, effect)
+        await PERFORM[type(effect)](drive, effect)
 
 
-async def _cut(engine: Engine, drive: Drive) -> None:
+async def _cut(drive: Drive) -> None:
     """Commit why the effect in flight was cut off: somebody asked for the end, or the time is up.
 
     Raises:
         LeaseLostError: when another worker has taken the run.
     """
     if drive.journal.lease.cancelled:
-        return await _cancel(engine, drive)
+        return await _cancel(drive)
     await drive.journal.flush()
-    used_s, limit_s = drive.journal.used_s, engine.limits.seconds
+    used_s, limit_s = drive.journal.used_s, drive.engine.limits.seconds
     message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and what ran was cut off; a larger seconds= allows more"
-    return drive.fail(StopReason.TIMEOUT, message, *_paid(drive), *await end_children(engine, drive))
+    return drive.fail(StopReason.TIMEOUT, message, *_paid(drive), *await end_children(drive))
 
 
-async def _park(engine: Engine, drive: Drive) -> None:
+async def _park(drive: Drive) -> None:
     """End a run that has cost one worker after another: it is not tried again by itself."""
     journal = drive.journal
     run, crashes = journal.run, journal.lease.crashes
     calls = ", ".join(f"{entry.call.name} ({entry.call.id})" for entry in run.open if entry.phase is not Phase.FINISHED)
     where = f"in {run.state.upper()}, turn {run.turn}{f', with open calls: {calls}' if calls else ''}"
     message = f"{crashes} workers died over it {where}; see what they died of, then go on from a fork"
-    drive.fail(StopReason.PARKED, message, *await end_children(engine, drive))
+    drive.fail(StopReason.PARKED, message, *await end_children(drive))
     await journal.flush()
 
 
-async def _stop_if_asked(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> bool:
+async def _stop_if_asked(drive: Drive, rows: Sequence[Posted]) -> bool:
     """Whether somebody asked for the end of the run, or for a rest at this boundary between two steps; then do it."""
     if any(isinstance(row.item, Cancel) for row in rows):
-        await _cancel(engine, drive)
+        await _cancel(drive)
         return True
     wishes = [(row.number, row.item) for row in rows if isinstance(row.item, Pause)]
     if not wishes:
@@ -125,22 +124,22 @@ async def _stop_if_asked(engine: Engine, drive: Drive, rows: Sequence[Posted]) -
     return True
 
 
-async def _wait(engine: Engine, drive: Drive, effect: Wait) -> None:
+async def _wait(drive: Drive, effect: Wait) -> None:
     """See whether what the run waits for has come; a pause ends with `resume` only."""
     run = drive.journal.run
     if run.paused is None and not run.asks:
-        return await act(engine, drive, effect)
+        return await act(drive, effect)
     rows = await drive.journal.rows()  # they are seen: nobody need be woken for them again
     if run.paused is None and any(isinstance(row.item, Input) for row in rows):
-        return await _observe(engine, drive, ReadInbox())
+        return await _observe(drive, ReadInbox())
     return None
 
 
-async def _cancel(engine: Engine, drive: Drive) -> None:
+async def _cancel(drive: Drive) -> None:
     rows = await drive.journal.store.inbox(drive.journal.run.id)
     wish = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
     words = [f"cancelled by {wish.by}" if wish.by else "cancelled", *([wish.message] if wish.message else [])]
-    drive.fail(StopReason.CANCELLED, ": ".join(words), *_paid(drive), *await end_children(engine, drive))
+    drive.fail(StopReason.CANCELLED, ": ".join(words), *_paid(drive), *await end_children(drive))
 
 
 def _paid(drive: Drive) -> tuple[e.Event, ...]:
@@ -153,24 +152,25 @@ def _paid(drive: Drive) -> tuple[e.Event, ...]:
     return (e.ModelFaltered(error=_CUT_OFF, usage=usage),)
 
 
-async def _observe(engine: Engine, drive: Drive, _effect: ReadInbox) -> None:
+async def _observe(drive: Drive, _effect: ReadInbox) -> None:
     journal = drive.journal
     rows = await journal.rows()
     if not rows:
         return journal.commit(e.Observed())
-    if await _stop_if_asked(engine, drive, rows):
+    if await _stop_if_asked(drive, rows):
         return None
-    taken = _that_fit(engine, drive, rows)
+    taken = _that_fit(drive, rows)
     inputs = tuple([row.item for row in taken if isinstance(row.item, Input)])
     return journal.commit(e.Observed(inputs=inputs), taken=[row.number for row in taken])
 
 
-def _that_fit(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> list[Posted]:
+def _that_fit(drive: Drive, rows: Sequence[Posted]) -> list[Posted]:
     """Return what is taken in now, most urgent first: inputs that half of the window holds, one at least.
 
     The others wait for the next OBSERVE. What is no input is taken in any case: nothing is left to be decided here.
     """
     inputs = [(row, row.item) for row in rows if isinstance(row.item, Input)]
+    engine = drive.engine
     inputs.sort(key=lambda pair: URGENCY[pair[1].priority])
     room = (
         engine.room_tokens(drive.tally, engine.settings_of(drive.journal.run))
@@ -186,18 +186,18 @@ def _that_fit(engine: Engine, drive: Drive, rows: Sequence[Posted]) -> list[Post
     return fitting + [row for row in rows if not isinstance(row.item, Input)]
 
 
-async def _reflect(engine: Engine, drive: Drive, effect: Reflect) -> None:
+async def _reflect(drive: Drive, effect: Reflect) -> None:
     if effect.draft is None:
-        await review_results(engine, drive, effect)
-    elif await review_draft(engine, drive, effect):
-        await _conclude(engine, drive)
+        await review_results(drive, effect)
+    elif await review_draft(drive, effect):
+        await _conclude(drive)
 
 
-async def _conclude(engine: Engine, drive: Drive) -> None:
+async def _conclude(drive: Drive) -> None:
     """Accept the draft, unless input has arrived that it does not answer."""
     journal = drive.journal
     rows = await journal.rows()
-    while not await _stop_if_asked(engine, drive, rows):
+    while not await _stop_if_asked(drive, rows):
         if any(isinstance(row.item, Input) for row in rows):
             journal.commit(e.Continued())
             return
@@ -207,7 +207,7 @@ async def _conclude(engine: Engine, drive: Drive) -> None:
         rows = await journal.rows(afresh=True)
 
 
-Performer: TypeAlias = Callable[[Engine, Drive, Any], Awaitable[None]]
+Performer: TypeAlias = Callable[[Drive, Any], Awaitable[None]]
 PERFORM: Final[Mapping[type[Effect], Performer]] = {
     ReadInbox: _observe,
     AskModel: think,
@@ -220,5 +220,4 @@ PERFORM: Final[Mapping[type[Effect], Performer]] = {
 def drive_of(engine: Engine, journal: Journal, deps: Any, tally: Tally, above: Budget | None = None) -> Drive:
     """Return a driving call: `above` is the budget of the run that this one works for."""
     budget = Budget(engine.limits, journal, above)
-    queue = partial(queue_of, engine)
-    return Drive(journal=journal, deps=deps, tally=tally, budget=budget, make_queue=queue)
+    return Drive(engine=engine, journal=journal, deps=deps, tally=tally, budget=budget, make_queue=queue_of)

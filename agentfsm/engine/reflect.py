@@ -36,37 +36,35 @@ _LAST: Final = (
 _REFUSED: Final = "Your answer was refused: {why}\n{how}"
 
 
-async def review_results(engine: Engine, drive: Drive, effect: Reflect) -> None:
+async def review_results(drive: Drive, effect: Reflect) -> None:
     """Go on after tools, unless a limit is reached, the run goes round in circles, or a judge wants it otherwise."""
-    journal = drive.journal
+    engine, journal = drive.engine, drive.journal
     if (stop := drive.budget.stop()) is not None:
         return drive.fail(*stop)
     if effect.verdict is not None:
         return journal.commit(_after(effect.verdict))
     if (loop := _loop(engine, journal.run)) is not None:
-        return _warn(engine, drive, loop)
+        return _warn(drive, loop)
     if engine.judge is not None and engine.judge.wants(journal.run):
-        return await _judge(engine, drive, engine.judge)
+        return await _judge(drive, engine.judge)
     return journal.commit(e.Continued())
 
 
-async def review_draft(engine: Engine, drive: Drive, effect: Reflect) -> bool:
+async def review_draft(drive: Drive, effect: Reflect) -> bool:
     """Whether a draft may be accepted; else commit what is said against it.
 
     Args:
-        engine: Knows the form and the judge.
         drive: The driving call.
         effect: Holds the draft, and what a judge has said of it already.
     """
-    journal, run = drive.journal, drive.journal.run
-    verdict = effect.verdict
+    engine, journal, verdict = drive.engine, drive.journal, effect.verdict
     if verdict is None:
         answers = engine.answers
         if answers is not None and (why := await answers.check(effect.draft or "", context_of(drive))) is not None:
-            _refuse(engine, drive, answers, why)
+            _refuse(drive, answers, why)
             return False
-        if engine.judge is not None and engine.judge.wants(run):
-            await _judge(engine, drive, engine.judge)
+        if engine.judge is not None and engine.judge.wants(journal.run):
+            await _judge(drive, engine.judge)
             return False
     elif verdict.action is not Action.ACCEPT:
         journal.commit(_after(verdict))
@@ -77,10 +75,10 @@ async def review_draft(engine: Engine, drive: Drive, effect: Reflect) -> bool:
 # The form of an answer
 
 
-def _refuse(engine: Engine, drive: Drive, answers: Answers, why: str) -> None:
+def _refuse(drive: Drive, answers: Answers, why: str) -> None:
     """Send a draft back with what is wrong, or end the run where that was done often enough."""
     refusals = drive.journal.run.refusals
-    if refusals >= engine.limits.answer_retries:
+    if refusals >= drive.engine.limits.answer_retries:
         times = f"answers refused: {refusals + 1}, the last one: {why}"
         return drive.fail(StopReason.TOO_MANY_ERRORS, times)
     drive.journal.log.warning("answer_refused", turn=drive.journal.run.turn, refusals=refusals + 1)
@@ -90,17 +88,16 @@ def _refuse(engine: Engine, drive: Drive, answers: Answers, why: str) -> None:
 # Judges
 
 
-async def _judge(engine: Engine, drive: Drive, judge: Judge) -> None:
+async def _judge(drive: Drive, judge: Judge) -> None:
     """Have the draft or the results judged. Where that cannot be done, a person is asked: unjudged is not accepted."""
     journal = drive.journal
     spent = Usage()
-    modes = (judge.model or engine.model).output_modes
+    modes = (judge.model or drive.engine.model).output_modes
 
     async def ask(instructions: str, question: str, schema: Mapping[str, JSON]) -> str:
         nonlocal spent
         output = OutputForm(name="verdict", schema=schema) if OutputMode.SCHEMA in modes else None
         text, usage = await ask_beside(
-            engine,
             drive,
             instructions,
             question,
@@ -179,7 +176,7 @@ def _loop(engine: Engine, run: Run) -> loops.Loop | None:
     return None if run.turn < loops.REPEATS else loops.find(run.messages, engine.registry.polls)
 
 
-def _warn(engine: Engine, drive: Drive, loop: loops.Loop) -> None:
+def _warn(drive: Drive, loop: loops.Loop) -> None:
     """Tell the model of a loop: first a nudge, then the tools are withdrawn, then the run stops."""
     journal, run = drive.journal, drive.journal.run
     if loop.hint:
@@ -187,7 +184,7 @@ def _warn(engine: Engine, drive: Drive, loop: loops.Loop) -> None:
     elif run.loops < len(_LADDER):
         text = _LADDER[run.loops].format(what=loop.what, tools=", ".join(loop.tools))
         note = e.Continued(note=text, loop=True, disabled=loop.tools if run.loops else ())
-    elif engine.last_answer:
+    elif drive.engine.last_answer:
         note = e.Continued(note=_LAST.format(what=loop.what), loop=True, is_last=True)
     else:
         return drive.fail(StopReason.LOOP_DETECTED, f"{loop.what}, after {run.loops} warnings")

@@ -76,7 +76,7 @@ async def replay(engine: Engine, store: Store, run_id: str, deps: Any = None) ->
         run = journal.run
         if isinstance(event, e.Answered) and event.request:
             drive.tally.follow(run)
-            now = engine.request_digest(drive.tally, offered(engine, drive), engine.settings_of(run))
+            now = engine.request_digest(drive.tally, offered(drive), engine.settings_of(run))
             pairs = zip(PARTS, event.request.split("-"), now.split("-"), strict=True)
             what = tuple([part for part, then, own in pairs if then != own])
             checked += 1

@@ -24,7 +24,6 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Usage, encodable
 from agentfsm.engine.act.calls import early_calls, minted
 from agentfsm.engine.drive.drive import Drive
-from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.think.ask import FLAWS, Question, ask
 from agentfsm.engine.think.compact import compact_after_refusal, compacted
 from agentfsm.engine.think.early import EarlyCalls
@@ -36,21 +35,21 @@ if TYPE_CHECKING:
     from agentfsm.engine.drive.journal import Journal
 
 
-async def think(engine: Engine, drive: Drive, effect: AskModel) -> None:
+async def think(drive: Drive, effect: AskModel) -> None:
     """Perform AskModel: settle what the model is shown, ask it, and commit what it said."""
-    journal = drive.journal
+    engine, journal = drive.engine, drive.journal
     if (stop := drive.budget.stop()) is not None:
         return drive.fail(*stop)
     if nearing := engine.limits.nearing(journal.run):
         _warn(drive, nearing)
     request = ""
     try:
-        question = await _question(engine, drive, effect)
+        question = await _question(drive, effect)
         if not isinstance(question, Question):
             return journal.commit(question)
         request = question.digest
         if question.is_streamed and engine.registry.early and State.ACT not in journal.pause_before:
-            async with early_calls(engine, drive) as early:
+            async with early_calls(drive) as early:
                 await _commit_reply(drive, question, *await ask(question, early), early)
         else:
             await _commit_reply(drive, question, *await ask(question))
@@ -60,7 +59,7 @@ async def think(engine: Engine, drive: Drive, effect: AskModel) -> None:
     except LimitError as error:
         return drive.fail(StopReason(error.reason), str(error), *_faltered(error))
     except ContextTooLongError as error:
-        if (cut := await compact_after_refusal(engine, drive, error)) is None:
+        if (cut := await compact_after_refusal(drive, error)) is None:
             return drive.fail(StopReason.MODEL_ERROR, str(error), *_faltered(error))
         return journal.commit(*_faltered(error), cut)
     except ModelError as error:
@@ -68,25 +67,25 @@ async def think(engine: Engine, drive: Drive, effect: AskModel) -> None:
     return None
 
 
-async def _question(engine: Engine, drive: Drive, effect: AskModel) -> Question | e.ToolsOffered | e.Compacted:
+async def _question(drive: Drive, effect: AskModel) -> Question | e.ToolsOffered | e.Compacted:
     """Return what the model is asked, or what has to be settled before: the tools it is told of, what it is shown."""
-    journal, tally = drive.journal, drive.tally
+    engine, journal, tally = drive.engine, drive.journal, drive.tally
     if engine.registry.sources:
-        await _refresh(engine, drive)
-    if (choice := await choose(engine, drive)) is not None:
+        await _refresh(drive)
+    if (choice := await choose(drive)) is not None:
         return choice
-    tools, settings = offered(engine, drive), engine.settings_of(journal.run)
+    tools, settings = offered(drive), engine.settings_of(journal.run)
     tally.overhead = engine.overhead_tokens(tally.counter, tools)
-    if (cut := await compacted(engine, drive, tools, settings)) is not None:
+    if (cut := await compacted(drive, tools, settings)) is not None:
         return cut
     request = engine.request_digest(tally, tools, settings)
     return Question(engine, journal, effect, tally, drive.budget, tools, request, settings)
 
 
-async def _refresh(engine: Engine, drive: Drive) -> None:
+async def _refresh(drive: Drive) -> None:
     """Take in what has changed among tools that come from elsewhere; one that cannot be asked leaves what was known."""
     try:
-        await engine.registry.refresh()
+        await drive.engine.registry.refresh()
     except AgentError as error:
         drive.journal.log.warning("tools_not_refreshed", error=str(error))
 

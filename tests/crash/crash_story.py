@@ -323,7 +323,7 @@ def forgetful() -> None:
 def hushed_up() -> None:
     """Say of a call in flight that it was not run."""
 
-    async def recovered(_engine: Any, _drive: Any, call: Any) -> ToolFinished:
+    async def recovered(_drive: Any, call: Any) -> ToolFinished:
         return ToolFinished(result=decided(call, Outcome.SKIPPED, "not run"))
 
     engine_decide._recovered = recovered

@@ -186,8 +186,8 @@ def ignore_expiry(patch: Any) -> None:
     """Nobody says no when the time is up."""
     fact = decide._fact
 
-    async def fact_without(engine: Any, drive: Any, entry: Any, *rest: Any) -> Any:
-        return await fact(engine, drive, attrs.evolve(entry, expires_at=None), *rest)
+    async def fact_without(drive: Any, entry: Any, *rest: Any) -> Any:
+        return await fact(drive, attrs.evolve(entry, expires_at=None), *rest)
 
     patch.setattr(decide, "_fact", fact_without)
 

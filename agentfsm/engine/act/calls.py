@@ -17,7 +17,6 @@ from agentfsm.engine.act.children import broken_off, returned
 from agentfsm.engine.act.decide import decide, inquired, needs_approval
 from agentfsm.engine.drive.access import absence, context_of, turn_of, why_barred
 from agentfsm.engine.drive.drive import Drive
-from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.family import Parent
 from agentfsm.engine.queue.dispatch import End, Host, failed
 from agentfsm.engine.queue.queue import ToolQueue
@@ -43,9 +42,9 @@ MALFORMED_CHARS: Final = 2_000
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-async def act(engine: Engine, drive: Drive, effect: RunTools | Wait) -> None:
+async def act(drive: Drive, effect: RunTools | Wait) -> None:
     """Run what may run; where nothing may and calls are open, leave the run as it is: it waits for a person."""
-    entries, asking, intended = drive.journal.run.open, engine.registry.asking, Phase.INTENDED
+    entries, asking, intended = drive.journal.run.open, drive.engine.registry.asking, Phase.INTENDED
     calls = effect.calls if isinstance(effect, RunTools) else ()
     drive.unfinished = len(entries)
     special = [each for each in entries if each.phase is not intended or each.call.name in asking]
@@ -53,7 +52,7 @@ async def act(engine: Engine, drive: Drive, effect: RunTools | Wait) -> None:
     if refused:
         _refuse(drive, refused)
     if special or refused:
-        await decide(engine, drive)
+        await decide(drive)
         calls, waiting = _ready(drive), _unfinished(drive.journal.run.open)
         drive.unfinished = len(waiting)
         drive.budget.admit(waiting)  # some may have their result now
@@ -103,7 +102,6 @@ def _as_approved(call: ToolCall, row: Posted) -> ToolCall:
 class RunHost(Host):
     """Serves the calls of a run: what happens to each is committed, and what may not run is refused."""
 
-    engine: Engine
     drive: Drive
     held: list[ToolResult | e.ToolPaused] | None = None
     # What became of calls that started before the reply was in the journal; None where it is committed as it comes.
@@ -114,7 +112,7 @@ class RunHost(Host):
 
     def _answering(self, name: str) -> Tool[..., Any] | None:
         """Return the tool whose arguments are the answer; a call of it that comes here came too early."""
-        answers = self.engine.answers
+        answers = self.drive.engine.answers
         return None if answers is None or answers.tool is None or answers.tool.name != name else answers.tool
 
     def names(self, registry: ToolRegistry) -> Sequence[str]:
@@ -158,16 +156,16 @@ class RunHost(Host):
             store=journal.store,
             clock=journal.clock,
             budget=drive.budget,
-            depth_limit=self.engine.limits.depth,
+            depth_limit=drive.engine.limits.depth,
         )
 
     def absence(self, tool: Tool[..., Any]) -> End | None:
         """Say why no call of a tool can run, whatever its arguments, or None."""
-        return absence(self.engine, self.drive, tool)
+        return absence(self.drive, tool)
 
     def refusal(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:
         """Say why a valid call may not run: not with these arguments, or not approved."""
-        return why_barred(self.engine, self.drive, tool, bound) or self._unapproved(call, tool, bound)
+        return why_barred(self.drive, tool, bound) or self._unapproved(call, tool, bound)
 
     def _unapproved(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:
         """Refuse a call that could not run when others were asked for their word, and now could."""
@@ -270,11 +268,11 @@ def _entry_of(run: Run, call: ToolCall) -> OpenCall:
     return OpenCall(call=call) if found is None else found
 
 
-def early_calls(engine: Engine, drive: Drive) -> EarlyCalls:
+def early_calls(drive: Drive) -> EarlyCalls:
     """Return what starts read-only calls while a reply streams; their results wait for the reply to be journalled."""
 
     def prepare() -> Attempt:
-        host = RunHost(engine, drive, held=[])
+        host = RunHost(drive, held=[])
         drive.budget.begin_calls()
         return Attempt(attrs.evolve(drive.queue, host=host), host.release, drive.budget.take)
 
@@ -319,9 +317,9 @@ def _legal_name(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name)[:64] or "unnamed"
 
 
-def queue_of(engine: Engine, drive: Drive) -> ToolQueue:
+def queue_of(drive: Drive) -> ToolQueue:
     """Return the queue of a driving call, which records each call's start and end in the journal."""
-    journal, limits = drive.journal, engine.limits
+    engine, journal, limits = drive.engine, drive.journal, drive.engine.limits
     serial = engine.settings_of(journal.run).parallel_tool_calls is False
     return ToolQueue(
         engine.registry,
@@ -329,7 +327,7 @@ def queue_of(engine: Engine, drive: Drive) -> ToolQueue:
         timeout_s=limits.tool_timeout_s,
         clock=engine.clock,
         owner=journal.run.id,
-        host=RunHost(engine, drive),
+        host=RunHost(drive),
         watch=_tool_listener(journal) if journal.listen is not None else None,
         retries_per_tool=limits.retries_per_tool,
         retries_per_run=limits.retries_per_run,

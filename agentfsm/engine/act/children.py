@@ -18,7 +18,6 @@ from agentfsm.core.messages import AgentCost, AssistantMessage, ErrorType, Outco
 from agentfsm.engine.drive.budget import Spent
 from agentfsm.engine.drive.cost import cost_of
 from agentfsm.engine.drive.drive import Drive
-from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.family import child_id
 from agentfsm.engine.drive.journal import SETTLE_S, load
 from agentfsm.engine.queue.dispatch import End
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
     from agentfsm.ports import Model
 
 
-async def note_children(engine: Engine, drive: Drive) -> None:
+async def note_children(drive: Drive) -> None:
     """Put on the budget what agents below have spent whose calls are open, from their own journals."""
     journal, below = drive.journal, []
     for entry in journal.run.open:
-        tool = engine.registry.get(entry.call.name)
+        tool = drive.engine.registry.get(entry.call.name)
         if entry.phase is Phase.FINISHED or tool is None or tool.kind is not ToolKind.AGENT:
             continue
         if (spent := await _spent_below(journal.store, child_id(journal.run.id, entry.call.id))) is not None:
@@ -68,25 +67,25 @@ def returned(drive: Drive, result: ToolResult) -> ToolResult:
     return attrs.evolve(result, child=attrs.evolve(cost_of(spent.run), usage=spent.usage))
 
 
-async def end_children(engine: Engine, drive: Drive) -> list[e.ToolFinished]:
+async def end_children(drive: Drive) -> list[e.ToolFinished]:
     """End the agents at work for a run that is about to end, and return what they did as results of their calls."""
     results = []
     for entry in drive.journal.run.open:
-        if entry.phase is not Phase.FINISHED and (ended := await _ended(engine, drive, entry)) is not None:
+        if entry.phase is not Phase.FINISHED and (ended := await _ended(drive, entry)) is not None:
             result = attrs.evolve(decided(entry.call, ended.outcome, ended.content), child=ended.child)
             results.append(e.ToolFinished(result=returned(drive, result)))
     return results
 
 
-async def _ended(engine: Engine, drive: Drive, entry: OpenCall) -> Ended | None:
+async def _ended(drive: Drive, entry: OpenCall) -> Ended | None:
     """End the agent behind an open call, and return what it did; None where there is none at work."""
-    journal, tool = drive.journal, engine.registry.get(entry.call.name)
+    journal, tool = drive.journal, drive.engine.registry.get(entry.call.name)
     try:
         if tool is None:
             return await _warned(drive, entry)
         if tool.end is None:
             return None
-        return await tool.end(journal.store, engine.clock, child_id(journal.run.id, entry.call.id))
+        return await tool.end(journal.store, journal.clock, child_id(journal.run.id, entry.call.id))
     except RunNotFoundError:
         return gone(entry) if waits_below(journal.run, entry) else None  # else it never began
     except AgentError as error:

@@ -54,16 +54,16 @@ class _Arrived:
     has_input: bool
 
 
-async def decide(engine: Engine, drive: Drive) -> None:
+async def decide(drive: Drive) -> None:
     """Commit what is to be said of open calls before any runs."""
     arrived = await _arrived(drive)
     facts: list[e.Event] = []
     taken: list[int] = []
     for entry in drive.journal.run.open:
         row = arrived.decisions.get(entry.call.id)
-        if row is not None and _lets_run(engine, entry, row):
+        if row is not None and _lets_run(drive.engine, entry, row):
             drive.granted[entry.call.id] = row  # spent in the very append that marks the call as started
-        elif (fact := await _fact(engine, drive, entry, row, arrived)) is not None:
+        elif (fact := await _fact(drive, entry, row, arrived)) is not None:
             facts.append(fact)
             taken += [row.number] if row is not None else []
     if facts:
@@ -132,7 +132,7 @@ def _lets_run(engine: Engine, entry: OpenCall, row: Posted) -> bool:
     return isinstance(row.item, Rerun) and entry.phase is Phase.LOST
 
 
-async def _fact(engine: Engine, drive: Drive, entry: OpenCall, row: Posted | None, arrived: _Arrived) -> e.Event | None:
+async def _fact(drive: Drive, entry: OpenCall, row: Posted | None, arrived: _Arrived) -> e.Event | None:
     """Return what is to be recorded of an open call before any call runs, if anything."""
     call, now = entry.call, arrived.now
     if waits_below(drive.journal.run, entry):
@@ -140,29 +140,29 @@ async def _fact(engine: Engine, drive: Drive, entry: OpenCall, row: Posted | Non
     is_late = entry.expires_at is not None and now >= entry.expires_at
     match entry.phase, row.item if row is not None else None:
         case Phase.INTENDED, _:
-            return _asked(engine, drive, call, now)
+            return _asked(drive, call, now)
         case Phase.RUNNING, _:
-            return await _recovered(engine, drive, call)
+            return await _recovered(drive, call)
         case Phase.ASKED, Reject(by=by, message=message):
             reason = f" ({message})" if message else ""
             return e.ToolFinished(result=_rejected(call, f"a person rejected it{reason}"), by=by)
         case Phase.ASKED, None if is_late:
             return e.ToolFinished(result=_rejected(call, "a person was asked, and nobody answered in time"))
-        case Phase.ASKED, _ if row is not None or _has_changed(engine, entry):
-            return _asked_again(engine, drive, call, now)
+        case Phase.ASKED, _ if row is not None or _has_changed(drive.engine, entry):
+            return _asked_again(drive, call, now)
         case ((Phase.LOST | Phase.PAUSED), Settle(by=by, outcome=outcome, content=content)):
-            return e.ToolFinished(result=_settled(engine, drive, call, outcome, content), by=by)
+            return e.ToolFinished(result=_settled(drive, call, outcome, content), by=by)
         case Phase.PAUSED, None:
             return _waited(entry, arrived)
     return None
 
 
-def _asked(engine: Engine, drive: Drive, call: ToolCall, now: float) -> e.Event | None:
+def _asked(drive: Drive, call: ToolCall, now: float) -> e.Event | None:
     """Return what is asked outside before the call counts; None where nothing is, or the call will not run anyway."""
-    tool = None if call.invented else engine.registry.get(call.name)
+    tool = None if call.invented else drive.engine.registry.get(call.name)
     if tool is None or not tool.asks:
         return None
-    arguments = _runnable(engine, drive, tool, call)
+    arguments = _runnable(drive, tool, call)
     if arguments is None:
         return None
     if tool.waits_for is not None:
@@ -188,25 +188,25 @@ def _question(tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: f
     )
 
 
-def _asked_again(engine: Engine, drive: Drive, call: ToolCall, now: float) -> e.Event:
+def _asked_again(drive: Drive, call: ToolCall, now: float) -> e.Event:
     """Return what is recorded of a call whose tool has changed since a person was asked, or said yes to it."""
-    tool = engine.registry.get(call.name)
-    arguments = None if tool is None else _runnable(engine, drive, tool, call)
+    tool = drive.engine.registry.get(call.name)
+    arguments = None if tool is None else _runnable(drive, tool, call)
     if tool is not None and arguments is not None:
         return _question(tool, call, arguments, now)
     content = "not run: the tool has changed since a person was asked about this call. Call it again, as it is now."
     return e.ToolFinished(result=decided(call, Outcome.SKIPPED, content))
 
 
-def _runnable(engine: Engine, drive: Drive, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:
+def _runnable(drive: Drive, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:
     """Return the arguments of a call that could run; None where it will be refused, whoever says yes to it."""
-    if call.malformed is not None or absence(engine, drive, tool) is not None:
+    if call.malformed is not None or absence(drive, tool) is not None:
         return None
     try:
         bound = tool.bound(call.arguments)
     except ArgumentsError:
         return None
-    return None if why_barred(engine, drive, tool, bound) is not None else tool.arguments(bound)
+    return None if why_barred(drive, tool, bound) is not None else tool.arguments(bound)
 
 
 def _has_changed(engine: Engine, entry: OpenCall) -> bool:
@@ -244,9 +244,9 @@ def _rejected(call: ToolCall, why: str) -> ToolResult:
 # A call whose result comes from outside.
 
 
-def _settled(engine: Engine, drive: Drive, call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
+def _settled(drive: Drive, call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
     """Return a result that comes from outside, of which the model is shown no more than of the tool's own."""
-    tool, result = engine.registry.get(call.name), decided(call, outcome, content)
+    tool, result = drive.engine.registry.get(call.name), decided(call, outcome, content)
     shown = None if tool is None else render.shown_chars(result.content, tool, drive.queue.host.count)
     return attrs.evolve(result, shown_chars=shown)
 
@@ -315,13 +315,13 @@ def _waited(entry: OpenCall, arrived: _Arrived) -> e.ToolFinished | None:
 # A call that was in flight when its worker died.
 
 
-async def _recovered(engine: Engine, drive: Drive, call: ToolCall) -> e.Event | None:
+async def _recovered(drive: Drive, call: ToolCall) -> e.Event | None:
     """Return what is recorded of it; None where it is run again."""
-    tool = None if call.invented else engine.registry.get(call.name)
-    policy = "ask" if tool is None else await _found_out(engine, drive, tool, call)
+    tool = None if call.invented else drive.engine.registry.get(call.name)
+    policy = "ask" if tool is None else await _found_out(drive, tool, call)
     if isinstance(policy, Found):
         content, parts = render.rendered(policy.result)
-        result = attrs.evolve(_settled(engine, drive, call, Outcome.DONE, content), parts=parts)
+        result = attrs.evolve(_settled(drive, call, Outcome.DONE, content), parts=parts)
         return e.ToolFinished(result=result, by="on_unknown")
     drive.journal.log.warning("call_unknown", call=call.id, policy=policy)
     if policy == "fail":
@@ -333,14 +333,14 @@ async def _recovered(engine: Engine, drive: Drive, call: ToolCall) -> e.Event | 
     return None if policy == "rerun" else e.ToolLost(call_id=call.id)
 
 
-async def _found_out(engine: Engine, drive: Drive, tool: Tool[..., Any], call: ToolCall) -> str | Found:
+async def _found_out(drive: Drive, tool: Tool[..., Any], call: ToolCall) -> str | Found:
     """Return what the tool declares, or what its function finds out; one that cannot tell leaves it to a person."""
     if isinstance(tool.on_unknown, str):
         return tool.on_unknown
-    limit_s = tool.timeout_s or engine.limits.tool_timeout_s
+    limit_s = tool.timeout_s or drive.engine.limits.tool_timeout_s
     try:
         arguments = tool.arguments(tool.bind(call.arguments))
-        ctx = drive.queue.host.context(call, tool, engine.clock.now() + limit_s)
+        ctx = drive.queue.host.context(call, tool, drive.engine.clock.now() + limit_s)
         with anyio.fail_after(limit_s):
             found = await _asked_of(tool.on_unknown, ctx, arguments)
     except BaseException as error:

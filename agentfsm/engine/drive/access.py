@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.drive.drive import Drive
-from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import End, failed
 from agentfsm.engine.schema.bound import Arguments, Bound
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 
-def absence(engine: Engine, drive: Drive, tool: Tool[..., Any]) -> End | None:
+def absence(drive: Drive, tool: Tool[..., Any]) -> End | None:
     """Say why no call of a tool can run, whatever its arguments: withdrawn, not there now, or never permitted."""
-    run, permissions = drive.journal.run, engine.permissions
+    run, permissions = drive.journal.run, drive.engine.permissions
     if tool.name in run.disabled:
         return End(Outcome.SKIPPED, render.withdrawn_text(tool.name), ErrorType.WITHDRAWN)
     if not is_enabled(tool, drive):
@@ -31,11 +30,11 @@ def absence(engine: Engine, drive: Drive, tool: Tool[..., Any]) -> End | None:
     return failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
 
 
-def why_barred(engine: Engine, drive: Drive, tool: Tool[..., Any], bound: Bound) -> End | None:
+def why_barred(drive: Drive, tool: Tool[..., Any], bound: Bound) -> End | None:
     """Say that nobody could let a call with these arguments run."""
-    if engine.permissions is None:
+    if (permissions := drive.engine.permissions) is None:
         return None
-    reason = engine.permissions.refusal(tool, drive.journal.run.header.roles, tool.arguments(bound))
+    reason = permissions.refusal(tool, drive.journal.run.header.roles, tool.arguments(bound))
     return None if reason is None else failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
 
 

@@ -12,6 +12,7 @@ from agentfsm.core.effects import Pending
 from agentfsm.core.inbox import Posted
 from agentfsm.core.limits import StopReason
 from agentfsm.engine.drive.budget import Budget
+from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.journal import Journal
 from agentfsm.engine.queue.queue import ToolQueue
 from agentfsm.tally import Tally
@@ -21,6 +22,7 @@ from agentfsm.tally import Tally
 class Drive:
     """One driving call."""
 
+    engine: Engine
     journal: Journal
     deps: Any
     tally: Tally

@@ -14,12 +14,10 @@ from agentfsm.tally import estimated_tokens
 
 if TYPE_CHECKING:
     from agentfsm.engine.drive.drive import Drive
-    from agentfsm.engine.drive.engine import Engine
     from agentfsm.ports import Model, OutputForm
 
 
 async def ask_beside(
-    engine: Engine,
     drive: Drive,
     instructions: str,
     question: str,
@@ -31,8 +29,7 @@ async def ask_beside(
     """Ask once, without tools and without a turn, and return the answer and what it cost.
 
     Args:
-        engine: Whose limits hold.
-        drive: The driving call that pays.
+        drive: The driving call that pays, and whose limits hold.
         instructions: What the model is to do.
         question: Of any length.
         max_tokens: The longest answer.
@@ -42,7 +39,7 @@ async def ask_beside(
     Raises:
         ModelError: when it cannot be asked, or the budget has no room; with what was spent.
     """
-    asked = estimated_tokens(instructions + question)
+    engine, asked = drive.engine, estimated_tokens(instructions + question)
     who = engine.model if model is None else model
     try:
         granted, held = await drive.budget.reserve(asked, max_tokens, max_tokens, partial(usd_of, who))

@@ -20,7 +20,6 @@ from agentfsm.tally import BYTES, count_message
 if TYPE_CHECKING:
     from agentfsm.core.settings import Settings
     from agentfsm.engine.drive.drive import Drive
-    from agentfsm.engine.drive.engine import Engine
     from agentfsm.ports import Model, ToolDefinition
 
 # Compactions in a row: one by our count and one by the provider's, or two by the provider's, which leave a quarter.
@@ -29,26 +28,21 @@ MAX_CUTS: Final = 2
 REASON_CHARS: Final = 200
 
 
-async def compacted(
-    engine: Engine,
-    drive: Drive,
-    tools: Sequence[ToolDefinition],
-    settings: Settings,
-) -> e.Compacted | None:
+async def compacted(drive: Drive, tools: Sequence[ToolDefinition], settings: Settings) -> e.Compacted | None:
     """Return the event that makes room in the context window; None where there is enough, or no more can be made."""
-    run, tally = drive.journal.run, drive.tally
+    engine, run, tally = drive.engine, drive.journal.run, drive.tally
     tally.follow(run)
     if tally.shown <= engine.allowance_tokens(tally, settings) or run.cuts:  # right behind one there is no more to cut
         return None
-    await _count_tokens(engine, drive, tools)
+    await _count_tokens(drive, tools)
     allowance, room = engine.allowance_tokens(tally, settings), engine.room_tokens(tally, settings)
     if tally.shown <= allowance:
         return None
     why = f"{tally.shown:,} tokens of messages, {room:,} of room in the window of {engine.model.name}"
-    return await _compacted(engine, drive, AFTER_CUT * allowance, allowance, why)
+    return await _compacted(drive, AFTER_CUT * allowance, allowance, why)
 
 
-async def compact_after_refusal(engine: Engine, drive: Drive, error: ModelError) -> e.Compacted | None:
+async def compact_after_refusal(drive: Drive, error: ModelError) -> e.Compacted | None:
     """Return the event that halves what is shown, where the provider found too long what had been counted as fitting.
 
     None where there were so many already that another would not help, or no more can be made.
@@ -56,34 +50,34 @@ async def compact_after_refusal(engine: Engine, drive: Drive, error: ModelError)
     run, tally = drive.journal.run, drive.tally
     if run.cuts >= MAX_CUTS or len(run.messages) == 1:  # the task alone
         return None
-    await _count_tokens(engine, drive, offered(engine, drive))
+    await _count_tokens(drive, offered(drive))
     half = AFTER_CUT * tally.shown
-    return await _compacted(engine, drive, half, half, str(error)[:REASON_CHARS])
+    return await _compacted(drive, half, half, str(error)[:REASON_CHARS])
 
 
-async def _count_tokens(engine: Engine, drive: Drive, tools: Sequence[ToolDefinition]) -> None:
+async def _count_tokens(drive: Drive, tools: Sequence[ToolDefinition]) -> None:
     """Count with the model's own vocabulary, where only bytes were counted: a sure bound, but a coarse one."""
-    tally = drive.tally
+    engine, tally = drive.engine, drive.tally
     if tally.counter is BYTES:
         counter = await engine.load_counter(engine.model.name)
         tally.overhead = engine.overhead_tokens(counter, tools)
         tally.recount(drive.journal.run, counter)
 
 
-async def _compacted(engine: Engine, drive: Drive, target: float, limit: float, why: str) -> e.Compacted | None:
+async def _compacted(drive: Drive, target: float, limit: float, why: str) -> e.Compacted | None:
     """Let the policies work until it fits, and return what came of it."""
     run, tally = drive.journal.run, drive.tally
-    aside = _Aside(engine, drive)
+    aside = _Aside(drive)
     count = partial(count_message, counter=tally.counter)
     room = Room(
         tokens=int(target) - NOTE_TOKENS,
         limit_tokens=int(limit) - NOTE_TOKENS,
         history=run.messages,
-        model=engine.model,
+        model=drive.engine.model,
         count=count,
         ask=aside.ask,
     )
-    groups, names = await _worked(engine, groups_of(run, tally), room, aside)
+    groups, names = await _worked(groups_of(run, tally), room, aside)
     start, head = layout_of(groups, len(run.messages))
     before, after = (
         tally.shown,
@@ -105,15 +99,10 @@ async def _compacted(engine: Engine, drive: Drive, target: float, limit: float, 
     )
 
 
-async def _worked(
-    engine: Engine,
-    groups: tuple[Group, ...],
-    room: Room,
-    aside: _Aside,
-) -> tuple[tuple[Group, ...], list[str]]:
+async def _worked(groups: tuple[Group, ...], room: Room, aside: _Aside) -> tuple[tuple[Group, ...], list[str]]:
     """Return what the policies leave of the groups, and which of them changed something."""
     names: list[str] = []
-    for policy in engine.context.policies:
+    for policy in aside.drive.engine.context.policies:
         if room.fits(groups):
             break
         aside.policy = type(policy).__name__
@@ -144,7 +133,6 @@ def _check(policy: str, before: Sequence[Group], left: Sequence[Group]) -> None:
 class _Aside:
     """Asks models for the policies, and keeps account of what that cost and why it failed."""
 
-    engine: Engine
     drive: Drive
     policy: str = ""
     # The one that is at work.
@@ -155,7 +143,6 @@ class _Aside:
         """Ask, as `compaction.Ask` says."""
         try:
             text, usage = await ask_beside(
-                self.engine,
                 self.drive,
                 instructions,
                 question,

@@ -15,7 +15,6 @@ from agentfsm.ports import ToolDefinition
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.drive.drive import Drive
-    from agentfsm.engine.drive.engine import Engine
     from agentfsm.engine.tools.tool import Tool
 
 # Inputs of the user, newest last, for the choice among many tools.
@@ -24,40 +23,40 @@ TASK_INPUTS: Final = 3
 CHOICE_TOKENS: Final = 400
 
 
-def offered(engine: Engine, drive: Drive) -> Sequence[ToolDefinition]:
+def offered(drive: Drive) -> Sequence[ToolDefinition]:
     """Return the definitions of the tools that the model is told of, in the order of registration."""
-    run, registry = drive.journal.run, engine.registry
+    engine, run = drive.engine, drive.journal.run
     if run.is_last:
         return ()
     if run.disabled or run.offered is not None or engine.narrows:
         chosen = None if run.offered is None else frozenset(run.offered)
-        tools = [tool for tool in _there(engine, drive) if chosen is None or tool.name in chosen]
+        tools = [tool for tool in _there(drive) if chosen is None or tool.name in chosen]
         definitions: Sequence[ToolDefinition] = tuple([tool.definition for tool in tools])
     else:
-        definitions = registry.definitions
-    if run.has_cut and READ_RESULT not in registry and absence(engine, drive, read_result()) is None:
+        definitions = engine.registry.definitions
+    if run.has_cut and READ_RESULT not in engine.registry and absence(drive, read_result()) is None:
         definitions = (*definitions, read_result().definition)
     if engine.answers is not None and engine.answers.definition is not None:
         definitions = (*definitions, engine.answers.definition)
     return definitions
 
 
-def _there(engine: Engine, drive: Drive) -> list[Tool[..., object]]:
+def _there(drive: Drive) -> list[Tool[..., object]]:
     """Return the tools that this run has now and may use."""
-    return [tool for tool in engine.registry if absence(engine, drive, tool) is None]
+    return [tool for tool in drive.engine.registry if absence(drive, tool) is None]
 
 
-async def choose(engine: Engine, drive: Drive) -> e.ToolsOffered | None:
+async def choose(drive: Drive) -> e.ToolsOffered | None:
     """Return the choice among many tools, where one has to be made since input came."""
-    run = drive.journal.run
+    engine, run = drive.engine, drive.journal.run
     if run.offered is not None or not engine.selector.wants(len(engine.registry)):
         return None
-    tools = [tool.definition for tool in _there(engine, drive)]
+    tools = [tool.definition for tool in _there(drive)]
     if not engine.selector.wants(len(tools)):
         return None
 
     async def ask(instructions: str, question: str) -> tuple[str, Usage]:
-        return await ask_beside(engine, drive, instructions, question, max_tokens=CHOICE_TOKENS)
+        return await ask_beside(drive, instructions, question, max_tokens=CHOICE_TOKENS)
 
     selection = await engine.selector.select(_task(run), tools, ask)
     wanted = {*selection.tools, *_used(run)}
