@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 Changes = dict[str, Any]
+# What changes an open call, and no more.
+OfCall: TypeAlias = e.ToolStarted | e.ToolLost | e.ToolPaused | e.InputGiven | e.ApprovalAsked | e.ApprovalGiven
 
 
 def _observed(run: Run[Any], event: e.Observed) -> Changes:
@@ -126,8 +128,8 @@ def _entry_for(run: Run[Any], event: e.Event, call_id: str) -> tuple[list[OpenCa
     return entries, index
 
 
-def _evolved(run: Run[Any], event: e.Event, call_id: str, **changes: Any) -> Changes:
-    entries, index = _entry_for(run, event, call_id)
+def _evolved(run: Run[Any], event: OfCall, **changes: Any) -> Changes:
+    entries, index = _entry_for(run, event, event.call_id)
     entries[index] = attrs.evolve(entries[index], **changes)
     return {"open": tuple(entries)}
 
@@ -138,14 +140,7 @@ def _tools_offered(run: Run[Any], event: e.ToolsOffered) -> Changes:
 
 def _tool_started(run: Run[Any], event: e.ToolStarted) -> Changes:
     attempts = run.entry(event.call_id).attempts + 1
-    return _evolved(
-        run,
-        event,
-        event.call_id,
-        phase=Phase.RUNNING,
-        attempts=attempts,
-        waits=(),
-    )
+    return _evolved(run, event, phase=Phase.RUNNING, attempts=attempts, waits=())
 
 
 def _tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
@@ -167,7 +162,7 @@ def _tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
 
 
 def _tool_lost(run: Run[Any], event: e.ToolLost) -> Changes:
-    return _evolved(run, event, event.call_id, phase=Phase.LOST, expires_at=None, digest="", waits=())
+    return _evolved(run, event, phase=Phase.LOST, expires_at=None, digest="", waits=())
 
 
 def _tool_paused(run: Run[Any], event: e.ToolPaused) -> Changes:
@@ -175,20 +170,19 @@ def _tool_paused(run: Run[Any], event: e.ToolPaused) -> Changes:
     if event.state is not None:
         before = run.entry(event.call_id).inquiry or Inquiry()
         changes["inquiry"] = attrs.evolve(before, rounds=before.rounds + 1, state=event.state)
-    return _evolved(run, event, event.call_id, **changes)
+    return _evolved(run, event, **changes)
 
 
 def _input_given(run: Run[Any], event: e.InputGiven) -> Changes:
     before = run.entry(event.call_id).inquiry or Inquiry()
     inquiry = attrs.evolve(before, answers={**before.answers, **event.answers})
-    return _evolved(run, event, event.call_id, phase=Phase.APPROVED, waits=(), inquiry=inquiry)
+    return _evolved(run, event, phase=Phase.APPROVED, waits=(), inquiry=inquiry)
 
 
 def _approval_asked(run: Run[Any], event: e.ApprovalAsked) -> Changes:
     return _evolved(
         run,
         event,
-        event.call_id,
         phase=Phase.ASKED,
         expires_at=event.expires_at,
         description=event.description,
@@ -197,19 +191,13 @@ def _approval_asked(run: Run[Any], event: e.ApprovalAsked) -> Changes:
 
 
 def _approval_given(run: Run[Any], event: e.ApprovalGiven) -> Changes:
-    changes = _evolved(run, event, event.call_id, phase=Phase.APPROVED, expires_at=None)
-    return changes if event.arguments is None else _edited(run, changes["open"], event.call_id, event.arguments)
-
-
-def _edited(run: Run[Any], entries: tuple[OpenCall, ...], call_id: str, arguments: str) -> Changes:
-    """Put a person's arguments in the place of the model's, in the open call and in the message that asked for it."""
-    calls = tuple(
-        attrs.evolve(entry.call, arguments=arguments) if entry.call.id == call_id else entry.call for entry in entries
-    )
-    return {
-        "open": tuple(attrs.evolve(entry, call=call) for entry, call in zip(entries, calls, strict=True)),
-        "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls),
-    }
+    if event.arguments is None:
+        return _evolved(run, event, phase=Phase.APPROVED, expires_at=None)
+    # A person's arguments stand in the place of the model's, also in the message that asked for the call.
+    call = attrs.evolve(run.entry(event.call_id).call, arguments=event.arguments)
+    changes = _evolved(run, event, phase=Phase.APPROVED, expires_at=None, call=call)
+    calls = tuple([entry.call for entry in changes["open"]])
+    return {**changes, "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls)}
 
 
 def _tools_returned(run: Run[Any], _event: e.ToolsReturned) -> Changes:
