@@ -15,10 +15,10 @@ import jiter
 
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.messages import JSON
-from agentfsm.engine.schema.arguments import check_object, object_in, object_text
+from agentfsm.engine.schema.arguments import object_text
 from agentfsm.engine.schema.functions import context_of, parameters_of
 from agentfsm.engine.schema.signature import Form, form_of
-from agentfsm.engine.schema.strict import strict_schema, without_nulls
+from agentfsm.engine.schema.strict import strict_schema
 from agentfsm.engine.tools.context import RunContext
 from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.engine.watch.stream import CallDelta, TextDelta
@@ -84,25 +84,7 @@ class Answers:
         Raises:
             ArgumentsError: when it does not fit the form; it tells all problems at once.
         """
-        if self.form is None:
-            return text
-        try:
-            return self.form.validate(self._object(text))
-        except ArgumentsError:
-            if self.form.takes_text:
-                return text
-            raise
-
-    def _object(self, text: str) -> str:
-        """Return the text as one strict JSON object."""
-        found = object_in(text)
-        if found is None:
-            flaw = check_object(object_text(text))
-            which = ' such as {"result": ...}' if self.form is not None and self.form.is_wrapped else ""
-            raise ArgumentsError(f"the answer is not a JSON object ({flaw}); send one{which}, with nothing around it.")
-        if self.form is None or "null" not in found:
-            return found
-        return json.dumps(without_nulls(jiter.from_json(found.encode()), self.form.schema), ensure_ascii=False)
+        return text if self.form is None else self.form.value(text)
 
     def partial(self, deltas: Iterable[TextDelta | CallDelta]) -> Any:
         """Return as much of an answer as the beginning of a reply tells, as JSON values; None for nothing."""

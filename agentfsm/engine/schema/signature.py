@@ -29,7 +29,7 @@ from typing_extensions import TypedDict
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
-from agentfsm.engine.schema.arguments import expected, explain, strict_text
+from agentfsm.engine.schema.arguments import check_object, expected, explain, object_in, object_text, strict_text
 from agentfsm.engine.schema.bound import Arguments, Bound
 from agentfsm.engine.schema.functions import context_of, docstring_of, first_line, parameters_of
 from agentfsm.engine.schema.strict import strict_schema, without_nulls
@@ -143,6 +143,27 @@ class Form:
     # Whether plain text is a value, too.
     validate: Callable[[str], Any] = attrs.field(eq=False, repr=False)
     # Of a JSON object's text; raises ArgumentsError, which tells all problems at once.
+
+    def value(self, text: str) -> Any:
+        """Return what the text of an answer stands for.
+
+        Raises:
+            ArgumentsError: when it does not fit; it tells all problems at once.
+        """
+        try:
+            return self.validate(self._object(text))
+        except ArgumentsError:
+            if self.takes_text:
+                return text
+            raise
+
+    def _object(self, text: str) -> str:
+        """Return the text as one strict JSON object, without the nulls that stand for "left out"."""
+        if (found := object_in(text)) is not None:
+            return _without_nulls(found, self.schema)
+        which = ' such as {"result": ...}' if self.is_wrapped else ""
+        flaw = check_object(object_text(text))
+        raise ArgumentsError(f"the answer is not a JSON object ({flaw}); send one{which}, with nothing around it.")
 
 
 def form_of(hint: Any) -> Form:
