@@ -303,12 +303,9 @@ class Budget:
 
     def stop(self) -> tuple[StopReason, str] | None:
         """Say why the run has to stop, with the number reached, or None."""
-        stop = self.limits.spent(self.driven.run)
-        return self.used_up() if stop is None and self.above is not None else stop
-
-    def used_up(self) -> tuple[StopReason, str] | None:
-        """Say that the tool calls of a run above are used up, so that its agents stop with it, or None."""
-        for budget in self.ancestors:
+        if (stop := self.limits.spent(self.driven.run)) is not None:
+            return stop
+        for budget in self.ancestors:  # whose tool calls may be used up: its agents stop with it
             if (calls := budget.calls) >= budget.limits.tool_calls:
                 return StopReason.TOOL_BUDGET, f"{calls_used(calls, budget.limits)}, by a run above and its agents"
         return None
