@@ -167,8 +167,7 @@ def _answers_of(agent: Agent[Any]) -> Answers | None:
         return None
     from agentfsm.engine.drive.answers import answers_of  # noqa: PLC0415  brings pydantic
 
-    names = [tool.name for tool in agent.tools]
-    return answers_of(agent.output_type, agent.output_validators, agent.output_mode, agent.model, names)
+    return answers_of(agent.output_type, agent.output_validators, agent.output_mode, agent.model, agent.tools.names)
 
 
 def _refuse_change(_agent: object, attribute: attrs.Attribute[Any], _value: object) -> NoReturn:
