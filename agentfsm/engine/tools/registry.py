@@ -118,6 +118,7 @@ class ToolRegistry:
     def attach(self, source: ToolSource) -> None:
         """Add a source of tools; they come with the next `refresh`."""
         self.sources += (source,)
+        self._taken.setdefault(source, (0, ()))
 
     async def refresh(self) -> None:
         """Ask the sources that may have news, all at once, and take in what has changed.
@@ -132,15 +133,14 @@ class ToolRegistry:
         elif stale:
             await _updated(stale)
         for source in self.sources:
-            if self._taken.get(source, (0, ()))[0] != source.version:
+            if self._taken[source][0] != source.version:
                 self._take(source)
 
     def _take(self, source: ToolSource) -> None:
-        for name in self._taken.get(source, (0, ()))[1]:
+        for name in self._taken[source][1]:
             if name in self._tools:
                 self.unregister(name)
         names: list[str] = []
-        self._taken[source] = 0, ()
         try:
             for tool in source.tools:
                 names.append(self.register(tool).name)  # noqa: PERF401  one that is refused leaves those before it
