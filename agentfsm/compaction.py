@@ -177,7 +177,7 @@ def groups_of(run: Run, tally: Tally) -> tuple[Group, ...]:
     last = len(groups) - 1
     return tuple(
         [
-            attrs.evolve(group, is_unread=index >= unread, is_newest=index == last) if index >= unread else group
+            attrs.evolve(group, is_unread=True, is_newest=index == last) if index >= unread else group
             for index, group in enumerate(groups)
         ],
     )
