@@ -138,19 +138,17 @@ class EarlyCalls:
 
     def _complete(self) -> None:
         """Start the newest call, if all before it were started and it may."""
-        if not self._is_open or len(self._drafts) != len(self._started) + 1 or self._session is None:
+        if not self._is_open or len(self._drafts) != len(self._started) + 1:
             return
-        draft, queue = self._drafts[len(self._started)], self._session.queue
-        name = draft.name
-        tool = queue.host.find(queue.registry, name)
+        if self._attempt is None or self._session is None:  # what is open has both
+            return
+        draft, queue = self._drafts[len(self._started)], self._attempt.queue
+        tool = queue.host.find(queue.registry, draft.name)
         if tool is None or not tool.may_start_early or queue.registry.bulkheads(tool):
             self._is_open = False
             return
-        call = self.mint(len(self._started), ProposedCall(id="", name=name, arguments="".join(draft.pieces)))
-        if call.malformed is not None or call.repaired is not None:
-            self._is_open = False
-            return
-        if self._attempt is None or not self._attempt.take():
+        call = self.mint(len(self._started), ProposedCall(id="", name=draft.name, arguments="".join(draft.pieces)))
+        if call.malformed is not None or call.repaired is not None or not self._attempt.take():
             self._is_open = False
             return
         self._started.append(call)
