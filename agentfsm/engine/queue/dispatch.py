@@ -138,7 +138,7 @@ class Job:
         """Seconds that it usually takes, where the tool says so."""
         return None if self.tool is None else self.tool.estimate_s
 
-    def arguments(self, tool: Tool[..., Any]) -> Bound:
+    def bind(self, tool: Tool[..., Any]) -> Bound:
         """Return the arguments, which fit the schema; they are read once. The rule is asked when the call runs.
 
         Raises:
@@ -185,7 +185,7 @@ class Dispatcher:
         if call.malformed is not None:
             return failed(render.malformed_text(call.malformed), ErrorType.ARGUMENTS, retryable=True)
         try:
-            bound = job.arguments(tool)
+            bound = job.bind(tool)
             tool.check(bound)
         except ArgumentsError as error:
             return failed(encodable(str(error)), ErrorType.ARGUMENTS, retryable=True)
@@ -377,7 +377,7 @@ class _Tries:
 
     def _has_time(self, wait_s: float) -> bool:
         self.arm()
-        return anyio.current_time() + wait_s < self.scope.deadline
+        return self.now() + wait_s < self.scope.deadline
 
     def _unavailable(self, error: BaseException, passing: Transient) -> End:
         tool = self.tool

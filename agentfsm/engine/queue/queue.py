@@ -23,11 +23,9 @@ from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import Dispatcher, End, Host, Job, failed
 from agentfsm.engine.queue.places import left_behind
 from agentfsm.engine.queue.plan import NOTHING, Order, Placed, Plan, PlannedCall, access_of
-from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.bulkhead import Bulkhead, Wake
 from agentfsm.engine.tools.context import Paused
 from agentfsm.engine.tools.registry import ToolRegistry
-from agentfsm.engine.tools.tool import Tool
 from agentfsm.engine.watch.outlet import Outlet
 from agentfsm.engine.watch.stream import AgentEvent, QueueStream, ToolEvent, ToolEventType
 from agentfsm.ports import Clock, SystemClock
@@ -186,7 +184,7 @@ class ToolQueue:
             return Job(index, call, tool, NOTHING)
         job = Job(index, call, tool, NOTHING, self.registry.bulkheads(tool))
         try:
-            job.access = access_of(tool, lambda: _arguments(job, tool))
+            job.access = access_of(tool, lambda: tool.arguments(job.bind(tool)))
         except ArgumentsError:
             job.access = NOTHING
         return job
@@ -256,10 +254,6 @@ class ToolQueue:
         if self.is_watched:
             _Told(self, job).ended(result)
         return result
-
-
-def _arguments(job: Job, tool: Tool[..., Any]) -> Arguments:
-    return tool.arguments(job.arguments(tool))
 
 
 def _place(order: Order, job: Job) -> Placed:
