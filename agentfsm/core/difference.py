@@ -57,10 +57,7 @@ def difference(before: Run, after: Run) -> Difference:
     )
     facts = {name: (getattr(before, name), getattr(after, name)) for name in _FACTS}
     facts["tokens"] = before.usage.tokens, after.usage.tokens
-    facts["fingerprint"] = (
-        before.fingerprint or before.header.fingerprint,
-        after.fingerprint or after.header.fingerprint,
-    )
+    facts["fingerprint"] = _agent_of(before), _agent_of(after)
     phases = [{entry.call.id: entry.phase for entry in run.open} for run in (before, after)]
     ids = dict.fromkeys([*phases[0], *phases[1]])
     calls = {call_id: (phases[0].get(call_id), phases[1].get(call_id)) for call_id in ids}
