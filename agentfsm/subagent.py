@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -138,11 +139,11 @@ class _Child:
         clock = self.agent.clock if parent is None else parent.clock
         left_s = max(0.001, min(self.timeout_s, ctx.deadline - clock.now(), self.agent.limits.seconds))
         limits = attrs.evolve(self.agent.limits, turns=self.turns, seconds=left_s)
-        agent = self.agent.with_(pause_before=())  # it rests when its caller does
+        own = partial(self.agent.with_, pause_before=())  # it rests when its caller does
         if parent is None:
-            return agent.with_(limits=limits)
+            return own(limits=limits)
         depth = min(parent.depth_limit, parent.run.header.depth + 1 + limits.depth)
-        return agent.with_(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
+        return own(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
 
 
 @attrs.define(eq=False, repr=False)
@@ -184,20 +185,14 @@ class _Call:
         return last_word(run, self.agent.model)
 
     async def _driven(self, run: Run) -> Run:
-        parent = self.parent
-        agent, deps, see = self.agent, self.ctx.deps, self._see
-
-        async def drive(what: Run | str, **more: Any) -> Run:
-            return await agent.driver.drive(what, deps, see=see, **more)
-
-        if parent is None:
-            return await drive(run)
+        above = None if self.parent is None else self.parent.budget
+        drive = partial(self.agent.driver.drive, deps=self.ctx.deps, see=self._see, above=above)
         try:
-            return await drive(run, above=parent.budget)
-        except LeaseHeldError:
-            raise
-        except ConflictError:  # it began before, with a first message that came out otherwise
-            return await drive(run.id, above=parent.budget)
+            return await drive(run)
+        except ConflictError as error:
+            if above is None or isinstance(error, LeaseHeldError):
+                raise
+            return await drive(run.id)  # it began before, with a first message that came out otherwise
 
     def _see(self, run: Run) -> None:
         """Tell of each turn that begins."""
