@@ -220,9 +220,8 @@ class RunHost(Host):
         journal.commit(*facts, finished, *ending, taken=taken)
         drive.budget.ended()
         if journal.log.is_read:
-            tool = (
-                result.tool if result.tool in drive.queue.registry else "(unknown)"
-            )  # what a model invents is no fact
+            # What a model invents is no fact.
+            tool = result.tool if result.tool in drive.queue.registry else "(unknown)"
             outcome, wall_s = result.outcome.value, result.duration_s
             journal.log.info("call", call=result.call_id, tool=tool, outcome=outcome, wall_s=wall_s)
 

@@ -79,10 +79,8 @@ async def _compacted(drive: Drive, target: float, limit: float, why: str) -> e.C
     )
     groups, names = await _worked(groups_of(run, tally), room, aside)
     start, head = layout_of(groups, len(run.messages))
-    before, after = (
-        tally.shown,
-        tokens_of(groups) + sum(count(note(entry)) for entry in head if isinstance(entry, Removed)),
-    )
+    before = tally.shown
+    after = tokens_of(groups) + sum(count(note(entry)) for entry in head if isinstance(entry, Removed))
     if after >= before and not aside.usage.tokens:
         return None
     if after >= before:  # what was asked for in vain is paid for all the same
