@@ -69,14 +69,13 @@ _LOOK_AGAIN = "Something had come in that this answer did not take up, and it is
 
 def _of_open(run: Run, entry: OpenCall, registry: ToolRegistry) -> Event | None:
     """Return what is recorded of a call that is open where the fork begins."""
-    call, tool = entry.call, None if entry.call.invented else registry.get(entry.call.name)
+    call, tool, is_paused = entry.call, registry.get(entry.call.name), entry.phase is Phase.PAUSED
     if entry.phase in (Phase.FINISHED, Phase.LOST) or call.malformed is not None or call.invented:
         return None
-    if entry.phase is Phase.PAUSED and tool is not None and tool.waits_for is not None:
-        return e.ToolPaused(call_id=call.id, pending=tuple([attrs.evolve(each, run_id=run.id) for each in entry.waits]))
     if tool is not None and tool.waits_for is not None:
-        return None
+        pending = tuple([attrs.evolve(each, run_id=run.id) for each in entry.waits])
+        return e.ToolPaused(call_id=call.id, pending=pending) if is_paused else None
     if tool is not None and tool.read_only:
         # What an agent below waited for belongs to the run that was forked: it is asked again from the start.
-        return e.ToolStarted(call_id=call.id, repeatable=True) if entry.phase is Phase.PAUSED else None
+        return e.ToolStarted(call_id=call.id, repeatable=True) if is_paused else None
     return e.ToolLost(call_id=call.id)
