@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from functools import partial
 from math import inf
@@ -538,11 +538,9 @@ class Agent(Generic[A_co]):
             ConflictError: when the id stands for another prompt, or the session has a run that is not over.
         """
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
-        try:
+        with suppress(LeaseHeldError):  # somebody drives it already
             _header, lease = await self.store.create(run.header, durability=self.durability)
-        except LeaseHeldError:  # somebody drives it already
-            return await self.load(run.id)
-        await self.store.release(lease).wait()
+            await self.store.release(lease).wait()
         return await self.load(run.id)
 
     async def worker(
@@ -742,10 +740,8 @@ class Agent(Generic[A_co]):
 
     async def _nudge(self, run_id: str) -> None:
         """Do what was just posted, if nobody drives the run who would."""
-        try:
+        with suppress(LeaseHeldError):
             await self.driver.drive(run_id, None, obeys=True)
-        except LeaseHeldError:
-            return
 
     # What it may be to others.
 
