@@ -50,9 +50,9 @@ async def think(drive: Drive, effect: AskModel) -> None:
         request = question.digest
         if question.is_streamed and engine.registry.early and State.ACT not in journal.pause_before:
             async with early_calls(drive) as early:
-                await _commit_reply(drive, question, *await ask(question, early), early)
+                await _commit_reply(drive, request, *await ask(question, early), early)
         else:
-            await _commit_reply(drive, question, *await ask(question))
+            await _commit_reply(drive, request, *await ask(question))
     except (ModelUnavailableError, ModelReplyError) as error:
         journal.log.warning("model_faltered", turn=effect.turn, error=type(error).__name__)
         return journal.commit(e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request))
@@ -109,18 +109,14 @@ def _warn(drive: Drive, nearing: Iterable[tuple[str, float, float]]) -> None:
 
 
 async def _commit_reply(
-    drive: Drive,
-    question: Question,
-    reply: Reply,
-    usage: Usage,
-    early: EarlyCalls | None = None,
+    drive: Drive, request: str, reply: Reply, usage: Usage, early: EarlyCalls | None = None
 ) -> None:
     """Commit what the model said: calls, an answer, or one that cannot be used."""
-    journal, request = question.journal, question.digest
+    engine, journal = drive.engine, drive.journal
     _note_turn(journal, len(reply.calls), usage)
-    if question.engine.answers is not None:
-        reply = question.engine.answers.unwrapped(reply)
-    model = "" if reply.model == question.engine.model.name else reply.model
+    if engine.answers is not None:
+        reply = engine.answers.unwrapped(reply)
+    model = "" if reply.model == engine.model.name else reply.model
     proposed = () if reply.finish_reason is FinishReason.CONTENT_FILTER else reply.calls
     if early is not None and not proposed:
         early.drop()
@@ -141,7 +137,7 @@ async def _commit_reply(
         # A model that thinks may be cut off before its first word, and no provider takes an empty message back.
         said = draft() if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=request)
         journal.commit(said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw))
-    elif question.engine.drafts or not await journal.conclude(
+    elif engine.drafts or not await journal.conclude(
         e.AnswerGiven(message=message, usage=usage, request=request, model=model)
     ):
         journal.commit(draft())
