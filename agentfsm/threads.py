@@ -114,7 +114,7 @@ def _set(events: Iterable[anyio.Event]) -> None:
         event.set()
 
 
-class Outcome(Generic[T]):
+class Handover(Generic[T]):
     """A value or an error that a thread hands to a coroutine."""
 
     __slots__ = ("_bell", "_error", "_value")
@@ -165,33 +165,33 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # the threads stayed with the parent
 
 
-def in_thread(function: Callable[[], T], done: Callable[[], object] = lambda: None) -> Outcome[T]:
+def in_thread(function: Callable[[], T], done: Callable[[], object] = lambda: None) -> Handover[T]:
     """Start a plain function in a daemon thread, with a copy of the current context variables.
 
     Args:
         function: What to run.
         done: Called in the thread when the function has ended, also when nobody waits any more.
     """
-    outcome: Outcome[T] = Outcome()
+    handover: Handover[T] = Handover()
     context = contextvars.copy_context()
     context.run(current_async_library_cvar.set, None)  # no event loop runs there, so `run_sync` and the like may
 
     def job() -> None:
         try:
             value = context.run(function)
-        except BaseException as error:  # noqa: BLE001  it is raised again where the outcome is awaited
+        except BaseException as error:  # noqa: BLE001  it is raised again where the handover is awaited
             done()
-            outcome.fail(error)
+            handover.fail(error)
         else:
             done()
-            outcome.set(value)
+            handover.set(value)
 
     try:
         worker = _idle.pop()
     except IndexError:
         worker = _Worker()
     worker.jobs.put(job)
-    return outcome
+    return handover
 
 
 def is_foreign(cancellation: BaseException) -> bool:

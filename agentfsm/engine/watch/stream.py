@@ -314,7 +314,7 @@ class Feed(Generic[T]):
 
 
 # Drives a run while it tells what happens, and each new state of the run.
-Drive: TypeAlias = "Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[A_co]]]"
+Driving: TypeAlias = "Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[A_co]]]"
 
 
 class Stream(Feed[StreamEvent], Generic[A_co]):
@@ -330,7 +330,7 @@ class Stream(Feed[StreamEvent], Generic[A_co]):
 
     usage = "async with agent.stream(...) as s: async for event in s: ..."
 
-    def __init__(self, drive: Drive[A_co], run: Run[A_co]) -> None:
+    def __init__(self, drive: Driving[A_co], run: Run[A_co]) -> None:
         """Prepare the stream of a run; `drive` is called when the block is entered."""
         super().__init__(self._watched)
         self.run: Run[A_co] = run
@@ -358,7 +358,7 @@ class TypedStream(Stream[A_co]):
 
     def __init__(
         self,
-        drive: Drive[A_co],
+        drive: Driving[A_co],
         run: Run[A_co],
         read: Callable[[Sequence[TextDelta | CallDelta]], Any],
     ) -> None:
