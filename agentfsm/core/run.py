@@ -332,7 +332,7 @@ _BLANK: Final = dict(vars(Run(header=Header(id="", prompt=(), created_at=0.0))))
 
 
 def _fresh(header: Header) -> Run:
-    """Return a new run. Made as `apply` makes one, from a dict: 35 fields written one by one cost seven times that."""
+    """Return a new run. Made as `apply` makes one, from a dict: its fields written one by one cost seven times that."""
     run: Run = object.__new__(Run)
     fields = {**_BLANK, "header": header, "updated_at": header.created_at}
     object.__setattr__(run, "__dict__", fields)

@@ -16,7 +16,7 @@ import jiter
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.messages import JSON
 from agentfsm.engine.schema.arguments import object_text
-from agentfsm.engine.schema.functions import context_of, parameters_of
+from agentfsm.engine.schema.functions import context_parameter_of, parameters_of
 from agentfsm.engine.schema.signature import Form, form_of
 from agentfsm.engine.schema.strict import strict_schema
 from agentfsm.engine.tools.context import RunContext
@@ -170,7 +170,7 @@ def answers_of(
 def _check_of(function: Validator) -> _Check:
     name = getattr(function, "__name__", repr(function))
     parameters = parameters_of(function, name)
-    context = context_of(parameters, RunContext, name)
+    context = context_parameter_of(parameters, RunContext, name)
     if len(parameters) - (context is not None) != 1:
         raise MisuseError(f"the output validator {name!r} takes one value, and a RunContext before it if need be")
     return _Check(function=function, takes_context=context is not None)

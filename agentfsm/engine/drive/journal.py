@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 _put = object.__setattr__
 
 # Runs that are over, by id.
-Ended: TypeAlias = Mapping[str, Run[Any]]
-_NONE: Final[Ended] = {}
+EndedRuns: TypeAlias = Mapping[str, Run[Any]]
+_NONE: Final[EndedRuns] = {}
 # As a version to read after: where only the header is wanted.
 _NEWEST: Final = 2**31
 # Seconds that a driving call which is cut off may take to write what is under way.
 SETTLE_S: Final = 5.0
 
 
-async def load(store: Store, run_id: str, at: int | None = None, ended: Ended = _NONE) -> Run:
+async def load(store: Store, run_id: str, at: int | None = None, ended: EndedRuns = _NONE) -> Run:
     """Fold a run from its journal.
 
     Args:
@@ -74,7 +74,7 @@ async def header_of(store: Store, run_id: str) -> Header:
     return (await store.read(run_id, after=_NEWEST)).header
 
 
-async def before_of(store: Store, header: Header, ended: Ended = _NONE) -> Run | None:
+async def before_of(store: Store, header: Header, ended: EndedRuns = _NONE) -> Run | None:
     """Return the run that another goes on from, with all that it went on from itself; None where there is none.
 
     Args:
@@ -136,7 +136,7 @@ class Journal:
         exact: bool = False,
         durability: Durability = "full",
         pause_before: frozenset[State] = frozenset(),
-        ended: Ended = _NONE,
+        ended: EndedRuns = _NONE,
     ) -> Self:
         """Take the lease of a run.
 
@@ -317,7 +317,7 @@ def _changes(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
 
 
 async def _opened(
-    store: Store, run: Run | str, durability: Durability, ended: Ended, *, exact: bool
+    store: Store, run: Run | str, durability: Durability, ended: EndedRuns, *, exact: bool
 ) -> tuple[Lease, Run]:
     if isinstance(run, str):
         lease = await store.lease(run, durability=durability)
@@ -339,7 +339,7 @@ async def _opened(
     )
 
 
-async def _under(store: Store, lease: Lease, ended: Ended) -> Run:
+async def _under(store: Store, lease: Lease, ended: EndedRuns) -> Run:
     """Load a run whose lease is held; where that fails, the lease is given back."""
     try:
         return await load(store, lease.run_id, ended=ended)

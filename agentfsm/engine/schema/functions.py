@@ -42,7 +42,7 @@ def parameters_of(function: Callable[..., Any], tool: str) -> list[inspect.Param
     return [p.replace(annotation=_hint(p, scope, tool)) for p in found if p.name not in fixed]
 
 
-def context_of(parameters: Sequence[inspect.Parameter], context_type: type, tool: str) -> str | None:
+def context_parameter_of(parameters: Sequence[inspect.Parameter], context_type: type, tool: str) -> str | None:
     """Return the name of the first parameter where it takes the context, else None.
 
     Raises:

@@ -21,7 +21,7 @@ from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.engine.schema.arguments import expected, explain, strict_text
 from agentfsm.engine.schema.bound import Arguments, Bound
-from agentfsm.engine.schema.functions import context_of, docstring_of, parameters_of
+from agentfsm.engine.schema.functions import context_parameter_of, docstring_of, parameters_of
 from agentfsm.engine.schema.guard import Work, admitted, work
 from agentfsm.engine.schema.strict import strict_schema, without_nulls
 from agentfsm.engine.schema.validator import compiled, problem_at, reasons
@@ -120,7 +120,7 @@ def signature_of_schema(
     is_valid = compiled(schema, name)
     told = {key: value for key, value in schema.items() if key != "$schema"}
     taken = parameters_of(function, name)
-    context = context_of(taken, context_type, name)
+    context = context_parameter_of(taken, context_type, name)
     return SchemaSignature(
         name=name,
         description=docstring_of(function, set(schema["properties"]))[0],

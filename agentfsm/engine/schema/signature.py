@@ -31,7 +31,7 @@ from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.engine.schema.arguments import check_object, expected, explain, object_in, object_text, strict_text
 from agentfsm.engine.schema.bound import Arguments, Bound
-from agentfsm.engine.schema.functions import context_of, docstring_of, first_line, parameters_of
+from agentfsm.engine.schema.functions import context_parameter_of, docstring_of, first_line, parameters_of
 from agentfsm.engine.schema.strict import strict_schema, without_nulls
 
 # An argument that nobody reads is a misunderstanding; infinity comes from 1e999 as well.
@@ -115,7 +115,7 @@ def signature_of(function: Callable[..., Any], *, context_type: type, name: str,
             no words for a type.
     """
     parameters = parameters_of(function, name)
-    context = context_of(parameters, context_type, name)
+    context = context_parameter_of(parameters, context_type, name)
     visible = parameters[1:] if context else parameters
     description, notes = docstring_of(function, {p.name for p in visible})
     arguments, schema = _compile({p.name: _argument(p, notes.get(p.name), name) for p in visible}, name)
