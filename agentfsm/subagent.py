@@ -116,7 +116,7 @@ class _Child:
         if parent is not None and parent.run.header.depth >= parent.depth_limit:
             text = f"agents may call agents {parent.depth_limit} deep, and this would be one more: answer yourself"
             return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT)
-        return await _Call(self, self._variant(ctx, parent), ctx, parent).run(self._first_message(arguments))
+        return await _Call(self._variant(ctx, parent), ctx, parent).run(self._first_message(arguments))
 
     async def end(self, store: Store, clock: Clock, run_id: str) -> Ended:
         """End a run of the agent for good, since its caller or the call of it ends, and tell what it did."""
@@ -150,7 +150,6 @@ class _Child:
 class _Call:
     """One call of an agent."""
 
-    child: _Child
     agent: Agent[Any]
     ctx: RunContext[Any]
     parent: Parent | None
