@@ -126,7 +126,7 @@ LASTING = [
 @pytest.mark.parametrize("error", PASSING, ids=lambda error: f"{type(error).__module__}.{type(error).__name__}")
 def test_passing(error):
     """A connection that broke, a service that was slow: calling again may help, and nothing is known of the wait."""
-    assert transient(error) == Transient(None, rate_limited=False, status=None)
+    assert transient(error) == Transient(None, rate_limited=False)
 
 
 @pytest.mark.parametrize("error", LASTING, ids=lambda error: f"{type(error).__module__}.{type(error).__name__}")
@@ -187,7 +187,7 @@ def test_every_transport_error_of_httpx(library):
 @pytest.mark.parametrize("status", [*range(399, 600), 0, 200, 600])
 def test_statuses(status):
     """Those statuses are passing that say so, wherever the error carries them."""
-    passing = Transient(None, rate_limited=status == 429, status=status) if status in PASSING_STATUSES else None
+    passing = Transient(None, rate_limited=status == 429) if status in PASSING_STATUSES else None
     assert transient(Failure(status_code=status)) == passing
     assert transient(Failure(status=status)) == passing
     assert transient(Failure(code=status)) == passing
@@ -201,19 +201,19 @@ def test_the_libraries_own_status_errors():
     response = httpx.Response(429, headers={"retry-after": "7"}, request=request)
     with pytest.raises(httpx.HTTPStatusError) as caught:
         response.raise_for_status()
-    assert transient(caught.value) == Transient(7.0, rate_limited=True, status=429)
+    assert transient(caught.value) == Transient(7.0, rate_limited=True)
 
     answer = requests.Response()
     answer.status_code = 503
     answer.headers["Retry-After"] = "8"
     with pytest.raises(requests.HTTPError) as refused:
         answer.raise_for_status()
-    assert transient(refused.value) == Transient(8.0, rate_limited=False, status=503)
+    assert transient(refused.value) == Transient(8.0, rate_limited=False)
 
     headers = Message()
     headers["Retry-After"] = "9"
     with urllib.error.HTTPError("http://localhost", 502, "bad gateway", headers, io.BytesIO()) as error:
-        assert transient(error) == Transient(9.0, rate_limited=False, status=502)
+        assert transient(error) == Transient(9.0, rate_limited=False)
     with urllib.error.HTTPError("http://localhost", 404, "not found", headers, io.BytesIO()) as error:
         assert transient(error) is None
 
@@ -226,7 +226,7 @@ def test_openai_without_quota():
         response = httpx2.Response(429, request=request)
         return openai.RateLimitError("too many", response=response, body={"code": code})
 
-    assert transient(error("rate_limit_exceeded")) == Transient(None, rate_limited=True, status=429)
+    assert transient(error("rate_limit_exceeded")) == Transient(None, rate_limited=True)
     assert transient(error("insufficient_quota")) is None
 
 
@@ -240,21 +240,21 @@ def test_a_status_weighs_more_than_the_class():
 
 
 def test_a_tools_own_word_weighs_more_than_a_status():
-    """A tool that says that it passes is believed, and its status told."""
+    """A tool that says that it passes is believed."""
     error = TransientError("not there yet", retry_after_s=3)
     error.status_code = 404
-    assert transient(error) == Transient(3.0, rate_limited=False, status=404)
+    assert transient(error) == Transient(3.0, rate_limited=False)
 
 
 def test_own_errors_tell_their_wait():
     """The wait that a tool's own errors ask for is handed on."""
     for make in (TransientError, RefusedError, ModelUnavailableError):
-        assert transient(make("busy", 2.5)) == Transient(2.5, rate_limited=False, status=None)
+        assert transient(make("busy", 2.5)) == Transient(2.5, rate_limited=False)
 
 
 def test_who_names_a_wait_is_passing():
     """An error that says in how many seconds to come again is a passing one, of whatever class."""
-    assert transient(Failure(retry_after=4)) == Transient(4.0, rate_limited=False, status=None)
+    assert transient(Failure(retry_after=4)) == Transient(4.0, rate_limited=False)
 
 
 @pytest.mark.parametrize(
@@ -309,14 +309,14 @@ def test_the_headers_name_in_any_case(name):
 def test_a_number_that_is_no_wait(number):
     """A wait without end is none, and the header is asked instead."""
     error = Failure(retry_after=number, response=Answer(429, {"retry-after": "5"}))
-    assert transient(error) == Transient(5.0, rate_limited=True, status=429)
+    assert transient(error) == Transient(5.0, rate_limited=True)
     assert transient(Failure(retry_after=number)) is None
 
 
 @pytest.mark.parametrize("headers", [5, [("retry-after", "5")], {5: "5"}, "retry-after: 5"])
 def test_headers_of_another_shape(headers):
     """Headers that are no mapping of texts say nothing, and the status still counts."""
-    assert transient(Failure(status_code=503, headers=headers)) == Transient(None, rate_limited=False, status=503)
+    assert transient(Failure(status_code=503, headers=headers)) == Transient(None, rate_limited=False)
 
 
 def test_groups():
@@ -324,8 +324,8 @@ def test_groups():
     quick, slow = Failure(status_code=503, retry_after=1), RefusedError("busy", 9)
     limited, plain = Failure(status_code=429), TimeoutError()
     group = ExceptionGroup("all", [plain, ExceptionGroup("some", [quick, slow]), limited])
-    assert transient(group) == Transient(9.0, rate_limited=True, status=503)
-    assert transient(ExceptionGroup("one", [plain])) == Transient(None, rate_limited=False, status=None)
+    assert transient(group) == Transient(9.0, rate_limited=True)
+    assert transient(ExceptionGroup("one", [plain])) == Transient(None, rate_limited=False)
     assert transient(ExceptionGroup("mixed", [plain, ExceptionGroup("some", [slow, ValueError()])])) is None
     assert transient(BaseExceptionGroup("stop", [plain, KeyboardInterrupt()])) is None
 
@@ -374,8 +374,8 @@ class Itself(ExceptionGroup):
 def test_traps():
     """An error whose attributes raise does not harm; what can be read of it still counts."""
     assert transient(Trap()) is None
-    assert transient(Failure(response=Trap(), status=503)) == Transient(None, rate_limited=False, status=503)
-    assert transient(PropertyError()) == Transient(None, rate_limited=False, status=None)
+    assert transient(Failure(response=Trap(), status=503)) == Transient(None, rate_limited=False)
+    assert transient(PropertyError()) == Transient(None, rate_limited=False)
     assert transient(Failure(status_code=Number(503))) is None
     assert transient(Itself("again", [ValueError()])) is None
     itself = urllib.error.URLError("")
@@ -401,5 +401,3 @@ def test_anything(attributes):
     found = transient(Failure(**attributes))
     if found is not None:
         assert found.retry_after_s is None or 0 <= found.retry_after_s < float("inf")
-        assert found.status is None or 400 <= found.status <= 599
-        assert found.rate_limited == (found.status == 429)

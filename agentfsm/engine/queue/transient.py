@@ -86,8 +86,6 @@ class Transient:
     # Seconds to wait before that, 0 or more, as asked by whoever failed; None where nothing was said.
     rate_limited: bool
     # Whether the service is well, and it was this caller who asked too often.
-    status: int | None
-    # Of HTTP, where there was one.
 
 
 def transient(error: BaseException) -> Transient | None:
@@ -113,7 +111,6 @@ def _group(group: BaseExceptionGroup[BaseException]) -> Transient | None:
     return Transient(
         retry_after_s=max((m.retry_after_s for m in members if m.retry_after_s is not None), default=None),
         rate_limited=any(member.rate_limited for member in members),
-        status=next((member.status for member in members if member.status is not None), None),
     )
 
 
@@ -128,7 +125,7 @@ def _single(error: BaseException) -> Transient | None:
         is_passing = status in PASSING_STATUSES and _get(error, "code") != "insufficient_quota"
     else:
         is_passing = _is_passing(error) or asked_s is not None
-    return Transient(asked_s, status == RATE_LIMITED, status) if is_passing else None
+    return Transient(asked_s, status == RATE_LIMITED) if is_passing else None
 
 
 def _is_passing(error: BaseException) -> bool:
