@@ -79,7 +79,7 @@ async def _question(drive: Drive, effect: AskModel) -> Question | e.ToolsOffered
     if (cut := await compacted(drive, tools, settings)) is not None:
         return cut
     request = engine.request_digest(tally, tools, settings)
-    return Question(engine, journal, effect, tally, drive.budget, tools, request, settings)
+    return Question(drive, effect, tools, request, settings)
 
 
 async def _refresh(drive: Drive) -> None:

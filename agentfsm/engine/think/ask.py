@@ -12,7 +12,7 @@ import attrs
 
 from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Usage
-from agentfsm.engine.drive.budget import NO_USAGE, Budget
+from agentfsm.engine.drive.budget import NO_USAGE
 from agentfsm.engine.drive.engine import ANSWER_TOKENS, MAX_ANSWER_TOKENS, Engine
 from agentfsm.engine.think.reply import check_chunk, reply_of, usd_of
 from agentfsm.engine.watch.log import redacted
@@ -24,10 +24,10 @@ from agentfsm.tally import BYTES_PER_TOKEN
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
     from agentfsm.core.settings import Settings
+    from agentfsm.engine.drive.drive import Drive
     from agentfsm.engine.drive.journal import Journal
     from agentfsm.engine.think.early import EarlyCalls
     from agentfsm.ports import Model, ToolDefinition
-    from agentfsm.tally import Tally
 
 # Answers that must not be taken for whole ones, and that asking again would not mend.
 FLAWS: Final = {
@@ -44,11 +44,8 @@ _MODES: Final = frozenset({"auto", "none", "required"})
 class Question:
     """What the model is to be asked, and where what comes of it goes."""
 
-    engine: Engine
-    journal: Journal
+    drive: Drive
     effect: AskModel
-    tally: Tally
-    budget: Budget
     tools: Sequence[ToolDefinition]
     digest: str
     # Of the request, for its record.
@@ -58,7 +55,7 @@ class Question:
     @property
     def is_streamed(self) -> bool:
         """Whether the reply is to come in pieces."""
-        return self.journal.listen is not None or self.settings.stream
+        return self.drive.journal.listen is not None or self.settings.stream
 
 
 async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Reply, Usage]:
@@ -72,7 +69,7 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
         LimitError: when the token budget leaves no room for an answer.
         ModelError: when the model cannot be asked; those that a retry may help only after the last one.
     """
-    engine, journal, effect = question.engine, question.journal, question.effect
+    engine, journal, effect = question.drive.engine, question.drive.journal, question.effect
     if engine.log_prompts:
         journal.log.debug("prompt", turn=effect.turn, text=redacted(str(effect.messages[-1:])))
     attempt, wasted = 1, NO_USAGE
@@ -110,30 +107,30 @@ def _why(error: ModelError) -> str:
 
 async def _attempt(question: Question, pieces: _Pieces | None) -> tuple[Reply, Usage]:
     """Ask once, with what it may cost held back; return the reply and what it did cost."""
-    engine, budget = question.engine, question.budget
-    asked = question.tally.estimate
-    wanted = question.settings.max_tokens or ANSWER_TOKENS
-    longest = question.settings.max_tokens or MAX_ANSWER_TOKENS
+    drive, engine, settings = question.drive, question.drive.engine, question.settings
+    wanted = settings.max_tokens or ANSWER_TOKENS
+    longest = settings.max_tokens or MAX_ANSWER_TOKENS
     # Anthropic refuses a cap that is not above what is for thinking.
-    least = min(1 + question.settings.thinking_tokens, wanted) if question.settings.extra_body else 1
-    granted, held = await budget.reserve(asked, wanted, longest, partial(usd_of, engine.model), least)
+    least = min(1 + settings.thinking_tokens, wanted) if settings.extra_body else 1
+    price = partial(usd_of, engine.model)
+    granted, held = await drive.budget.reserve(drive.tally.estimate, wanted, longest, price, least)
     usage = NO_USAGE
     try:
         request = _request(question, granted if granted < wanted else None)
         reply = _usable(engine, await reply_of(engine.model, request, None if pieces is None else pieces.take))
         usage = _usage(question, reply)
     except ModelError as error:
-        usage = error.usage = priced(engine, question.journal, engine.model, error.usage or Usage())
+        usage = error.usage = priced(engine, drive.journal, engine.model, error.usage or Usage())
         raise
     finally:
-        budget.settle(held, usage)
+        drive.budget.settle(held, usage)
         if pieces is not None:
             pieces.is_over = True
     return reply, usage
 
 
 def _request(question: Question, cap_tokens: int | None) -> Request:
-    engine, settings, answers = question.engine, question.settings, question.engine.answers
+    engine, settings, answers = question.drive.engine, question.settings, question.drive.engine.answers
     choice = settings.tool_choice
     if choice is None and answers is not None and answers.is_call and not _may_think(settings):
         settings = attrs.evolve(settings, tool_choice="required")  # models that think may refuse to be forced
@@ -170,13 +167,13 @@ def _wait_s(engine: Engine, error: Exception, attempt: int) -> float:
 
 
 def _usage(question: Question, reply: Reply) -> Usage:
-    usage = reply.usage
+    drive, usage = question.drive, reply.usage
     if usage is None:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
         written = written if reply.native is None else max(written, len(reply.native.content))
-        asked = question.tally.estimate
+        asked = drive.tally.estimate
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
-    return priced(question.engine, question.journal, question.engine.model, usage)
+    return priced(drive.engine, drive.journal, drive.engine.model, usage)
 
 
 def priced(engine: Engine, journal: Journal, model: Model, usage: Usage) -> Usage:
@@ -204,8 +201,9 @@ class _Pieces:
         """Return what takes them; None where nothing needs to be streamed."""
         if not question.is_streamed:
             return None
-        text_delta = deltas(TextDelta, question.journal.run.id, question.effect.turn, attempt)
-        return cls(question, attempt, early, question.journal.listen, text_delta)
+        journal = question.drive.journal
+        text_delta = deltas(TextDelta, journal.run.id, question.effect.turn, attempt)
+        return cls(question, attempt, early, journal.listen, text_delta)
 
     def take(self, chunk: Chunk) -> None:
         """Take the next piece.
@@ -214,20 +212,20 @@ class _Pieces:
             MisuseError: when it is none, or the reply has ended.
         """
         if self.is_over:
-            what = f"{type(self.question.engine.model).__name__}.reply"
+            what = f"{type(self.question.drive.engine.model).__name__}.reply"
             raise MisuseError(f"{what} emitted a piece after it had ended: wait for all that emits before it returns")
         if isinstance(chunk, TextChunk) and chunk.text.__class__ is str:  # nearly all
             if self.listen is not None:
                 self.listen(self.text_delta(chunk.text))
             return
-        check_chunk(self.question.engine.model, chunk)
+        check_chunk(self.question.drive.engine.model, chunk)
         if self.early is not None:
             self.early.hear(chunk)
         if self.listen is not None and not isinstance(chunk, FinishChunk):
             self.listen(self._delta(chunk))
 
     def _delta(self, chunk: TextChunk | ThinkingChunk | CallChunk) -> TextDelta | ThinkingDelta | CallDelta:
-        run, turn = self.question.journal.run, self.question.effect.turn
+        run, turn = self.question.drive.journal.run, self.question.effect.turn
         match chunk:
             case TextChunk():
                 return self.text_delta(chunk.text)
