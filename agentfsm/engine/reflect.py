@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core import loops
@@ -29,6 +31,8 @@ _LADDER: Final = (
     "You are repeating yourself: {what}. The results will not change. Do something else, or answer with what you have.",
     "You are repeating yourself: {what}. {tools} may not be called any more in this run. Answer with what you have.",
 )
+# The same where it is the answers that repeat: there is no tool to withdraw.
+_OF_ANSWERS: Final = 2 * ("You are repeating yourself: {what}. It would be refused again: give another answer.",)
 _LAST: Final = (
     "You are repeating yourself: {what}. This is your last reply: give the best answer that you can with what you "
     "have, and say what is missing."
@@ -44,7 +48,7 @@ async def review_results(drive: Drive, effect: Reflect) -> None:
     if effect.verdict is not None:
         return journal.commit(_after(effect.verdict))
     if (loop := _loop(engine, journal.run)) is not None:
-        return _warn(drive, loop)
+        return _warn(drive, loop, e.Continued())
     if engine.judge is not None and engine.judge.wants(journal.run):
         return await _judge(drive, engine.judge)
     return journal.commit(e.Continued())
@@ -67,9 +71,18 @@ async def review_draft(drive: Drive, effect: Reflect) -> bool:
             await _judge(drive, engine.judge)
             return False
     elif verdict.action is not Action.ACCEPT:
-        journal.commit(_after(verdict))
+        _send_back(drive, _after(verdict))
         return False
     return True
+
+
+def _send_back(drive: Drive, note: e.Continued) -> None:
+    """Commit what is said against a draft, and that it is the same draft again, where it is."""
+    loop = None if note.asks else _loop(drive.engine, drive.journal.run)  # a person may see what comes next
+    if loop is None:
+        drive.journal.commit(note)
+    else:
+        _warn(drive, loop, note)
 
 
 # The form of an answer
@@ -82,7 +95,7 @@ def _refuse(drive: Drive, answers: Answers, why: str) -> None:
         times = f"answers refused: {refusals + 1}, the last one: {why}"
         return drive.fail(StopReason.TOO_MANY_ERRORS, times)
     drive.journal.log.warning("answer_refused", turn=drive.journal.run.turn, refusals=refusals + 1)
-    return drive.journal.commit(e.Continued(note=_REFUSED.format(why=why, how=answers.how), refused=True))
+    return _send_back(drive, e.Continued(note=_REFUSED.format(why=why, how=answers.how), refused=True))
 
 
 # Judges
@@ -176,17 +189,18 @@ def _loop(engine: Engine, run: Run) -> loops.Loop | None:
     return None if run.turn < loops.REPEATS else loops.find(run.messages, engine.registry.polls)
 
 
-def _warn(drive: Drive, loop: loops.Loop) -> None:
-    """Tell the model of a loop: first a nudge, then the tools are withdrawn, then the run stops."""
+def _warn(drive: Drive, loop: loops.Loop, note: e.Continued) -> None:
+    """Add to a note that the model repeats itself: first a nudge, then the tools are withdrawn, then the run stops."""
     journal, run = drive.journal, drive.journal.run
+    change: dict[str, Any] = {}
     if loop.hint:
-        note = e.Continued(note=f"Note: {loop.what}, though the arguments differ.")
+        text = f"Note: {loop.what}, though the arguments differ."
     elif run.loops < len(_LADDER):
-        text = _LADDER[run.loops].format(what=loop.what, tools=", ".join(loop.tools))
-        note = e.Continued(note=text, loop=True, disabled=loop.tools if run.loops else ())
+        text = (_LADDER if loop.tools else _OF_ANSWERS)[run.loops].format(what=loop.what, tools=", ".join(loop.tools))
+        change = {"loop": True, "disabled": loop.tools if run.loops else ()}
     elif drive.engine.last_answer:
-        note = e.Continued(note=_LAST.format(what=loop.what), loop=True, is_last=True)
+        text, change = _LAST.format(what=loop.what), {"loop": True, "is_last": True}
     else:
         return drive.fail(StopReason.LOOP_DETECTED, f"{loop.what}, after {run.loops} warnings")
     journal.log.warning("loop", turn=run.turn, what=loop.what)
-    return journal.commit(note)
+    return journal.commit(attrs.evolve(note, note=f"{note.note}\n{text}".lstrip(), **change))

@@ -7,7 +7,7 @@ from itertools import cycle, islice
 import pytest
 from checks import results_of, sound, sound_run, texts
 
-from agentfsm import Agent, InputKind, Limits, Outcome, RunContext, State, StopReason, tool
+from agentfsm import Agent, InputKind, Limits, ModelRetry, Outcome, RunContext, State, StopReason, tool
 from agentfsm.core.events import Continued
 from agentfsm.core.messages import SystemMessage
 from agentfsm.ports import ProposedCall, Reply
@@ -119,6 +119,40 @@ async def test_both_tools_of_a_sequence_are_withdrawn(store):
     run = await agent.run("look")
     assert set(run.disabled) == {"look", "hear"}
     assert run.stop_reason is StopReason.LOOP_DETECTED
+
+
+def refuse(answer: str) -> str:
+    """Take no answer but one."""
+    if answer != "43":
+        raise ModelRetry(f"{answer} is wrong")
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("last_answer", "turn", "words"),
+    [(False, 5, "the same reply 3 turns running, after 2 warnings"), (True, 6, "round in circles after every warning")],
+)
+async def test_the_same_answer_climbs_the_ladder(store, last_answer, turn, words):
+    """One that was refused is given again: the model reads why, and that it repeats itself, and then it ends."""
+    limits = Limits(answer_retries=20)
+    agent, model = circling(store, "42", output_validators=[refuse], limits=limits, last_answer=last_answer)
+    run = await agent.run("compute")
+    assert (run.stop_reason, run.turn, run.disabled) == (StopReason.LOOP_DETECTED, turn, ())
+    assert words in run.stop_message
+    assert all("42 is wrong" in note for note in notes(run))
+    assert ["It would be refused again" in note for note in notes(run)][:4] == [False, False, True, True]
+    assert "give another answer" in texts(model.requests[3])
+    assert run.refusals == turn - 1
+    await sound(agent, run)
+
+
+async def test_an_answer_that_changes_is_no_loop(store):
+    """Each is refused for itself, as often as the limit says; one that is said to repeat itself may still be right."""
+    agent, _ = circling(store, "41", "40", output_validators=[refuse], limits=Limits(answer_retries=6))
+    assert (await agent.run("compute")).stop_reason is StopReason.TOO_MANY_ERRORS
+    model = ScriptedModel("42", "42", "42", say("43", expect="repeating yourself"))
+    run = await agent.with_(model=model).run("compute")
+    assert (run.output, run.loops) == ("43", 1)
 
 
 async def test_the_same_words_before_other_calls_are_progress(store):
