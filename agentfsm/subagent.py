@@ -64,7 +64,7 @@ def agent_tool(
     check_seconds("timeout_s", timeout_s)
     if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
         raise MisuseError(f"as_tool() takes no {', '.join(sorted(told))}: that follows from the agent's own tools")
-    agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, which takes 0.3 s: here, not in the event loop
+    agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
     agent.driver.check_price()
     child = _Child(agent, prompt, turns, timeout_s)
     tools = list(agent.tools)
