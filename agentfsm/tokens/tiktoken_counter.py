@@ -76,7 +76,7 @@ class _Fetch:
 
     async def wait(self) -> None:
         """Return when it has ended or the time is up; a cancelled wait leaves it to the others."""
-        if self.result.done():
+        if self.result.done() or time.monotonic() >= self.deadline:
             return
         ended = anyio.Event()
         wake = waker(ended.set)
