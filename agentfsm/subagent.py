@@ -19,7 +19,7 @@ from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome, Usage
-from agentfsm.engine.act.children import last_word, left_behind
+from agentfsm.engine.act.children import last_word, still_at_work
 from agentfsm.engine.drive.family import Parent, child_id
 from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.context import Ended, Paused, RunContext, ToolKind
@@ -127,7 +127,7 @@ class _Child:
                 await store.post(run_id, "cancel", Cancel(by="its caller"))
                 await agent.driver.drive(run_id, None, obeys=True)
             run = await agent.load(run_id)
-        return last_word(run, agent.model) if run.is_over else left_behind(run, agent.model)
+        return last_word(run, agent.model) if run.is_over else still_at_work(run, agent.model)
 
     def _first_message(self, arguments: dict[str, Any]) -> str:
         if self.prompt is not None:

@@ -47,8 +47,8 @@ from agentfsm.stores.threaded import (
     Records,
     ThreadedStore,
     check_lease_s,
-    header_of,
     posted,
+    read_header,
 )
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ class _PostgresLedger(Link):
 
     def _header(self, run_id: str, number: int) -> Header:
         body = self.execute(sql.HEADER, (number,)).fetchone()
-        return header_of(run_id, body and body[0].encode())
+        return read_header(run_id, body and body[0].encode())
 
     # The inbox.
 

@@ -52,8 +52,8 @@ from agentfsm.stores.threaded import (
     Records,
     ThreadedStore,
     check_lease_s,
-    header_of,
     posted,
+    read_header,
 )
 
 PREFIX: Final = "agentfsm:"
@@ -121,7 +121,7 @@ class _RedisLedger(RedisServer):
             header = checked_session(opening.header, (before.decode(), state.decode()) if last else None)
 
     def _stored(self, header: Header, record: bytes | None) -> Header:
-        stored = header_of(header.id, record)
+        stored = read_header(header.id, record)
         check_same_prompt(stored, header)
         return stored
 

@@ -51,8 +51,8 @@ from agentfsm.stores.threaded import (
     Records,
     ThreadedStore,
     check_lease_s,
-    header_of,
     posted,
+    read_header,
 )
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ class _SQLiteLedger(DatabaseFile):
 
     def _header(self, run_id: str, number: int) -> Header:
         body = self.execute(_HEADER, (number,)).fetchone()
-        return header_of(run_id, body and body[0])
+        return read_header(run_id, body and body[0])
 
     # The inbox.
 

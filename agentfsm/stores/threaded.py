@@ -483,7 +483,7 @@ def decoded(decode: Callable[[str], T], body: object, what: str) -> T:
         raise TooNewError(f"{what}: {error}") from None
 
 
-def header_of(run_id: str, body: object) -> Header:
+def read_header(run_id: str, body: object) -> Header:
     """Decode the header of a run."""
     return decoded(codec.decode_header, body, f"run {run_id!r}, the header")
 
@@ -497,7 +497,7 @@ def posted(run_id: str, number: int, key: str, item: bytes) -> Posted:
 def _stored(run_id: str, after: int, version: int, records: Sequence[tuple[int, bytes]]) -> Stored:
     """Decode a journal, in which no version may be missing."""
     bodies: dict[int, Any] = dict(records)
-    header = header_of(run_id, bodies.get(0))
+    header = read_header(run_id, bodies.get(0))
     events = [
         decoded(lambda text: codec.decode_event(text, header), bodies.get(number), f"run {run_id!r}, version {number}")
         for number in range(max(after, 0) + 1, version + 1)

@@ -107,7 +107,7 @@ async def _warned(drive: Drive, entry: OpenCall) -> Ended:
             await store.post(each, "cancel", Cancel(by="its caller"))
         except StoreError as error:
             drive.journal.log.warning("child_not_told", child=each, error=type(error).__name__)
-    return last_word(run) if run.is_over else left_behind(run)
+    return last_word(run) if run.is_over else still_at_work(run)
 
 
 async def broken_off(drive: Drive, tool: Tool[..., Any], call: ToolCall, end: End) -> End:
@@ -164,7 +164,7 @@ def last_word(run: Run, model: Model | None = None) -> Ended:
     return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
 
 
-def left_behind(run: Run, model: Model | None = None) -> Ended:
+def still_at_work(run: Run, model: Model | None = None) -> Ended:
     """Tell of an agent that was told to end and has not yet: another has its lease, who may be dead."""
     names = [entry.call.name for entry in run.open if entry.attempts and entry.phase is not Phase.FINISHED]
     doing = f", and may still be doing: {', '.join(names)}" if names else ""
