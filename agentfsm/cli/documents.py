@@ -14,7 +14,6 @@ from agentfsm.cli.show import prompt_of, with_decisions
 from agentfsm.core import codec
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
-from agentfsm.models import from_openai
 
 if TYPE_CHECKING:
     from agentfsm.cli.place import Way
@@ -90,6 +89,8 @@ def messages_in(path: str) -> tuple[Message, ...]:
         raise MisuseError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise MisuseError(f"{path} is no JSON: {error}") from None
+    from agentfsm.models import from_openai  # noqa: PLC0415  it loads what reads replies, which few commands need
+
     try:
         return from_openai(given.get("messages", given) if isinstance(given, dict) else given)
     except MisuseError as error:

@@ -16,7 +16,6 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.run import begin
 from agentfsm.engine.drive import journal
-from agentfsm.models import to_openai
 from agentfsm.ports import Filter
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ def export(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Write all that there is of a run."""
     found, events, top = _read(args.id, None, args.store)
     if args.messages:
+        from agentfsm.models import to_openai  # noqa: PLC0415  it loads what writes requests, which few commands need
+
         terminal.document({"messages": to_openai(found.messages)})
         return Exit.DONE
     terminal.document(export_json(found, Way(place=store_place(args.store)), top, events))
