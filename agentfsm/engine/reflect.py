@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.drive.answers import Answers
     from agentfsm.engine.drive.drive import Drive
-    from agentfsm.engine.drive.engine import Engine
     from agentfsm.ports import Judge, JudgeAsk
 
 # What a finding says, the first and the second time; the third stops the run.
@@ -47,7 +46,7 @@ async def review_results(drive: Drive, effect: Reflect) -> None:
         return drive.fail(*stop)
     if effect.verdict is not None:
         return journal.commit(_after(effect.verdict))
-    if (loop := _loop(engine, journal.run)) is not None:
+    if (loop := _loop(drive)) is not None:
         return _warn(drive, loop, e.Continued())
     if engine.judge is not None and engine.judge.wants(journal.run):
         return await _judge(drive, engine.judge)
@@ -78,7 +77,7 @@ async def review_draft(drive: Drive, effect: Reflect) -> bool:
 
 def _send_back(drive: Drive, note: e.Continued) -> None:
     """Commit what is said against a draft, and that it is the same draft again, where it is."""
-    loop = None if note.asks else _loop(drive.engine, drive.journal.run)  # a person may see what comes next
+    loop = None if note.asks else _loop(drive)  # a person may see what comes next
     if loop is None:
         drive.journal.commit(note)
     else:
@@ -185,8 +184,9 @@ _NEXT: Final[dict[Action, Callable[[Verdict], e.Continued]]] = {
 # Loops
 
 
-def _loop(engine: Engine, run: Run) -> loops.Loop | None:
-    return None if run.turn < loops.REPEATS else loops.find(run.messages, engine.registry.polls)
+def _loop(drive: Drive) -> loops.Loop | None:
+    run = drive.journal.run
+    return None if run.turn < loops.REPEATS else loops.find(run.messages, drive.engine.registry.polls)
 
 
 def _warn(drive: Drive, loop: loops.Loop, note: e.Continued) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
     from agentfsm.core.settings import Settings
     from agentfsm.engine.drive.drive import Drive
-    from agentfsm.engine.drive.journal import Journal
     from agentfsm.engine.think.early import EarlyCalls
     from agentfsm.ports import Model, ToolDefinition
 
@@ -120,7 +119,7 @@ async def _attempt(question: Question, pieces: _Pieces | None) -> tuple[Reply, U
         reply = _usable(engine, await reply_of(engine.model, request, None if pieces is None else pieces.take))
         usage = _usage(question, reply)
     except ModelError as error:
-        usage = error.usage = priced(engine, drive.journal, engine.model, error.usage or Usage())
+        usage = error.usage = priced(drive, engine.model, error.usage or Usage())
         raise
     finally:
         drive.budget.settle(held, usage)
@@ -173,14 +172,14 @@ def _usage(question: Question, reply: Reply) -> Usage:
         written = written if reply.native is None else max(written, len(reply.native.content))
         asked = drive.tally.estimate
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
-    return priced(drive.engine, drive.journal, drive.engine.model, usage)
+    return priced(drive, drive.engine.model, usage)
 
 
-def priced(engine: Engine, journal: Journal, model: Model, usage: Usage) -> Usage:
+def priced(drive: Drive, model: Model, usage: Usage) -> Usage:
     """Return the usage of one reply with its price; where that is not known, the log says so, once for each model."""
     usage = usage.priced(partial(usd_of, model))
-    if usage.unpriced and engine.note_unpriced(model):
-        journal.log.info("price_unknown", model=model.name)
+    if usage.unpriced and drive.engine.note_unpriced(model):
+        drive.journal.log.info("price_unknown", model=model.name)
     return usage
 
 

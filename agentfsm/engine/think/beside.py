@@ -56,9 +56,9 @@ async def ask_beside(
         )
         reply = await reply_of(who, request)
         counted = Usage(input_tokens=asked, output_tokens=estimated_tokens(reply.text), estimated=True)
-        usage = priced(engine, drive.journal, who, reply.usage or counted)
+        usage = priced(drive, who, reply.usage or counted)
     except ModelError as error:
-        usage = error.usage = priced(engine, drive.journal, who, error.usage or usage)
+        usage = error.usage = priced(drive, who, error.usage or usage)
         raise
     else:
         return reply.text, usage
