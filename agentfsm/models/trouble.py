@@ -204,7 +204,7 @@ def by_status(bad: Translate, busy: Translate, more: Mapping[int, Translate] = M
         busy: A server's fault, and what waiting may mend.
         more: What the provider says by some other status.
     """
-    known = {**_KNOWN, **dict.fromkeys((408, 409, 429), busy), **more}
+    known = {**_KNOWN, **dict.fromkeys((408, 409, _WAIT), busy), **more}
 
     def translate(trouble: Trouble) -> ModelError:
         status = trouble.status or SERVER_ERRORS
