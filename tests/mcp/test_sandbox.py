@@ -1,7 +1,6 @@
 """A server in a sandbox, with bubblewrap for real; and what a server's process is given at all."""
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from listing import listed, names, tool
+from servers import debian
 
 from agentfsm import Agent, MisuseError
 from agentfsm.mcp import MCPServer, MCPServerError, Sandbox
@@ -62,18 +62,10 @@ for line in sys.stdin:
 """
 
 
-def _install():
-    """Install bubblewrap from Debian's packages, which in CI we may."""
-    for words in (["update"], ["install", "--yes", "--no-install-recommends", "bubblewrap"]):
-        subprocess.run(["apt-get", "--quiet", *words], check=True, stdout=subprocess.DEVNULL, timeout=300)
-
-
 @cache
 def refusal():
     """Say why nothing can be put into a sandbox here, or None."""
-    if shutil.which("bwrap") is None and os.environ.get("CI"):
-        _install()
-    program = shutil.which("bwrap")
+    program = debian("bwrap", "bubblewrap")
     if program is None:
         return "bubblewrap is not installed"
     tried = subprocess.run(

@@ -1,0 +1,85 @@
+"""PostgresStore behind a real PgBouncer that pools by transaction: each transaction may meet another connection."""
+
+from contextlib import aclosing
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+from servers import PgBouncer, empty_schema
+
+from agentfsm import Agent, tool
+from agentfsm.core.errors import StoreError
+from agentfsm.core.machine import State
+from agentfsm.stores import PostgresStore
+from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.testing.conformance import StoreConformance
+from agentfsm.testing.conformance.driving import header
+
+# Fewer than there are workers, so that they share, and what one leaves behind another meets.
+POOL = {"pool_mode": "transaction", "default_pool_size": "1", "server_reset_query": ""}
+
+
+@pytest.fixture(scope="module")
+def pooler(shared_postgres):
+    with PgBouncer(POOL, of=shared_postgres) as pooler:
+        yield pooler
+
+
+@pytest.fixture(scope="module")
+def tables(pooler, postgres_desk):
+    with empty_schema(postgres_desk) as name:
+        store = PostgresStore(pooler.url, schema=name)
+        anyio.run(store.runs)
+        anyio.run(store.aclose)
+        yield name
+
+
+@pytest.fixture
+def schema(tables, postgres_desk):
+    yield tables
+    for table in ("events", "inbox", "runs", "workers"):
+        postgres_desk.execute(f"DELETE FROM {tables}.{table}")  # noqa: S608  our own names
+
+
+class TestPooledPostgresStore(StoreConformance):
+    """The published kit."""
+
+    @pytest.fixture
+    async def store(self, pooler, schema):
+        async with aclosing(PostgresStore(pooler.url, schema=schema)) as store:
+            yield store
+
+    @pytest.fixture
+    async def other(self, pooler, schema):
+        async with aclosing(PostgresStore(pooler.url, schema=schema)) as store:
+            yield store
+
+
+async def test_a_pooler_that_is_killed_costs_time_and_nothing_else(shared_postgres, schema):
+    """A run in mid-turn goes on once there is a PgBouncer again, and no call is made twice."""
+    paid = []
+
+    @tool
+    async def pay(amount: int) -> str:
+        """Pay an amount."""
+        paid.append(amount)
+        if amount == 2:
+            await run_sync(pooler.kill)
+            await run_sync(pooler.start)
+        return f"paid {amount}"
+
+    script = ScriptedModel(*[say("", call("pay", amount=amount)) for amount in range(4)], say("done"))
+    with PgBouncer(POOL, of=shared_postgres) as pooler:
+        async with aclosing(PostgresStore(pooler.url, schema=schema)) as store:
+            run = await Agent(script, tools=[pay], store=store).run("go")
+            assert (run.state, paid) == (State.DONE, [0, 1, 2, 3])
+            stored = await store.read(run.id)
+    assert len(stored.events) == run.version
+
+
+async def test_pooling_by_statement_is_refused_at_once(shared_postgres, schema):
+    """No transaction is possible there, and none will be in a while."""
+    with PgBouncer({"pool_mode": "statement"}, of=shared_postgres) as pooler:
+        async with aclosing(PostgresStore(pooler.url, schema=schema, patience_s=3_600)) as store:
+            with pytest.raises(StoreError, match="set pool_mode = transaction in PgBouncer"):
+                await store.create(header())
