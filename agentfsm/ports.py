@@ -20,6 +20,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, Message, Native, Part, Usage
 from agentfsm.core.run import Header, Run
 from agentfsm.core.settings import DEFAULT, Settings
+from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
     from agentfsm.compaction import Group, Room
@@ -45,7 +46,7 @@ def plain_json(value: Any) -> Any:
 
 
 @attrs.frozen(kw_only=True)
-class ToolDefinition:
+class ToolDefinition(Value):
     """A tool as the model is told of it."""
 
     name: str
@@ -83,7 +84,7 @@ class OutputMode(StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class OutputForm:
+class OutputForm(Value):
     """The form that an answer shall have, where the provider is to see to it."""
 
     name: str
@@ -93,7 +94,7 @@ class OutputForm:
 
 
 @attrs.frozen(kw_only=True)
-class Request:
+class Request(Value):
     """One question to a model."""
 
     instructions: str
@@ -109,7 +110,7 @@ class Request:
 
 
 @attrs.frozen(kw_only=True)
-class ProposedCall:
+class ProposedCall(Value):
     """A tool call as the provider wrote it."""
 
     id: str
@@ -119,7 +120,7 @@ class ProposedCall:
 
 
 @attrs.frozen(kw_only=True)
-class Reply:
+class Reply(Value):
     """What the model answered, whole."""
 
     text: str = ""
@@ -134,7 +135,7 @@ class Reply:
 
 
 @attrs.frozen
-class TextChunk:
+class TextChunk(Value):
     """A piece of the answer's text, as it streams in."""
 
     text: str
@@ -142,7 +143,7 @@ class TextChunk:
 
 
 @attrs.frozen(kw_only=True)
-class CallChunk:
+class CallChunk(Value):
     """A piece of a tool call, as it streams in."""
 
     index: int
@@ -154,14 +155,14 @@ class CallChunk:
 
 
 @attrs.frozen(kw_only=True)
-class FinishChunk:
+class FinishChunk(Value):
     """The model has said why it stops; what follows is its bill. A model that does not tell may leave it out."""
 
     reason: FinishReason
 
 
 @attrs.frozen
-class ThinkingChunk:
+class ThinkingChunk(Value):
     """A piece of what the model thinks, or of its summary, as it streams in; no part of the answer."""
 
     text: str
@@ -309,7 +310,7 @@ class ContextPolicy(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class Selection:
+class Selection(Value):
     """Which tools a model is offered, and how they were chosen."""
 
     tools: tuple[str, ...]
@@ -452,7 +453,7 @@ def lost(lease: Lease) -> LeaseLostError:
 
 
 @attrs.frozen(kw_only=True)
-class Stored:
+class Stored(Value):
     """What a store holds of one run."""
 
     header: Header
@@ -461,7 +462,7 @@ class Stored:
 
 
 @attrs.frozen(kw_only=True)
-class Summary:
+class Summary(Value):
     """A line of a list of runs."""
 
     id: str
@@ -487,7 +488,7 @@ class Summary:
 
 
 @attrs.frozen(kw_only=True)
-class Filter:
+class Filter(Value):
     """Which runs a list shows; what is None lets all through."""
 
     session: str | None = None

@@ -14,13 +14,14 @@ from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.value import Value
 
 # Characters of a result's SHA-256: all of it, since it stands for the result.
 DIGEST_CHARS: Final = 64
 
 
 @attrs.frozen(kw_only=True)
-class AuditRecord:
+class AuditRecord(Value):
     """One call of a tool: who asked for what, who let it run, and how it ended."""
 
     run_id: str

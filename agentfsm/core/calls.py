@@ -11,6 +11,7 @@ import attrs
 
 from agentfsm.core.effects import Pending
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Outcome, ToolCall, ToolResult
+from agentfsm.core.value import Value
 
 
 class Phase(StrEnum):
@@ -32,7 +33,7 @@ UNDECIDED: Final = frozenset({Phase.ASKED, Phase.LOST, Phase.PAUSED})
 
 
 @attrs.frozen(kw_only=True)
-class Inquiry:
+class Inquiry(Value):
     """What the tool of an open call has asked people, and what it was told."""
 
     rounds: int = 0
@@ -44,7 +45,7 @@ class Inquiry:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class OpenCall:
+class OpenCall(Value):
     """A call of the turn that is not closed yet. Not slotted: many fields are written a third faster into a dict."""
 
     call: ToolCall
@@ -65,7 +66,7 @@ class OpenCall:
 
 
 @attrs.frozen(kw_only=True)
-class CallRecord:
+class CallRecord(Value):
     """A closed call, for audit."""
 
     turn: int
@@ -77,7 +78,7 @@ class CallRecord:
 
 
 @attrs.frozen(kw_only=True)
-class Fault:
+class Fault(Value):
     """Something that failed on the way."""
 
     turn: int

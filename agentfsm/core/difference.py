@@ -11,13 +11,14 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.messages import AssistantMessage, Message, ToolResult
 from agentfsm.core.run import Run
+from agentfsm.core.value import Value
 
 # What is told of a run beside its history and its open calls.
 _FACTS: Final = ("version", "state", "turn", "stop_reason", "stop_message", "window", "loops", "disabled", "offered")
 
 
 @attrs.frozen(kw_only=True)
-class Difference:
+class Difference(Value):
     """How one run differs from another."""
 
     shared: int

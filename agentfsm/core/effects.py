@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from agentfsm.core.messages import Message, ToolCall
+from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict
 
 
@@ -22,7 +23,7 @@ class PendingKind(StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class Question:
+class Question(Value):
     """What a tool asks a person in the middle of its call; the call is made again with the answer."""
 
     key: str
@@ -36,7 +37,7 @@ class Question:
 
 
 @attrs.frozen(kw_only=True)
-class Pending:
+class Pending(Value):
     """One thing that has to come from outside before the run goes on."""
 
     kind: PendingKind
@@ -61,12 +62,12 @@ class Pending:
 
 
 @attrs.frozen(kw_only=True)
-class ReadInbox:
+class ReadInbox(Value):
     """OBSERVE: take in what has arrived."""
 
 
 @attrs.frozen(kw_only=True)
-class AskModel:
+class AskModel(Value):
     """THINK: ask for the next reply."""
 
     turn: int
@@ -76,7 +77,7 @@ class AskModel:
 
 
 @attrs.frozen(kw_only=True)
-class RunTools:
+class RunTools(Value):
     """ACT: run these calls."""
 
     calls: tuple[ToolCall, ...]
@@ -84,7 +85,7 @@ class RunTools:
 
 
 @attrs.frozen(kw_only=True)
-class Reflect:
+class Reflect(Value):
     """REFLECT: go on, accept or stop."""
 
     draft: str | None
@@ -94,7 +95,7 @@ class Reflect:
 
 
 @attrs.frozen(kw_only=True)
-class Wait:
+class Wait(Value):
     """Nothing can be done before something has come from outside."""
 
     pending: tuple[Pending, ...]

@@ -15,13 +15,14 @@ from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolResult, Usage
+from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict
 from agentfsm.core.view import Shown
 
 
 @attrs.frozen(kw_only=True)
-class Event:
-    """What all events say; the one base class among values, since every fact has a time. The journal writes it."""
+class Event(Value):
+    """What all events say, since every fact has a time. The journal writes it."""
 
     at: float = 0.0
     # Seconds since 1970.

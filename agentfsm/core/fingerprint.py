@@ -7,6 +7,8 @@ from hashlib import sha256
 
 import attrs
 
+from agentfsm.core.value import Value
+
 
 def hash_of(text: str, digits: int) -> str:
     """Return the first hexadecimal digits of a text's hash; of any text, lone surrogates included."""
@@ -14,7 +16,7 @@ def hash_of(text: str, digits: int) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class Fingerprint:
+class Fingerprint(Value):
     """Hashes of what shapes an agent's behaviour: 8 hexadecimal digits each."""
 
     instructions: str = ""

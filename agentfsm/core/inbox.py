@@ -15,6 +15,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Message, Outcome, Part, SystemMessage, TextPart, UserMessage
+from agentfsm.core.value import Value
 
 
 class InputKind(StrEnum):
@@ -83,7 +84,7 @@ def _is_text(item: object, attribute: attrs.Attribute[Any], value: object) -> No
 
 
 @attrs.frozen(kw_only=True)
-class Input:
+class Input(Value):
     """Something for OBSERVE to take in."""
 
     kind: InputKind = attrs.field(default=InputKind.USER, converter=_kind)
@@ -106,7 +107,7 @@ class Input:
 
 
 @attrs.frozen(kw_only=True)
-class Approve:
+class Approve(Value):
     """Let the call run."""
 
     call_id: str
@@ -119,7 +120,7 @@ class Approve:
 
 
 @attrs.frozen(kw_only=True)
-class Reject:
+class Reject(Value):
     """Do not let the call run; the model is told."""
 
     call_id: str
@@ -129,7 +130,7 @@ class Reject:
 
 
 @attrs.frozen(kw_only=True)
-class Settle:
+class Settle(Value):
     """Say how a call ended that is not run here (a question to the user), or whose outcome nobody recorded."""
 
     call_id: str
@@ -141,7 +142,7 @@ class Settle:
 
 
 @attrs.frozen(kw_only=True)
-class GiveInput:
+class GiveInput(Value):
     """Answer what a tool has asked in the middle of its call; the call is made again."""
 
     call_id: str
@@ -153,7 +154,7 @@ class GiveInput:
 
 
 @attrs.frozen(kw_only=True)
-class Rerun:
+class Rerun(Value):
     """Run a call again whose outcome nobody recorded; it keeps its idempotency key."""
 
     call_id: str
@@ -161,7 +162,7 @@ class Rerun:
 
 
 @attrs.frozen(kw_only=True)
-class Cancel:
+class Cancel(Value):
     """End the run."""
 
     by: str = attrs.field(default="", validator=_is_text)
@@ -169,7 +170,7 @@ class Cancel:
 
 
 @attrs.frozen(kw_only=True)
-class Pause:
+class Pause(Value):
     """Stop at the next boundary between two steps, until somebody resumes the run."""
 
     by: str = attrs.field(default="", validator=_is_text)
@@ -177,7 +178,7 @@ class Pause:
 
 
 @attrs.frozen(kw_only=True)
-class Wake:
+class Wake(Value):
     """Look again: something was decided in the run of an agent below, which this run waits for."""
 
     run_id: str
@@ -194,7 +195,7 @@ def due_at(item: InboxItem) -> float | None:
 
 
 @attrs.frozen(kw_only=True)
-class Posted:
+class Posted(Value):
     """A row of a run's inbox."""
 
     number: int

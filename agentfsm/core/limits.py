@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -77,7 +78,7 @@ def _not_negative(_limits: object, attribute: attrs.Attribute[Any], value: float
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
+class Limits(Value):
     """What one run may use. Every default is finite."""
 
     turns: int = attrs.field(default=20, validator=_count)

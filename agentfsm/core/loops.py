@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.core.messages import AssistantMessage, Media, Message, ToolResult, UserMessage
+from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ _Content = tuple[str, tuple[Media, ...]]
 
 
 @attrs.frozen(kw_only=True)
-class Loop:
+class Loop(Value):
     """A repetition."""
 
     what: str
@@ -41,7 +42,7 @@ class Loop:
 
 
 @attrs.frozen(kw_only=True)
-class _Turn:
+class _Turn(Value):
     said: AssistantMessage
     signature: Signature
     results: tuple[_Content, ...]

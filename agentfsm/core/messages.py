@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -52,7 +53,7 @@ class ErrorType(StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class TextPart:
+class TextPart(Value):
     """A piece of text."""
 
     text: str
@@ -87,7 +88,7 @@ def _check_detail(_part: object, _attribute: object, detail: str) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class ImagePart:
+class ImagePart(Value):
     """An image, by reference or whole."""
 
     url: str = attrs.field(validator=_by_url("image/"), repr=_briefly)
@@ -102,7 +103,7 @@ class ImagePart:
 
 
 @attrs.frozen(kw_only=True)
-class AudioPart:
+class AudioPart(Value):
     """A recording, by reference or whole."""
 
     url: str = attrs.field(validator=_by_url("audio/"), repr=_briefly)
@@ -115,7 +116,7 @@ class AudioPart:
 
 
 @attrs.frozen(kw_only=True)
-class FilePart:
+class FilePart(Value):
     """A document, such as a PDF, by reference or whole."""
 
     url: str = attrs.field(validator=_by_url(""), repr=_briefly)
@@ -143,14 +144,14 @@ def data_of(part: Media) -> tuple[str, str] | None:
 
 
 @attrs.frozen(kw_only=True)
-class SystemMessage:
+class SystemMessage(Value):
     """A note of the system to the model, in its place in the history."""
 
     text: str
 
 
 @attrs.frozen(kw_only=True)
-class UserMessage:
+class UserMessage(Value):
     """What the user said."""
 
     parts: tuple[Part, ...]
@@ -163,7 +164,7 @@ class UserMessage:
 
 
 @attrs.frozen(kw_only=True)
-class ToolCall:
+class ToolCall(Value):
     """A call that the model asked for."""
 
     id: str
@@ -184,7 +185,7 @@ class ToolCall:
 
 
 @attrs.frozen(kw_only=True)
-class Native:
+class Native(Value):
     """What a provider wrote, in its own form, to be sent back to it whole: its thinking, signed; what it searched.
 
     A model of another provider does not get it.
@@ -197,7 +198,7 @@ class Native:
 
 
 @attrs.frozen(kw_only=True)
-class AssistantMessage:
+class AssistantMessage(Value):
     """What the model said: text, calls, or both."""
 
     text: str = ""
@@ -211,7 +212,7 @@ class AssistantMessage:
 
 
 @attrs.frozen(kw_only=True)
-class Usage:
+class Usage(Value):
     """What model calls cost. Adds up with `+`."""
 
     input_tokens: int = 0
@@ -265,7 +266,7 @@ class Usage:
 
 
 @attrs.frozen(kw_only=True)
-class AgentCost:
+class AgentCost(Value):
     """What a run of an agent cost."""
 
     agent: str
@@ -291,7 +292,7 @@ class AgentCost:
 
 
 @attrs.frozen(kw_only=True)
-class SessionCost:
+class SessionCost(Value):
     """What the runs of a session cost."""
 
     session: str
@@ -306,7 +307,7 @@ class SessionCost:
 
 
 @attrs.frozen(kw_only=True)
-class ToolResult:
+class ToolResult(Value):
     """The one result of a call."""
 
     call_id: str

@@ -30,6 +30,7 @@ from agentfsm.core.messages import (
     Usage,
 )
 from agentfsm.core.settings import Settings
+from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict
 from agentfsm.core.view import Shown
 
@@ -48,7 +49,7 @@ def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class Header:
+class Header(Value):
     """Entry 0 of a journal: what a run was begun with. It never changes. Not slotted, as `OpenCall`."""
 
     id: str

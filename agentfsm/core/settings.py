@@ -8,6 +8,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 
 
 def _is(wanted: str, fits: Callable[[Any], bool]) -> Any:
@@ -48,7 +49,7 @@ def _copy(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @attrs.frozen(kw_only=True)
-class Settings:
+class Settings(Value):
     """How the model is asked. What is None is not sent, and the provider's own default holds.
 
     Raises:

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import attrs
 
+from agentfsm.core.value import Value
+
 
 class Action(StrEnum):
     """What shall happen after a judgement."""
@@ -17,7 +19,7 @@ class Action(StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class Score:
+class Score(Value):
     """How well one criterion is met."""
 
     criterion: str
@@ -28,7 +30,7 @@ class Score:
 
 
 @attrs.frozen(kw_only=True)
-class Verdict:
+class Verdict(Value):
     """What a judge said."""
 
     action: Action

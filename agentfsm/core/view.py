@@ -18,6 +18,7 @@ import attrs
 
 from agentfsm.core.messages import Message, SystemMessage, ToolResult, encodable
 from agentfsm.core.parts import name_of
+from agentfsm.core.value import Value
 
 # The first items of a list may take so many times the characters of a text: a whole item says more than half of two.
 LIST_FACTOR: Final = 4
@@ -26,7 +27,7 @@ PART_CHARS: Final = 6_000
 
 
 @attrs.frozen(kw_only=True)
-class Span:
+class Span(Value):
     """Messages that are shown, one after the other."""
 
     start: int
@@ -40,7 +41,7 @@ class Span:
 
 
 @attrs.frozen(kw_only=True)
-class Removed:
+class Removed(Value):
     """A note that messages are not shown."""
 
     count: int
@@ -48,7 +49,7 @@ class Removed:
 
 
 @attrs.frozen(kw_only=True)
-class Summarised:
+class Summarised(Value):
     """A note that tells in short what messages said."""
 
     count: int

@@ -19,6 +19,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ToolResult, Usage
 from agentfsm.core.run import A_co, Run
+from agentfsm.core.value import Value
 from agentfsm.engine.tools.context import ToolKind
 from agentfsm.threads import event_loop
 
@@ -33,7 +34,7 @@ BUFFER: Final = 256
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class StateChanged:
+class StateChanged(Value):
     """The run moved along an arrow of the table."""
 
     seq: int = 0
@@ -46,7 +47,7 @@ class StateChanged:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class TextDelta:
+class TextDelta(Value):
     """A piece of the answer's text."""
 
     seq: int = 0
@@ -58,7 +59,7 @@ class TextDelta:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class ThinkingDelta:
+class ThinkingDelta(Value):
     """A piece of what the model thinks before it answers, where its provider shows that."""
 
     seq: int = 0
@@ -92,7 +93,7 @@ def deltas(kind: type[_Piece], run_id: str, turn: int, attempt: int) -> Callable
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class CallDelta:
+class CallDelta(Value):
     """A piece of a tool call."""
 
     seq: int = 0
@@ -129,7 +130,7 @@ class AgentEventType(StrEnum):
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class ToolEvent:
+class ToolEvent(Value):
     """Something happened to a tool call."""
 
     seq: int = 0
@@ -154,7 +155,7 @@ class ToolEvent:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class AgentEvent:
+class AgentEvent(Value):
     """Something happened to an agent that is a tool. Each agent_started has one agent_completed."""
 
     seq: int = 0
@@ -174,7 +175,7 @@ class AgentEvent:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class UsageReported:
+class UsageReported(Value):
     """A model call was paid for."""
 
     seq: int = 0
@@ -187,7 +188,7 @@ class UsageReported:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class BudgetWarning:
+class BudgetWarning(Value):
     """The run has used the share `Limits.warn_at` of a limit; told once for each in a driving call."""
 
     seq: int = 0
@@ -202,7 +203,7 @@ class BudgetWarning:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class RunEnded:
+class RunEnded(Value):
     """The driving call is at its end: the run is over or waits. The last event of a stream."""
 
     seq: int = 0

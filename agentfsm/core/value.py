@@ -1,0 +1,53 @@
+"""What values have in common: they are equal, hashed and shown by their fields.
+
+attrs would write and compile that for each class by itself, which was a sixth of the time that the import took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+import attrs
+
+
+class Value:
+    """The base of frozen attrs classes; a field's `eq` and `repr` are obeyed, as attrs has them."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        """Put the methods into the class itself: what attrs finds there it does not write."""
+        for name in ("__eq__", "__hash__", "__repr__"):
+            if name not in vars(cls):
+                setattr(cls, name, getattr(Value, name))
+
+    def __eq__(self, other: object) -> bool:
+        return _facts(self) == _facts(other) if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((type(self), _facts(self)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({', '.join(_shown(self))})"
+
+
+def _facts(value: Any) -> object:
+    """Return what makes two values equal."""
+    kind: Any = type(value)
+    return _reader(kind)(value)
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], object]:
+    names = [field.name for field in attrs.fields(kind) if field.eq]
+    return attrgetter(*names) if names else lambda _value: ()
+
+
+def _shown(value: Any) -> Iterator[str]:
+    for field in attrs.fields(type(value)):
+        if field.repr:
+            text = repr if field.repr is True else field.repr
+            yield f"{field.name}={text(getattr(value, field.name))}"
