@@ -16,6 +16,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, Message, Outcome, SystemMessage, ToolResult, UserMessage
 from agentfsm.core.run import Run
+from agentfsm.core.value import Value
 from agentfsm.core.view import Removed, Shown, Span, Summarised, note, view
 from agentfsm.ports import ContextPolicy, Model
 from agentfsm.tally import BYTES, Tally, count_message
@@ -44,7 +45,7 @@ class Kind(StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class Group:
+class Group(Value):
     """What a compaction keeps or drops as one."""
 
     shown: Span | Summarised
@@ -83,7 +84,7 @@ Ask: TypeAlias = Callable[[Model | None, str, str, int], Awaitable[str]]
 
 
 @attrs.frozen(kw_only=True)
-class Room:
+class Room(Value):
     """How much a request may hold, and what a policy can do to keep to it."""
 
     tokens: int
@@ -143,7 +144,7 @@ def _check_share(_context: object, _attribute: object, value: float) -> None:
 
 
 @attrs.frozen
-class Context:
+class Context(Value):
     """What is done about a history that outgrows the context window: policies, in the order in which they are tried.
 
     Raises:

@@ -22,6 +22,7 @@ from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Approve, Decision
 from agentfsm.core.limits import Limits
+from agentfsm.core.value import Value
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.testing.server import LocalServer
 
@@ -90,7 +91,7 @@ def remark(surveyor: Agent) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class Start:
+class Start(Value):
     """What a survey begins with."""
 
     prompt: str

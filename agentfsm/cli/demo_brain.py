@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm.core.value import Value
 from agentfsm.testing.server import Say
 
 PACE_VARIABLE: Final = "AGENTFSM_DEMO_DELAY_S"
@@ -28,7 +29,7 @@ _HEAD: Final = re.compile(r"\[(\w+): (\w+)\]")
 
 
 @attrs.frozen
-class Result:
+class Result(Value):
     """What a tool has answered."""
 
     arguments: Mapping[str, Any]

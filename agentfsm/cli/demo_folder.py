@@ -16,6 +16,7 @@ from typing import Final
 import attrs
 
 from agentfsm.core.errors import ModelRetry
+from agentfsm.core.value import Value
 
 # Folders that hold what machines made.
 SKIPPED: Final = frozenset(
@@ -59,7 +60,7 @@ _TEXT_KIND: Final = re.compile(
 
 
 @attrs.frozen
-class Found:
+class Found(Value):
     """A regular file."""
 
     path: str

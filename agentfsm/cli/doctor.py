@@ -25,6 +25,7 @@ from agentfsm.cli.plain import declared
 from agentfsm.cli.servers import joined
 from agentfsm.cli.target import load_agent
 from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.core.value import Value
 from agentfsm.engine.tools.check import Finding
 from agentfsm.stores.sqlite_file import connect_sqlite3
 
@@ -38,7 +39,7 @@ VOCABULARY_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/o2
 
 
 @attrs.frozen(kw_only=True)
-class Check:
+class Check(Value):
     """One thing that was looked at."""
 
     name: str
@@ -48,7 +49,7 @@ class Check:
 
 
 @attrs.frozen(kw_only=True)
-class ToolReport:
+class ToolReport(Value):
     """A tool of the agent, and what it declares."""
 
     name: str
@@ -56,7 +57,7 @@ class ToolReport:
 
 
 @attrs.frozen(kw_only=True)
-class Report:
+class Report(Value):
     """All that was found. Findings are advice: they break nothing."""
 
     checks: tuple[Check, ...]

@@ -22,6 +22,7 @@ from agentfsm.core.clean import clean, one_line
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.run import Run
+from agentfsm.core.value import Value
 from agentfsm.engine.watch.stream import (
     AgentEvent,
     CallDelta,
@@ -52,7 +53,7 @@ _STYLES: Final = {
 
 
 @attrs.frozen(kw_only=True)
-class Draft:
+class Draft(Value):
     """What is known of the open turn beside the run itself. Frozen, since another thread draws it."""
 
     attempt: int = 1

@@ -18,6 +18,7 @@ from agentfsm import stores
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run
+from agentfsm.core.value import Value
 from agentfsm.ports import Store
 from agentfsm.stores.sqlite import SQLiteStore
 
@@ -122,7 +123,7 @@ def make_folder(folder: Path) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class Way:
+class Way(Value):
     """How to get back to a run: command lines, to be shown."""
 
     place: str | None

@@ -17,6 +17,7 @@ from agentfsm.cli.servers import joined
 from agentfsm.cli.target import agents_of, load_agent, parts_of, target_with
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
+from agentfsm.core.value import Value
 from agentfsm.engine.drive import journal
 from agentfsm.ports import Model
 from agentfsm.stores import MemoryStore
@@ -79,7 +80,7 @@ def named_by(args: argparse.Namespace, terminal: Terminal) -> tuple[Agent, str |
 
 
 @attrs.frozen(kw_only=True)
-class Found:
+class Found(Value):
     """A run and its agent."""
 
     agent: Agent

@@ -18,6 +18,7 @@ from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, Too
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult
 from agentfsm.core.parts import in_words
+from agentfsm.core.value import Value
 from agentfsm.engine.drive.cost import cost_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _DATA: Final = re.compile(r'("data:[^",]{1,200}),[^"]*')
 
 
 @attrs.frozen(kw_only=True)
-class CallView:
+class CallView(Value):
     """A call as it is shown."""
 
     id: str
@@ -107,7 +108,7 @@ class CallView:
 
 
 @attrs.frozen(kw_only=True)
-class TurnView:
+class TurnView(Value):
     """A reply of the model, with the calls that it chose."""
 
     number: int

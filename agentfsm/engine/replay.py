@@ -13,6 +13,7 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.run import Run, begin
+from agentfsm.core.value import Value
 from agentfsm.engine.drive.journal import Journal, before_of
 from agentfsm.engine.perform import drive_of
 from agentfsm.engine.think.offer import offered
@@ -28,7 +29,7 @@ PARTS: Final = ("the agent: its model, instructions, tools or settings", "the me
 
 
 @attrs.frozen(kw_only=True)
-class Divergence:
+class Divergence(Value):
     """A request that would not be the same now."""
 
     version: int
@@ -39,7 +40,7 @@ class Divergence:
 
 
 @attrs.frozen(kw_only=True)
-class Replay:
+class Replay(Value):
     """What became of a replay."""
 
     run: Run

@@ -20,6 +20,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.hidden import spelt_out
 from agentfsm.core.messages import AssistantMessage, Message, Part, TextPart, UserMessage
 from agentfsm.core.parts import in_words
+from agentfsm.core.value import Value
 from agentfsm.engine.tools.context import Ended
 from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.mcp.catalogue import Catalogue, every
@@ -38,7 +39,7 @@ Capability = Literal["tools", "resources", "prompts", "completions"]
 
 
 @attrs.frozen(kw_only=True)
-class Resource:
+class Resource(Value):
     """Something that a server can be asked to read out."""
 
     uri: str
@@ -51,7 +52,7 @@ class Resource:
 
 
 @attrs.frozen(kw_only=True)
-class ResourceTemplate:
+class ResourceTemplate(Value):
     """Resources of one kind, by the form of their URIs."""
 
     uri_template: str
@@ -63,7 +64,7 @@ class ResourceTemplate:
 
 
 @attrs.frozen(kw_only=True)
-class PromptArgument:
+class PromptArgument(Value):
     """What a prompt is filled in with."""
 
     name: str
@@ -72,7 +73,7 @@ class PromptArgument:
 
 
 @attrs.frozen(kw_only=True)
-class Prompt:
+class Prompt(Value):
     """Messages that a server has ready, for a person to choose."""
 
     name: str
@@ -82,7 +83,7 @@ class Prompt:
 
 
 @attrs.frozen(kw_only=True)
-class Listing:
+class Listing(Value):
     """What a server says of itself and its tools."""
 
     tools: Sequence[m.Tool | Unfit]

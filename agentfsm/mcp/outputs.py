@@ -13,13 +13,14 @@ from typing import Any
 import attrs
 import mcp.types as m
 
+from agentfsm.core.value import Value
 from agentfsm.engine.schema.arguments import explain
 from agentfsm.engine.schema.guard import Work, bounded, work
 from agentfsm.engine.schema.validator import compiled, reasons
 
 
 @attrs.frozen(kw_only=True)
-class OutputCheck:
+class OutputCheck(Value):
     """A tool's output schema, compiled."""
 
     tool: str

@@ -33,6 +33,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Usage
+from agentfsm.core.value import Value
 from agentfsm.models.composite import Composite, answer
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _log = logging.getLogger("agentfsm.models")
 
 
 @attrs.frozen(kw_only=True)
-class ModelStatistics:
+class ModelStatistics(Value):
     """How one of the models does."""
 
     model: str

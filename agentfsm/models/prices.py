@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Usage
@@ -32,7 +33,7 @@ def _check_price(_price: object, attribute: attrs.Attribute[Any], value: float |
 
 
 @attrs.frozen(kw_only=True)
-class Price:
+class Price(Value):
     """What a model costs, for example `Price(input_usd_per_million=2.5, output_usd_per_million=10)`."""
 
     input_usd_per_million: float = attrs.field(validator=_check_price)

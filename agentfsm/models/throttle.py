@@ -17,6 +17,7 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
+from agentfsm.core.value import Value
 from agentfsm.models import model_of
 from agentfsm.ports import Model
 from agentfsm.tally import BYTES, BYTES_PER_TOKEN, count_message, count_tools
@@ -33,7 +34,7 @@ MIN_S: Final = 0.001
 
 
 @attrs.frozen(kw_only=True)
-class ThrottleStatistics:
+class ThrottleStatistics(Value):
     """What goes through a throttled model."""
 
     in_flight: int

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.value import Value
 
 # Server words in our errors are cut here, characters: a proxy may answer with a whole page.
 MAX_DETAIL_CHARS: Final = 500
@@ -19,7 +20,7 @@ SERVER_ERRORS: Final = 500
 
 
 @attrs.frozen(kw_only=True)
-class Trouble:
+class Trouble(Value):
     """What is known of a request that failed, free of secrets."""
 
     adapter: str

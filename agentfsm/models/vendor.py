@@ -24,6 +24,7 @@ from anyio.lowlevel import current_token
 
 from agentfsm.core.errors import ClosedError, MisuseError, ModelError
 from agentfsm.core.messages import Usage
+from agentfsm.core.value import Value
 from agentfsm.models import trouble as t
 from agentfsm.models.prices import list_cost_usd, price_of
 from agentfsm.models.windows import window_tokens_of
@@ -348,7 +349,7 @@ def certificates() -> ssl.SSLContext:
 
 
 @attrs.frozen(kw_only=True)
-class _Kept:
+class _Kept(Value):
     client: Client
     written: Written
     # For the runs of its event loop.

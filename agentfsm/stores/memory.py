@@ -13,6 +13,7 @@ import attrs
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel, InboxItem, Posted, due_at
 from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.value import Value
 from agentfsm.ports import ALL, Clock, Durability, Filter, Lease, Store, Stored, Summary, SystemClock
 from agentfsm.stores.common import (
     check_id,
@@ -39,7 +40,7 @@ KEEP_FINISHED: Final = 1_000
 
 
 @attrs.frozen
-class _Written:
+class _Written(Value):
     """The outcome of an append to memory: it is always decided at once."""
 
     error: StoreError | None = None

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import attrs
 
+from agentfsm.core.value import Value
+
 # States of a process that will never run again: a zombie that nobody has reaped, and one on its way out.
 _ENDED = "ZX"
 
@@ -26,7 +28,7 @@ def boot_clock() -> float:
 
 
 @attrs.frozen
-class Owner:
+class Owner(Value):
     """A store object of a process of a boot of a machine. Text fields hold no spaces; "-" says not known."""
 
     boot: str

@@ -22,6 +22,7 @@ from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
+from agentfsm.core.value import Value
 from agentfsm.ports import Durability, Filter, Lease, Summary, lost
 from agentfsm.stores import postgres_sql as sql
 from agentfsm.stores.common import (
@@ -73,7 +74,7 @@ class _NotAll(Exception):  # noqa: N818  not an error of anybody: it has the gro
 
 
 @attrs.frozen
-class _Row:
+class _Row(Value):
     """What the statements need to know of a run, in the order of `sql.FIND`."""
 
     number: int

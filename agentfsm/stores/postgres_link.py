@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.string import StrDumper, TextLoader
 
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
+from agentfsm.core.value import Value
 from agentfsm.ports import Durability
 from agentfsm.stores.outage import Outage
 
@@ -161,7 +162,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class Tables:
+class Tables(Value):
     """What a schema of ours holds. One is `layout (version)`, one is `workers (name, until, mark)`."""
 
     version: int
@@ -172,7 +173,7 @@ class Tables:
 
 
 @attrs.frozen
-class Address:
+class Address(Value):
     """Where a server is. Its text never shows the password."""
 
     settings: Mapping[str, Any] = attrs.field(repr=False)

@@ -36,6 +36,7 @@ from redis.exceptions import ConnectionError as LostError
 from redis.exceptions import TimeoutError as SilentError
 
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
+from agentfsm.core.value import Value
 from agentfsm.ports import Durability
 from agentfsm.stores.outage import Outage
 
@@ -152,7 +153,7 @@ class Question:
 
 
 @attrs.frozen(kw_only=True)
-class Promise:
+class Promise(Value):
     """What a server promises, and by which settings."""
 
     server: str

@@ -26,6 +26,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
+from agentfsm.core.value import Value
 from agentfsm.ports import Clock, Durability, Filter, Lease, Summary, SystemClock, lost
 from agentfsm.stores.common import (
     LISTED,
@@ -227,7 +228,7 @@ SELECT number FROM kin CROSS JOIN runs WHERE id = kin.run AND id NOT IN (SELECT 
 
 
 @attrs.frozen
-class _Row:
+class _Row(Value):
     """What the statements need to know of a run, in the order of `_RUN`."""
 
     number: int

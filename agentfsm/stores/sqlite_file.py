@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 import attrs
 
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
+from agentfsm.core.value import Value
 from agentfsm.ports import Durability
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def connect_sqlite3(path: str) -> Connection:
 
 
 @attrs.frozen(kw_only=True)
-class Schema:
+class Schema(Value):
     """What a file of ours holds."""
 
     version: int

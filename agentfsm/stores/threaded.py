@@ -25,6 +25,7 @@ from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseEr
 from agentfsm.core.inbox import InboxItem, Posted, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.value import Value
 from agentfsm.ports import ALL, Durability, Filter, Lease, Store, Stored, Summary
 from agentfsm.stores.common import check_id, checked_durability, wakes_at
 from agentfsm.stores.writer import Desk, Job, Statistics, Writer
@@ -84,7 +85,7 @@ def facts_of(run: Run) -> Facts:
 
 
 @attrs.frozen(kw_only=True)
-class Entry:
+class Entry(Value):
     """An append, made ready by the caller."""
 
     lease: Lease
@@ -102,7 +103,7 @@ class Entry:
 
 
 @attrs.frozen(kw_only=True)
-class Opening:
+class Opening(Value):
     """A run to be created, made ready by the caller."""
 
     header: Header
@@ -113,7 +114,7 @@ class Opening:
 
 
 @attrs.frozen(kw_only=True)
-class Post:
+class Post(Value):
     """A row for an inbox, made ready by the caller."""
 
     run_id: str

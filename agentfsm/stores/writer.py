@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import attrs
 
 from agentfsm.core.errors import AgentError, ClosedError, StoreError
+from agentfsm.core.value import Value
 from agentfsm.threads import Bell, ring
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def settle(jobs: Iterable[Job[Any, D]]) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class Statistics:
+class Statistics(Value):
     """What a store's thread has done so far in this process, and what it is at."""
 
     commits: int

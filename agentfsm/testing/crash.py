@@ -48,6 +48,7 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 from agentfsm.stores.sqlite_file import connect_sqlite3
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class _Connection:
 
 
 @attrs.frozen(kw_only=True)
-class ProcessResult:
+class ProcessResult(Value):
     """What is known of a process after its end."""
 
     told: tuple[Any, ...]
@@ -246,17 +247,17 @@ class RunningProcess:
 
 
 @attrs.frozen
-class _Done:
+class _Done(Value):
     points: Mapping[str, int]
 
 
 @attrs.frozen
-class _Broke:
+class _Broke(Value):
     trace: str
 
 
 @attrs.frozen(kw_only=True)
-class _Order:
+class _Order(Value):
     work: Work
     args: tuple[Any, ...]
     kill_at: Moment | None

@@ -13,6 +13,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, Message, Usage
+from agentfsm.core.value import Value
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request, TextChunk
 
 # What a scripted reply costs unless it says otherwise: enough to see sums add up.
@@ -22,7 +23,7 @@ Expectation = str | Callable[[Request], bool]
 
 
 @attrs.frozen
-class Call:
+class Call(Value):
     """A tool call of a script; make it with `call`."""
 
     name: str
@@ -30,7 +31,7 @@ class Call:
 
 
 @attrs.frozen(kw_only=True)
-class Line:
+class Line(Value):
     """A reply of a script; make it with `say` or `fail`."""
 
     text: str = ""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 from agentfsm.testing import anthropic_replies, chat_replies, responses_replies
 from agentfsm.testing.pieces import arguments_text
 
@@ -41,7 +42,7 @@ _PAGE = "<!DOCTYPE html><html><body><h1>Sign in to the hotel's network</h1></bod
 
 
 @attrs.frozen(kw_only=True)
-class Say:
+class Say(Value):
     """What the model says to one request, or how it fails."""
 
     text: str = ""
@@ -97,7 +98,7 @@ Brain: TypeAlias = Callable[[dict[str, Any]], Say]
 
 
 @attrs.frozen(kw_only=True)
-class Received:
+class Received(Value):
     """A request that came in."""
 
     body: dict[str, Any]
@@ -198,7 +199,7 @@ class LocalServer:
 
 
 @attrs.frozen(kw_only=True)
-class Wire:
+class Wire(Value):
     """What is spoken at one path."""
 
     flaw: Callable[[dict[str, Any]], Mapping[str, str] | None]

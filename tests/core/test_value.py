@@ -1,8 +1,12 @@
 """Values are equal, hashed and shown as attrs has it."""
 
+import ast
+from pathlib import Path
+
 import attrs
 import pytest
 
+import agentfsm
 from agentfsm.core.value import Value
 
 
@@ -79,3 +83,16 @@ def test_methods_of_their_own_stay():
 
     assert repr(Secret("abc")) == "Secret()"
     assert Secret("abc") == Secret("abc") != Secret("b")
+
+
+def test_every_frozen_class_is_one():
+    """Unless it has a base or an identity of its own; else attrs compiles its methods again."""
+    others = [
+        f"{path.name}: {each.name}"
+        for path in Path(agentfsm.__file__).parent.rglob("*.py")
+        for each in ast.walk(ast.parse(path.read_text()))
+        if isinstance(each, ast.ClassDef)
+        and any("attrs.frozen" in (text := ast.unparse(made)) and "eq=" not in text for made in each.decorator_list)
+        and not each.bases
+    ]
+    assert others == []

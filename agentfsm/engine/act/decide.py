@@ -22,6 +22,7 @@ from agentfsm.core.errors import ArgumentsError, RunNotFoundError
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, Posted, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, encodable
+from agentfsm.core.value import Value
 from agentfsm.engine.act.children import gone, waits_below
 from agentfsm.engine.drive.access import absence, why_barred
 from agentfsm.engine.drive.drive import Drive
@@ -45,7 +46,7 @@ DESCRIPTION_CHARS: Final = 2_000
 
 
 @attrs.frozen
-class _Arrived:
+class _Arrived(Value):
     """What the inbox holds for open calls, and the store's time before it was read."""
 
     now: float

@@ -15,6 +15,7 @@ import jiter
 
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
 from agentfsm.engine.schema.arguments import object_text
 from agentfsm.engine.schema.functions import context_parameter_of, parameters_of
 from agentfsm.engine.schema.signature import Form, form_of
@@ -39,7 +40,7 @@ Validator: TypeAlias = Callable[..., Awaitable[object] | object]
 
 
 @attrs.frozen(kw_only=True)
-class _Check:
+class _Check(Value):
     """A function of the user's that looks at a value."""
 
     function: Validator

@@ -13,6 +13,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import Fingerprint, hash_of
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
+from agentfsm.core.value import Value
 from agentfsm.engine.tools.permission import Permissions
 from agentfsm.engine.tools.registry import ToolRegistry
 from agentfsm.ports import Clock, Judge, Model, TokenCounter, ToolDefinition, ToolSelector, plain_json
@@ -30,7 +31,7 @@ MAX_ANSWER_TOKENS: Final = 16_384
 
 
 @attrs.frozen(kw_only=True)
-class Engine:
+class Engine(Value):
     """What an agent is made of: ports and settings. It holds nothing of any run."""
 
     model: Model

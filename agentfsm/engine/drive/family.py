@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentfsm.core.value import Value
+
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.drive.budget import Budget
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class Parent:
+class Parent(Value):
     """A run that calls an agent as a tool: where the child's journal goes, and what it may spend."""
 
     run: Run

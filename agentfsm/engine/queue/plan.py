@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.core.value import Value
 from agentfsm.engine.tools import faults
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Access:
+class Access(Value):
     """What a call touches, and whether it shares it."""
 
     shared: bool
@@ -257,7 +258,7 @@ class Order:
 
 
 @attrs.frozen(kw_only=True)
-class PlannedCall:
+class PlannedCall(Value):
     """What the queue would do with a call."""
 
     index: int
@@ -280,7 +281,7 @@ class PlannedCall:
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class Plan(Value):
     """How the queue would run the calls of a reply. Nothing was run."""
 
     calls: tuple[PlannedCall, ...]

@@ -19,6 +19,7 @@ import attrs
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.times import date_of, duration_of
+from agentfsm.core.value import Value
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import Dispatcher, End, Host, Job, failed
 from agentfsm.engine.queue.places import left_behind
@@ -53,7 +54,7 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 @attrs.frozen(kw_only=True)
-class QueueStatistics:
+class QueueStatistics(Value):
     """The inside of a queue, at one moment."""
 
     running: int

@@ -15,6 +15,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.errors import ModelUnavailableError, TransientError
+from agentfsm.core.value import Value
 from agentfsm.retry_after import finite_s, seconds_of
 
 # 529 is what some services (Anthropic's among them) say when they are overloaded.
@@ -79,7 +80,7 @@ ERRORS: Final[dict[str, dict[str, bool | str]]] = {
 
 
 @attrs.frozen
-class Transient:
+class Transient(Value):
     """A failure that may have passed when the call is made again."""
 
     retry_after_s: float | None

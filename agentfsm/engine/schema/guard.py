@@ -17,6 +17,7 @@ import attrs
 import jiter
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 from agentfsm.engine.schema.reading import target
 
 # Characters of JSON; the model is told the schema on every turn, where this is some 25,000 tokens.
@@ -132,7 +133,7 @@ def _inner(values: Iterable[Any]) -> list[Any]:
 
 
 @attrs.frozen
-class Work:
+class Work(Value):
     """How often one place in a value may be looked at, for each depth of the value."""
 
     looks: tuple[int, ...]
@@ -189,7 +190,7 @@ def work(root: Mapping[str, Any], tool: str) -> Work:
 
 
 @attrs.frozen
-class _Part:
+class _Part(Value):
     """A subschema, by the `id` that it has in the tree, and those that it applies."""
 
     key: int

@@ -19,6 +19,7 @@ import jiter
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
 from agentfsm.engine.schema.arguments import expected, explain, strict_text
 from agentfsm.engine.schema.bound import Arguments, Bound
 from agentfsm.engine.schema.functions import context_parameter_of, docstring_of, parameters_of
@@ -34,7 +35,7 @@ _PERHAPS_HUGE: Final = re.compile(r"\d[eE]|\d{300}")
 
 
 @attrs.frozen(kw_only=True)
-class SchemaSignature:
+class SchemaSignature(Value):
     """What a tool has to know of its function, where a JSON Schema describes the arguments."""
 
     name: str

@@ -29,6 +29,7 @@ from typing_extensions import TypedDict
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
 from agentfsm.engine.schema.arguments import check_object, expected, explain, object_in, object_text, strict_text
 from agentfsm.engine.schema.bound import Arguments, Bound
 from agentfsm.engine.schema.functions import context_parameter_of, docstring_of, first_line, parameters_of
@@ -48,7 +49,7 @@ _TYPED_DICT: Any = TypedDict
 
 
 @attrs.frozen(kw_only=True)
-class Signature:
+class Signature(Value):
     """What a tool has to know of its function."""
 
     name: str
@@ -132,7 +133,7 @@ def signature_of(function: Callable[..., Any], *, context_type: type, name: str,
 
 
 @attrs.frozen(kw_only=True)
-class Form:
+class Form(Value):
     """A type as a model is told of it, and as its answer is validated."""
 
     schema: Mapping[str, JSON]

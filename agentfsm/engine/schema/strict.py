@@ -25,6 +25,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
 from agentfsm.engine.schema.reading import kinds_of, likely, takes_null, type_of
 
 # Keywords that go over as they are.
@@ -84,7 +85,7 @@ def without_nulls(value: Any, parameters: Mapping[str, Any]) -> Any:
 
 
 @attrs.frozen
-class _Strict:
+class _Strict(Value):
     """Rewrites the schema of one tool."""
 
     tool: str
@@ -168,7 +169,7 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @attrs.frozen
-class _Nulls:
+class _Nulls(Value):
     """Takes the nulls out of the arguments of one tool."""
 
     root: Mapping[str, Any]

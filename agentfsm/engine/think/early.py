@@ -15,6 +15,7 @@ import anyio
 import attrs
 from anyio.abc import TaskGroup
 
+from agentfsm.core.value import Value
 from agentfsm.engine.queue.queue import Session, ToolQueue, first_error
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
 
@@ -53,7 +54,7 @@ class _Draft:
 
 
 @attrs.frozen
-class Attempt:
+class Attempt(Value):
     """What serves the calls of one attempt at the model: what a dropped one still does must reach no other."""
 
     queue: ToolQueue

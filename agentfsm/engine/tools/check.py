@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
+from agentfsm.core.value import Value
 from agentfsm.tally import estimated_tokens
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ _Schema: TypeAlias = Mapping[str, Any]
 
 
 @attrs.frozen(kw_only=True)
-class Finding:
+class Finding(Value):
     """What might be better about a tool."""
 
     tool: str | None

@@ -14,6 +14,7 @@ import attrs
 from agentfsm.core.calls import Inquiry
 from agentfsm.core.effects import Pending, Question
 from agentfsm.core.messages import JSON, AgentCost, ErrorType, Media, Outcome
+from agentfsm.core.value import Value
 from agentfsm.engine.tools.questions import checked, state_text
 
 D = TypeVar("D")
@@ -105,7 +106,7 @@ class RunContext(Generic[D]):
 
 
 @attrs.frozen
-class Found:
+class Found(Value):
     """What a tool's `on_unknown` function returns when the call was done before its worker died."""
 
     result: Any
@@ -113,7 +114,7 @@ class Found:
 
 
 @attrs.frozen(kw_only=True)
-class Ended:
+class Ended(Value):
     """What a tool hands back that tells by itself how its call ended: one that is an agent."""
 
     outcome: Outcome

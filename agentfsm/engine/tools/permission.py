@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 from agentfsm.engine.tools import faults
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _check_when(rule: Rule, _attribute: object, when: Any) -> None:
 
 
 @attrs.frozen
-class Rule:
+class Rule(Value):
     """Some tools, and optionally some arguments: `Rule("pay*", lambda a: a.cents <= 500)`.
 
     Raises:
@@ -114,7 +115,7 @@ def _roles(given: Mapping[str, Permissions]) -> dict[str, Permissions]:
 
 
 @attrs.frozen(kw_only=True)
-class Permissions:
+class Permissions(Value):
     """What runs may do. Without a word said, everything.
 
     A run that has some of the roles may do whatever any one of those may; a run that was started without roles, what is

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm.core.value import Value
 from agentfsm.engine.tools.faults import writable
 
 LOGGER: Final = logging.getLogger("agentfsm")
@@ -58,7 +59,7 @@ def prepare() -> None:
 
 
 @attrs.frozen
-class Facts:
+class Facts(Value):
     """A log whose lines all say which run they speak of."""
 
     run_id: str

@@ -15,6 +15,7 @@ import attrs
 from mcp.types import methods
 from pydantic import ValidationError
 
+from agentfsm.core.value import Value
 from agentfsm.mcp.connection.trouble import brief
 
 # By what was asked: where in the answer the list of pieces is.
@@ -33,7 +34,7 @@ NAMELESS: Final = "(no name)"
 
 
 @attrs.frozen
-class Unfit:
+class Unfit(Value):
     """An entry of a list that cannot be used."""
 
     name: str

@@ -30,6 +30,7 @@ from pydantic import ValidationError
 
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome, encodable
+from agentfsm.core.value import Value
 from agentfsm.engine.queue.transient import PASSING_STATUSES
 from agentfsm.engine.tools.context import Ended
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError, RestingError
@@ -101,7 +102,7 @@ class Way(StrEnum):
 
 
 @attrs.frozen
-class Row:
+class Row(Value):
     """A fault's way, and its words."""
 
     way: Way

@@ -9,6 +9,7 @@ import attrs
 import mcp.types as m
 
 from agentfsm.core.clean import clean, exact_json
+from agentfsm.core.value import Value
 from agentfsm.mcp.serving.asking import Asking, Context, UnansweredError, Underway
 
 # The key of the one question that a call has.
@@ -25,7 +26,7 @@ SCHEMA: Final[dict[str, Any]] = {
 
 
 @attrs.frozen(kw_only=True)
-class Approval:
+class Approval(Value):
     """What a person is asked: may this call run?"""
 
     tool: str

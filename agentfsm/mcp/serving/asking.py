@@ -23,6 +23,7 @@ from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentfsm.core.calls import Inquiry
 from agentfsm.core.effects import Question
+from agentfsm.core.value import Value
 from agentfsm.engine.queue.render import describe
 from agentfsm.ports import Clock
 
@@ -40,7 +41,7 @@ class UnansweredError(Exception):
 
 
 @attrs.frozen(kw_only=True)
-class Underway:
+class Underway(Value):
     """How far a call has come that asks people."""
 
     call_id: str

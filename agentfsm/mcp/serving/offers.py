@@ -18,6 +18,7 @@ from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ImagePart, TextPart, UserMessage, data_of
+from agentfsm.core.value import Value
 from agentfsm.engine.queue.render import describe, result_text
 from agentfsm.threads import in_thread
 
@@ -52,7 +53,7 @@ def _check_complete(offer: Resource | Prompt, _attribute: object, given: Mapping
 
 
 @attrs.frozen(kw_only=True)
-class Resource:
+class Resource(Value):
     """Something to read: `Resource(uri="project://tasks/summary", name="summary", read=summary)`.
 
     Raises:
@@ -123,7 +124,7 @@ class Resource:
 
 
 @attrs.frozen
-class Argument:
+class Argument(Value):
     """A blank in a prompt, which the user fills in."""
 
     name: str
@@ -136,7 +137,7 @@ def _several(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class Prompt:
+class Prompt(Value):
     """A text that a user picks, with blanks: `Prompt(name="standup", render=standup)`."""
 
     name: str

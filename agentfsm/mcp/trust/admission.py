@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.hidden import hidden_in, spelt_out
+from agentfsm.core.value import Value
 from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp.connection.sift import Unfit
 from agentfsm.mcp.library import Listing, resource_tools
@@ -33,7 +34,7 @@ _TWICE: Final = "the server lists two tools of that name, and nobody can say whi
 
 
 @attrs.frozen(kw_only=True)
-class Admitted:
+class Admitted(Value):
     """What of that is used."""
 
     tools: tuple[Tool[..., Any], ...] = ()

@@ -22,6 +22,7 @@ import jiter
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
 from agentfsm.mcp.connection.launch import Http, Launch, Sse, Stdio
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.names import check_server
@@ -102,7 +103,7 @@ _SECONDS: Final = {"timeout": "timeout_s", "start_timeout": "start_s"}
 
 
 @attrs.frozen(kw_only=True)
-class Entry:
+class Entry(Value):
     """A server as it is configured."""
 
     name: str
@@ -181,7 +182,7 @@ def entry_of(
 
 
 @attrs.frozen
-class _Reading:
+class _Reading(Value):
     """Reads one entry."""
 
     where: str

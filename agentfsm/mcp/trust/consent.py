@@ -19,6 +19,7 @@ import attrs
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.hidden import spelt_out
 from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
 from agentfsm.mcp.connection.launch import Launch, Remote, Stdio
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.pins import HASH_CHARS, Pin, Pins, Text
@@ -42,7 +43,7 @@ class Wish(StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class Proposal:
+class Proposal(Value):
     """Something about a server that a person says yes or no to."""
 
     server: str

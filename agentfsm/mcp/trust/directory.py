@@ -19,6 +19,7 @@ from agentfsm.core.errors import ModelRetry
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.hidden import hidden_in
 from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
 from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.permission import Level
 from agentfsm.engine.tools.tool import DIGEST_CHARS, Tool, make_tool
@@ -44,7 +45,7 @@ _KEPT_FOUND: Final = 1_000
 
 
 @attrs.frozen(kw_only=True)
-class Candidate:
+class Candidate(Value):
     """A server that a directory knows."""
 
     name: str

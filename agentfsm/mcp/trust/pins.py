@@ -23,6 +23,7 @@ import mcp.types as m
 from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.hidden import spelt_out
 from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
 
 try:
@@ -37,7 +38,7 @@ _VERSION: Final = 1
 
 
 @attrs.frozen
-class Text:
+class Text(Value):
     """Something that was approved, as it was read."""
 
     text: str
@@ -73,7 +74,7 @@ def tool_text(listed: m.Tool) -> Text:
 
 
 @attrs.frozen(kw_only=True)
-class Pin:
+class Pin(Value):
     """What was approved of one server."""
 
     start: Text | None = None

@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
 
 _PROGRAM: Final = "bwrap"
@@ -44,7 +45,7 @@ def _paths(given: Iterable[Path | str]) -> tuple[Path, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class Sandbox:
+class Sandbox(Value):
     """What a server may do: `Sandbox(read=["/srv/docs"], write=["/srv/notes"], network=True)`.
 
     An interpreter outside of /usr, such as one in a home folder, has to be among what it may read.

@@ -18,6 +18,7 @@ import mcp.types as m
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.hidden import spelt_out
 from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
 from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.schema.json_schema import signature_of_schema
 from agentfsm.engine.tools.context import RunContext
@@ -74,7 +75,7 @@ def _any(**_arguments: Any) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class Terms:
+class Terms(Value):
     """What a program grants a server, and what it believes it.
 
     Raises:
@@ -142,7 +143,7 @@ def _covers(globs: Iterable[str], own: str) -> bool:
 
 
 @attrs.frozen(kw_only=True)
-class Hints:
+class Hints(Value):
     """What a server says of a tool, as far as it is believed; as it stands, nothing good.
 
     Source: the specification's `ToolAnnotations` and its defaults. A tool may destroy unless it says that it only
