@@ -20,6 +20,7 @@ class Value:
 
     def __init_subclass__(cls) -> None:
         """Put the methods into the class itself: what attrs finds there it does not write."""
+        super().__init_subclass__()
         for name in ("__eq__", "__hash__", "__repr__"):
             if name not in vars(cls):
                 setattr(cls, name, getattr(Value, name))
