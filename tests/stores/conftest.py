@@ -1,8 +1,10 @@
-"""A SQLite store in a file of its own."""
+"""A SQLite store in a file of its own, and a schema of PostgreSQL with empty tables."""
 
+import anyio
 import pytest
+from servers import empty_schema
 
-from agentfsm.stores import SQLiteStore
+from agentfsm.stores import PostgresStore, SQLiteStore
 
 
 @pytest.fixture
@@ -15,3 +17,20 @@ async def store(path):
     store = SQLiteStore(path)
     yield store
     await store.aclose()
+
+
+@pytest.fixture(scope="module")
+def tables(shared_postgres, postgres_desk):
+    """Make a schema with the tables, for all tests: to empty them takes a tenth of the time."""
+    with empty_schema(postgres_desk) as name:
+        store = PostgresStore(shared_postgres, schema=name)
+        anyio.run(store.runs)
+        anyio.run(store.aclose)
+        yield name
+
+
+@pytest.fixture
+def schema(tables, postgres_desk):
+    yield tables
+    for table in ("events", "inbox", "runs", "workers"):
+        postgres_desk.execute(f"DELETE FROM {tables}.{table}")  # noqa: S608  our own names

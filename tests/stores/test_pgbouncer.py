@@ -2,7 +2,6 @@
 
 from contextlib import aclosing
 
-import anyio
 import pytest
 from anyio.to_thread import run_sync
 from servers import PgBouncer, empty_schema
@@ -25,22 +24,6 @@ def pooler(shared_postgres):
         yield pooler
 
 
-@pytest.fixture(scope="module")
-def tables(pooler, postgres_desk):
-    with empty_schema(postgres_desk) as name:
-        store = PostgresStore(pooler.url, schema=name)
-        anyio.run(store.runs)
-        anyio.run(store.aclose)
-        yield name
-
-
-@pytest.fixture
-def schema(tables, postgres_desk):
-    yield tables
-    for table in ("events", "inbox", "runs", "workers"):
-        postgres_desk.execute(f"DELETE FROM {tables}.{table}")  # noqa: S608  our own names
-
-
 class TestPooledPostgresStore(StoreConformance):
     """The published kit."""
 
@@ -55,8 +38,8 @@ class TestPooledPostgresStore(StoreConformance):
             yield store
 
 
-async def test_a_pooler_that_is_killed_costs_time_and_nothing_else(shared_postgres, schema):
-    """A run in mid-turn goes on once there is a PgBouncer again, and no call is made twice."""
+async def test_a_pooler_that_is_killed_costs_time_and_nothing_else(shared_postgres, postgres_desk):
+    """A run in mid-turn goes on once there is a PgBouncer again, and no call is made twice; the tables are new, too."""
     paid = []
 
     @tool
@@ -69,8 +52,8 @@ async def test_a_pooler_that_is_killed_costs_time_and_nothing_else(shared_postgr
         return f"paid {amount}"
 
     script = ScriptedModel(*[say("", call("pay", amount=amount)) for amount in range(4)], say("done"))
-    with PgBouncer(POOL, of=shared_postgres) as pooler:
-        async with aclosing(PostgresStore(pooler.url, schema=schema)) as store:
+    with empty_schema(postgres_desk) as new, PgBouncer(POOL, of=shared_postgres) as pooler:
+        async with aclosing(PostgresStore(pooler.url, schema=new)) as store:
             run = await Agent(script, tools=[pay], store=store).run("go")
             assert (run.state, paid) == (State.DONE, [0, 1, 2, 3])
             stored = await store.read(run.id)

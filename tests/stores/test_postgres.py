@@ -59,23 +59,6 @@ anyio.run(store.aclose)
 """
 
 
-@pytest.fixture(scope="module")
-def tables(shared_postgres, postgres_desk):
-    """Make a schema with the tables, for all tests: to empty them takes a tenth of the time."""
-    with empty_schema(postgres_desk) as name:
-        store = PostgresStore(shared_postgres, schema=name)
-        anyio.run(store.runs)
-        anyio.run(store.aclose)
-        yield name
-
-
-@pytest.fixture
-def schema(tables, postgres_desk):
-    yield tables
-    for table in ("events", "inbox", "runs", "workers"):
-        postgres_desk.execute(f"DELETE FROM {tables}.{table}")  # noqa: S608  our own names
-
-
 @pytest.fixture
 async def pair(shared_postgres, schema):
     """Two workers on one schema."""
