@@ -204,8 +204,8 @@ SELECT runs.number, runs.id, runs.owner, runs.until FROM runs JOIN below USING (
 """
 _FOLLOWERS: Final = "SELECT id FROM runs WHERE after = ? ORDER BY number"
 _OF_SESSION: Final = "SELECT id FROM runs WHERE session = ? ORDER BY number"
-_OLD: Final = "state IN ('done', 'error') AND updated_at < ?1"
-_PORTION: Final = f"SELECT number FROM runs WHERE number > ?2 AND {_OLD} ORDER BY number LIMIT ?3"  # noqa: S608
+_OLD: Final = "state IN ('done', 'error') AND updated_at < :before"
+_PORTION: Final = f"SELECT number FROM runs WHERE number > :start AND {_OLD} ORDER BY number LIMIT :limit"  # noqa: S608
 # All that can go only together with old runs: what goes on from them, their callers, the agents below, their sessions.
 # Of these, what may not go yet, and all that this needs: what it goes on from, too. Each step leads to runs and to
 # sessions, so that a long session is gone through once.
@@ -213,7 +213,7 @@ _REMOVABLE: Final = f"""
 WITH RECURSIVE
     step (way) AS (VALUES (0), (1), (2), (3)),
     kin (run, session) AS (
-        SELECT id, NULL FROM runs WHERE number > ?2 AND number <= ?3 AND {_OLD}
+        SELECT id, NULL FROM runs WHERE number > :start AND number <= :last AND {_OLD}
         UNION SELECT CASE way WHEN 0 THEN runs.id WHEN 1 THEN runs.parent END, CASE way WHEN 2 THEN runs.session END
         FROM kin CROSS JOIN runs CROSS JOIN step
         WHERE runs.id = kin.run OR runs.after = kin.run OR runs.parent = kin.run OR runs.session = kin.session),
@@ -450,11 +450,12 @@ class _SQLiteLedger(DatabaseFile):
 
     def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
         """Remove a portion of what is over and old, and nothing still needs."""
-        portion = self.execute(_PORTION, (before, start, limit)).fetchall()
+        portion = self.execute(_PORTION, {"before": before, "start": start, "limit": limit}).fetchall()
         if not portion:
             return 0, -1
         (last,) = portion[-1]
-        old = [number for (number,) in self.execute(_REMOVABLE, (before, start, last)).fetchall()]
+        removable = self.execute(_REMOVABLE, {"before": before, "start": start, "last": last}).fetchall()
+        old = [number for (number,) in removable]
         self._remove(old)
         return len(old), last
 

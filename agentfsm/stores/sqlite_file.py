@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
@@ -21,11 +21,13 @@ from agentfsm.core.value import Value
 from agentfsm.ports import Durability
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator
 
 T = TypeVar("T")
 # Device and inode: which file it is, whatever its path.
 Inode: TypeAlias = tuple[int, int]
+# What stands in a statement for `?`, or by its name for `:name`. Not for `?1`, of which Python 3.12 warns.
+Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
 # "afsm": tells our files from others that are SQLite's too.
 APPLICATION_ID: Final = 0x6166736D
@@ -89,7 +91,7 @@ class Cursor(Protocol):
 class Connection(Protocol):
     """What `connect` returns: as sqlite3's in autocommit mode; errors carry `sqlite_errorcode` as sqlite3's do."""
 
-    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Cursor:
+    def execute(self, sql: str, parameters: Parameters = ..., /) -> Cursor:
         """Run one statement."""
         ...
 
@@ -135,7 +137,7 @@ class DatabaseFile:
     _after: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     # What has to be done once the transaction is committed.
 
-    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Cursor:
+    def execute(self, sql: str, parameters: Parameters = ()) -> Cursor:
         """Run one statement, inside a transaction."""
         assert self._db is not None  # noqa: S101  a transaction opened it
         return self._db.execute(sql, parameters)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from agentfsm.stores.sqlite_file import Connection, Cursor
+    from agentfsm.stores.sqlite_file import Connection, Cursor, Parameters
 
 # What a process does; a function of a module, so that it can be named to another process.
 Work = Callable[..., Awaitable[None]]
@@ -137,7 +137,7 @@ class _Connection:
     writes: bool = False
     # Whether the transaction does.
 
-    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
+    def execute(self, sql: str, parameters: Parameters = (), /) -> Cursor:
         crash_point("statement")
         if sql.startswith("BEGIN"):
             self.writes = sql == "BEGIN IMMEDIATE"

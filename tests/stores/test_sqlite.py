@@ -2,6 +2,7 @@
 
 import gc
 import math
+import re
 import sqlite3
 import threading
 from contextlib import closing
@@ -18,7 +19,7 @@ from agentfsm.core.errors import ClosedError, LeaseHeldError, LeaseLostError, Mi
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.run import begin
-from agentfsm.stores import SQLiteStore, writer
+from agentfsm.stores import SQLiteStore, sqlite, writer
 from agentfsm.stores.sqlite_file import connect_sqlite3
 from agentfsm.stores.writer import Job
 from agentfsm.testing import ScriptedModel
@@ -666,3 +667,10 @@ async def test_records_are_small(path):
         driver.append(*driver.turn())
     await store.aclose()
     assert path.stat().st_size / 400 < 1024
+
+
+def test_no_placeholder_has_a_number():
+    """Of one with a sequence of values Python 3.12 warns, and whoever takes warnings for errors could not prune."""
+    statements = [text for name, text in vars(sqlite).items() if name.isupper() and isinstance(text, str)]
+    assert len(statements) > 20
+    assert [text for text in statements if re.search(r"\?\d", text)] == []
