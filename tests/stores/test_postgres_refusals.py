@@ -1,5 +1,7 @@
 """A PostgreSQL server that is there, and refuses: others go first, no connection is left, a standby is missing."""
 
+from contextlib import closing
+
 import anyio
 import psycopg
 import pytest
@@ -116,6 +118,7 @@ async def test_a_commit_that_no_standby_takes_is_told_as_such(server, desk, monk
     driver = await Driver.of(store)
     monkeypatch.setattr(postgres_link, "SILENT_S", 0.2)
     waits_for(desk, "nobody")
+    await_that(lambda: commits_wait(server, desk), "a COMMIT waits for a standby")
     with pytest.raises(StoreError, match=r"has not answered for 0\.2 s"):
         await driver.append(Observed()).wait()
     with pytest.raises(StoreError, match="an earlier append was not written"):
@@ -133,8 +136,18 @@ def waits_for(desk, standby):
     """Let the server wait for a standby at each COMMIT."""
     desk.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{standby}'")
     desk.execute("SELECT pg_reload_conf()")
-    shown = "SELECT current_setting('synchronous_standby_names')"
-    await_that(lambda: desk.execute(shown).fetchone() == (standby,), "the setting holds")
+
+
+def commits_wait(server, desk):
+    """Whether a COMMIT waits for a standby: the server has it so some time after it was told."""
+    with closing(psycopg.connect(server.url, autocommit=True)) as other:
+        pid = other.info.backend_pid
+        other.pgconn.send_query(b"CREATE TABLE IF NOT EXISTS probe (); INSERT INTO probe DEFAULT VALUES")
+        event = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s AND wait_event IN ('SyncRep', 'ClientRead')"
+        await_that(lambda: desk.execute(event, [pid]).fetchone() is not None, "the other session waits")
+        waits = desk.execute(event, [pid]).fetchone() == ("SyncRep",)
+        desk.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+    return waits
 
 
 async def test_a_right_that_was_taken_away_is_named(clerk, desk):
