@@ -42,6 +42,7 @@ from agentfsm.stores.common import (
 )
 from agentfsm.stores.holdings import Holdings
 from agentfsm.stores.owner import Owner, boot_clock
+from agentfsm.stores.packs import PACK, ends_of_packs, pack, unpack
 from agentfsm.stores.sqlite_file import Connect, DatabaseFile, Schema, connect_sqlite3
 from agentfsm.stores.threaded import (
     LEASE_S,
@@ -71,7 +72,7 @@ _INDEXES_OF_2: Final = (
 )
 
 SCHEMA: Final = Schema(
-    version=2,
+    version=3,
     tables=frozenset({"runs", "events", "inbox"}),
     statements=(
         # What a list shows, and who drives the run. `number` stands for the id in the other tables.
@@ -111,7 +112,7 @@ SCHEMA: Final = Schema(
         CREATE TABLE events (
             run     INTEGER NOT NULL,
             version INTEGER NOT NULL,
-            body    TEXT NOT NULL,
+            body    TEXT NOT NULL,     -- or a BLOB: a pack that ends with this version, see `packs`
             UNIQUE (run, version)
         )
         """,
@@ -175,7 +176,13 @@ WHERE number = ?
 """
 _INSERT_EVENTS: Final = "INSERT INTO events (run, version, body) VALUES "
 _HEADER: Final = "SELECT CAST(body AS BLOB) FROM events WHERE run = ? AND version = 0"
-_EVENTS: Final = "SELECT version, CAST(body AS BLOB) FROM events WHERE run = ? AND version > ? ORDER BY version"
+_EVENTS: Final = """
+SELECT version, CAST(body AS BLOB), typeof(body) = 'blob' FROM events WHERE run = ? AND version > ? ORDER BY version
+"""
+_UNPACKED: Final = """
+SELECT CAST(body AS BLOB) FROM events WHERE run = ? AND version BETWEEN ? AND ? ORDER BY version
+"""
+_DROP: Final = "DELETE FROM events WHERE run = ? AND version BETWEEN ? AND ?"
 _OPEN: Final = "SELECT number, key, CAST(item AS BLOB) FROM inbox WHERE run = ? AND NOT taken ORDER BY number"
 _DUE_NUMBERS: Final = """
 SELECT number FROM inbox WHERE run = ? AND NOT taken AND (due_at IS NULL OR due_at <= ?) LIMIT ?
@@ -375,12 +382,24 @@ class _SQLiteLedger(DatabaseFile):
             chunk = bodies[start : start + RECORDS]
             rows = [value for index, body in enumerate(chunk) for value in (run, version + start + index, body)]
             self.execute(_insert_events(len(chunk)), rows)
+        for last in ends_of_packs(max(version, 1), version + len(bodies) - 1):
+            self._pack(run, last)
+
+    def _pack(self, run: int, last: int) -> None:
+        """Put the newest events of a long journal into one row."""
+        rows = (run, last - PACK + 1, last)
+        body = pack([body for (body,) in self.execute(_UNPACKED, rows).fetchall()])
+        if body is not None:
+            self.execute(_DROP, rows)
+            self.execute(_insert_events(1), (run, last, body))
 
     def read(self, run_id: str, after: int) -> Records:
         """Return the run's version, and the records: the header as 0, and those after that version."""
         row = self._row(run_id)
-        header = [(0, body) for (body,) in self.execute(_HEADER, (row.number,)).fetchall()]
-        return row.version, header + self.execute(_EVENTS, (row.number, max(after, 0))).fetchall()
+        records = [(0, body) for (body,) in self.execute(_HEADER, (row.number,)).fetchall()]
+        for version, body, is_pack in self.execute(_EVENTS, (row.number, max(after, 0))).fetchall():
+            records += unpack(run_id, version, body) if is_pack else [(version, body)]
+        return row.version, records
 
     def _header(self, run_id: str, number: int) -> Header:
         body = self.execute(_HEADER, (number,)).fetchone()

@@ -37,7 +37,8 @@ from agentfsm.testing.models import FunctionModel
 
 # The power is cut in the layer; a real disk beneath it only takes time, and much of it where others use it too.
 MEMORY = Path("/dev/shm")  # noqa: S108  the folders in it have names of their own
-APPENDS = 50
+# So many that some of the events are packed.
+APPENDS = 80
 # Characters of the larger events: they take several pages, so that a commit can be torn between them.
 LONG = 9_000
 # Bytes at the beginning of a log that say which frames are its own.
@@ -125,7 +126,7 @@ async def tidied(store: SQLiteStore) -> None:
 
 
 async def written(disk: Disk, durability: Durability, connect: Connect | None = None) -> Disk:
-    """Tell the story: 50 appends, the log moved into the file twice, the store closed and opened once."""
+    """Tell the story: 80 appends, the log moved into the file twice, the store closed and opened once."""
     rng = random.Random(durability)
     for appends in (APPENDS // 2, APPENDS - APPENDS // 2):
         store = store_in(disk.folder, connect or disk.connect)
@@ -217,7 +218,7 @@ async def test_the_log_tells_all_that_was_done(machine):
 
 
 async def test_full_loses_nothing_acknowledged(machine, anyio_backend_name):
-    """Of 50 acknowledged appends none is missing, whenever the power is cut and whatever the disk makes of it.
+    """Of 80 acknowledged appends none is missing, whenever the power is cut and whatever the disk makes of it.
 
     First right behind each acknowledgement, with all lost that was not synced; then at any moment, with mixtures.
     """

@@ -1,0 +1,43 @@
+"""Packs: a stretch of a journal in one row, as compressed JSON lines. They take a tenth of the room."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from agentfsm.core.errors import CorruptError
+
+# Events in a pack: a dozen turns. Twice as many would take a sixth less room, and leave twice as many outside.
+PACK: Final = 64
+# Bytes of events beyond which they stay as they are: the store's thread packs them, and others wait for it.
+PACK_BYTES: Final = 1_000_000
+
+
+def ends_of_packs(first: int, newest: int) -> range:
+    """Return the versions at which packs end, among those from `first`, 1 or more, to `newest`."""
+    return range(-(-first // PACK) * PACK, newest + 1, PACK)
+
+
+def pack(bodies: Sequence[bytes]) -> bytes | None:
+    """Return events in one piece, oldest first; None where they are too large, or not as they were written."""
+    lines = b"\n".join(bodies)
+    if lines.count(b"\n") != PACK - 1 or len(lines) > PACK_BYTES:
+        return None
+    return zlib.compress(lines)
+
+
+def unpack(run_id: str, newest: int, body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the events of a pack with their versions, oldest first.
+
+    Raises:
+        CorruptError: when it is damaged.
+    """
+    try:
+        lines = zlib.decompress(body).split(b"\n")
+    except zlib.error as error:
+        raise CorruptError(
+            f"run {run_id!r}, the versions up to {newest}, cannot be read ({error}): restore a backup, or delete the "
+            "run",
+        ) from None
+    yield from enumerate(lines, newest - len(lines) + 1)
