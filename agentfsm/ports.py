@@ -6,6 +6,7 @@ A Protocol here may be subclassed for its defaults: a model of your own is a sub
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from agentfsm.compaction import Group, Room
     from agentfsm.core.events import Event
     from agentfsm.core.verdict import Verdict
+
+
+# What follows "e.g." is small, what follows a sentence is not.
+_SENTENCE: Final = re.compile(r".+?(?:[。！？]|[.!?](?=\s+[^\sa-z]|$)|$)")  # noqa: RUF001  Chinese ends sentences so
+# Characters of a sentence in a summary, about 50 tokens: somebody else's tool may say all it has to say in one.
+SENTENCE_CHARS: Final = 200
+# Characters of the names of parameters in a summary: some ten names.
+NAMES_CHARS: Final = 120
 
 
 class FinishReason(StrEnum):
@@ -56,6 +65,18 @@ class ToolDefinition(Value):
     strict: bool = False
     # Whether the provider shall hold the model to the schema while it writes.
 
+    @property
+    def summary(self) -> str:
+        """One line, as `name(city, unit?): First sentence.`: what may be left out is marked."""
+        schema: Mapping[str, Any] = self.parameters
+        named, needed = schema.get("properties"), schema.get("required") or ()
+        names = [name if name in needed else f"{name}?" for name in named] if isinstance(named, Mapping) else []
+        paragraph = " ".join(self.description.strip().partition("\n\n")[0].split())
+        sentence = found[0] if (found := _SENTENCE.match(paragraph)) else ""
+        line = f"{self.name}({_cut(', '.join(names), NAMES_CHARS)}): {_cut(sentence, SENTENCE_CHARS)}"
+        # A name out of somebody else's schema may hold a line break.
+        return " ".join(line.rstrip(": ").split())
+
     def openai(self) -> dict[str, Any]:
         """Return a copy as OpenAI's chat completions take it, and whatever speaks like them."""
         return {"type": "function", "function": self._told("parameters")}
@@ -68,6 +89,10 @@ class ToolDefinition(Value):
         told = {"name": self.name, "description": self.description, schema: plain_json(self.parameters)}
         # Only where it is set: servers that speak like these two refuse a field that they do not know.
         return {**told, "strict": True} if self.strict else told
+
+
+def _cut(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[:chars]}..."
 
 
 class OutputMode(StrEnum):

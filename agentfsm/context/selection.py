@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
 import attrs
 
 from agentfsm.context.lexical import LexicalScorer
+from agentfsm.context.trim import at_least
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import JSON, Usage
 from agentfsm.engine.queue.render import describe
@@ -40,10 +41,6 @@ MAX_UNCHOSEN: Final = 128
 # The longest list of summaries: about 10,000 tokens, which is what 20 full definitions take at most (Source: document
 # E, 9.2). A longer one would cost more than it saves. About 280 tools fit.
 STAGE_ONE_BYTES: Final = 40_000
-# Characters of a tool's first sentence; most are shorter.
-SUMMARY_CHARS: Final = 200
-# Characters of its parameters' names: some ten.
-PARAMETERS_CHARS: Final = 120
 # What is read of a task, half from its head and half from its tail: that is where a pasted document's reader says what
 # to do with it.
 TASK_CHARS: Final = 8_000
@@ -57,11 +54,9 @@ You choose the tools for an assistant that is about to work on a task; it will s
 Do not work on the task yourself. Answer with nothing but a JSON list of names, the most useful first, for example
 ["first_name", "second_name"]. Name every tool that the task may need, but at most {picks}.
 
-The tools, as name(parameters): what it does
+The tools, as name(parameters; ? marks what may be left out): what it does
 {lines}"""
 
-# Where a sentence ends. What goes on in small letters has not ended: "e.g. this".
-_SENTENCE: Final = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])|(?<=[。！？])|\n\s*\n")  # noqa: RUF001  Chinese ends so
 # What may be a name; "get.v2" is one piece, so that it does not pass for "get". A list's number is not part of it.
 _TOKEN: Final = re.compile(r"(?:\d+\.)?([A-Za-z0-9_-]+(?:[./][A-Za-z0-9_-]+)*)")
 _LIST: Final = re.compile(r"\[[^\[\]]*\]")
@@ -69,14 +64,6 @@ _MARKED: Final = re.compile(r"`[^`\n]+`|\"[^\"\n]+\"|\*\*[^*\n]+\*\*")
 _BRACKETS: Final = re.compile(r"\([^()]*\)")
 # What stands between a name and what is said of it.
 _REMARK: Final = re.compile(r":| [-–—] ")  # noqa: RUF001  models write such dashes
-
-
-def _at_least(least: int) -> Callable[[object, attrs.Attribute[int], int], None]:
-    def check(_selector: object, attribute: attrs.Attribute[int], value: int) -> None:
-        if value < least:
-            raise MisuseError(f"{attribute.name} is {value}, but it counts tools: {least} or more")
-
-    return check
 
 
 @attrs.frozen
@@ -99,7 +86,7 @@ class BySimilarity(ToolSelector):
     Where the scorer fails, or finds no tool nearer than another, it offers all; at most 128, the first.
     """
 
-    top: int = attrs.field(default=TOP, validator=_at_least(1))
+    top: int = attrs.field(default=TOP, validator=at_least(1))
     # How many.
     scorer: Scorer = attrs.field(factory=LexicalScorer)
     # What tells how like.
@@ -152,7 +139,7 @@ class TwoStage(ToolSelector):
     Costs one more call of the model. Where that fails, or names no tool, similarity chooses.
     """
 
-    picks: int = attrs.field(default=PICKS, validator=_at_least(1))
+    picks: int = attrs.field(default=PICKS, validator=at_least(1))
     # At most so many.
     similarity: BySimilarity = BySimilarity()
     # What chooses instead, and which summaries the model reads where all would be too long a list.
@@ -164,7 +151,7 @@ class TwoStage(ToolSelector):
     async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:
         """Return what the model named, in the order of registration."""
         listed = await self._listed(task, tools)
-        lines = "\n".join(_line(tool) for tool in listed)
+        lines = "\n".join(tool.summary for tool in listed)
         try:
             reply, usage = await ask(_DIRECTIONS.format(picks=self.picks, lines=lines), f"The task:\n{_gist(task)}")
         except ModelError as error:
@@ -178,7 +165,7 @@ class TwoStage(ToolSelector):
 
     async def _listed(self, task: str, tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
         """Return the tools whose summaries the model reads: all, or as many of the nearest as are not too long."""
-        sizes = [BYTES.count(_line(tool)) + 1 for tool in tools]
+        sizes = [BYTES.count(tool.summary) + 1 for tool in tools]
         if sum(sizes) <= STAGE_ONE_BYTES:
             return tools
         order, _flaw = await self.similarity.ranked(task, tools)
@@ -196,12 +183,12 @@ class TwoStage(ToolSelector):
 class AutoSelect(ToolSelector):
     """Offers all of a few tools, chooses among more by similarity, and among many in two stages."""
 
-    similar_above: int = attrs.field(default=SIMILAR_ABOVE, validator=_at_least(0))
+    similar_above: int = attrs.field(default=SIMILAR_ABOVE, validator=at_least(0))
     # Tools; up to here, all are offered.
-    two_stage_above: int = attrs.field(default=TWO_STAGE_ABOVE, validator=_at_least(0))
+    two_stage_above: int = attrs.field(default=TWO_STAGE_ABOVE, validator=at_least(0))
     # Tools; up to here, similarity chooses.
     similarity: BySimilarity = BySimilarity()
-    picks: int = attrs.field(default=PICKS, validator=_at_least(1))
+    picks: int = attrs.field(default=PICKS, validator=at_least(1))
     # How many the model may name in the first of two stages.
 
     def wants(self, count: int) -> bool:
@@ -248,19 +235,6 @@ def _told(schema: Mapping[str, JSON]) -> Iterator[str]:
             nodes.extend(node.values())
         elif isinstance(node, list | tuple):
             nodes.extend(node)
-
-
-def _line(tool: ToolDefinition) -> str:
-    """Return a tool's line for stage one: name(parameters): first sentence. Always one line."""
-    named = tool.parameters.get("properties")
-    parameters = ", ".join(named) if isinstance(named, Mapping) else ""
-    sentence = _SENTENCE.split(tool.description.strip(), maxsplit=1)[0]
-    return f"{tool.name}({_one_line(parameters, PARAMETERS_CHARS)}): {_one_line(sentence, SUMMARY_CHARS)}"
-
-
-def _one_line(text: str, limit: int) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= limit else f"{plain[:limit]}..."
 
 
 def _named(reply: str, known: Collection[str]) -> list[str]:

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from agentfsm.context.selection import (
     MAX_UNCHOSEN,
-    PARAMETERS_CHARS,
     PICKS,
     STAGE_ONE_BYTES,
-    SUMMARY_CHARS,
     TASK_CHARS,
     TOP,
     AllTools,
@@ -24,7 +22,7 @@ from agentfsm.context.selection import (
 )
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import Usage
-from agentfsm.ports import Scorer, ToolDefinition, ToolSelector
+from agentfsm.ports import NAMES_CHARS, SENTENCE_CHARS, Scorer, ToolDefinition, ToolSelector
 
 COST = Usage(input_tokens=7, output_tokens=2)
 
@@ -242,12 +240,12 @@ async def test_stage_one_shows_a_line_per_tool_and_asks_for_names():
     await TwoStage(picks=4).select("Is it wet?", given, model)
     ((instructions, question),) = model.asked
     assert model.lines[:4] == [
-        "weather(city, days): Tells the weather, e.g. rain.",
+        "weather(city?, days?): Tells the weather, e.g. rain.",
         "天(): 查天气。",
         "list(): Lists",
-        "odd(): ",
+        "odd()",
     ]
-    assert model.lines[4] == f"long({'p' * PARAMETERS_CHARS}...): {'a' * SUMMARY_CHARS}..."
+    assert model.lines[4] == f"long({'p' * NAMES_CHARS}...): {'a' * SENTENCE_CHARS}..."
     assert len(model.lines) == len(given)
     assert "at most 4" in instructions
     assert "wet" not in instructions
@@ -371,11 +369,11 @@ def test_two_stages_and_similarity_want_more_than_they_offer():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: BySimilarity(top=0), "top is 0, but it counts tools: 1 or more"),
-        (lambda: TwoStage(picks=-1), "picks is -1, but it counts tools: 1 or more"),
-        (lambda: AutoSelect(picks=0), "picks is 0"),
-        (lambda: AutoSelect(similar_above=-1), "similar_above is -1, but it counts tools: 0 or more"),
-        (lambda: AutoSelect(two_stage_above=-1), "two_stage_above is -1"),
+        (lambda: BySimilarity(top=0), r"BySimilarity\(top=0\): give a whole number, 1 or more"),
+        (lambda: TwoStage(picks=-1), r"TwoStage\(picks=-1\): give a whole number, 1 or more"),
+        (lambda: AutoSelect(picks="3"), r"AutoSelect\(picks='3'\): give a whole number"),
+        (lambda: AutoSelect(similar_above=-1), r"AutoSelect\(similar_above=-1\): give a whole number, 0 or more"),
+        (lambda: AutoSelect(two_stage_above=-1), r"AutoSelect\(two_stage_above=-1\)"),
     ],
 )
 def test_a_number_that_leaves_no_tool_is_refused(make, text):

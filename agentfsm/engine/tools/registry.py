@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Final, Protocol, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 import anyio
 import attrs
@@ -19,11 +18,6 @@ from agentfsm.engine.tools.context import ToolKind
 from agentfsm.engine.tools.permission import Level
 from agentfsm.engine.tools.tool import NAME_CHARS, Tool, make_tool
 from agentfsm.ports import ToolDefinition
-
-# What follows "e.g." is small, what follows a sentence is not.
-_SENTENCE: Final = re.compile(r".+?(?:[。！？]|[.!?](?=\s+[^\sa-z]|$)|$)")  # noqa: RUF001  Chinese ends sentences so
-# Characters of a sentence in a summary, about 50 tokens: somebody else's tool may say all it has to say in one.
-_SENTENCE_CHARS: Final = 200
 
 
 def _shared(limits: Mapping[str, int | Bulkhead]) -> dict[str, Bulkhead]:
@@ -251,7 +245,7 @@ class ToolRegistry:
 
     def summary(self) -> str:
         """Return a line for each tool, with its parameters and its first sentence: cheap enough to choose from many."""
-        return "\n".join(map(_line, self.definitions))
+        return "\n".join([each.summary for each in self.definitions])
 
     def check(self, count: Callable[[str], int] | None = None) -> tuple[Finding, ...]:
         """Look for what makes tools hard to choose or to call, or unsafe to run.
@@ -330,17 +324,3 @@ def _several(what: str, given: Iterable[str] | None) -> tuple[str, ...] | None:
     if isinstance(given, str):
         raise MisuseError(f"{what} are several, and {given!r} is read as its letters: write [{given!r}]")
     return None if given is None else tuple(given)
-
-
-def _line(definition: ToolDefinition) -> str:
-    parameters: Mapping[str, Any] = definition.parameters
-    required = parameters.get("required", ())
-    shown = ", ".join(name if name in required else f"{name}?" for name in parameters.get("properties", ()))
-    # A name out of somebody else's schema may hold a line break.
-    return " ".join(f"{definition.name}({shown}): {_first_sentence(definition.description)}".rstrip(": ").split())
-
-
-def _first_sentence(text: str) -> str:
-    found = _SENTENCE.match(" ".join(text.strip().partition("\n\n")[0].split()))
-    sentence = found[0] if found else ""
-    return sentence if len(sentence) <= _SENTENCE_CHARS else f"{sentence[:_SENTENCE_CHARS]}..."
