@@ -5,7 +5,8 @@
 
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, raw_call, say
-from agentfsm.testing.server import LocalServer, Say
+from agentfsm.testing.saying import Say
+from agentfsm.testing.server import LocalServer
 
 __all__ = [
     "FunctionModel",

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm.testing.pieces import arguments_text, cut
+from agentfsm.testing.saying import arguments_text, cut
 
 if TYPE_CHECKING:
-    from agentfsm.testing.server import Say
+    from agentfsm.testing.saying import Say
 
 # The signature of all that is thought here.
 SIGNATURE: Final = "c2lnbmVk"

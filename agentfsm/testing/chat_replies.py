@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.testing.pieces import arguments_text, cut
+from agentfsm.testing.saying import arguments_text, cut
 
 if TYPE_CHECKING:
-    from agentfsm.testing.server import Say
+    from agentfsm.testing.saying import Say
 
 
 # Which histories are refused

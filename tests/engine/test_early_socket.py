@@ -16,7 +16,7 @@ from agentfsm import Agent, Limits, Settings, tool
 from agentfsm.core.events import ToolFinished
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType, UsageReported
 from agentfsm.models.openai_chat import OpenAIChat
-from agentfsm.testing.server import LocalServer, Say
+from agentfsm.testing import LocalServer, Say
 
 STREAM = Settings(stream=True)
 CALLS = tuple(("look", {"at": at, "why": "to know what is there"}) for at in "abcd")

@@ -31,7 +31,7 @@ from agentfsm.ports import (
     ThinkingChunk,
     ToolDefinition,
 )
-from agentfsm.testing.server import LocalServer, Say
+from agentfsm.testing import LocalServer, Say
 
 CALLS = (("weather", {"city": "Rome"}), ("clock", {"zone": "Europe/Rome"}))
 

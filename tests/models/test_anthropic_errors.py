@@ -16,7 +16,7 @@ from agentfsm.core.errors import (
     ModelUnavailableError,
 )
 from agentfsm.models.anthropic import Anthropic
-from agentfsm.testing.server import LocalServer, Say
+from agentfsm.testing import LocalServer, Say
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from agentfsm.models import Fallback, Throttled
 from agentfsm.models.anthropic import Anthropic
 from agentfsm.models.prices import Price
 from agentfsm.stores import SQLiteStore
+from agentfsm.testing import LocalServer, Say
 from agentfsm.testing.anthropic_replies import SIGNATURE
-from agentfsm.testing.server import LocalServer, Say
 
 THOUGHT = {"type": "thinking", "thinking": "Two cities.", "signature": SIGNATURE}
 TALK = (

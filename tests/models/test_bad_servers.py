@@ -21,7 +21,7 @@ from wire_rules import check_anthropic_body, check_openai, check_responses, chec
 from agentfsm import Agent, Limits, Settings, StopReason, tool
 from agentfsm.models import Anthropic, Fallback, OpenAIChat, OpenAIResponses, Price
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.server import LocalServer, Say
+from agentfsm.testing import LocalServer, Say
 
 # Each adapter, and what its provider takes as the body of a request.
 ADAPTERS = [

@@ -11,7 +11,7 @@ from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.wire import FormError, SentError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Request, TextChunk, ThinkingChunk
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.server import LocalServer, Say
+from agentfsm.testing import LocalServer, Say
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
 PROVIDER = "chat completions of api.deepseek.com"

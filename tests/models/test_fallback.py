@@ -21,8 +21,8 @@ from agentfsm.models.fallback import Fallback
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price
 from agentfsm.ports import Model, OutputMode, Reply, Request, TextChunk
+from agentfsm.testing import LocalServer, Say
 from agentfsm.testing.models import ScriptedModel, fail, say
-from agentfsm.testing.server import LocalServer, Say
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
 OVERLOADED = fail(ModelUnavailableError("overloaded", status=529))

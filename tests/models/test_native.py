@@ -10,7 +10,7 @@ from agentfsm import Agent, Settings, tool
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.models import Anthropic, Fallback, OpenAIChat, OpenAIResponses
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.server import LocalServer, Say
+from agentfsm.testing import LocalServer, Say
 
 # Each adapter, and the words by which a request shows what another server has thought.
 ADAPTERS = [

@@ -27,7 +27,7 @@ from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price
 from agentfsm.models.vendor import retry_after_s
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, Request, TextChunk, ToolDefinition
-from agentfsm.testing.server import LocalServer, Say
+from agentfsm.testing import LocalServer, Say
 
 KEY = "sk-very-secret-key"
 REQUEST = Request(instructions="Help.", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))

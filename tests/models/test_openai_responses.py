@@ -16,7 +16,7 @@ from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.openai_responses import OpenAIResponses
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, OutputMode, Request, TextChunk, ThinkingChunk
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.server import LocalServer, Say
+from agentfsm.testing import LocalServer, Say
 
 KEY = "sk-very-secret-key"
 REQUEST = Request(instructions="Help.", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))

@@ -13,7 +13,7 @@ from agentfsm.models import prices
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price, list_cost_usd, price_of
 from agentfsm.ports import Request
-from agentfsm.testing.server import LocalServer, Say
+from agentfsm.testing import LocalServer, Say
 
 OPENAI = "https://api.openai.com/v1"
 

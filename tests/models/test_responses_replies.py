@@ -15,7 +15,7 @@ from agentfsm.models.responses_wire import ResponsesAssembly, decode
 from agentfsm.models.wire import FormError, SentError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
 from agentfsm.testing.responses_replies import stream, whole
-from agentfsm.testing.server import Say
+from agentfsm.testing.saying import Say
 
 SEALED = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "xyz", "status": "completed"}
 BARE = {"type": "reasoning", "summary": [], "encrypted_content": "xyz"}

@@ -6,8 +6,8 @@ import anthropic
 import httpx2
 import pytest
 
+from agentfsm.testing import LocalServer, Say
 from agentfsm.testing.anthropic_replies import flaw
-from agentfsm.testing.server import LocalServer, Say
 
 USER = {"role": "user", "content": "Hello, how are you?"}
 TOOLS = [{"name": "f", "input_schema": {"type": "object"}}]

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.testing import LocalServer, Say
 from agentfsm.testing.chat_replies import check_history
-from agentfsm.testing.server import LocalServer, Say
 
 USER = {"role": "user", "content": "Hello, how are you?"}
 
