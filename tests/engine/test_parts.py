@@ -79,6 +79,8 @@ LEFT_OUT = {
     "no picture that a model is shown": (ImagePart.of(b"BM...", "image/bmp"), "PNG, JPEG, GIF and WebP only"),
     "said to be a PNG": (ImagePart.of(b"<html>", "image/png"), "its data is not image/png"),
     "said to be a recording": (AudioPart.of(b"<html>"), "its data is not audio/wav"),
+    "a film": (AudioPart.of(b"RIFF\0\0\0\0AVI ", "audio/wav"), "its data is not audio/wav"),
+    "no frame of a recording": (AudioPart.of(b"\xff\xdf", "audio/mpeg"), "its data is not audio/mpeg"),
     "said to be a PDF": (FilePart.of(b"<html>"), "its data is not application/pdf"),
     "empty": (ImagePart.of(b""), "it is empty"),
     "not base64": (ImagePart(url="data:image/png;base64,a!"), "its data is not base64"),
@@ -136,6 +138,7 @@ def test_an_image_is_of_the_type_that_its_data_has(said, data, kind):
     [
         (AudioPart.of(b"ID3\x04", "audio/mp3"), "audio/mpeg"),
         (AudioPart.of(b"\xff\xfb\x90", "audio/mpeg"), "audio/mpeg"),
+        (AudioPart.of(b"\xff\xe0", "audio/mpeg"), "audio/mpeg"),
         (AudioPart.of(b"RIFF\0\0\0\0WAVE", "audio/x-wav"), "audio/wav"),
         (AudioPart.of(b"OggS", "audio/ogg"), "audio/ogg"),
         (FilePart.of(b"a,b", "text/csv"), "text/csv"),

@@ -11,6 +11,7 @@ import urllib.error
 from email.message import Message
 from email.utils import formatdate
 
+import anthropic
 import anyio
 import httpx
 import httpx2
@@ -23,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.core.errors import ModelRetry, ModelUnavailableError, RefusedError, TransientError
-from agentfsm.engine.queue.transient import ERRORS, PASSING_STATUSES, Transient, transient
+from agentfsm.engine.queue.transient import ERRORS, Transient, transient
 
 NOW_S = 1_800_000_000.0
 
@@ -49,6 +50,11 @@ def asked(value, name="Retry-After"):
     found = transient(Failure(response=Answer(headers={name: value})))
     assert found is not None
     return found.retry_after_s
+
+
+def of_aiohttp(name):
+    """Return an error as aiohttp has it, which is not installed here; errors are known by module and name."""
+    return type(name, (Exception,), {"__module__": "aiohttp.client_exceptions"})()
 
 
 PASSING = [
@@ -82,10 +88,15 @@ PASSING = [
     requests.exceptions.RetryError(),
     urllib3.exceptions.ReadTimeoutError(None, "", ""),
     urllib3.exceptions.ProtocolError(),
+    urllib3.exceptions.InvalidChunkLength(urllib3.HTTPResponse(), b"zz"),
     urllib3.exceptions.MaxRetryError(None, "", urllib3.exceptions.ProtocolError()),
     openai.APIConnectionError(request=httpx2.Request("GET", "http://localhost")),
     openai.APITimeoutError(httpx2.Request("GET", "http://localhost")),
+    anthropic.APIConnectionError(request=httpx2.Request("GET", "http://localhost")),
+    of_aiohttp("ClientConnectionError"),
+    of_aiohttp("ClientPayloadError"),
     trio.TooSlowError(),
+    trio.BrokenResourceError(),
     anyio.BrokenResourceError(),
     anyio.ConnectionFailed("all attempts failed"),
     TransientError("busy"),
@@ -109,6 +120,10 @@ LASTING = [
     httpx.TooManyRedirects(""),
     httpx.DecodingError(""),
     httpx2.SSEError(""),
+    httpx2.UnsupportedProtocol(""),
+    httpx2.LocalProtocolError(""),
+    of_aiohttp("ClientSSLError"),
+    of_aiohttp("ServerFingerprintMismatch"),
     requests.exceptions.SSLError(),
     requests.exceptions.InvalidURL(),
     requests.exceptions.JSONDecodeError("", "", 0),
@@ -187,7 +202,8 @@ def test_every_transport_error_of_httpx(library):
 @pytest.mark.parametrize("status", [*range(399, 600), 0, 200, 600])
 def test_statuses(status):
     """Those statuses are passing that say so, wherever the error carries them."""
-    passing = Transient(None, rate_limited=status == 429) if status in PASSING_STATUSES else None
+    is_passing = status in (408, 425, 429, 500, 502, 503, 504, 529)
+    passing = Transient(None, rate_limited=status == 429) if is_passing else None
     assert transient(Failure(status_code=status)) == passing
     assert transient(Failure(status=status)) == passing
     assert transient(Failure(code=status)) == passing
