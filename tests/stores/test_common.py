@@ -1,0 +1,33 @@
+"""What all stores decide alike, where the published kit cannot see a difference."""
+
+import pytest
+
+from agentfsm.core.errors import ConflictError
+from agentfsm.core.inbox import Approve, Cancel, GiveInput, Posted
+from agentfsm.stores.common import check_in_time, checked_winner
+
+
+def test_a_decision_at_the_very_moment_comes_too_late():
+    """It holds until then, and not then."""
+    check_in_time("r1", 10.0, 9.999)
+    check_in_time("r1", None, 1e12)
+    with pytest.raises(ConflictError, match="the time is up"):
+        check_in_time("r1", 10.0, 10.0)
+
+
+def test_the_same_answers_are_the_same_whatever_their_order():
+    """Who answers twice has not said two things."""
+    first = GiveInput(call_id="t1.0", by="ann", answers={"a": 1, "b": {"c": 2, "d": 3}})
+    again = GiveInput(call_id="t1.0", by="bob", answers={"b": {"d": 3, "c": 2}, "a": 1})
+    winner = Posted(number=1, key="k", item=first)
+    assert checked_winner("r1", winner, again) is winner
+
+
+def test_who_comes_second_is_told_what_was_decided_and_by_whom():
+    """The call, where it was one."""
+    call = Posted(number=1, key="k", item=Approve(call_id="t1.0", by="ann"))
+    with pytest.raises(ConflictError, match="run 'r1': t1.0 was approved already by 'ann'"):
+        checked_winner("r1", call, Approve(call_id="t1.0", by="bob", arguments="{}"))
+    other = Posted(number=1, key="k", item=Cancel(by="ann"))
+    with pytest.raises(ConflictError, match="run 'r1': it was decided already by 'ann'"):
+        checked_winner("r1", other, Approve(call_id="t1.0", by="bob"))
