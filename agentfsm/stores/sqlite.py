@@ -73,6 +73,7 @@ _INDEXES_OF_2: Final = (
 
 SCHEMA: Final = Schema(
     version=3,
+    # A file of version 2 has no packs, and needs no change to get some.
     tables=frozenset({"runs", "events", "inbox"}),
     statements=(
         # What a list shows, and who drives the run. `number` stands for the id in the other tables.

@@ -26,7 +26,7 @@ def test_the_same_answers_are_the_same_whatever_their_order():
 def test_who_comes_second_is_told_what_was_decided_and_by_whom():
     """The call, where it was one."""
     call = Posted(number=1, key="k", item=Approve(call_id="t1.0", by="ann"))
-    with pytest.raises(ConflictError, match="run 'r1': t1.0 was approved already by 'ann'"):
+    with pytest.raises(ConflictError, match=r"run 'r1': t1\.0 was approved already by 'ann'"):
         checked_winner("r1", call, Approve(call_id="t1.0", by="bob", arguments="{}"))
     other = Posted(number=1, key="k", item=Cancel(by="ann"))
     with pytest.raises(ConflictError, match="run 'r1': it was decided already by 'ann'"):
