@@ -169,3 +169,15 @@ async def test_counts_are_kept_between_steps_for_a_bounded_number_of_runs(store)
     for _ in range(1_005 if type(store).__name__ == "MemoryStore" else 5):
         await agent.step(agent.start("go"))
     assert len(agent.driver._tallies) <= 1_000
+
+
+async def test_the_task_that_stays_in_sight_is_that_of_the_newest_run(store):
+    """In a conversation each run has its own; what an agent has counted for the one before does not hold it."""
+    agent, model = counting(store, 1)
+    await agent.run("count the stones first", session="beach")
+    model.requests.clear()
+    model.turns = 12
+    run = await agent.run("then count the shells", session="beach")
+    assert any(isinstance(event, Compacted) for event in await agent.history(run.id))
+    assert [m.text for m in model.requests[-1].messages if isinstance(m, UserMessage)] == ["then count the shells"]
+    assert (await agent.with_(model=Counting(0)).replay(run.id)).is_faithful
