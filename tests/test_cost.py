@@ -20,7 +20,9 @@ import pytest
 
 from agentfsm import Agent, Limits, tool
 from agentfsm.core.messages import Usage
+from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.gate import Gate
+from agentfsm.engine.queue.queue import ToolQueue
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 
@@ -228,3 +230,17 @@ async def test_a_run_that_waits_holds_no_more_than_it_did():
             assert (after - before) / runs <= BYTES_PER_WAIT
     finally:
         tracemalloc.stop()
+
+
+async def test_a_run_leaves_nothing_to_the_garbage_collector():
+    """What a driving call was made of goes when it ends: what waits for the collector stays until it looks."""
+    agent = Agent(Scripted(2, width=2), tools=[add], limits=WIDE)
+    await agent.run("Add")
+    gc.collect()
+    gc.disable()
+    try:
+        await agent.run("Add")
+        left = [each for each in gc.get_objects() if isinstance(each, Drive | ToolQueue)]
+    finally:
+        gc.enable()
+    assert left == []
