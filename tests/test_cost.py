@@ -190,6 +190,17 @@ async def test_no_task_is_made_for_one_call():
         loop.set_task_factory(before)
 
 
+async def test_calls_that_follow_one_another_need_no_task_group(monkeypatch: pytest.MonkeyPatch):
+    """It would make a turn with two of them a tenth dearer."""
+    agent = Agent(Scripted(2, width=2), tools=[tool(add.function)], limits=WIDE)
+
+    def none() -> None:
+        raise AssertionError("a task group")
+
+    monkeypatch.setattr("agentfsm.engine.queue.queue.anyio.create_task_group", none)
+    assert (await agent.run("Add")).called == 4
+
+
 async def test_a_turn_leaves_no_more_in_memory_than_it_did():
     """What stays of a turn, with its journal in the memory store, stays below its bound."""
 
