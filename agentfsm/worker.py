@@ -15,6 +15,7 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import AgentError, LeaseHeldError, StoreError
+from agentfsm.engine.queue.queue import first_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +60,12 @@ class Worker:
 
     async def work(self, *, until_idle: bool) -> None:
         """Drive what is due, until cancelled; or until nothing is."""
+        try:
+            await self._work(until_idle=until_idle)
+        except BaseExceptionGroup as group:  # somebody at the keyboard: trio wraps it
+            raise first_error(group) from None
+
+    async def _work(self, *, until_idle: bool) -> None:
         async with anyio.create_task_group() as drives:
             while True:
                 self._freed = anyio.Event()
