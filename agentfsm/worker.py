@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm.core.errors import AgentError, LeaseHeldError, StoreError
-from agentfsm.engine.queue.queue import first_error
+from agentfsm.core.errors import AgentError, LeaseHeldError, StoreError, first_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -194,3 +194,11 @@ class RefusedError(TransientError):
 
 class ArgumentsError(ToolError):
     """The arguments do not fit the tool's schema; the text tells the model what does."""
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group: who calls something handles one error, whether it has tasks inside or not."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

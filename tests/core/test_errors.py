@@ -21,6 +21,7 @@ from agentfsm.core.errors import (
     StoreError,
     ToolError,
     TransientError,
+    first_error,
 )
 from agentfsm.core.messages import Usage
 
@@ -97,3 +98,10 @@ def test_errors_cross_processes(error):
     """An error comes out of a process pool, or a test runner's worker, as it went in."""
     twin = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
     assert (str(twin), twin.__dict__) == (str(error), error.__dict__)
+
+
+def test_the_first_error_of_a_group_is_none_itself():
+    """However deep it lies."""
+    first = ValueError("x")
+    inner = ExceptionGroup("inner", [first, OSError("y")])
+    assert first_error(BaseExceptionGroup("outer", [inner, KeyboardInterrupt()])) is first

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from itertools import pairwise
 
 import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, sound
+from checks import sound
 
 from agentfsm import Agent, InputKind, MisuseError, PendingKind, RunContext, State, ask_user, tool, wait
 from agentfsm.core.errors import StoreError
@@ -319,29 +317,3 @@ def test_a_run_that_cannot_be_driven_rests_longer_each_time():
         assert max(pauses) < 500
 
     in_time(main)
-
-
-INTERRUPTED = """
-import os, signal, sys
-import anyio
-from agentfsm import Agent
-from agentfsm.stores import MemoryStore
-from agentfsm.testing import ScriptedModel
-
-class Interrupted(MemoryStore):
-    async def due(self, agent, *, limit=100):
-        os.kill(os.getpid(), signal.SIGINT)
-        return ()
-
-try:
-    anyio.run(Agent(ScriptedModel("x"), store=Interrupted()).worker, backend=sys.argv[1])
-except KeyboardInterrupt as error:
-    print(type(error).__name__)
-"""
-
-
-def test_who_presses_ctrl_c_ends_a_worker_as_any_program(anyio_backend_name):
-    """On trio, too, which wraps it: `except KeyboardInterrupt` would pass a group by."""
-    command = [sys.executable, "-W", "error", "-c", INTERRUPTED, anyio_backend_name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("KeyboardInterrupt\n", "", 0)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 import attrs
 
-from agentfsm.core.errors import ArgumentsError, MisuseError
+from agentfsm.core.errors import ArgumentsError, MisuseError, first_error
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.times import date_of, duration_of
 from agentfsm.core.value import Value
@@ -43,14 +43,6 @@ _NOBODY: Final[Wake] = lambda: None  # noqa: E731  what has never had to wait
 Listen = Callable[[Any], object]
 Watch = Callable[[ToolEvent | AgentEvent], None]
 Start = Callable[[Coroutine[Any, Any, None]], object]
-
-
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group; a caller of the queue handles one error, batch or not."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @attrs.frozen(kw_only=True)

@@ -15,8 +15,9 @@ import anyio
 import attrs
 from anyio.abc import TaskGroup
 
+from agentfsm.core.errors import first_error
 from agentfsm.core.value import Value
-from agentfsm.engine.queue.queue import Session, ToolQueue, first_error
+from agentfsm.engine.queue.queue import Session, ToolQueue
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
 
 if TYPE_CHECKING:

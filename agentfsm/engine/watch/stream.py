@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeAlias
 import anyio
 import attrs
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ToolResult, Usage
 from agentfsm.core.run import A_co, Run
@@ -262,14 +262,15 @@ class Feed(Generic[T]):
         trace: TracebackType | None,
     ) -> bool | None:
         self._tasks.cancel_scope.cancel()
-        if error is not None and not isinstance(error, anyio.get_cancelled_exc_class()):
+        is_own = error is not None and not isinstance(error, anyio.get_cancelled_exc_class())
+        try:
             # The reader's own, the end of a generator that reads among them: it is not for the task group to wrap it.
-            await self._tasks.__aexit__(None, None, None)
-            return False
-        suppressed = await self._tasks.__aexit__(kind, error, trace)
+            suppressed = await self._tasks.__aexit__(*((None, None, None) if is_own else (kind, error, trace)))
+        except BaseExceptionGroup as group:  # somebody at the keyboard: trio wraps it
+            raise first_error(group) from None
         if kind is None:
             self._raise()
-        return suppressed
+        return suppressed and not is_own
 
     async def _run(self) -> None:
         try:

@@ -15,8 +15,7 @@ import uvicorn
 from anyio.abc import TaskStatus
 from mcp.server.transport_security import TransportSecuritySettings
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.engine.queue.queue import first_error
+from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.mcp.errors import MCPServerError
 
 TOKEN_VARIABLE: Final = "AGENTFSM_MCP_TOKEN"  # noqa: S105  the name of a variable

@@ -21,9 +21,9 @@ from mcp.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import ListenHandler
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.engine.queue import render
-from agentfsm.engine.queue.queue import LIMIT, TIMEOUT_S, first_error
+from agentfsm.engine.queue.queue import LIMIT, TIMEOUT_S
 from agentfsm.engine.tools.permission import Permissions
 from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools.tool import Tool
