@@ -13,6 +13,9 @@ from agentfsm import Agent, tool
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 
+# Who was started in the background of a shell ignores it, and so would we.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def press():
     os.kill(os.getpid(), signal.SIGINT)
 
