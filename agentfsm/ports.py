@@ -6,6 +6,7 @@ A Protocol here may be subclassed for its defaults: a model of your own is a sub
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -443,6 +444,14 @@ class SystemClock:
 Durability: TypeAlias = Literal["full", "normal"]
 
 
+@attrs.define(eq=False, repr=False)
+class Term:
+    """How long the leases of one owner surely hold; the store moves it on each time that it has renewed them."""
+
+    until: float = math.inf
+    # Seconds by `threads.boot_clock`. From then on another worker may hold the leases.
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Lease:
     """The right to append to one run, until it is released, lost or dropped. A store keeps it alive by itself."""
@@ -454,20 +463,41 @@ class Lease:
     # How many events the journal held when the lease was taken.
     durability: Durability = "full"
     # Of its appends.
+    term: Term = attrs.field(factory=Term)
+    # Of its owner. Before a tool has an effect the engine sees whether the lease still holds.
     crashes: int = 0
-    # How many owners never gave the lease back, since the run last finished a turn.
+    # How many owners died while they drove this run and no other, since it last finished a turn or was resumed.
+    is_suspect: bool = False
+    # Whether its owners died twice or more since then, so that it may be what they died of.
     newest: int = 0
     # The newest inbox number that the store has told of.
     seen: int = 0
     # The newest inbox number that the owner has looked at; kept by the release, so that `due` tells of what is newer.
     seen_at: float = 0.0
     # When it last looked for timers, seconds since 1970 by the store's clock: what fell due later is news, too.
+    rest_s: float = 0.0
+    # Seconds for which no worker claims the run after the release; what is posted in between ends that rest.
     cancelled: bool = False
     # Whether somebody asked for the end of the run.
     lost: bool = False
     # Whether another owner has taken over.
     wake: Callable[[], None] | None = None
     # Called, from any thread, when `cancelled` or `lost` turns true.
+
+    @property
+    def valid_until(self) -> float:
+        """Until when the lease surely holds, seconds by `threads.boot_clock`; the store moves it at each renewal."""
+        return self.term.until
+
+
+@attrs.frozen(kw_only=True)
+class Claim(Value):
+    """What a worker got to drive."""
+
+    leases: tuple[Lease, ...] = ()
+    # Of runs that can be moved on now, those first that could be for longest.
+    has_suspects: bool = False
+    # Whether runs can be moved on whose owners died twice or more: a worker that drives nothing else claims them.
 
 
 def lost(lease: Lease) -> LeaseLostError:
@@ -594,12 +624,37 @@ class Store(Protocol):
         """
         ...
 
-    async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:
+    async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
         """Take the lease of a run that exists.
+
+        Args:
+            run_id: The run.
+            durability: Of the lease's appends.
+            takeover: Take it from whoever has it, too: that owner is refused at its next append.
 
         Raises:
             RunNotFoundError: when there is none.
             LeaseHeldError: when somebody else has it.
+        """
+        ...
+
+    async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
+        """Take the leases of runs of that agent that a worker can move on now, those first that could be for longest.
+
+        They are not over, nobody drives them, no other run calls them, and they either do not wait, or something has
+        come that their last owner had not seen, or the time of what they wait for is up.
+
+        An owner that ends without giving its leases back has crashed, and one of its runs may be the reason. A first
+        crash changes nothing. Runs whose owners crashed twice or more are suspects: they are claimed by themselves, in
+        groups of half as many runs as the last of these owners had, and in the end one by one. A run that finishes a
+        turn is no suspect any more.
+
+        Args:
+            agent: Its name.
+            limit: How many at most.
+            durability: Of the leases' appends.
+            suspects: Whether to claim one group of suspects, for a worker that drives nothing else meanwhile; else
+                those are left out.
         """
         ...
 
@@ -656,14 +711,6 @@ class Store(Protocol):
 
     async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
         """Return the newest runs that the filter takes, newest first."""
-        ...
-
-    async def due(self, agent: str, *, limit: int = 100) -> tuple[str, ...]:
-        """Return the ids of runs of that agent that a worker can move on now, those that rest longest first.
-
-        They are not over, nobody drives them, no other run calls them, and they either do not wait, or something has
-        come that their last owner had not seen, or the time of what they wait for is up.
-        """
         ...
 
     async def delete(self, run_id: str) -> None:

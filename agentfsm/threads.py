@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from functools import cache, partial
 from operator import call
@@ -63,6 +64,26 @@ def _entrance(asyncios: str = "call_soon_threadsafe") -> CallSoon:
     native: Any = event_loop().current_token()
     entrance: CallSoon = getattr(native, asyncios, None) or native.run_sync_soon
     return entrance
+
+
+def native_loop() -> object:
+    """Return the event loop that runs: asyncio's own, or trio's token for it."""
+    return event_loop().current_token()
+
+
+def try_call_soon(native: Any, function: Callable[[], object]) -> bool:
+    """Make an event loop call a function soon, from any thread; return whether it is still open."""
+    try:
+        (getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon)(function)
+    except RuntimeError:  # asyncio: the loop is closed; trio.RunFinishedError is one too
+        return False
+    return True
+
+
+def boot_clock() -> float:
+    """Seconds since the machine was started, sleep included; elsewhere than on Linux, Python's monotonic clock."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def next_round() -> CallSoon:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm.core.errors import AgentError, LeaseHeldError, StoreError, first_error
+from agentfsm.core.errors import AgentError, StoreError, first_error
+from agentfsm.threads import waker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from agentfsm.agent import Agent
     from agentfsm.core.run import Run
+    from agentfsm.ports import Lease
 
 _log = logging.getLogger("agentfsm.worker")
 
@@ -28,7 +30,7 @@ _log = logging.getLogger("agentfsm.worker")
 REST_S: Final = 1.0
 # The longest rest: somebody may have mended what was wrong.
 MAX_REST_S: Final = 300.0
-# Runs of which that is remembered; the oldest are forgotten, and tried again early.
+# Runs whose rest is remembered, so that the next is longer.
 RESTING: Final = 10_000
 
 
@@ -37,21 +39,25 @@ class Worker:
     """Drives the runs of one agent; `Agent.worker` is `work` of one of these."""
 
     agent: Agent[Any]
-    drive: Callable[[str, Any], Awaitable[Run[Any]]]
-    # Drives a run by its id, with the dependencies.
+    drive: Callable[..., Awaitable[Run[Any]]]
+    # `Driver.drive`.
     deps: Any
     parallel: int
     poll_s: float
     _busy: set[str] = attrs.field(factory=set, init=False)
-    _resting: dict[str, tuple[float, float, bool]] = attrs.field(factory=dict, init=False)
-    # By run: when it is tried again (monotonic seconds), how long it rests, and whether that is for a failure.
+    _suspects: set[str] = attrs.field(factory=set, init=False)
+    # Those of them that may be what their owners died of: nothing else is begun before each has finished a turn.
+    _has_suspects: bool = attrs.field(default=False, init=False)
+    # Whether there are more of these: then nothing else is begun before this worker is free for them.
+    _resting: dict[str, tuple[float, bool]] = attrs.field(factory=dict, init=False)
+    # By run that did not move: how long it rests, seconds, and whether that is for a failure.
     _freed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
-    # Set when a drive has ended.
+    # Set when a drive has ended, or something in the store has changed.
 
     @property
     def failed(self) -> int:
         """How many runs could not be driven, and are given up for now."""
-        return sum(has_failed for _, _, has_failed in self._resting.values())
+        return sum(has_failed for _, has_failed in self._resting.values())
 
     def look(self) -> None:
         """Look at once for what is due: something was put into the store."""
@@ -65,41 +71,51 @@ class Worker:
             raise first_error(group) from None
 
     async def _work(self, *, until_idle: bool) -> None:
-        async with anyio.create_task_group() as drives:
-            while True:
-                self._freed = anyio.Event()
-                chosen = await self._due()
-                for run_id in chosen or ():
-                    self._busy.add(run_id)
-                    drives.start_soon(self._serve, run_id)
-                if until_idle and chosen is not None and not self._busy:
-                    return
-                if not chosen or len(self._busy) >= self.parallel:
-                    with anyio.move_on_after(self.poll_s):
-                        await self._freed.wait()
-
-    async def _due(self) -> list[str] | None:
-        """Return runs to drive, as many as there is room for; None where the store cannot be asked."""
-        room, now = self.parallel - len(self._busy), self.agent.clock.monotonic()
-        if room <= 0:
-            return []
-        resting = {run_id for run_id, (until, *_) in self._resting.items() if until > now}
+        unsubscribe = self.agent.store.subscribe(f"agent:{self.agent.name}", waker(self.look))
         try:
-            due = await self.agent.store.due(self.agent.name, limit=room + len(resting) + len(self._busy))
+            async with anyio.create_task_group() as drives:
+                while True:
+                    self._freed = anyio.Event()
+                    leases = await self._claim()
+                    for lease in leases or ():
+                        self._busy.add(lease.run_id)
+                        drives.start_soon(self._serve, lease)
+                    is_idle = leases is not None and not self._busy and not self._has_suspects
+                    if until_idle and is_idle:
+                        return
+                    if leases is None or self._busy or not self._has_suspects:
+                        with anyio.move_on_after(self.poll_s):
+                            await self._freed.wait()
+        finally:
+            unsubscribe()
+
+    async def _claim(self) -> Sequence[Lease] | None:
+        """Take leases of runs, as many as there is room for; None where the store cannot be asked."""
+        alone = self._has_suspects and not self._busy
+        if self._suspects or (self._has_suspects and self._busy) or len(self._busy) >= self.parallel:
+            return ()
+        room = self.parallel - len(self._busy)
+        durability = self.agent.driver.durability
+        try:
+            claim = await self.agent.store.claim(
+                self.agent.name, limit=room, durability=durability, suspects=alone
+            )
         except StoreError as error:  # it may be back soon, and nothing is lost while it is not
-            _log.warning("the store cannot be asked what is due, and is asked again: %s", error)
+            _log.warning("the store cannot be asked for runs, and is asked again: %s", error)
             return None
-        return [run_id for run_id in due if run_id not in resting | self._busy][:room]
+        if alone:
+            self._suspects.update(lease.run_id for lease in claim.leases)
+        self._has_suspects = claim.has_suspects and not alone
+        return claim.leases
 
-    async def _serve(self, run_id: str) -> None:
+    async def _serve(self, lease: Lease) -> None:
         """Drive one run; whatever goes wrong with it, the worker lives on for the others."""
-        moved = has_failed = False
+        run_id, has_failed = lease.run_id, False
+        rest_s, _ = self._resting.pop(run_id, (0.0, False))
+        rest_s = min(max(REST_S, rest_s * 2), MAX_REST_S)
+        lease.rest_s = rest_s * random.uniform(1.0, 1.5)  # noqa: S311  spreads
         try:
-            before = await self.agent.load(run_id)
-            after = await self.drive(run_id, await self._deps_of(before))
-            moved = after.version > before.version
-        except LeaseHeldError:
-            moved = True  # somebody else was first
+            await self._drive(lease)
         except AgentError as error:
             has_failed = True
             _log.warning("run %s was not driven: %s", run_id, error)
@@ -108,19 +124,30 @@ class Worker:
             _log.exception("run %s was not driven", run_id)
         finally:
             self._busy.discard(run_id)
-            self._rest(run_id, moved=moved, has_failed=has_failed)
+            self._suspects.discard(run_id)
+            if lease.rest_s:
+                self._resting[run_id] = rest_s, has_failed
+                if len(self._resting) > RESTING:
+                    del self._resting[next(iter(self._resting))]
             self._freed.set()
+
+    async def _drive(self, lease: Lease) -> None:
+        try:
+            run = await self.agent.load(lease.run_id)
+            deps = await self._deps_of(run)
+            turn = run.turn
+
+            def see(run: Run) -> None:
+                lease.rest_s = 0.0  # it moves
+                if run.turn > turn and lease.run_id in self._suspects:
+                    self._suspects.discard(lease.run_id)
+                    self._freed.set()
+
+            await self.drive(run, deps, lease=lease, see=see)
+        except BaseException:
+            self.agent.store.release(lease)
+            raise
 
     async def _deps_of(self, run: Run) -> Any:
         made = self.deps(run) if callable(self.deps) else self.deps
         return await made if isinstance(made, Awaitable) else made
-
-    def _rest(self, run_id: str, *, moved: bool, has_failed: bool) -> None:
-        """Let a run that did not move rest for a while, longer each time."""
-        _, last_s, _ = self._resting.pop(run_id, (0.0, 0.0, False))
-        if moved:
-            return
-        rest_s = min(max(REST_S, last_s * 2), MAX_REST_S) * random.uniform(1.0, 1.5)  # noqa: S311  spreads
-        self._resting[run_id] = self.agent.clock.monotonic() + rest_s, rest_s, has_failed
-        if len(self._resting) > RESTING:
-            del self._resting[next(iter(self._resting))]

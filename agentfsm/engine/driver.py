@@ -26,7 +26,7 @@ from agentfsm.engine.drive.gate import Gate
 from agentfsm.engine.drive.journal import Journal
 from agentfsm.engine.perform import apply_requests, drive_of, run_steps
 from agentfsm.engine.tools.builtin import builtin
-from agentfsm.ports import Durability, Store
+from agentfsm.ports import Durability, Lease, Store
 from agentfsm.tally import Tally
 from agentfsm.threads import is_foreign
 
@@ -76,6 +76,8 @@ class Driver(Generic[A_co]):
         once: bool = False,
         obeys: bool = False,
         resume: bool = False,
+        takeover: bool = False,
+        lease: Lease | None = None,
         listen: Listener | None = None,
         see: Callable[[Run], None] | None = None,
         above: Budget | None = None,
@@ -89,6 +91,8 @@ class Driver(Generic[A_co]):
             once: Whether to perform a single effect.
             obeys: Whether to do only what the run's inbox asks for, such as to end it.
             resume: Whether a pause of the run ends.
+            takeover: Whether to take the run from whoever drives it.
+            lease: Of this very run, where the caller holds it: it is given back with the end of this call.
             listen: Takes what is streamed.
             see: Takes each new value of the run.
             above: The budget of the run that this one works for.
@@ -113,6 +117,8 @@ class Driver(Generic[A_co]):
             engine.clock,
             listen,
             see,
+            lease=lease,
+            takeover=takeover,
             exact=once,
             durability=self.durability,
             pause_before=self.pause_before,
@@ -131,6 +137,7 @@ class Driver(Generic[A_co]):
             drive.close()
             return cast("Run[A_co]", journal.run)
         except anyio.get_cancelled_exc_class() as cancellation:
+            journal.lease.rest_s = 0.0  # it is no fault of the run
             if not is_foreign(cancellation):
                 raise
             raise AgentError(

@@ -136,6 +136,11 @@ def wakes_at(run: Run) -> float | None:
     return min(times) if times and run.paused is None else None
 
 
+def half_of(company: int) -> int:
+    """Return how many suspects are driven together that were driven by so many when their owner died, at least 1."""
+    return max(1, company // 2)
+
+
 def followed(run_id: str, follower: str) -> ConflictError:
     """Return the error of who deletes a run that another goes on from."""
     return ConflictError(

@@ -1,21 +1,98 @@
 """The leases that a store holds in this process: who has them, what they were told, and which have failed.
 
+A lease belongs to the event loop that took it. A store's thread renews the leases of a loop only while that loop runs,
+so that a loop which is blocked for good does not keep its runs from others.
+
 A store's thread owns this; what a lease is told, its owner reads from the event loop.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import attrs
 
 from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
-from agentfsm.ports import Lease
+from agentfsm.ports import Lease, Term
+from agentfsm.threads import native_loop, try_call_soon
 
 _log = logging.getLogger("agentfsm.stores")
+
+# Seconds between two questions to an event loop whether it runs.
+PROBE_S: Final = 0.5
+# Seconds without an answer after which a log line says where the loop stands still.
+BLOCKED_LOG_S: Final = 1.0
+
+
+@attrs.define(eq=False, repr=False)
+class LoopOwner(Term):
+    """An event loop that drives runs of one store: the owner of leases.
+
+    Made in the loop, and then used by the store's thread.
+    """
+
+    name: str = ""
+    # As the store knows it, unique.
+    silent_s: float = attrs.field(default=0.0, init=False)
+    # Seconds for which the loop has not run, as far as the store's thread was there to see it.
+    is_closed: bool = attrs.field(default=False, init=False)
+    # Whether the loop was closed, so that whatever it drove is driven no more.
+    _loop: weakref.ref[object] = attrs.field(factory=lambda: weakref.ref(native_loop()), init=False)
+    _thread: int = attrs.field(factory=threading.get_ident, init=False)
+    _asked: bool = attrs.field(default=False, init=False)
+    # Whether the loop has still to answer.
+    _looked_at: float = attrs.field(default=0.0, init=False)
+    # By the caller's clock.
+    _is_logged: bool = attrs.field(default=False, init=False)
+
+    def probe(self, now: float) -> None:
+        """See whether the loop has answered since the last time, and ask again if it has.
+
+        A thread that was itself stopped for a while, with its process, has not seen the loop stand still.
+
+        Args:
+            now: Seconds by a monotonic clock.
+        """
+        if self._asked:
+            self.silent_s += min(now - self._looked_at, 2 * PROBE_S)
+            if self.silent_s >= BLOCKED_LOG_S and not self._is_logged:
+                self._log_block()
+        else:
+            loop, self._asked = self._loop(), True
+            self.is_closed = loop is None or not try_call_soon(loop, self._answer)
+        self._looked_at = now
+
+    def _answer(self) -> None:
+        """Run in the loop."""
+        if self._is_logged:
+            _log.warning("the event loop of thread %d runs again after %.1f s", self._thread, self.silent_s)
+        self._asked, self._is_logged, self.silent_s = False, False, 0.0
+
+    def _log_block(self) -> None:
+        self._is_logged = True
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001  the documented way to see another thread
+        where = "".join(traceback.format_stack(frame)) if frame is not None else "its thread is gone\n"
+        _log.warning(
+            "the event loop of thread %d has not run for %.1f s, and with it no run that it drives: something in it "
+            "blocks instead of awaiting. It stands here:\n%s",
+            self._thread,
+            self.silent_s,
+            where,
+        )
+
+
+def owner_of(lease: Lease) -> LoopOwner:
+    """Return the event loop that owns a lease of a store with a thread."""
+    owner = lease.term
+    assert isinstance(owner, LoopOwner)  # noqa: S101  it was taken there
+    return owner
 
 
 @attrs.define(eq=False, repr=False)
@@ -25,6 +102,7 @@ class Held:
     lease: Callable[[], Lease | None]
     # A weak reference, so that an owner whose coroutine was thrown away holds nothing.
     token: int
+    owner: LoopOwner
     failed: str = ""
     # Why an append of it was not written, by no word of ours; then no later one is either, so that there is no gap.
 
@@ -35,6 +113,8 @@ class Holdings:
 
     lease_s: float
     # How long one lasts that is not renewed, seconds.
+    blocked_s: float = 60.0
+    # Seconds for which a loop may stand still until its leases are renewed no more.
     _held: dict[str, Held] = attrs.field(factory=dict, init=False)
     _before: dict[str, Held | None] | None = attrs.field(default=None, init=False)
     # What was held of each run that has changed in the transaction; None outside of one.
@@ -50,6 +130,27 @@ class Holdings:
     def __iter__(self) -> Iterator[tuple[str, Held]]:
         return iter(list(self._held.items()))
 
+    def owners(self) -> list[LoopOwner]:
+        """Return the event loops that hold leases here."""
+        return list({id(held.owner): held.owner for held in self._held.values()}.values())
+
+    def probe(self, now: float) -> bool:
+        """Ask the loops that hold leases whether they run; return whether one is closed, whose leases are then dropped.
+
+        Args:
+            now: Seconds by a monotonic clock.
+        """
+        for owner in self.owners():
+            owner.probe(now)
+        closed = [(run_id, held) for run_id, held in self if held.owner.is_closed]
+        for run_id, held in closed:
+            self._put(run_id, Held(lambda: None, held.token, held.owner))
+        return bool(closed)
+
+    def renewable(self) -> list[LoopOwner]:
+        """Return the event loops whose leases are to be renewed: those that run."""
+        return [owner for owner in self.owners() if owner.silent_s < self.blocked_s and not owner.is_closed]
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the block; where it fails, what it has taken and given back is held as before."""
@@ -63,9 +164,9 @@ class Holdings:
         finally:
             self._before = None
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: Lease, owner: LoopOwner) -> None:
         """Hold a lease that was just taken."""
-        self._put(lease.run_id, Held(weakref.ref(lease), lease.token))
+        self._put(lease.run_id, Held(weakref.ref(lease), lease.token, owner))
 
     def drop(self, run_id: str) -> None:
         """Hold it no longer."""
@@ -73,17 +174,17 @@ class Holdings:
 
     def abandon(self, lease: Lease) -> None:
         """Treat a lease that could not be given back as one that was thrown away: the next renewal lets go of it."""
-        if self._find(lease) is not None:
-            self._put(lease.run_id, Held(lambda: None, lease.token))
+        if (held := self._find(lease)) is not None:
+            self._put(lease.run_id, Held(lambda: None, lease.token, held.owner))
 
     def clear(self) -> None:
         """Hold nothing."""
         self._held.clear()
 
-    def is_held(self, run_id: str) -> bool:
-        """Whether somebody here has the lease of the run, and has not thrown it away."""
+    def lease_of(self, run_id: str) -> Lease | None:
+        """Return the lease of the run, if somebody here has it and has not thrown it away."""
         held = self._held.get(run_id)
-        return held is not None and held.lease() is not None
+        return None if held is None else held.lease()
 
     def give_back(self, lease: Lease) -> None:
         """Hold it no longer, if it is this one."""
@@ -111,8 +212,7 @@ class Holdings:
 
     def tell(self, run_id: str, newest: int, *, cancelled: bool) -> None:
         """Tell whoever drives a run here what its inbox holds."""
-        held = self._held.get(run_id)
-        lease = None if held is None else held.lease()
+        lease = self.lease_of(run_id)
         if lease is None:
             return
         lease.newest = max(lease.newest, newest)

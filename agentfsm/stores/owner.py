@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
+from collections.abc import Hashable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -19,12 +19,6 @@ from agentfsm.core.value import Value
 
 # States of a process that will never run again: a zombie that nobody has reaped, and one on its way out.
 _ENDED = "ZX"
-
-
-def boot_clock() -> float:
-    """Seconds since the machine was started, sleep included; elsewhere than on Linux, Python's monotonic clock."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 @attrs.frozen
@@ -75,6 +69,16 @@ class Owner(Value):
         if started == "-":
             return not _exists(self.pid)
         return started != self.started or state in _ENDED
+
+
+def by_process(names: Iterable[str]) -> list[list[str]]:
+    """Return the names of owners in groups: those of one process died together."""
+    groups: dict[Hashable, list[str]] = {}
+    for name in names:
+        owner = Owner.parse(name)
+        is_known = owner.pid > 0 and owner.started != "-"
+        groups.setdefault((owner.boot, owner.pids, owner.pid, owner.started) if is_known else name, []).append(name)
+    return list(groups.values())
 
 
 @cache

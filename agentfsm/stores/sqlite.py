@@ -27,7 +27,7 @@ from agentfsm.core.errors import (
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
 from agentfsm.core.value import Value
-from agentfsm.ports import Clock, Durability, Filter, Lease, Summary, SystemClock, lost
+from agentfsm.ports import Claim, Clock, Durability, Filter, Lease, Summary, SystemClock, lost
 from agentfsm.stores.common import (
     LISTED,
     check_in_time,
@@ -36,12 +36,13 @@ from agentfsm.stores.common import (
     checked_session,
     checked_winner,
     followed,
+    half_of,
     prompt_of,
     summary_from,
     without_history,
 )
-from agentfsm.stores.holdings import Holdings
-from agentfsm.stores.owner import Owner, boot_clock
+from agentfsm.stores.holdings import Holdings, LoopOwner, owner_of
+from agentfsm.stores.owner import Owner, by_process
 from agentfsm.stores.packs import PACK, ends_of_packs, pack, unpack
 from agentfsm.stores.sqlite_file import Connect, DatabaseFile, Schema, connect_sqlite3
 from agentfsm.stores.threaded import (
@@ -51,11 +52,14 @@ from agentfsm.stores.threaded import (
     Opening,
     Post,
     Records,
+    Taker,
     ThreadedStore,
     check_lease_s,
     posted,
     read_header,
 )
+
+from agentfsm.threads import boot_clock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -68,13 +72,42 @@ RECORDS: Final = 100
 _INDEXES_OF_2: Final = (
     "CREATE INDEX runs_by_after ON runs (after) WHERE after IS NOT NULL",
     "CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL",
-    "CREATE INDEX runs_open ON runs (agent, updated_at) WHERE state NOT IN ('done', 'error')",
+)
+# No index holds a column that changes with each append, so that an append writes to none.
+_INDEXES_OF_4: Final = (
+    "CREATE INDEX runs_ready ON runs (agent, suspect, ready_at) WHERE ready_at IS NOT NULL",
+    "CREATE INDEX runs_by_owner ON runs (owner) WHERE owner IS NOT NULL",
+)
+# The event loops that drive runs; the leases of one are renewed by its row.
+_WORKERS: Final = """
+CREATE TABLE workers (
+    name  TEXT PRIMARY KEY,
+    until REAL NOT NULL  -- the end of its leases, seconds of the boot clock of its machine
+) WITHOUT ROWID
+"""
+# When a worker may claim the run, if nobody drives it; NULL for never. The parameters are named: `seen` and `seen_at`
+# are what its last owner has looked at, `now` is the time, and `rest` the earliest time.
+_READY: Final = """
+CASE WHEN state IN ('done', 'error') OR parent IS NOT NULL THEN NULL
+     WHEN NOT waiting THEN max(:now, :rest)
+     ELSE max(:rest, (
+         SELECT min(at) FROM (
+             SELECT wakes_at AS at
+             UNION ALL
+             SELECT coalesce(due_at, :now) FROM inbox
+             WHERE run = runs.number AND NOT taken AND (number > max(seen, :seen) OR due_at > max(seen_at, :seen_at)))))
+END
+"""
+
+# The same for runs of an older file, which no owner of today has looked at.
+_READY_ONCE: Final = (
+    _READY.replace(":now", "updated_at").replace(":rest", "0").replace(":seen_at", "0").replace(":seen", "0")
 )
 
 SCHEMA: Final = Schema(
-    version=3,
+    version=4,
     # A file of version 2 has no packs, and needs no change to get some.
-    tables=frozenset({"runs", "events", "inbox"}),
+    tables=frozenset({"runs", "events", "inbox", "workers"}),
     statements=(
         # What a list shows, and who drives the run. `number` stands for the id in the other tables.
         """
@@ -87,7 +120,7 @@ SCHEMA: Final = Schema(
             agent       TEXT NOT NULL,
             user        TEXT,
             prompt      TEXT NOT NULL,     -- its beginning, for people
-            created_at  REAL NOT NULL,     -- seconds since 1970, as all times but `until`
+            created_at  REAL NOT NULL,     -- seconds since 1970, as all times here
             updated_at  REAL NOT NULL,
             state       TEXT NOT NULL,
             stop_reason TEXT,
@@ -97,16 +130,21 @@ SCHEMA: Final = Schema(
             version     INTEGER NOT NULL,  -- events in the journal
             tokens      INTEGER NOT NULL,
             token       INTEGER NOT NULL,  -- the fencing token: grows with each owner
-            crashes     INTEGER NOT NULL,  -- owners that never gave it back, since it finished a turn
-            owner       TEXT,              -- who drives the run; NULL for nobody
-            until       REAL,              -- the end of the lease, seconds of the owner's boot clock
+            crashes     INTEGER NOT NULL,  -- owners that died, since it finished a turn or was paused
+            alone       INTEGER NOT NULL,  -- those of them that drove no other run; counts while crashes does
+            company     INTEGER NOT NULL,  -- runs that the last of them drove, this one included
+            suspect     INTEGER NOT NULL,  -- whether it is claimed apart from others; counts while ready_at does
+            owner       TEXT,              -- the worker that drives the run; NULL for nobody
+            ready_at    REAL,              -- since or from when a worker may claim it; NULL for never, or driven
             seen        INTEGER NOT NULL,  -- the newest inbox number that an owner has looked at
             seen_at     REAL NOT NULL      -- when one last looked for timers
         )
         """,
+        _WORKERS,
         "CREATE INDEX runs_by_time ON runs (created_at)",
         "CREATE INDEX runs_by_session ON runs (session) WHERE session IS NOT NULL",
         *_INDEXES_OF_2,
+        *_INDEXES_OF_4,
         # The journal; entry 0 is the header. Not WITHOUT ROWID: records of some hundred bytes then lie densely, in the
         # order in which they came (25 % smaller), and a commit of 300 runs touches a handful of pages instead of 300.
         """
@@ -146,33 +184,64 @@ SCHEMA: Final = Schema(
             """,
             *_INDEXES_OF_2,
         ),
+        3: (
+            "DROP INDEX IF EXISTS runs_open",
+            _WORKERS,
+            "INSERT INTO workers SELECT owner, max(until) FROM runs WHERE owner IS NOT NULL GROUP BY owner",
+            "ALTER TABLE runs DROP COLUMN until",
+            *[f"ALTER TABLE runs ADD COLUMN {name} NOT NULL DEFAULT 0" for name in ("alone", "company", "suspect")],
+            "ALTER TABLE runs ADD COLUMN ready_at REAL",
+            f"UPDATE runs SET ready_at = {_READY_ONCE} WHERE owner IS NULL",  # noqa: S608  of our own names
+            *_INDEXES_OF_4,
+        ),
     },
 )
 
 # Texts are read as bytes: a record that is damaged is then ours to report, and not SQLite's.
 _RUN: Final = """
-SELECT number, token, crashes, version, owner, until, state, stop_reason,
+SELECT number, token, crashes, alone, version, owner, state, stop_reason,
        (SELECT max(number) FROM inbox WHERE run = runs.number AND NOT taken)
 FROM runs WHERE id = ?
 """
 _INSERT_RUN: Final = """
 INSERT INTO runs (id, session, after, parent, agent, user, prompt, created_at,
                   state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,
-                  token, owner, until, crashes, seen, seen_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)
+                  token, owner, crashes, alone, company, suspect, seen, seen_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
 """
 _LAST_OF_SESSION: Final = "SELECT id, state FROM runs WHERE session = ? ORDER BY number DESC LIMIT 1"
-_TAKE: Final = "UPDATE runs SET token = ?, crashes = ?, owner = ?, until = ? WHERE number = ?"
-_RENEW: Final = "UPDATE runs SET until = ? WHERE number = ?"
-_LET_GO: Final = """
-UPDATE runs SET owner = NULL, until = NULL, seen = max(seen, ?), seen_at = max(seen_at, ?)
-WHERE id = ? AND token = ? AND owner = ?
+_TAKE: Final = "UPDATE runs SET token = ?, owner = ?, ready_at = NULL WHERE number = ?"
+_CLAIM: Final = """
+SELECT id, company FROM runs
+WHERE agent = ? AND suspect = ? AND ready_at <= ? AND company >= ? ORDER BY ready_at, number LIMIT ?
 """
-# A turn that was finished clears the crashes: the values on the right are those before the update.
+_RENEW: Final = "INSERT INTO workers VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET until = excluded.until"
+# The names of all owners; the index has an entry for each run, and only the first of each name is looked at.
+_OWNERS: Final = """
+WITH RECURSIVE owners (name) AS (
+    SELECT min(owner) FROM runs
+    UNION ALL SELECT (SELECT min(owner) FROM runs WHERE owner > name) FROM owners WHERE name IS NOT NULL)
+SELECT name, until FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT NULL
+"""
+# Runs of agents that are called belong to the runs of their callers.
+_COMPANY: Final = "SELECT count(*) FROM runs WHERE owner = ? AND parent IS NULL"
+_FREE: Final = f"""
+UPDATE runs
+SET owner = NULL, ready_at = {_READY}, suspect = crashes >= 1, company = :company,
+    alone = alone * (crashes > 0) + (:company <= 1), crashes = crashes + 1
+WHERE owner = :owner
+"""  # noqa: S608  of our own names, as all below
+_FORGET: Final = "DELETE FROM workers WHERE name = ?"
+_LET_GO: Final = f"""
+UPDATE runs
+SET owner = NULL, ready_at = {_READY}, suspect = crashes > 1, seen = max(seen, :seen), seen_at = max(seen_at, :seen_at)
+WHERE id = :id AND token = :token AND owner = :owner
+"""  # noqa: S608
+# A turn that was finished clears the crashes, as a pause does: the values on the right are those before the update.
 _ADVANCE: Final = """
 UPDATE runs
 SET state = ?, stop_reason = ?, waiting = ?, wakes_at = ?, turn = ?, version = ?, tokens = ?, updated_at = ?,
-    until = ?, crashes = crashes * (turn = ?)
+    crashes = crashes * (turn = ? AND NOT ?)
 WHERE number = ?
 """
 _INSERT_EVENTS: Final = "INSERT INTO events (run, version, body) VALUES "
@@ -193,22 +262,16 @@ _STRIKE: Final = "UPDATE inbox SET taken = 1 WHERE run = ? AND number = ?"
 _BY_KEY: Final = "SELECT number, CAST(item AS BLOB) FROM inbox WHERE run = ? AND key = ?"
 _NEXT_NUMBER: Final = "SELECT coalesce(max(number), 0) + 1 FROM inbox WHERE run = ?"
 _POST: Final = "INSERT INTO inbox (run, number, key, item, cancel, due_at, taken) VALUES (?, ?, ?, ?, ?, ?, 0)"
-_LIST: Final = f"SELECT {', '.join(LISTED)}, owner, until FROM runs"  # noqa: S608  of our own names
-_NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT ?"
-_IN_REACH: Final = """
-SELECT id, owner, until FROM runs
-WHERE agent = ? AND state NOT IN ('done', 'error') AND parent IS NULL
-  AND (NOT waiting OR wakes_at <= ? OR EXISTS (
-      SELECT 1 FROM inbox
-      WHERE run = runs.number AND NOT taken
-        AND ((due_at IS NULL AND number > seen) OR (due_at <= ? AND (number > seen OR due_at > seen_at)))))
-ORDER BY updated_at, number
+_POSTED: Final = """
+UPDATE runs SET ready_at = min(coalesce(ready_at, ?), ?) WHERE number = ? AND owner IS NULL AND parent IS NULL
 """
+_LIST: Final = f"SELECT {', '.join(LISTED)}, owner FROM runs"  # noqa: S608
+_NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT ?"
 _BELOW: Final = """
 WITH RECURSIVE below (number, id) AS (
     SELECT number, id FROM runs WHERE id = ?
     UNION SELECT runs.number, runs.id FROM runs JOIN below ON runs.parent = below.id)
-SELECT runs.number, runs.id, runs.owner, runs.until FROM runs JOIN below USING (number)
+SELECT runs.number, runs.id, runs.owner FROM runs JOIN below USING (number)
 """
 _FOLLOWERS: Final = "SELECT id FROM runs WHERE after = ? ORDER BY number"
 _OF_SESSION: Final = "SELECT id FROM runs WHERE session = ? ORDER BY number"
@@ -242,9 +305,9 @@ class _Row(Value):
     number: int
     token: int
     crashes: int
+    alone: int
     version: int
     owner: str | None
-    until: float | None
     state: str
     stop_reason: str | None
     newest: int | None
@@ -258,10 +321,8 @@ class _SQLiteLedger(DatabaseFile):
     lease_s: float
     clock: Clock
     boot_clock: Callable[[], float]
-    holdings: Holdings = attrs.field(
-        default=attrs.Factory(lambda self: Holdings(self.lease_s), takes_self=True), init=False
-    )
-    _owner: str = attrs.field(factory=lambda: str(Owner.here()), init=False)
+    holdings: Holdings
+    worker: str = attrs.field(factory=lambda: str(Owner.here()), init=False)
 
     @contextmanager
     def transaction(
@@ -278,16 +339,16 @@ class _SQLiteLedger(DatabaseFile):
 
     # Runs and their leases.
 
-    def create(self, opening: Opening, durability: Durability) -> tuple[Header, Lease]:
+    def create(self, opening: Opening, taker: Taker) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
         header = opening.header
         row = self._find(header.id)
         if row is None:
             header = self._in_session(header)
-            return header, self._insert(header, opening, durability)
+            return header, self._insert(header, opening, taker)
         stored = self._header(header.id, row.number)
         check_same_prompt(stored, header)
-        return stored, self._take(header.id, row, durability)
+        return stored, self.take(header.id, taker)
 
     def _in_session(self, header: Header) -> Header:
         last = None if header.session is None else self.execute(_LAST_OF_SESSION, (header.session,)).fetchone()
@@ -295,58 +356,115 @@ class _SQLiteLedger(DatabaseFile):
             raise without_history(header)
         return checked_session(header, last)
 
-    def _insert(self, header: Header, opening: Opening, durability: Durability) -> Lease:
+    def _insert(self, header: Header, opening: Opening, taker: Taker) -> Lease:
         """Insert a run, ours to drive."""
         body, prompt = encode_header(header), prompt_of(header)
         names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
         # Tokens count on from a number by chance: a late word of a deleted run's owner is none to its successor.
         token = secrets.randbits(TOKEN_BITS)
-        values = (*names, prompt, header.created_at, *opening.facts, token, self._owner, self._until())
-        self.execute(_INSERT_RUN, values)
+        *facts, _paused = opening.facts
+        self.execute(_INSERT_RUN, (*names, prompt, header.created_at, *facts, token, taker.owner.name))
         (number,) = self.execute("SELECT last_insert_rowid()").fetchone()
         self._write_events(number, 0, (body, *opening.bodies))
-        lease = Lease(run_id=header.id, token=token, version=opening.facts.version, durability=durability)
-        self.holdings.add(lease)
-        return lease
+        return self._held(Lease(run_id=header.id, token=token, version=opening.facts.version), taker)
 
-    def take(self, run_id: str, durability: Durability) -> Lease:
+    def take(self, run_id: str, taker: Taker, *, takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
-        return self._take(run_id, self._row(run_id), durability)
+        row = self._row(run_id)
+        if not takeover and row.owner is not None and not self._is_dropped(run_id, row.owner):
+            if self._is_driven(run_id, row.owner):
+                raise LeaseHeldError(f"run {run_id!r} is being driven by another worker; wait for it, or resume it")
+            self._free_runs_of_the_dead()
+            row = self._row(run_id)
+        return self._take(run_id, row, taker)
 
-    def _take(self, run_id: str, row: _Row, durability: Durability) -> Lease:
-        if self._is_driven(run_id, row.owner, row.until):
-            raise LeaseHeldError(f"run {run_id!r} is being driven by another worker; wait for it, or resume it")
+    def claim(self, agent: str, limit: int, taker: Taker, *, suspects: bool) -> Claim:
+        """Take the leases of runs that a worker can move on now."""
+        self._free_runs_of_the_dead()
+        now = self.now()
+        first = self.execute(_CLAIM, (agent, True, now, 0, 1)).fetchone()
+        if suspects and first is not None:
+            company = first[1]
+            found = self.execute(_CLAIM, (agent, True, now, company, min(limit, half_of(company)))).fetchall()
+        else:
+            found = [] if suspects else self.execute(_CLAIM, (agent, False, now, 0, limit)).fetchall()
+        leases = tuple([self._take(run_id, self._row(run_id), taker) for run_id, _company in found])
+        return Claim(leases=leases, has_suspects=first is not None)
+
+    def _take(self, run_id: str, row: _Row, taker: Taker) -> Lease:
         lease = Lease(
             run_id=run_id,
             token=row.token + 1,
             version=row.version,
-            durability=durability,
-            crashes=row.crashes + (row.owner not in (None, self._owner)),
+            crashes=row.alone if row.crashes else 0,
+            is_suspect=row.crashes > 1,
             newest=row.newest or 0,
             cancelled=self._is_cancelled(row.number),
         )
-        self.execute(_TAKE, (lease.token, lease.crashes, self._owner, self._until(), row.number))
-        self.holdings.add(lease)
+        self.execute(_TAKE, (lease.token, taker.owner.name, row.number))
+        return self._held(lease, taker)
+
+    def _held(self, lease: Lease, taker: Taker) -> Lease:
+        """Hold a lease that was taken, and renew its owner's leases if that was not done lately."""
+        lease.term, lease.durability = taker.owner, taker.durability
+        if (before := self.holdings.lease_of(lease.run_id)) is not None:
+            self.after_commit(partial(self.holdings.lose, before))
+        self.holdings.add(lease, taker.owner)
+        if taker.owner.until < self.boot_clock() + self.lease_s / 2:
+            self._renew(taker.owner)
         return lease
 
-    def _is_driven(self, run_id: str, owner: str | None, until: float | None) -> bool:
+    def _renew(self, owner: LoopOwner) -> None:
+        until = self.boot_clock() + self.lease_s
+        self.execute(_RENEW, (owner.name, until))
+        self.after_commit(partial(setattr, owner, "until", until))
+
+    def _free_runs_of_the_dead(self) -> None:
+        """Free the runs of owners that died, all of them at once: one of them may be what they died of."""
+        rows = self.execute(_OWNERS).fetchall()
+        dead = [name for name, until in rows if not self._lives(name, until)]
+        for names in by_process(dead):
+            company = sum([self.execute(_COMPANY, (name,)).fetchone()[0] for name in names])
+            now = self.now()
+            for name in names:
+                values = {"owner": name, "company": company, "now": now, "rest": now, "seen": 0, "seen_at": 0.0}
+                self.execute(_FREE, values)
+                self.execute(_FORGET, (name,))
+
+    def _is_driven(self, run_id: str, owner: str | None) -> bool:
         """Whether somebody who may be alive holds the lease. Of our own leases we know; others' end with their time."""
-        if owner is None or until is None:
+        if owner is None or self._is_dropped(run_id, owner):
             return False
-        if owner == self._owner:
-            return self.holdings.is_held(run_id)
+        (until,) = self.execute("SELECT max(until) FROM workers WHERE name = ?", (owner,)).fetchone()
+        return self._lives(owner, until)
+
+    def _is_dropped(self, run_id: str, owner: str) -> bool:
+        """Whether the lease is ours, and whoever had it has thrown it away."""
+        return self._is_ours(owner) and self.holdings.lease_of(run_id) is None
+
+    def _is_ours(self, owner: str) -> bool:
+        return owner.startswith(self.worker)
+
+    def _lives(self, owner: str, until: float | None) -> bool:
+        """Whether an owner may be alive: its time is not up, and it cannot be seen that it is dead."""
         other = Owner.parse(owner)
-        left_s = until - self.boot_clock()
-        return other.is_of_this_boot and 0 < left_s <= MAX_LEASE_S and not other.is_dead
+        left_s = -1.0 if until is None else until - self.boot_clock()
+        return other.is_of_this_boot and 0 < left_s <= MAX_LEASE_S and (self._is_ours(owner) or not other.is_dead)
 
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
         self.holdings.give_back(lease)
-        self._let_go(lease.run_id, lease.token, lease.seen, lease.seen_at)
+        looked = {"seen": lease.seen, "seen_at": lease.seen_at}
+        self._let_go(lease.run_id, lease.token, owner_of(lease), rest_s=lease.rest_s, **looked)
         return True
 
-    def _let_go(self, run_id: str, token: int, seen: int = 0, seen_at: float = 0.0) -> None:
-        self.execute(_LET_GO, (seen, seen_at, run_id, token, self._owner))
+    def _let_go(
+        self, run_id: str, token: int, owner: LoopOwner, *, seen: int = 0, seen_at: float = 0.0, rest_s: float = 0.0
+    ) -> None:
+        now = self.now()
+        names = {"id": run_id, "token": token, "owner": owner.name}
+        rest = now + rest_s if rest_s else 0.0
+        self.execute(_LET_GO, {**names, "seen": seen, "seen_at": seen_at, "now": now, "rest": rest})
 
     # The journal.
 
@@ -364,13 +482,14 @@ class _SQLiteLedger(DatabaseFile):
         for number in entry.taken:
             self.execute(_STRIKE, (row.number, number))
         self._write_events(row.number, entry.before + 1, entry.bodies)
-        self.execute(_ADVANCE, (*entry.facts, self._until(), entry.facts.turn, row.number))
+        *facts, paused = entry.facts
+        self.execute(_ADVANCE, (*facts, entry.facts.turn, paused, row.number))
         return True
 
     def _mine(self, lease: Lease) -> _Row | None:
         """Return the row of a run that we drive, None when we do not any more; tell the lease that, or what is new."""
         row = self._find(lease.run_id)
-        if row is None or (row.owner, row.token) != (self._owner, lease.token):
+        if row is None or (row.owner, row.token) != (owner_of(lease).name, lease.token):
             self.after_commit(partial(self.holdings.lose, lease))
             return None
         if row.newest is not None and row.newest > lease.newest:
@@ -419,6 +538,8 @@ class _SQLiteLedger(DatabaseFile):
         number = self.execute(_NEXT_NUMBER, (row.number,)).fetchone()[0]
         is_cancel = isinstance(item, Cancel)
         self.execute(_POST, (row.number, number, post.key, post.text, int(is_cancel), post.due_at))
+        ready_at = self.now() if post.due_at is None else post.due_at
+        self.execute(_POSTED, (ready_at, ready_at, row.number))
         self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))
         return Posted(number=number, key=post.key, item=item)
 
@@ -445,15 +566,9 @@ class _SQLiteLedger(DatabaseFile):
         return tuple(self._summary(*row) for row in rows)
 
     def _summary(self, *row: Any) -> Summary:
-        *facts, owner, until = row
+        *facts, owner = row
         values: dict[str, Any] = dict(zip(LISTED, facts, strict=True))
-        return summary_from(values, driven=self._is_driven(values["id"], owner, until))
-
-    def due(self, agent: str, limit: int) -> tuple[str, ...]:
-        """Return the ids of runs that a worker can move on now."""
-        now = self.now()
-        rows = self.execute(_IN_REACH, (agent, now, now)).fetchall()
-        return tuple([run_id for run_id, *lease in rows if not self._is_driven(run_id, *lease)][:limit])
+        return summary_from(values, driven=self._is_driven(values["id"], owner))
 
     # The end of runs.
 
@@ -482,9 +597,9 @@ class _SQLiteLedger(DatabaseFile):
     def _removable(self, ids: Iterable[str]) -> list[int]:
         """Return the numbers of runs and those below them, if nobody drives one of them or goes on from one."""
         rows = [row for run_id in ids for row in self.execute(_BELOW, (run_id,)).fetchall()]
-        found = {run_id for _number, run_id, *_lease in rows}
-        for _number, run_id, *lease in rows:
-            if self._is_driven(run_id, *lease):
+        found = {run_id for _number, run_id, _owner in rows}
+        for _number, run_id, owner in rows:
+            if self._is_driven(run_id, owner):
                 raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
             for (follower,) in self.execute(_FOLLOWERS, (run_id,)).fetchall():
                 if follower not in found:
@@ -500,15 +615,17 @@ class _SQLiteLedger(DatabaseFile):
     # Upkeep.
 
     def beat(self) -> None:
-        """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
+        """Renew the leases of the event loops that run, let go of those that were dropped, learn of news and losses."""
         with self.transaction(write=True, durability="normal"):
+            for owner in self.holdings.renewable():
+                self._renew(owner)
             for run_id, held in self.holdings:
                 lease = held.lease()
                 if lease is None:
-                    self._let_go(run_id, held.token)
+                    self._let_go(run_id, held.token, held.owner)
                     self.holdings.drop(run_id)
-                elif (row := self._mine(lease)) is not None:
-                    self.execute(_RENEW, (self._until(), row.number))
+                else:
+                    self._mine(lease)
 
     def close(self) -> None:
         """Let go of the leases, and close the file."""
@@ -516,13 +633,13 @@ class _SQLiteLedger(DatabaseFile):
             if self.holdings:
                 with self.transaction(write=True, durability="normal"):
                     for run_id, held in self.holdings:
-                        self._let_go(run_id, held.token)
+                        self._let_go(run_id, held.token, held.owner)
+                    for owner in self.holdings.owners():
+                        self.execute(_FORGET, (owner.name,))
+                        owner.until = 0.0
         finally:
             self.holdings.clear()
             self.shut()
-
-    def _until(self) -> float:
-        return self.boot_clock() + self.lease_s
 
     def _row(self, run_id: str) -> _Row:
         row = self._find(run_id)
@@ -534,7 +651,7 @@ class _SQLiteLedger(DatabaseFile):
         row = self.execute(_RUN, (run_id,)).fetchone()
         if row is None:
             return None
-        if {*map(type, row[:4])} != {int}:  # SQLite keeps what it finds, whatever the column's type
+        if {*map(type, row[:5])} != {int}:  # SQLite keeps what it finds, whatever the column's type
             raise CorruptError(f"run {run_id!r}: its row is damaged: restore a backup")
         return _Row(*row)
 
@@ -558,14 +675,15 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
 
     A forked child may use it if the file was not open at the time of the fork.
 
-    A lease lasts `lease_s` seconds and is renewed by the store's thread, so a blocked event loop loses none. When an
-    owner is killed its runs may be taken at once by another process of the machine that can see that it is dead, else
-    when the lease ends.
+    A lease lasts `lease_s` seconds and is renewed by the store's thread, as long as the event loop of its owner does
+    not stand still for more than `blocked_s` seconds. When an owner is killed its runs may be taken at once by another
+    process of the machine that can see that it is dead, else when the lease ends.
 
     Args:
         path: Of the file, made at first use; its folder has to exist.
         connect: Opens the file instead of `sqlite3.connect`, for tests that inject faults.
         lease_s: Seconds, up to 3,600: how long a worker that vanished keeps others waiting.
+        blocked_s: Seconds above 0: how long an event loop that stands still keeps its runs.
         clock: Tells the date; a test may give its own.
     """
 
@@ -584,4 +702,5 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
             lease_s=self.lease_s,
             clock=self.clock,
             boot_clock=self._clock,
+            holdings=Holdings(self.lease_s, self.blocked_s),
         )

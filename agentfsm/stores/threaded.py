@@ -1,19 +1,21 @@
 """A store whose work is done by one thread: what SQLite, PostgreSQL and Redis have in common.
 
 Calls become jobs for a `Writer`; what a job does stands in the store's own `Ledger`. So a store works on asyncio and
-trio alike with the plain driver of its database, commits in groups across runs, and renews its leases while an event
-loop is blocked.
+trio alike with the plain driver of its database, commits in groups across runs, and renews the leases of an event loop
+that is busy for a while.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -26,10 +28,11 @@ from agentfsm.core.inbox import InboxItem, Posted, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Header, Run, begin
 from agentfsm.core.value import Value
-from agentfsm.ports import ALL, Durability, Filter, Lease, Store, Stored, Summary
+from agentfsm.ports import ALL, Claim, Durability, Filter, Lease, Store, Stored, Summary
 from agentfsm.stores.common import check_id, checked_durability, wakes_at
+from agentfsm.stores.holdings import LoopOwner
 from agentfsm.stores.writer import Desk, Job, Statistics, Writer
-from agentfsm.threads import Bell, in_thread
+from agentfsm.threads import Bell, in_thread, native_loop
 
 if TYPE_CHECKING:
     from agentfsm.core.events import Event
@@ -44,6 +47,8 @@ _log = logging.getLogger("agentfsm.stores")
 LEASE_S: Final = 10.0
 # Seconds: an hour without a word is no worker any more.
 MAX_LEASE_S: Final = 3600.0
+# Seconds: longer than any call that a careful author makes by mistake, shorter than a person waits for a run to move.
+BLOCKED_S: Final = 60.0
 # The largest integer of a database; a model may claim to have used more tokens than that.
 LARGEST: Final = 2**63 - 1
 
@@ -67,6 +72,8 @@ class Facts(NamedTuple):
     version: int
     tokens: int
     updated_at: float
+    paused: bool
+    # Whether it rests until somebody resumes it; the crashes of its owners are then forgotten.
 
 
 def facts_of(run: Run) -> Facts:
@@ -81,6 +88,7 @@ def facts_of(run: Run) -> Facts:
         run.version,
         min(run.usage.tokens, LARGEST),
         run.updated_at,
+        run.paused is not None,
     )
 
 
@@ -127,6 +135,14 @@ class Post(Value):
     # When it is taken in at the earliest, seconds since 1970.
 
 
+@attrs.frozen
+class Taker(Value):
+    """Who takes leases, and for which kind of appends."""
+
+    owner: LoopOwner
+    durability: Durability
+
+
 # A run's version, and its records by number: the header as 0, and the events that were asked for.
 Records = tuple[int, Sequence[tuple[int, bytes]]]
 
@@ -138,12 +154,19 @@ class Ledger(Desk, Protocol):
         """As `Store.now`."""
         ...
 
-    def create(self, opening: Opening, durability: Durability) -> tuple[Header, Lease]:
+    worker: str
+    # The name of the store object, unique; its event loops have names of their own behind it.
+
+    def create(self, opening: Opening, taker: Taker) -> tuple[Header, Lease]:
         """As `Store.create`."""
         ...
 
-    def take(self, run_id: str, durability: Durability) -> Lease:
+    def take(self, run_id: str, taker: Taker, *, takeover: bool) -> Lease:
         """As `Store.lease`."""
+        ...
+
+    def claim(self, agent: str, limit: int, taker: Taker, *, suspects: bool) -> Claim:
+        """As `Store.claim`."""
         ...
 
     def append(self, entry: Entry) -> bool:
@@ -168,10 +191,6 @@ class Ledger(Desk, Protocol):
 
     def runs(self, where: Filter, limit: int) -> tuple[Summary, ...]:
         """As `Store.runs`."""
-        ...
-
-    def due(self, agent: str, limit: int) -> tuple[str, ...]:
-        """As `Store.due`."""
         ...
 
     def delete(self, run_id: str) -> None:
@@ -281,11 +300,29 @@ class _Append(Job[bool, L]):
 
 
 class _LedgerWriter(Writer[L]):
-    """The thread of one process, and the newest append that it was given of each lease."""
+    """The thread of one process, the newest append that it was given of each lease, and the owners of leases."""
 
     def __init__(self, desk: L) -> None:
         super().__init__(desk)
         self.appends: WeakKeyDictionary[Lease, _Append[L]] = WeakKeyDictionary()
+        self._owners: WeakKeyDictionary[object, LoopOwner] = WeakKeyDictionary()
+        # By the event loop.
+        self._numbers = count(1)
+
+    def owner(self) -> LoopOwner:
+        """Return the owner that the running event loop is."""
+        loop = native_loop()
+        owner = self._owners.get(loop)
+        if owner is None:
+            name = f"{self.desk.worker}.{next(self._numbers)}"
+            owner = self._owners[loop] = LoopOwner(until=0.0, name=name)
+        return owner
+
+
+def _check_blocked_s(store: object, _attribute: object, value: float) -> None:
+    """Refuse a time that no event loop may stand still for."""
+    if not 0 < value < math.inf:
+        raise MisuseError(f"{type(store).__name__}(blocked_s={value!r}): give a finite number of seconds above 0")
 
 
 @attrs.define(eq=False, repr=False)
@@ -295,8 +332,13 @@ class ThreadedStore(Store, Generic[L]):
     Usable from any event loop and thread, several at a time too. The thread starts when the store is first used, ends
     after 5 idle seconds in which no run is driven, and never holds the process at exit. So `aclose` is good manners,
     not a duty.
+
+    An event loop owns the leases that were taken in it. One that does not run for a second is logged, with the stack of
+    what blocks it. After `blocked_s` seconds its leases are no longer renewed, and others take over its runs.
     """
 
+    blocked_s: float = attrs.field(default=BLOCKED_S, kw_only=True, validator=_check_blocked_s)
+    # Seconds for which an event loop may stand still until its runs are given to others, above 0.
     _writers: dict[int, _LedgerWriter[L]] = attrs.field(factory=dict, init=False)
     # By process id: a forked child has no thread of its parent's, and must not touch its connection, even to close it.
 
@@ -319,26 +361,52 @@ class ThreadedStore(Store, Generic[L]):
         header = codec.decode_header(codec.encode_header(header))  # as it will be read again
         bodies = tuple([codec.encode_event(event, header) for event in events])
         opening = Opening(header=header, bodies=bodies, facts=facts_of(begin(header).fold(events)))
-        return await self._taking(header.id, lambda ledger: ledger.create(opening, durability), durability)
+        taker = self._taker(durability)
 
-    async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:
+        def create(ledger: L) -> tuple[Header, list[Lease]]:
+            stored, lease = ledger.create(opening, taker)
+            return stored, [lease]
+
+        stored, (lease,) = await self._taking(header.id, create, durability)
+        return stored, lease
+
+    async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
-        _, lease = await self._taking(run_id, lambda ledger: (run_id, ledger.take(run_id, durability)), durability)
+        taker = self._taker(durability)
+
+        def take(ledger: L) -> tuple[None, list[Lease]]:
+            return None, [ledger.take(run_id, taker, takeover=takeover)]
+
+        _, (lease,) = await self._taking(run_id, take, durability)
         return lease
 
+    async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
+        """Take the leases of runs of that agent that a worker can move on now."""
+        taker = self._taker(durability)
+
+        def claim(ledger: L) -> tuple[Claim, tuple[Lease, ...]]:
+            claimed = ledger.claim(agent, max(limit, 0), taker, suspects=suspects)
+            return claimed, claimed.leases
+
+        claimed, _ = await self._taking("", claim, durability)
+        return claimed
+
+    def _taker(self, durability: Durability) -> Taker:
+        return Taker(self._writer.owner(), checked_durability(durability))
+
     async def _taking(
-        self, run_id: str, work: Callable[[L], tuple[T, Lease]], durability: Durability
-    ) -> tuple[T, Lease]:
-        """Do what takes a lease; where the wait for it is cancelled, nobody will know of it, so it is given back."""
+        self, run_id: str, work: Callable[[L], tuple[T, Sequence[Lease]]], durability: Durability
+    ) -> tuple[T, Sequence[Lease]]:
+        """Do what takes leases; where the wait for it is cancelled they are given back, since nobody will use them."""
         taken: list[Lease] = []
 
-        def take(ledger: L) -> tuple[T, Lease]:
+        def take(ledger: L) -> tuple[T, Sequence[Lease]]:
             result = work(ledger)
-            taken[:] = result[1:]
+            taken[:] = result[1]
             return result
 
         try:
-            return await self._do(take, run_id=run_id, durability=checked_durability(durability))
+            return await self._do(take, run_id=run_id, durability=durability)
         except AgentError:
             raise  # refused or failed: nothing was taken
         except BaseException:
@@ -413,10 +481,6 @@ class ThreadedStore(Store, Generic[L]):
     async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
         """Return the newest runs that the filter takes, newest first."""
         return await self._do(lambda ledger: ledger.runs(where, max(limit, 0)), writes=False)
-
-    async def due(self, agent: str, *, limit: int = 100) -> tuple[str, ...]:
-        """Return the ids of runs of that agent that a worker can move on now, those that rest longest first."""
-        return await self._do(lambda ledger: ledger.due(agent, max(limit, 0)), writes=False)
 
     async def delete(self, run_id: str) -> None:
         """Remove a run that nobody drives, with its inbox and the runs of agents below it."""

@@ -10,6 +10,7 @@ The thread knows nothing of SQL: what it works on is a `Desk`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from copy import copy
@@ -20,6 +21,7 @@ import attrs
 
 from agentfsm.core.errors import AgentError, ClosedError, StoreError
 from agentfsm.core.value import Value
+from agentfsm.stores.holdings import PROBE_S
 from agentfsm.threads import Bell, ring
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class Desk(Protocol):
         ...
 
     def beat(self) -> None:
-        """Renew the leases that are held."""
+        """Renew the leases that are held by event loops that run, and let go of those that were dropped."""
         ...
 
     def tidy(self) -> None:
@@ -212,8 +214,8 @@ class Writer(Generic[D]):
         self._closing = False
         self._closed = Job[None, D](lambda _desk: None)
         self._commits = self._jobs = self._largest_group = 0
-        self._worked_at = self._beaten_at = self._tidied_at = 0.0
-        # Monotonic seconds: the last job, the last renewal, the last tidying.
+        self._worked_at = self._beaten_at = self._probed_at = self._tidied_at = 0.0
+        # Monotonic seconds: the last job, the last renewal, the last question to the event loops, the last tidying.
         self._untidy = False
         self._at_hand: list[Job[Any, D]] = []
         # Taken from the queue, and maybe not settled yet.
@@ -321,7 +323,9 @@ class Writer(Generic[D]):
 
     def _patience_s(self) -> float:
         holdings = self.desk.holdings
-        due = self._beaten_at + holdings.beat_s if holdings else self._worked_at + IDLE_S
+        due = self._worked_at + IDLE_S
+        if holdings:
+            due = min(self._beaten_at + holdings.beat_s, self._probed_at + PROBE_S)
         if self._untidy:
             due = min(due, self._worked_at + QUIET_S)
         return max(0.0, due - time.monotonic())
@@ -368,7 +372,12 @@ class Writer(Generic[D]):
 
     def _upkeep(self) -> None:
         now = time.monotonic()
-        if self.desk.holdings and now >= self._beaten_at + self.desk.holdings.beat_s:
+        holdings = self.desk.holdings
+        if holdings and now >= self._probed_at + PROBE_S:
+            self._probed_at = now
+            if holdings.probe(now):
+                self._beaten_at = -math.inf
+        if holdings and now >= self._beaten_at + holdings.beat_s:
             self._beaten_at = now
             self._quietly(self.desk.beat)
         if self._untidy and (now >= self._worked_at + QUIET_S or now >= self._tidied_at + TIDY_S):

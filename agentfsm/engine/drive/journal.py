@@ -133,6 +133,8 @@ class Journal:
         listen: Listener | None = None,
         see: Callable[[Run], None] | None = None,
         *,
+        lease: Lease | None = None,
+        takeover: bool = False,
         exact: bool = False,
         durability: Durability = "full",
         pause_before: frozenset[State] = frozenset(),
@@ -147,6 +149,8 @@ class Journal:
             clock: For the times in the journal.
             listen: Told of each change of state.
             see: Given each new value of the run.
+            lease: Of this run at this version, where the caller holds it already.
+            takeover: Whether to take the lease from whoever has it, too.
             exact: Whether a run at version 0 must be new, too.
             durability: Of what is appended.
             pause_before: States that the run rests before, until it is resumed.
@@ -155,7 +159,8 @@ class Journal:
         Raises:
             ConflictError: when the run has moved on, or somebody else drives it.
         """
-        lease, run = await _opened(store, run, durability, ended, exact=exact)
+        if lease is None:
+            lease, run = await _opened(store, run, durability, ended, exact=exact, takeover=takeover)
         journal = cls(
             store=store,
             lease=lease,
@@ -317,10 +322,10 @@ def _changes(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
 
 
 async def _opened(
-    store: Store, run: Run | str, durability: Durability, ended: EndedRuns, *, exact: bool
+    store: Store, run: Run | str, durability: Durability, ended: EndedRuns, *, exact: bool, takeover: bool
 ) -> tuple[Lease, Run]:
     if isinstance(run, str):
-        lease = await store.lease(run, durability=durability)
+        lease = await store.lease(run, durability=durability, takeover=takeover)
         return lease, await _under(store, lease, ended)
     if run.version == 0:
         header, lease = await store.create(run.header, durability=durability)
