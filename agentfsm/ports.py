@@ -483,6 +483,8 @@ class Lease:
     # Whether another owner has taken over.
     wake: Callable[[], None] | None = None
     # Called, from any thread, when `cancelled` or `lost` turns true.
+    agent: str = ""
+    # The name of the run's agent, once the store knows it.
 
     @property
     def valid_until(self) -> float:
@@ -741,6 +743,22 @@ class Store(Protocol):
             before: Seconds since 1970.
         """
         ...
+
+    def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002  a default
+        """Call `wake`, from any thread, when something may have changed under the topic; it must not block.
+
+        Wakes may be spurious, and may be missing where another process writes and the store cannot tell: poll as well.
+        The default never wakes.
+
+        Args:
+            topic: `run:<id>`: the run's journal grew, or its state changed. `agent:<name>`: a run of that agent may
+                have become one that a worker can take (created, posted to, released).
+            wake: Called after the change is committed.
+
+        Returns:
+            A function that ends the subscription, from any thread; a second call does nothing.
+        """
+        return lambda: None
 
     async def aclose(self) -> None:
         """Close what is open; appends on their way are written first."""

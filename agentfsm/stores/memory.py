@@ -28,9 +28,10 @@ from agentfsm.stores.common import (
     wakes_at,
     without_history,
 )
+from agentfsm.stores.signals import Signals, agent_topic, run_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from agentfsm.core.events import Event
     from agentfsm.ports import Commit
@@ -113,6 +114,7 @@ class MemoryStore(Store):
     # Of inbox rows.
     _tokens: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
     # Of leases: unique in the store, so that a lease of a deleted run says nothing of a new one with its id.
+    _signals: Signals = attrs.field(factory=Signals, init=False)
     _lock: RLock = attrs.field(factory=RLock, init=False)
     # An agent may be driven from event loops in several threads. Reentrant: a thread that collects garbage while it
     # holds this may give a lease back.
@@ -143,7 +145,10 @@ class MemoryStore(Store):
                     self._retire(header.id)
             else:
                 check_same_prompt(record.run.header, header)
-            return record.run.header, self._take(record, durability)
+            lease = self._take(record, durability)
+        if self._signals.topics:
+            self._send(record.run)
+        return record.run.header, lease
 
     def _in_session(self, header: Header) -> Header:
         ids = [] if header.session is None else self._sessions.get(header.session, [])
@@ -199,7 +204,9 @@ class MemoryStore(Store):
             record.run = run
             if run.is_over:
                 self._retire(run.id)
-            return WRITTEN
+        if self._signals.topics:
+            self._send(run)
+        return WRITTEN
 
     def _retire(self, run_id: str) -> None:
         self._finished[run_id] = None
@@ -232,7 +239,9 @@ class MemoryStore(Store):
             if record is not None and record.lease is lease:
                 record.holder = None
                 record.seen, record.seen_at = max(record.seen, lease.seen), max(record.seen_at, lease.seen_at)
-            return WRITTEN
+        if record is not None and self._signals.topics:
+            self._send(record.run, frees=not record.run.is_over)
+        return WRITTEN
 
     async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> Posted:
         """Put an item into the inbox; the first post of a key wins."""
@@ -249,7 +258,9 @@ class MemoryStore(Store):
                 lease.cancelled = lease.cancelled or isinstance(item, Cancel)
                 if isinstance(item, Cancel) and lease.wake is not None:
                     lease.wake()
-            return row
+        if self._signals.topics:
+            self._send(record.run, frees=True)
+        return row
 
     async def inbox(self, run_id: str) -> tuple[Posted, ...]:
         """Return the rows that are not taken yet, oldest first."""
@@ -326,6 +337,14 @@ class MemoryStore(Store):
     def _remove(self, ids: Iterable[str]) -> None:
         for run_id in ids:
             self._forget(run_id)
+
+    def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` after changes that may concern the topic."""
+        return self._signals.subscribe(topic, wake)
+
+    def _send(self, run: Run, *, frees: bool = False) -> None:
+        """Wake the subscribers of the run, and those of its agent where a worker may take it now."""
+        self._signals.send([run_topic(run.id), *([agent_topic(run.header.agent)] if frees else ())])
 
     async def aclose(self) -> None:
         """Do nothing: memory has nothing to close, and the runs stay readable."""

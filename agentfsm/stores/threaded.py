@@ -261,7 +261,7 @@ class _Append(Job[bool, L]):
     is written after one that was not.
     """
 
-    __slots__ = ("_draft", "_gate")
+    __slots__ = ("_draft", "_gate", "ends_run")
 
     def __init__(self, draft: _Draft) -> None:
         lease = draft.lease
@@ -271,6 +271,8 @@ class _Append(Job[bool, L]):
             spoilt=lambda ledger, error: ledger.holdings.spoil(lease, error),
             durability=lease.durability,
         )
+        self.ends_run = draft.run.is_over
+        # So that no worker is woken when the lease is given back.
         self._draft: _Draft | None = draft
         # None from when the thread has begun with it.
         self._gate = threading.Lock()
@@ -368,6 +370,7 @@ class ThreadedStore(Store, Generic[L]):
             return stored, [lease]
 
         stored, (lease,) = await self._taking(header.id, create, durability)
+        lease.agent = stored.agent
         return stored, lease
 
     async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
@@ -411,7 +414,7 @@ class ThreadedStore(Store, Generic[L]):
             raise  # refused or failed: nothing was taken
         except BaseException:
             with suppress(AgentError):
-                self._writer.submit(Job(lambda ledger: [ledger.release(lease) for lease in taken]))
+                self._writer.submit(Job(lambda ledger: [ledger.release(lease) for lease in taken], frees=""))
             raise
 
     def append(
@@ -440,6 +443,7 @@ class ThreadedStore(Store, Generic[L]):
         if newest is not None and newest.try_merge(draft):
             return newest
         job = _Append[L](draft)
+        lease.agent = run.header.agent
         writer.submit(job)
         writer.appends[lease] = job
         return job
@@ -451,11 +455,15 @@ class ThreadedStore(Store, Generic[L]):
             _log.warning("run %s: its lease ends by itself: %s", lease.run_id, error)
             ledger.holdings.abandon(lease)
 
-        job = Job[bool, L](
-            lambda ledger: ledger.release(lease), run_id=lease.run_id, spoilt=spoilt, durability="normal"
-        )
         writer = self._writer
-        writer.appends.pop(lease, None)
+        newest = writer.appends.pop(lease, None)
+        job = Job[bool, L](
+            lambda ledger: ledger.release(lease),
+            run_id=lease.run_id,
+            spoilt=spoilt,
+            durability="normal",
+            frees=None if newest is not None and newest.ends_run else lease.agent,
+        )
         try:
             writer.submit(job)
         except ClosedError:  # closing the store has given it back
@@ -466,7 +474,7 @@ class ThreadedStore(Store, Generic[L]):
         """Put an item into the inbox, durably; the first post of a key wins."""
         text = codec.encode_item(item)
         post = Post(run_id=run_id, key=key, item=item, text=text, before=before, due_at=due_at(item))
-        return await self._do(lambda ledger: ledger.post(post), run_id=run_id)
+        return await self._do(lambda ledger: ledger.post(post), run_id=run_id, frees="")
 
     async def inbox(self, run_id: str) -> tuple[Posted, ...]:
         """Return the rows that are not taken yet, oldest first."""
@@ -508,6 +516,10 @@ class ThreadedStore(Store, Generic[L]):
             await anyio.sleep(time.monotonic() - began if count else 0)  # other processes want the file as well
         return removed
 
+    def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` after commits of this store object that may have changed something under the topic."""
+        return self._writer.signals.subscribe(topic, wake)
+
     async def aclose(self) -> None:
         """Write what is queued, give all leases back, let go of the database and end the thread."""
         await self._writer.close()
@@ -517,10 +529,16 @@ class ThreadedStore(Store, Generic[L]):
         return self._writer.statistics()
 
     async def _do(
-        self, work: Callable[[L], T], *, run_id: str = "", writes: bool = True, durability: Durability = "full"
+        self,
+        work: Callable[[L], T],
+        *,
+        run_id: str = "",
+        writes: bool = True,
+        durability: Durability = "full",
+        frees: str | None = None,
     ) -> T:
         check_id(run_id)
-        job = Job[T, L](work, run_id=run_id, writes=writes, durability=durability)
+        job = Job[T, L](work, run_id=run_id, writes=writes, durability=durability, frees=frees)
         self._writer.submit(job)
         return await job.wait()
 

@@ -22,10 +22,11 @@ import attrs
 from agentfsm.core.errors import AgentError, ClosedError, StoreError
 from agentfsm.core.value import Value
 from agentfsm.stores.holdings import PROBE_S
+from agentfsm.stores.signals import Signals, agent_topic, run_topic
 from agentfsm.threads import Bell, ring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from agentfsm.ports import Durability
@@ -95,7 +96,7 @@ class Job(Generic[T, D]):
     a cancelled wait leaves the job alone.
     """
 
-    __slots__ = ("_bells", "_done", "_error", "_spoilt", "_value", "_work", "durability", "run_id", "writes")
+    __slots__ = ("_bells", "_done", "_error", "_spoilt", "_value", "_work", "durability", "frees", "run_id", "writes")
 
     def __init__(
         self,
@@ -105,6 +106,7 @@ class Job(Generic[T, D]):
         writes: bool = True,
         spoilt: Callable[[D, AgentError], None] | None = None,
         durability: Durability = "full",
+        frees: str | None = None,
     ) -> None:
         """Make a job.
 
@@ -114,10 +116,13 @@ class Job(Generic[T, D]):
             writes: Whether it needs a transaction that may write.
             spoilt: Told, in the thread, when the world failed it; not when it refused.
             durability: What it survives once it is done.
+            frees: The name of the agent whose workers may take the run after it; empty for an agent whose name is
+                not known, None where no worker is concerned.
         """
         self.run_id = run_id
         self.writes = writes
         self.durability = durability
+        self.frees = frees
         self._work: Callable[[D], T] | None = work
         self._spoilt = spoilt
         self._bells: list[Bell] = []
@@ -181,6 +186,15 @@ class Job(Generic[T, D]):
         return self._bells
 
 
+def _topics(jobs: Iterable[Job[Any, D]]) -> Iterator[str]:
+    """Yield the topics under which these jobs may have changed something."""
+    for job in jobs:
+        if job.run_id:
+            yield run_topic(job.run_id)
+        if job.frees is not None:
+            yield agent_topic(job.frees)
+
+
 def settle(jobs: Iterable[Job[Any, D]]) -> None:
     """End jobs, and tell everybody who waits for one of them."""
     ring([bell for job in jobs for bell in job.end()])
@@ -207,6 +221,8 @@ class Writer(Generic[D]):
 
     def __init__(self, desk: D) -> None:
         self.desk = desk
+        self.signals = Signals()
+        # Sent after each commit.
         self._queue: SimpleQueue[Job[Any, D] | None] = SimpleQueue()
         self._lock = threading.Lock()
         # Guards the start and the end of the thread, so that no job is queued for one that has just gone.
@@ -359,6 +375,8 @@ class Writer(Generic[D]):
             self._commits += 1
             self._largest_group = max(self._largest_group, len(jobs))
         settle(jobs)
+        if write and self.signals.topics:
+            self.signals.send(_topics(jobs))
 
     def _fail(self, jobs: list[Job[Any, D]], error: Exception, *, write: bool) -> None:
         if len(jobs) > 1 and self.desk.is_of_one_job(error):

@@ -1,0 +1,64 @@
+"""Subscriptions to changes of a store, within one process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from threading import RLock
+from typing import Final
+
+import attrs
+
+_log = logging.getLogger("agentfsm.stores")
+
+# Sent where the name of the run's agent is not at hand: it reaches the subscribers of every agent.
+EVERY_AGENT: Final = "agent:"
+
+
+def run_topic(run_id: str) -> str:
+    """Return the topic of a run: its journal grew, or its state changed."""
+    return f"run:{run_id}"
+
+
+def agent_topic(name: str) -> str:
+    """Return the topic of an agent: a worker may be able to take one of its runs. An empty name means every agent."""
+    return f"{EVERY_AGENT}{name}"
+
+
+@attrs.define(eq=False, repr=False)
+class Signals:
+    """Callbacks by topic. Usable from any thread. A sender first looks whether there are any `topics`."""
+
+    topics: dict[str, dict[object, Callable[[], None]]] = attrs.field(factory=dict, init=False)
+    # What is subscribed to, and the callbacks of each subscription; empty while nothing is.
+    _lock: RLock = attrs.field(factory=RLock, init=False)
+    # Reentrant: a subscription may end in a garbage collection, in a thread that holds this.
+
+    def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` whenever the topic is sent; return a function that ends this, from any thread, also twice."""
+        subscription = object()
+        with self._lock:
+            self.topics.setdefault(topic, {})[subscription] = wake
+
+        def end() -> None:
+            with self._lock:
+                wakes = self.topics.get(topic, {})
+                wakes.pop(subscription, None)
+                if not wakes:
+                    self.topics.pop(topic, None)
+
+        return end
+
+    def send(self, topics: Iterable[str]) -> None:
+        """Call the subscribers of these topics, each once a topic; what one of them raises is logged."""
+        with self._lock:
+            wakes = [wake for topic in {*topics} for wake in self._subscribers(topic)]
+        for wake in wakes:
+            try:
+                wake()
+            except Exception:  # noqa: BLE001  the sender's own work is done, and the others have to be called
+                _log.exception("a subscriber of the store raised")
+
+    def _subscribers(self, topic: str) -> list[Callable[[], None]]:
+        chosen = [each for each in self.topics if each.startswith(topic)] if topic == EVERY_AGENT else [topic]
+        return [wake for each in chosen for wake in self.topics.get(each, {}).values()]
