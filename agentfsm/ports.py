@@ -542,6 +542,9 @@ class Summary(Value):
     updated_at: float
     prompt: str
     # The first 200 characters.
+    ready_at: float | None = None
+    # Since or from when a worker may claim it, seconds since 1970 by the store's clock. None while it is driven, while
+    # only something from outside can move it on, and when it is over or another run's.
 
 
 @attrs.frozen(kw_only=True)

@@ -97,9 +97,7 @@ class Worker:
         room = self.parallel - len(self._busy)
         durability = self.agent.driver.durability
         try:
-            claim = await self.agent.store.claim(
-                self.agent.name, limit=room, durability=durability, suspects=alone
-            )
+            claim = await self.agent.store.claim(self.agent.name, limit=room, durability=durability, suspects=alone)
         except StoreError as error:  # it may be back soon, and nothing is lost while it is not
             _log.warning("the store cannot be asked for runs, and is asked again: %s", error)
             return None

@@ -166,7 +166,7 @@ def prompt_of(header: Header) -> str:
     return text[:PROMPT_CHARS]
 
 
-def summary_of(run: Run, *, driven: bool) -> Summary:
+def summary_of(run: Run, *, driven: bool, ready_at: float | None) -> Summary:
     """Return the line of a list that stands for the run."""
     return Summary(
         id=run.id,
@@ -184,6 +184,7 @@ def summary_of(run: Run, *, driven: bool) -> Summary:
         created_at=run.created_at,
         updated_at=run.updated_at,
         prompt=prompt_of(run.header),
+        ready_at=ready_at,
     )
 
 

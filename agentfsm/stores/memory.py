@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import weakref
 from collections import Counter, OrderedDict
@@ -14,7 +15,7 @@ from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, 
 from agentfsm.core.inbox import Cancel, InboxItem, Posted, due_at
 from agentfsm.core.run import Header, Run, begin
 from agentfsm.core.value import Value
-from agentfsm.ports import ALL, Clock, Durability, Filter, Lease, Store, Stored, Summary, SystemClock
+from agentfsm.ports import ALL, Claim, Clock, Durability, Filter, Lease, Store, Stored, Summary, SystemClock
 from agentfsm.stores.common import (
     check_id,
     check_in_time,
@@ -29,6 +30,7 @@ from agentfsm.stores.common import (
     without_history,
 )
 from agentfsm.stores.signals import Signals, agent_topic, run_topic
+from agentfsm.threads import native_loop, try_call_soon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -70,13 +72,23 @@ class _Record:
     seen: int = 0
     # The newest row that an owner has looked at, and when it last looked for timers.
     seen_at: float = 0.0
+    ready_at: float | None = None
+    # Since or from when a worker may claim the run, seconds since 1970; None for never, or while it is driven.
     holder: weakref.ref[Lease] | None = None
     # Weak, so that an owner whose coroutine was thrown away holds nothing.
+    loop: weakref.ref[object] | None = None
+    # The event loop that took the lease.
 
     @property
     def lease(self) -> Lease | None:
         """The lease that is held now."""
         return self.holder() if self.holder is not None else None
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether the lease is held in an event loop that was closed."""
+        loop = self.loop() if self.loop is not None else None
+        return loop is None or not try_call_soon(loop, lambda: None)
 
     def is_news(self, row: Posted) -> bool:
         """Whether no owner has seen the row, or not when it was due."""
@@ -111,7 +123,9 @@ class MemoryStore(Store):
     _sessions: dict[str, list[str]] = attrs.field(factory=dict, init=False)
     # The ids of their runs, oldest first.
     _numbers: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
-    # Of inbox rows.
+    # Of inbox rows, and of entries in the next.
+    _ready: dict[str, list[tuple[float, int, str]]] = attrs.field(factory=dict, init=False)
+    # Runs that could be claimed when they were put in, as a heap for each agent: `ready_at`, a number, and the id.
     _tokens: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
     # Of leases: unique in the store, so that a lease of a deleted run says nothing of a new one with its id.
     _signals: Signals = attrs.field(factory=Signals, init=False)
@@ -157,14 +171,39 @@ class MemoryStore(Store):
             raise without_history(header)
         return checked_session(header, last)
 
-    async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:
+    async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
         with self._lock:
-            return self._take(self._record(run_id), checked_durability(durability))
+            return self._take(self._record(run_id), checked_durability(durability), takeover=takeover)
 
-    def _take(self, record: _Record, durability: Durability) -> Lease:
-        if record.lease is not None:
-            raise LeaseHeldError(f"run {record.run.id!r} is being driven by another task; wait for it, or resume it")
+    async def claim(
+        self,
+        agent: str,
+        *,
+        limit: int,
+        durability: Durability = "full",
+        suspects: bool = False,
+    ) -> Claim:
+        """Take the leases of runs of that agent that a worker can move on now; there are no suspects in memory."""
+        leases: list[Lease] = []
+        with self._lock:
+            waiting = self._ready.get(agent, [])
+            while not suspects and waiting and len(leases) < limit and waiting[0][0] <= self.clock.now():
+                at, _number, run_id = heapq.heappop(waiting)
+                record = self._records.get(run_id)
+                if record is not None and record.ready_at == at:
+                    leases.append(self._take(record, checked_durability(durability)))
+        return Claim(leases=tuple(leases))
+
+    def _take(self, record: _Record, durability: Durability, *, takeover: bool = False) -> Lease:
+        if (held := record.lease) is not None:
+            if not takeover and not record.is_stranded:
+                raise LeaseHeldError(
+                    f"run {record.run.id!r} is being driven by another task; wait for it, or resume it"
+                )
+            held.lost = True
+            if held.wake is not None:
+                held.wake()
         record.token = next(self._tokens)
         lease = Lease(
             run_id=record.run.id,
@@ -174,8 +213,31 @@ class MemoryStore(Store):
             newest=max(record.inbox, default=0),
             cancelled=any(isinstance(row.item, Cancel) for row in record.inbox.values()),
         )
-        record.holder = weakref.ref(lease)
+        record.holder, record.loop = weakref.ref(lease, lambda _: self._let_go(record)), weakref.ref(native_loop())
+        record.ready_at = None
         return lease
+
+    def _let_go(self, record: _Record, rest_s: float = 0.0) -> None:
+        """Let a run that is driven no more be claimed, as soon as it can be moved on."""
+        with self._lock:
+            record.holder = None
+            now = self.clock.now()
+            self._put_ready(record, self._ready_at(record, now), now + rest_s)
+
+    def _ready_at(self, record: _Record, now: float) -> float | None:
+        run = record.run
+        if run.is_over or run.header.parent is not None:
+            return None
+        if not run.is_waiting:
+            return now
+        times = [due_at(row.item) or now for row in record.inbox.values() if record.is_news(row)]
+        return min([*times, *([at] if (at := wakes_at(run)) is not None else [])], default=None)
+
+    def _put_ready(self, record: _Record, at: float | None, rest_until: float = 0.0) -> None:
+        record.ready_at = at if at is None else max(at, rest_until)
+        if record.ready_at is not None:
+            entry = (record.ready_at, next(self._numbers), record.run.id)
+            heapq.heappush(self._ready.setdefault(record.run.header.agent, []), entry)
 
     def append(
         self,
@@ -237,8 +299,8 @@ class MemoryStore(Store):
         with self._lock:
             record = self._records.get(lease.run_id)
             if record is not None and record.lease is lease:
-                record.holder = None
                 record.seen, record.seen_at = max(record.seen, lease.seen), max(record.seen_at, lease.seen_at)
+                self._let_go(record, lease.rest_s)
         if record is not None and self._signals.topics:
             self._send(record.run, frees=not record.run.is_over)
         return WRITTEN
@@ -258,6 +320,9 @@ class MemoryStore(Store):
                 lease.cancelled = lease.cancelled or isinstance(item, Cancel)
                 if isinstance(item, Cancel) and lease.wake is not None:
                     lease.wake()
+            elif record.run.header.parent is None:
+                at = due_at(item) or self.clock.now()
+                self._put_ready(record, at if record.ready_at is None else min(at, record.ready_at))
         if self._signals.topics:
             self._send(record.run, frees=True)
         return row
@@ -276,24 +341,10 @@ class MemoryStore(Store):
     async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
         """Return the newest runs that the filter takes, newest first."""
         with self._lock:
-            lines = [summary_of(r.run, driven=r.lease is not None) for r in reversed(self._records.values())]
+            records = reversed(self._records.values())
+            lines = [summary_of(r.run, driven=r.lease is not None, ready_at=r.ready_at) for r in records]
         taken = [line for line in lines if where.takes(line)]
         return tuple(sorted(taken, key=lambda line: line.created_at, reverse=True)[: max(limit, 0)])
-
-    async def due(self, agent: str, *, limit: int = 100) -> tuple[str, ...]:
-        """Return the ids of runs of that agent that a worker can move on now, those that rest longest first."""
-        with self._lock:
-            records = [r for r in self._records.values() if r.run.header.agent == agent and self._is_in_reach(r)]
-            records.sort(key=lambda record: record.run.updated_at)
-            return tuple([record.run.id for record in records[: max(limit, 0)]])
-
-    def _is_in_reach(self, record: _Record) -> bool:
-        run, now = record.run, self.clock.now()
-        if run.is_over or record.lease is not None or run.header.parent is not None:
-            return False
-        if not run.is_waiting or ((at := wakes_at(run)) is not None and at <= now):
-            return True
-        return any(self._is_due(row) and record.is_news(row) for row in record.inbox.values())
 
     def _is_due(self, row: Posted) -> bool:
         at = due_at(row.item)

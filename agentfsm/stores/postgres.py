@@ -23,7 +23,7 @@ from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, Run
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
 from agentfsm.core.value import Value
-from agentfsm.ports import Durability, Filter, Lease, Summary, lost
+from agentfsm.ports import Claim, Durability, Filter, Lease, Summary, lost
 from agentfsm.stores import postgres_sql as sql
 from agentfsm.stores.common import (
     LISTED,
@@ -33,12 +33,13 @@ from agentfsm.stores.common import (
     checked_session,
     checked_winner,
     followed,
+    half_of,
     prompt_of,
     summary_from,
     without_history,
 )
-from agentfsm.stores.holdings import Held, Holdings
-from agentfsm.stores.owner import Owner
+from agentfsm.stores.holdings import Held, Holdings, LoopOwner, owner_of
+from agentfsm.stores.owner import Owner, by_process
 from agentfsm.stores.postgres_link import NOW, Address, Link
 from agentfsm.stores.threaded import (
     LEASE_S,
@@ -46,17 +47,21 @@ from agentfsm.stores.threaded import (
     Opening,
     Post,
     Records,
+    Taker,
     ThreadedStore,
     check_lease_s,
     posted,
     read_header,
 )
+from agentfsm.threads import boot_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Events that one statement copies at most.
 RECORDS: Final = 1_000
+# The part of a lease that is left when the next transaction renews it: a renewal comes after each third of it.
+RENEWED: Final = 0.7
 # Long enough for a server that restarts and for most failovers.
 PATIENCE_S: Final = 30.0
 # Characters of records in one statement, about: a server keeps several copies of it while it works.
@@ -64,9 +69,9 @@ STATEMENT_CHARS: Final = 4_000_000
 
 # Appends by run id; those of one run follow on each other.
 Chains: TypeAlias = Mapping[str, Sequence[Entry]]
-# A lease to be let go of: run id, token, and the newest inbox number that its owner has looked at, and when it last
-# looked for timers.
-Leaving: TypeAlias = tuple[str, int, int, float]
+# A lease to be let go of: run id, token, owner, the newest inbox number that the owner has looked at, when it last
+# looked for timers, and the seconds for which the run is to rest.
+Leaving: TypeAlias = tuple[str, int, str, int, float, float]
 
 
 class _NotAll(Exception):  # noqa: N818  not an error of anybody: it has the group done again
@@ -80,6 +85,7 @@ class _Row(Value):
     number: int
     token: int
     crashes: int
+    alone: int
     owner: str | None
     version: int
     state: str
@@ -93,9 +99,7 @@ class _Row(Value):
 class _PostgresLedger(Link):
     """The tables. It belongs to the writer's thread."""
 
-    holdings: Holdings = attrs.field(
-        default=attrs.Factory(lambda self: Holdings(self.lease_s), takes_self=True), init=False
-    )
+    holdings: Holdings
     _chains: dict[str, list[Entry]] = attrs.field(factory=dict, init=False)
     # Appends that the next statement writes, by run; those of one run follow on each other.
     _chars: int = attrs.field(default=0, init=False)
@@ -118,6 +122,8 @@ class _PostgresLedger(Link):
         """
         try:
             with self.holdings.transaction(), self.block(write=write, durability=durability):
+                if write:
+                    self._renew(self.holdings.renewable(), at_least_s=RENEWED * self.lease_s)
                 if write and len(runs) > 1:
                     self.lead(sql.LOCK_ALL, list(runs))
                 yield
@@ -134,6 +140,15 @@ class _PostgresLedger(Link):
         """Wait a little where the error will pass; return whether the same jobs shall be done again."""
         return isinstance(error, _NotAll) or self.waits(error)
 
+    def _renew(self, owners: Sequence[LoopOwner], *, at_least_s: float) -> None:
+        """Renew the leases of event loops, where they hold for fewer seconds, with the next statement."""
+        now = boot_clock()
+        due = [owner for owner in owners if owner.until - now < at_least_s]
+        if due:
+            self.lead(sql.RENEW, self.lease_s, [owner.name for owner in due])
+        for owner in due:
+            self.after_commit(partial(setattr, owner, "until", now + self.lease_s))
+
     def now(self) -> float:
         """Seconds since 1970 by the server's clock."""
         (now,) = self._ask(f"SELECT {NOW}")
@@ -141,7 +156,7 @@ class _PostgresLedger(Link):
 
     # Runs and their leases.
 
-    def create(self, opening: Opening, durability: Durability) -> tuple[Header, Lease]:
+    def create(self, opening: Opening, taker: Taker) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
         self._flush()
         header = opening.header
@@ -149,12 +164,12 @@ class _PostgresLedger(Link):
         row = None if is_alone else self._find(header.id)  # most are new: what they go on from is asked after that
         if row is None:
             header = self._in_session(header)
-            if (lease := self._insert(header, opening, durability)) is not None:
+            if (lease := self._insert(header, opening, taker)) is not None:
                 return header, lease
             row = self._row(header.id)
         stored = self._header(header.id, row.number)
         check_same_prompt(stored, header)
-        return stored, self._take(header.id, row, durability)
+        return stored, self.take(header.id, taker)
 
     def _in_session(self, header: Header) -> Header:
         last: Any = None
@@ -165,59 +180,99 @@ class _PostgresLedger(Link):
             raise without_history(header)
         return checked_session(header, last)
 
-    def _insert(self, header: Header, opening: Opening, durability: Durability) -> Lease | None:
+    def _insert(self, header: Header, opening: Opening, taker: Taker) -> Lease | None:
         """Insert a run, ours to drive, if its id is new."""
         names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
-        values = (*names, prompt_of(header), header.created_at, *opening.facts, self.worker, encode_header(header))
+        *facts, _paused = opening.facts
+        values = (*names, prompt_of(header), header.created_at, *facts, taker.owner.name, encode_header(header))
         if (inserted := self.execute(sql.INSERT, values).fetchone()) is None:
             return None
         number, token = inserted
         for start in range(0, len(opening.bodies), RECORDS):
             records = list(enumerate(opening.bodies[start : start + RECORDS], start + 1))
             self.execute(sql.INSERT_EVENTS, (number, *_columns(records)))
-        lease = Lease(run_id=header.id, token=token, version=opening.facts.version, durability=durability)
-        self.holdings.add(lease)
-        return lease
+        return self._held(Lease(run_id=header.id, token=token, version=opening.facts.version), taker)
 
-    def take(self, run_id: str, durability: Durability) -> Lease:
+    def take(self, run_id: str, taker: Taker, *, takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
         self._flush()
-        return self._take(run_id, self._row(run_id), durability)
+        row = self._row(run_id)
+        if not takeover and row.owner is not None and not self._is_dropped(run_id, row.owner):
+            if row.owner in self._living():
+                raise LeaseHeldError(f"run {run_id!r} is being driven by another worker; wait for it, or resume it")
+            gone, living, _company = self._ask(sql.OUTLOOK, self._outlook("", limit=0))
+            self._free_runs_of_the_dead(gone, living)
+            row = self._row(run_id)
+        (token,) = self._ask(sql.TAKE, (taker.owner.name, row.number))
+        facts = (token, row.version, row.crashes, row.alone, row.newest, row.cancelled)
+        return self._held(_lease(run_id, *facts), taker)
 
-    def _take(self, run_id: str, row: _Row, durability: Durability) -> Lease:
-        if self._is_driven(run_id, row.owner):
-            raise LeaseHeldError(f"run {run_id!r} is being driven by another worker; wait for it, or resume it")
-        crashes = row.crashes + (row.owner not in (None, self.worker))
-        (token,) = self._ask(sql.TAKE, (crashes, self.worker, row.number))
-        lease = Lease(
-            run_id=run_id,
-            token=token,
-            version=row.version,
-            durability=durability,
-            crashes=crashes,
-            newest=row.newest or 0,
-            cancelled=row.cancelled,
-        )
-        self.holdings.add(lease)
+    def claim(self, agent: str, limit: int, taker: Taker, *, suspects: bool) -> Claim:
+        """Take the leases of runs that a worker can move on now."""
+        self._flush()
+        gone, living, company = self._ask(sql.OUTLOOK, self._outlook(agent, limit=1))
+        if self._free_runs_of_the_dead(gone, living):
+            gone, living, company = self._ask(sql.OUTLOOK, self._outlook(agent, limit=1))
+        if suspects:
+            least, limit = company or 0, min(limit, half_of(company or 0))
+        else:
+            least = 0
+        rows = self.execute(sql.CLAIM, (agent, suspects, least, limit, taker.owner.name)).fetchall()
+        leases = [self._held(_lease(*row), taker) for row in rows]
+        return Claim(leases=tuple(leases), has_suspects=company is not None)
+
+    def _outlook(self, agent: str, *, limit: int) -> tuple[Any, ...]:
+        """Return the values of `sql.OUTLOOK`."""
+        return (self.outage.seconds, agent, True, 0, limit)
+
+    def _held(self, lease: Lease, taker: Taker) -> Lease:
+        """Hold a lease that was taken, and renew its owner's leases if that was not done lately."""
+        lease.term, lease.durability = taker.owner, taker.durability
+        if (before := self.holdings.lease_of(lease.run_id)) is not None:
+            self.after_commit(partial(self.holdings.lose, before))
+        self.holdings.add(lease, taker.owner)
+        now = boot_clock()
+        if taker.owner.until - now < self.lease_s / 2:
+            self.execute(sql.RENEW, (self.lease_s, [taker.owner.name]))
+            self.after_commit(partial(setattr, taker.owner, "until", now + self.lease_s))
         return lease
 
-    def _is_driven(self, run_id: str, owner: str | None, living: frozenset[str] | None = None) -> bool:
+    def _free_runs_of_the_dead(self, gone: Sequence[str], living: Sequence[str]) -> bool:
+        """Free the runs of owners that died, all of them at once: one of them may be what they died of.
+
+        Args:
+            gone: Owners whose leases have ended.
+            living: Other owners; of some it may be seen that they are dead.
+
+        Returns:
+            Whether there were any.
+        """
+        dead = [*gone, *[name for name in living if not self._is_ours(name) and Owner.parse(name).is_dead]]
+        for names in by_process(dead):
+            (company,) = self._ask(sql.COMPANY, (names,))
+            self.execute(sql.FREE, (company, int(company <= 1), names))
+        return bool(dead)
+
+    def _is_ours(self, owner: str) -> bool:
+        return owner.startswith(self.worker)
+
+    def _is_dropped(self, run_id: str, owner: str) -> bool:
+        """Whether the lease is ours, and whoever had it has thrown it away."""
+        return self._is_ours(owner) and self.holdings.lease_of(run_id) is None
+
+    def _is_driven(self, run_id: str, owner: str | None, living: frozenset[str]) -> bool:
         """Whether somebody who may be alive holds the lease. Of our own leases we know; others' end with their time."""
-        if owner is None:
-            return False
-        if owner == self.worker:
-            return self.holdings.is_held(run_id)
-        return owner in (self._living() if living is None else living)
+        return owner in living and not self._is_dropped(run_id, owner)
 
     def _living(self) -> frozenset[str]:
-        """Return the other workers whose leases have not ended, and of whom it cannot be seen that they are dead."""
-        names = [name for (name,) in self.execute(sql.LIVING, (self.worker, self.outage.seconds)).fetchall()]
-        return frozenset(name for name in names if not Owner.parse(name).is_dead)
+        """Return the owners whose leases have not ended, and of whom it cannot be seen that they are dead."""
+        names = [name for (name,) in self.execute(sql.LIVING, (self.outage.seconds,)).fetchall()]
+        return frozenset(name for name in names if self._is_ours(name) or not Owner.parse(name).is_dead)
 
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
         self.holdings.give_back(lease)
-        self._leaving.append((lease.run_id, lease.token, lease.seen, lease.seen_at))
+        self._leaving.append((lease.run_id, lease.token, owner_of(lease).name, lease.seen, lease.seen_at, lease.rest_s))
         return True
 
     # The journal.
@@ -253,7 +308,7 @@ class _PostgresLedger(Link):
             LeaseLostError: when we do not drive it any more.
         """
         row = self._find(lease.run_id)
-        if row is None or (row.owner, row.token) != (self.worker, lease.token):
+        if row is None or (row.owner, row.token) != (owner_of(lease).name, lease.token):
             self.after_commit(partial(self.holdings.lose, lease))
             raise lost(lease)
         self._tell(lease, row.newest, cancelled=row.cancelled)
@@ -269,7 +324,8 @@ class _PostgresLedger(Link):
                 raise _NotAll
         leaving, self._leaving = self._leaving, []
         if leaving:
-            self.execute(sql.LET_GO, (*_columns(leaving), self.worker))
+            ids = [run_id for run_id, *_rest in leaving]
+            self.execute(sql.LET_GO, (ids, *_columns(leaving), self.channel))
 
     def _held_up(self, chains: Chains) -> set[str]:
         """Return the ids of the runs that shall end, and whose inbox holds more that is due."""
@@ -283,19 +339,22 @@ class _PostgresLedger(Link):
 
     def _write(self, chains: Chains) -> set[str]:
         """Write appends, by one statement; return the ids of the runs whose appends were written."""
-        heads = [(run_id, chain[0].lease.token, chain[0].before, *chain[-1].facts) for run_id, chain in chains.items()]
+        heads = [
+            (run_id, chain[0].lease.token, owner_of(chain[0].lease).name, chain[0].before, *chain[-1].facts)
+            for run_id, chain in chains.items()
+        ]
         entries = [(run_id, entry) for run_id, chain in chains.items() for entry in chain]
         records = [
             (run_id, version, body)
             for run_id, entry in entries
             for version, body in enumerate(entry.bodies, entry.before + 1)
         ]
-        values = [*_columns(heads), self.worker, *_columns(records)]
+        values = [*_columns(heads), *_columns(records), self.channel]
         if struck := [(run_id, number) for run_id, entry in entries for number in entry.taken]:
             rows = self.execute(sql.STRIKE + sql.APPEND, [*_columns(struck), *values]).fetchall()
         else:
             rows = self.execute(sql.APPEND, values).fetchall()
-        for run_id, newest, cancelled in rows:
+        for run_id, newest, cancelled, _told in rows:
             self._tell(chains[run_id][0].lease, newest, cancelled=cancelled)
         return {run_id for run_id, *_news in rows}
 
@@ -323,6 +382,7 @@ class _PostgresLedger(Link):
         check_in_time(run_id, post.before, now)
         is_cancel = isinstance(item, Cancel)
         self.execute(sql.POST, (row.number, number, post.key, post.text, is_cancel, post.due_at))
+        self.execute(sql.POSTED, (post.due_at, row.number, self.channel))
         self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))
         return Posted(number=number, key=post.key, item=item)
 
@@ -352,11 +412,9 @@ class _PostgresLedger(Link):
         values: dict[str, Any] = dict(zip(LISTED, facts, strict=True))
         return summary_from(values, driven=self._is_driven(values["id"], owner, living))
 
-    def due(self, agent: str, limit: int) -> tuple[str, ...]:
-        """Return the ids of runs that a worker can move on now."""
-        held = [run_id for run_id, _held in self.holdings if self.holdings.is_held(run_id)]
-        rows = self.execute(sql.IN_REACH, (agent, list(self._living()), self.worker, held, limit)).fetchall()
-        return tuple([run_id for (run_id,) in rows])
+    def watch(self, run_ids: Sequence[str], seconds: float) -> None:
+        """Have appends to these runs announced for a while."""
+        self.execute(sql.WATCH, (seconds, list(run_ids)))
 
     # The end of runs.
 
@@ -417,20 +475,21 @@ class _PostgresLedger(Link):
         """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
         with self.transaction(write=True, durability="normal"):
             held = list(self.holdings)
-            self._drop([(run_id, each.token) for run_id, each in held if each.lease() is None])
+            self._drop([(run_id, each) for run_id, each in held if each.lease() is None])
             rows = self.execute(sql.RENEWED, ([run_id for run_id, _each in held],)).fetchall()
-            news = {(run_id, token): row for run_id, token, owner, *row in rows if owner == self.worker}
+            news = {(run_id, token, owner): row for run_id, token, owner, *row in rows}
             for run_id, each in held:
-                self._renewed(run_id, each, news.get((run_id, each.token)))
+                self._renewed(run_id, each, news.get((run_id, each.token, each.owner.name)))
 
-    def _drop(self, leases: Sequence[tuple[str, int]]) -> None:
+    def _drop(self, leases: Sequence[tuple[str, Held]]) -> None:
         """Let go of leases of which nobody knows any more, but of none whose row somebody else has locked.
 
         They are in no hurry, and to wait for one would cost those that are held.
         """
         if leases:
-            ids = [run_id for run_id, _token in leases]
-            self.execute(sql.LET_GO_UNLOCKED, (*_columns([(*each, 0, 0.0) for each in leases]), self.worker, ids))
+            ids = [run_id for run_id, _held in leases]
+            leaving = [(run_id, held.token, held.owner.name, 0, 0.0, 0.0) for run_id, held in leases]
+            self.execute(sql.LET_GO_UNLOCKED, (ids, *_columns(leaving), ids, self.channel))
 
     def _renewed(self, run_id: str, held: Held, news: Sequence[Any] | None) -> None:
         lease = held.lease()
@@ -455,10 +514,12 @@ class _PostgresLedger(Link):
         try:
             if self._has_written:
                 with self.transaction(write=True, durability="normal"):
-                    self._drop([(run_id, each.token) for run_id, each in self.holdings])
-                    self.execute("DELETE FROM workers WHERE name = %s", (self.worker,))
+                    self._drop(list(self.holdings))
+                    self.execute("DELETE FROM workers WHERE starts_with(name, %s)", (self.worker,))
         finally:
             self._has_written = False
+            for owner in self.holdings.owners():
+                owner.until = 0.0
             self.holdings.clear()
             self.shut()
 
@@ -480,6 +541,20 @@ class _PostgresLedger(Link):
         row = self.execute(statement, parameters).fetchone()
         assert row is not None  # noqa: S101  see above
         return row
+
+
+def _lease(run_id: str, *facts: Any) -> Lease:
+    """Return the lease of a run from its token, version, crashes, those alone, newest inbox number and cancellation."""
+    token, version, crashes, alone, newest, cancelled = facts
+    return Lease(
+        run_id=run_id,
+        token=token,
+        version=version,
+        crashes=alone if crashes else 0,
+        is_suspect=crashes > 1,
+        newest=newest or 0,
+        cancelled=cancelled,
+    )
 
 
 def _follows(entry: Entry, other: Entry) -> bool:
@@ -506,9 +581,9 @@ def _check_patience_s(_store: object, _attribute: object, value: float) -> None:
 class PostgresStore(ThreadedStore[_PostgresLedger]):
     """Keeps journals in a PostgreSQL database that any number of workers on any machines may share.
 
-    A lease lasts `lease_s` seconds and is renewed by the store's thread, so a blocked event loop loses none. When an
-    owner is killed its runs may be taken at once by another process of its machine that can see that it is dead, else
-    when the lease ends. All times are the server's.
+    A lease lasts `lease_s` seconds and is renewed by the store's thread, as long as the event loop of its owner does
+    not stand still for more than `blocked_s` seconds. When an owner is killed its runs may be taken at once by another
+    process of its machine that can see that it is dead, else when the lease ends. All times are the server's.
 
     A connection that is lost (a restart, a failover) is made again, and callers notice only the time that it takes, up
     to `patience_s`. One whose server is silent for 20 seconds counts as lost. A commit whose reply was lost is looked
@@ -522,6 +597,7 @@ class PostgresStore(ThreadedStore[_PostgresLedger]):
         schema: Where the tables are: made at first use, which takes the right to create in the database; who may not do
             that needs an empty schema of this name.
         lease_s: Seconds, up to 3,600: how long a worker that vanished keeps others waiting.
+        blocked_s: Seconds above 0: how long an event loop that stands still keeps its runs.
         patience_s: Seconds that a server which was reached before may be away until callers are told.
     """
 
@@ -543,4 +619,5 @@ class PostgresStore(ThreadedStore[_PostgresLedger]):
             worker=str(Owner.here()),
             lease_s=self.lease_s,
             patience_s=self.patience_s,
+            holdings=Holdings(self.lease_s, self.blocked_s),
         )

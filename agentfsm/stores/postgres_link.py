@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from hashlib import md5
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import attrs
@@ -170,6 +171,8 @@ class Tables(Value):
     names: frozenset[str]
     statements: str
     # Make them in an empty schema.
+    upgrades: Mapping[int, str]
+    # By version: what makes the next one of it.
 
 
 @attrs.frozen
@@ -242,11 +245,16 @@ class Link:
 
     def lead(self, sql: str, *parameters: Any) -> None:
         """Have a statement run before the first of the transaction, and be sent with it."""
-        self._begin, self._given = f"{self._begin}{sql};", parameters
+        self._begin, self._given = f"{self._begin}{sql};", (*self._given, *parameters)
 
     def after_commit(self, act: Callable[[], None]) -> None:
         """Do something once the transaction is committed; never when it is rolled back."""
         self._after.append(act)
+
+    @property
+    def channel(self) -> str:
+        """The channel on which the stores of this schema announce changes."""
+        return f"agentfsm_{md5(self.schema.encode(), usedforsecurity=False).hexdigest()}"
 
     @contextmanager
     def block(self, *, write: bool, durability: Durability) -> Iterator[None]:
@@ -406,20 +414,20 @@ class Link:
         db.adapters.register_loader("text", _PlainText)
         self._db = db
         try:
-            if self._is_new():
+            if self._version() < self.tables.version:
                 self._create()
         except BaseException:
             self.shut()
             raise
         self._has_connected = True
 
-    def _is_new(self) -> bool:
-        """Check that the schema is ours, before anything is changed in it."""
+    def _version(self) -> int:
+        """Return the version of the tables, 0 where there are none, if the schema is ours; nothing is changed."""
         names, encoding = self.execute(_LOOK, (f'"{self.schema}"',)).fetchone() or ((), "")
         if encoding != "UTF8":
             raise StoreError(f"{self.address} keeps text as {encoding}: make a database with ENCODING 'UTF8'")
         if not names:
-            return True
+            return 0
         if "layout" not in names:
             raise StoreError(
                 f"{self.address} has a schema {self.schema!r} with the tables of another program: give another schema; "
@@ -436,12 +444,18 @@ class Link:
                 f"{self.address}, schema {self.schema!r}, lacks the tables {', '.join(sorted(missing))}: restore a "
                 "backup",
             )
-        return False
+        return int(found or self.tables.version)
 
     def _create(self) -> None:
+        """Make the tables, or bring older ones up to date."""
         self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {self._limits()}"
         self.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATION,))
-        if self._is_new():  # no other worker was first
+        version = self._version()  # again: another worker may have been first
+        if version:
+            for number in range(version, self.tables.version):
+                self.execute(self.tables.upgrades[number])
+            self.execute("UPDATE layout SET version = %s", (self.tables.version,))
+        else:
             if self.execute("SELECT to_regnamespace(%s) IS NULL", (f'"{self.schema}"',)).fetchone() == (True,):
                 self.execute(f'CREATE SCHEMA "{self.schema}"')  # with IF NOT EXISTS it asks for rights also where it is
             self.execute(self.tables.statements)

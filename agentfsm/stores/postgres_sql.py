@@ -14,15 +14,50 @@ from agentfsm.stores.threaded import MAX_LEASE_S
 KEPT_S: Final = 7 * 86_400
 # Seconds that a worker is remembered after its end, for people who look what happened.
 
+# Columns and indexes that came with version 2.
+_LEASE_COLUMNS: Final = """
+            alone       bigint NOT NULL DEFAULT 0,      -- of the crashes, owners that drove no other run
+            company     bigint NOT NULL DEFAULT 0,      -- runs that the last of them drove, this one included
+            suspect     boolean NOT NULL DEFAULT false, -- whether it is claimed apart from others
+            ready_at    float8,                         -- since or from when a worker may claim it; NULL while driven
+            watched_until float8                        -- until when appends are announced to who watches the run
+"""
+_LEASE_INDEXES: Final = """
+        CREATE INDEX runs_ready ON runs (agent, suspect, ready_at, number) WHERE ready_at IS NOT NULL;
+        CREATE INDEX runs_by_owner ON runs (owner) WHERE owner IS NOT NULL;
+"""
+
+
+def _columns(text: str) -> list[str]:
+    """Return the columns of a table's definition, without the comments on them."""
+    lines = [line.partition("--")[0].strip().rstrip(",") for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+def _ready_at(seen: str, seen_at: str, rest: str) -> str:
+    """Return when a worker may claim a run that nobody drives, as an expression: NULL for never."""
+    return f"""
+        CASE WHEN runs.over OR runs.parent IS NOT NULL THEN NULL
+             WHEN NOT runs.waiting THEN greatest({NOW}, {rest})
+             ELSE (
+                 SELECT CASE WHEN min(at) IS NOT NULL THEN greatest(min(at), {rest}) END FROM (
+                     SELECT runs.wakes_at AS at
+                     UNION ALL
+                     SELECT coalesce(due_at, {NOW}) FROM inbox
+                     WHERE run = runs.number AND NOT taken AND (number > {seen} OR due_at > {seen_at})) AS times)
+        END"""  # noqa: S608  of our own names, as all below
+
+
 TABLES: Final = Tables(
-    version=1,
+    version=2,
     names=frozenset({"layout", "workers", "runs", "events", "inbox"}),
     # No index holds a column that changes with each append: so an update stays on its page and touches no index. For
     # that the pages have room to spare, too.
-    statements="""
+    statements=f"""
         CREATE TABLE layout (version integer NOT NULL);
 
-        -- The store objects that drive runs. All their leases are renewed by the one row, in each transaction.
+        -- The store objects that drive runs, and behind their names the event loops that own leases: all leases of a
+        -- loop are renewed by its one row.
         CREATE TABLE workers (
             name  text PRIMARY KEY,
             until float8 NOT NULL,  -- the end of its leases, seconds since 1970 by the server's clock
@@ -52,16 +87,17 @@ TABLES: Final = Tables(
             version     bigint NOT NULL,   -- events in the journal
             tokens      bigint NOT NULL,
             token       bigint NOT NULL,   -- the fencing token: grows with each owner, and is given once
-            crashes     bigint NOT NULL,   -- owners that never gave it back, since it finished a turn
-            owner       text,              -- the worker that drives the run; NULL for nobody
+            crashes     bigint NOT NULL,   -- owners that died, since it finished a turn or was paused
+            owner       text,              -- the event loop that drives the run; NULL for nobody
             seen        bigint NOT NULL,   -- the newest inbox number that its last owner had looked at
-            seen_at     float8 NOT NULL    -- when one last looked for timers
+            seen_at     float8 NOT NULL,   -- when one last looked for timers
+            {_LEASE_COLUMNS}
         ) WITH (fillfactor = 80);
         CREATE INDEX runs_by_time ON runs (created_at, number);
         CREATE INDEX runs_by_session ON runs (session, number) WHERE session IS NOT NULL;
         CREATE INDEX runs_by_after ON runs (after) WHERE after IS NOT NULL;
         CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL;
-        CREATE INDEX runs_open ON runs (agent) WHERE NOT over;
+        {_LEASE_INDEXES}
 
         -- The journal; entry 0 is the header. JSON as text: jsonb refuses what JSON allows, and keeps no order.
         CREATE TABLE events (
@@ -85,6 +121,14 @@ TABLES: Final = Tables(
         );
         CREATE INDEX inbox_open ON inbox (run, number) WHERE NOT taken;
     """,
+    upgrades={
+        1: f"""
+        DROP INDEX runs_open;
+        ALTER TABLE runs {", ".join(f"ADD COLUMN {line}" for line in _columns(_LEASE_COLUMNS))};
+        UPDATE runs SET ready_at = {_ready_at("runs.seen", "runs.seen_at", "0")} WHERE owner IS NULL;
+        {_LEASE_INDEXES}
+        """,  # noqa: S608
+    },
 )
 
 NEWS: Final = """
@@ -92,8 +136,8 @@ NEWS: Final = """
     EXISTS (SELECT FROM inbox WHERE run = runs.number AND NOT taken AND cancel) AS cancelled
 """
 FIND: Final = f"""
-SELECT number, token, crashes, owner, version, state, stop_reason, {NEWS} FROM runs WHERE id = %s
-"""  # noqa: S608  of our own names, as all below
+SELECT number, token, crashes, alone, owner, version, state, stop_reason, {NEWS} FROM runs WHERE id = %s
+"""  # noqa: S608
 LOCK: Final = f"{FIND} FOR NO KEY UPDATE OF runs"
 LOCK_ALL: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE"
 LOCK_SESSION: Final = "SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' ' || %s, 0))"
@@ -116,19 +160,71 @@ INSERT_EVENTS: Final = """
 INSERT INTO events (run, version, body)
 SELECT %s, new.version, new.body FROM unnest(%s::bigint[], %s::text[]) AS new (version, body)
 """
-TAKE: Final = "UPDATE runs SET token = nextval('tokens'), crashes = %s, owner = %s WHERE number = %s RETURNING token"
-LET_GO: Final = """
-UPDATE runs
-SET owner = NULL, seen = greatest(runs.seen, gone.seen), seen_at = greatest(runs.seen_at, gone.seen_at)
-FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::float8[]) AS gone (id, token, seen, seen_at)
-WHERE runs.id = gone.id AND runs.token = gone.token AND runs.owner = %s
+TAKE: Final = """
+UPDATE runs SET token = nextval('tokens'), owner = %s, ready_at = NULL WHERE number = %s RETURNING token
 """
-LET_GO_UNLOCKED: Final = f"""
-{LET_GO} AND runs.number IN (SELECT number FROM runs WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED)
+RENEW: Final = f"""
+INSERT INTO workers (name, until, mark) SELECT name, {NOW} + %s, 0 FROM unnest(%s::text[]) AS owner (name)
+ON CONFLICT (name) DO UPDATE SET until = excluded.until
 """  # noqa: S608
-LIVING: Final = f"""
-SELECT name FROM workers WHERE name <> %s AND until > {NOW} - %s AND until <= {NOW} + {MAX_LEASE_S}
+_LIVES: Final = f"until > {NOW} - %s AND until <= {NOW} + {MAX_LEASE_S}"
+LIVING: Final = f"SELECT name FROM workers WHERE {_LIVES}"  # noqa: S608
+_OLDEST: Final = f"""
+FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND company >= %s ORDER BY ready_at, number LIMIT %s
+"""
+# Owners of runs whose leases have ended, the other owners, and the company of the first suspect. The index of owners
+# has an entry for each run, and only the first of each name is looked at.
+OUTLOOK: Final = f"""
+WITH RECURSIVE owners (name) AS (
+    SELECT min(owner) FROM runs WHERE owner IS NOT NULL
+    UNION ALL SELECT (SELECT min(owner) FROM runs WHERE owner > name) FROM owners WHERE name IS NOT NULL),
+found AS (
+    SELECT name, coalesce({_LIVES}, false) AS lives FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT NULL)
+SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM found WHERE lives),
+       (SELECT company {_OLDEST})
 """  # noqa: S608
+# Rows that somebody else has locked are being decided on: they are left for the next claim.
+CLAIM: Final = f"""
+WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST} FOR NO KEY UPDATE SKIP LOCKED),
+taken AS (
+    UPDATE runs SET token = nextval('tokens'), owner = %s, ready_at = NULL FROM found WHERE runs.number = found.number
+    RETURNING runs.id, runs.number, runs.token, runs.version, runs.crashes, runs.alone, found.ready_at AS since)
+SELECT id, token, version, crashes, alone, {NEWS} FROM taken AS runs ORDER BY since, number
+"""  # noqa: S608
+# Runs of agents that are called belong to the runs of their callers.
+COMPANY: Final = """
+SELECT count(*) FILTER (WHERE parent IS NULL)
+FROM (SELECT parent FROM runs WHERE owner = ANY(%s) ORDER BY number FOR NO KEY UPDATE) AS held
+"""
+FREE: Final = f"""
+UPDATE runs
+SET owner = NULL, ready_at = {_ready_at("runs.seen", "runs.seen_at", "0")}, suspect = crashes >= 1, company = %s,
+    alone = CASE WHEN crashes > 0 THEN alone ELSE 0 END + %s, crashes = crashes + 1
+WHERE owner = ANY(%s)
+"""  # noqa: S608
+# What may be claimed at once is announced. Locked in a statement of its own: see DUE_NUMBERS.
+_LET_GO: Final = f"""
+WITH left_alone AS (
+    UPDATE runs
+    SET owner = NULL, suspect = crashes > 1, seen = greatest(runs.seen, gone.seen),
+        seen_at = greatest(runs.seen_at, gone.seen_at),
+        ready_at = {
+    _ready_at(
+        "greatest(runs.seen, gone.seen)",
+        "greatest(runs.seen_at, gone.seen_at)",
+        f"CASE WHEN gone.rest_s > 0 THEN {NOW} + gone.rest_s ELSE 0 END",
+    )
+}
+    FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::float8[], %s::float8[])
+         AS gone (id, token, owner, seen, seen_at, rest_s)
+    WHERE runs.id = gone.id AND runs.token = gone.token AND runs.owner = gone.owner {{more}}
+    RETURNING runs.agent, runs.ready_at)
+SELECT pg_notify(%s, md5('agent:' || agent)) FROM left_alone WHERE ready_at <= {NOW} GROUP BY agent
+"""  # noqa: S608
+LOCK_LEAVING: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE"
+LET_GO: Final = f"{LOCK_LEAVING}; {_LET_GO.format(more='')}"
+_UNLOCKED: Final = "AND runs.number IN (SELECT number FROM runs WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED)"
+LET_GO_UNLOCKED: Final = f"{LOCK_LEAVING} SKIP LOCKED; {_LET_GO.format(more=_UNLOCKED)}"
 # What may not end over its inbox is locked before a look into that, in a statement of its own: whoever posts holds the
 # lock on the run, and a statement sees what was committed before it began, not before it got its locks.
 DUE_NUMBERS: Final = f"""
@@ -146,17 +242,18 @@ WITH written AS (
     UPDATE runs
     SET state = new.state, stop_reason = new.stop_reason, waiting = new.waiting, wakes_at = new.wakes_at,
         turn = new.turn, version = new.version, tokens = new.tokens, updated_at = new.updated_at,
-        crashes = CASE WHEN runs.turn = new.turn THEN runs.crashes ELSE 0 END
-    FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::boolean[], %s::float8[],
-                %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[])
-         AS new (id, token, before, state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at)
-    WHERE runs.id = new.id AND runs.owner = %s AND runs.token = new.token AND runs.version = new.before
-    RETURNING runs.id, runs.number),
+        crashes = CASE WHEN runs.turn = new.turn AND NOT new.paused THEN runs.crashes ELSE 0 END
+    FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::boolean[], %s::float8[],
+                %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::boolean[])
+         AS new (id, token, owner, before, state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,
+                 paused)
+    WHERE runs.id = new.id AND runs.owner = new.owner AND runs.token = new.token AND runs.version = new.before
+    RETURNING runs.id, runs.number, runs.watched_until),
 recorded AS (
     INSERT INTO events (run, version, body)
     SELECT written.number, new.version, new.body
     FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS new (id, version, body) JOIN written USING (id))
-SELECT id, {NEWS} FROM written AS runs
+SELECT id, {NEWS}, CASE WHEN watched_until > {NOW} THEN pg_notify(%s, md5('run:' || id)) END FROM written AS runs
 """  # noqa: S608
 RENEWED: Final = f"SELECT id, token, owner, {NEWS} FROM runs WHERE id = ANY(%s)"  # noqa: S608
 EVENTS: Final = "SELECT version, body FROM events WHERE run = %s AND (version = 0 OR version > %s) ORDER BY version"
@@ -169,18 +266,15 @@ FROM (VALUES (1)) AS one LEFT JOIN inbox AS first ON first.run = %s AND first.ke
 POST: Final = """
 INSERT INTO inbox (run, number, key, item, cancel, due_at, taken) VALUES (%s, %s, %s, %s, %s, %s, false)
 """
+POSTED: Final = f"""
+WITH woken AS (
+    UPDATE runs SET ready_at = least(ready_at, coalesce(%s, {NOW}))
+    WHERE number = %s AND owner IS NULL AND parent IS NULL RETURNING agent, ready_at)
+SELECT pg_notify(%s, md5('agent:' || agent)) FROM woken WHERE ready_at <= {NOW}
+"""  # noqa: S608
+WATCH: Final = f"UPDATE runs SET watched_until = {NOW} + %s WHERE id = ANY(%s)"  # noqa: S608
 LIST: Final = f"SELECT {', '.join(LISTED)}, owner FROM runs".replace("user", '"user"')  # noqa: S608
 NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT %s"
-IN_REACH: Final = f"""
-SELECT id FROM runs
-WHERE agent = %s AND NOT over AND parent IS NULL
-  AND (NOT waiting OR wakes_at <= {NOW} OR EXISTS (
-      SELECT FROM inbox
-      WHERE run = runs.number AND NOT taken
-        AND ((due_at IS NULL AND number > seen) OR (due_at <= {NOW} AND (number > seen OR due_at > seen_at)))))
-  AND (owner IS NULL OR NOT (owner = ANY(%s) OR (owner = %s AND id = ANY(%s))))
-ORDER BY updated_at, number LIMIT %s
-"""  # noqa: S608
 BELOW: Final = """
 WITH RECURSIVE below (number, id) AS (
     SELECT number, id FROM runs WHERE id = ANY(%s)

@@ -10,7 +10,10 @@
 --   followers:ID  zset  the runs that go on from it, by number
 --   below:ID      zset  the runs whose caller it is, by number
 --   session:NAME  zset  the runs of a session, by number
---   agent:NAME    zset  the runs of an agent that are not over and have no caller, by the time of their last event
+--   ready:NAME    zset  the runs of an agent that a worker may claim, by since or from when
+--   suspects:NAME zset  those of them whose owners died twice or more; they are claimed apart from the others
+--   workers       hash  the event loops that own leases, and until when: a loop's leases end together
+--   held:WORKER   zset  the runs that an event loop drives, by the number of their lease
 --   runs          zset  all runs, by the time of their creation
 --   ending        zset  the runs that will expire, by when
 --   done:QUESTION       how many runs a deletion has removed, for an hour: the answer may be lost on its way
@@ -22,16 +25,16 @@ local DIGITS = 16
 local PAGE = 500 -- runs looked at in one call: so other clients wait for milliseconds only
 local CHUNK = 1000 -- arguments of one command: Lua passes 8,000 at most
 local KEPT_S = 3600 -- of an answer that may be asked for again
-local SCHEMA = 1
+local SCHEMA = 2
 local FINAL = { done = true, error = true }
 local KINDS = { 'run', 'journal', 'inbox', 'open', 'followers', 'below' }
 local FIELDS = {
-  'number', 'token', 'crashes', 'owner', 'until', 'version', 'state', 'stop_reason', 'turn', 'waiting', 'wakes_at',
-  'seen', 'seen_at', 'updated_at', 'agent', 'session', 'user', 'after', 'parent',
+  'number', 'token', 'crashes', 'alone', 'company', 'owner', 'claim', 'version', 'state', 'stop_reason', 'turn',
+  'waiting', 'wakes_at', 'ready_at', 'seen', 'seen_at', 'updated_at', 'agent', 'session', 'user', 'after', 'parent',
 }
 
 local call = redis.call
-local prefix, owner, lease_s, longest_s, ttl_s, outage_s, again, question, operation = unpack(ARGV, 1, 9)
+local prefix, worker, lease_s, longest_s, ttl_s, outage_s, again, question, operation = unpack(ARGV, 1, 9)
 local place = 9
 
 local function argument()
@@ -110,18 +113,19 @@ local function last_of(session)
   end
 end
 
-local function is_driven(run, free)
-  if not run.owner or free[run.token] then
-    return false
-  end
-  if run.owner == owner then -- of its own leases whoever asks knows, also of those that have ended
-    return true
-  end
-  local left_s = run['until'] - now
+-- Return whether the leases of an owner hold.
+local function lives(owner)
+  local ends = call('HGET', prefix .. 'workers', owner)
+  local left_s = ends and ends - now or -math.huge
   return left_s > -outage_s and left_s <= tonumber(longest_s) -- more than that: the server's clock went back
 end
 
-local function is_mine(run, token)
+-- `free` has tokens of leases, and names of owners, of which whoever asks knows that they are no more.
+local function is_driven(run, free)
+  return run.owner and not free[run.token] and not free[run.owner] and lives(run.owner)
+end
+
+local function is_mine(run, owner, token)
   return run and run.owner == owner and run.token == token
 end
 
@@ -221,7 +225,11 @@ local function remove(runs)
     end
     call('ZREM', prefix .. 'runs', run.entry)
     call('ZREM', prefix .. 'ending', run.entry)
-    call('ZREM', key('agent', run.agent), run.entry)
+    call('ZREM', key('ready', run.agent), run.entry)
+    call('ZREM', key('suspects', run.agent), run.entry)
+    if run.owner then
+      call('ZREM', key('held', run.owner), run.entry)
+    end
     if run.session then
       call('ZREM', key('session', run.session), run.entry)
     end
@@ -236,12 +244,12 @@ end
 
 -- Return how many this very question has removed already, if it was asked before.
 local function recalled()
-  return again == '1' and tonumber(call('GET', key('done', owner .. ' ' .. question)) or nil) or 0
+  return again == '1' and tonumber(call('GET', key('done', worker .. ' ' .. question)) or nil) or 0
 end
 
 local function removed(count, more)
   if count > 0 then
-    call('SET', key('done', owner .. ' ' .. question), count, 'EX', KEPT_S)
+    call('SET', key('done', worker .. ' ' .. question), count, 'EX', KEPT_S)
   end
   return { 'removed', count, more }
 end
@@ -284,11 +292,104 @@ end
 
 -- Leases.
 
-local function hand_over(run)
+-- Return when a worker may claim a run that nobody drives; nil for never.
+local function ready_at(run, seen, seen_at, rest_s)
+  if FINAL[run.state] or run.parent then
+    return nil
+  end
+  local at = run.waiting == '0' and now or tonumber(run.wakes_at or '')
+  if run.waiting ~= '0' then
+    each_open(run.id, function(number, post)
+      local _, due_at = is_due(post)
+      if number > tonumber(seen) or (due_at and due_at > tonumber(seen_at)) then
+        at = math.min(at or math.huge, due_at or now)
+      end
+    end)
+  end
+  return at and tonumber(rest_s) > 0 and math.max(at, now + rest_s) or at
+end
+
+local function set_ready(run, at, is_suspect)
+  if at then
+    local text = string.format('%.17g', at)
+    call('HSET', key('run', run.id), 'ready_at', text)
+    call('ZADD', key(is_suspect and 'suspects' or 'ready', run.agent), text, run.entry)
+  end
+end
+
+local function clear_ready(run)
+  call('HDEL', key('run', run.id), 'ready_at')
+  call('ZREM', key('ready', run.agent), run.entry)
+  call('ZREM', key('suspects', run.agent), run.entry)
+end
+
+local function renew(owner)
+  call('HSET', prefix .. 'workers', owner, after_now(lease_s))
+end
+
+local function lease(run, token)
+  local alone = tonumber(run.crashes) > 0 and tonumber(run.alone or 0) or 0
+  return { token, run.version, alone, tonumber(run.crashes) > 1 and 1 or 0, newest_open(run.id), is_cancelled(run.id) and 1 or 0 }
+end
+
+local function hand_over(run, owner, claim)
   local token = call('INCR', prefix .. 'count')
-  local crashes = run.crashes + ((run.owner and run.owner ~= owner) and 1 or 0)
-  call('HSET', key('run', run.id), 'token', token, 'crashes', crashes, 'owner', owner, 'until', after_now(lease_s))
-  return { 'taken', tostring(token), run.version, crashes, newest_open(run.id), is_cancelled(run.id) and 1 or 0 }
+  if run.owner then
+    call('ZREM', key('held', run.owner), run.entry)
+  end
+  if run.agent then
+    clear_ready(run)
+  end
+  call('HSET', key('run', run.id), 'token', token, 'owner', owner, 'claim', claim or '')
+  call('ZADD', key('held', owner), token, run.entry)
+  renew(owner)
+  return lease(run, tostring(token))
+end
+
+local function let_go(run)
+  call('HDEL', key('run', run.id), 'owner') -- first: it is granted also where there is no memory left
+  call('ZREM', key('held', run.owner), run.entry)
+end
+
+-- Return the process that an owner is of; of one that says nothing of it, its own name.
+local function process_of(owner)
+  return string.match(owner, '^(%S+ %S+ [1-9]%d* %d+) %S+$') or owner
+end
+
+-- Free the runs of owners that died, all of them at once: one of them may be what they died of.
+local function free_runs_of_the_dead(free)
+  local groups = {}
+  local ends = call('HKEYS', prefix .. 'workers')
+  for _, owner in ipairs(ends) do
+    if free[owner] or not lives(owner) then
+      local process = process_of(owner)
+      groups[process] = groups[process] or {}
+      table.insert(groups[process], owner)
+    end
+  end
+  for _, owners in pairs(groups) do
+    local runs, company = {}, 0
+    for _, owner in ipairs(owners) do
+      for _, entry in ipairs(call('ZRANGE', key('held', owner), 0, -1)) do
+        local run = named(key('held', owner), entry)
+        if run and run.owner == owner then
+          runs[#runs + 1] = run
+          company = company + (run.parent and 0 or 1) -- runs of agents that are called belong to their callers'
+        end
+      end
+    end
+    for _, run in ipairs(runs) do
+      let_go(run)
+      local before = tonumber(run.crashes)
+      local alone = (before > 0 and tonumber(run.alone or 0) or 0) + (company <= 1 and 1 or 0)
+      call('HSET', key('run', run.id), 'crashes', before + 1, 'alone', alone, 'company', company)
+      set_ready(run, ready_at(run, run.seen, run.seen_at, 0), before >= 1)
+    end
+    for _, owner in ipairs(owners) do
+      call('HDEL', prefix .. 'workers', owner)
+      call('DEL', key('held', owner))
+    end
+  end
 end
 
 -- The journal.
@@ -316,7 +417,7 @@ function operations.now()
 end
 
 function operations.create()
-  local id, last, fields, records = argument(), argument(), arguments(), arguments()
+  local id, owner, last, fields, records = argument(), argument(), argument(), arguments(), arguments()
   if find(id) then
     return { 'exists', call('LINDEX', key('journal', id), 0) }
   end
@@ -334,8 +435,6 @@ function operations.create()
   call('ZADD', prefix .. 'runs', run.created_at, run.entry)
   if run.parent then
     call('ZADD', key('below', run.parent), number, run.entry)
-  elseif not FINAL[run.state] then
-    call('ZADD', key('agent', run.agent), run.updated_at, run.entry)
   end
   if run.session then
     call('ZADD', key('session', run.session), number, run.entry)
@@ -343,50 +442,115 @@ function operations.create()
   if run.after then
     call('ZADD', key('followers', run.after), number, run.entry)
   end
-  call('HSET', key('run', id), 'number', run.number, 'seen', 0, 'seen_at', 0, unpack(fields))
+  call('HSET', key('run', id), 'number', run.number, 'crashes', 0, 'seen', 0, 'seen_at', 0, unpack(fields))
   call('SETNX', prefix .. 'schema', SCHEMA)
   write(id, records)
   keep(run)
-  return hand_over(run)
+  return { 'taken', unpack(hand_over(run, owner)) }
 end
 
 function operations.take()
-  local id, free = argument(), set_of(arguments())
+  local id, owner, takeover, free = argument(), argument(), argument(), set_of(arguments())
   local run = find(id)
   if not run then
     return { 'gone' }
   end
-  return is_driven(run, free) and driven(run) or hand_over(run)
+  if run.owner and takeover == '0' and not free[run.token] then
+    if is_driven(run, free) then
+      return driven(run)
+    end
+    free_runs_of_the_dead(free)
+    run = find(id)
+  end
+  return { 'taken', unpack(hand_over(run, owner)) }
+end
+
+-- Return the leases that this very question has taken already, if it was asked before.
+local function claimed_before(owner)
+  local leases = {}
+  for _, entry in ipairs(again == '1' and call('ZRANGE', key('held', owner), 0, -1) or {}) do
+    local run = named(key('held', owner), entry)
+    if run and run.claim == question then
+      leases[#leases + 1] = { run.id, unpack(lease(run, run.token)) }
+    end
+  end
+  return leases
+end
+
+function operations.claim()
+  local agent, owner, limit, suspects = argument(), argument(), tonumber(argument()), argument() == '1'
+  local free = set_of(arguments())
+  local leases = claimed_before(owner)
+  if #leases > 0 then
+    return { 'claimed', 1, leases }
+  end
+  free_runs_of_the_dead(free)
+  local first = call('ZRANGEBYSCORE', key('suspects', agent), '-inf', after_now(0), 'LIMIT', 0, 1)[1]
+  first = first and named(key('suspects', agent), first)
+  local index, least = key(suspects and 'suspects' or 'ready', agent), 0
+  if suspects and first then
+    least = tonumber(first.company)
+    limit = math.min(limit, math.max(1, math.floor(least / 2)))
+  end
+  local most = suspects and PAGE or math.min(limit, PAGE)
+  for _, entry in ipairs(call('ZRANGEBYSCORE', index, '-inf', after_now(0), 'LIMIT', 0, most)) do
+    local run = #leases < limit and named(index, entry)
+    if run and tonumber(run.company or 0) >= least then
+      leases[#leases + 1] = { run.id, unpack(hand_over(run, owner, question)) }
+    end
+  end
+  return { 'claimed', first and 1 or 0, leases }
 end
 
 function operations.release()
-  local id, token, seen, seen_at = argument(), argument(), argument(), argument()
+  local id, owner, token, seen, seen_at, rest_s = argument(), argument(), argument(), argument(), argument(), argument()
   local run = find(id)
-  if is_mine(run, token) then
-    call('HDEL', key('run', id), 'owner', 'until') -- first: it is granted also where there is no memory left
-    call('HSET', key('run', id), 'seen', math.max(run.seen, seen), 'seen_at', math.max(run.seen_at, seen_at))
+  if is_mine(run, owner, token) then
+    let_go(run)
+    seen, seen_at = math.max(run.seen, seen), math.max(run.seen_at, seen_at)
+    call('HSET', key('run', id), 'seen', seen, 'seen_at', string.format('%.17g', seen_at))
+    local at = ready_at(run, seen, seen_at, rest_s)
+    set_ready(run, at, tonumber(run.crashes) > 1)
+    if at and at <= now then
+      call('PUBLISH', prefix .. 'changes', 'agent:' .. run.agent)
+    end
   end
   return { 'released' }
 end
 
+-- Return the owners of runs.
+function operations.workers()
+  return { 'workers', call('HKEYS', prefix .. 'workers') }
+end
+
+function operations.renew_owner()
+  renew(argument())
+  return { 'renewed' }
+end
+
+function operations.forget()
+  call('HDEL', prefix .. 'workers', argument())
+  return { 'forgotten' }
+end
+
 function operations.renew()
-  local id, token, told = argument(), argument(), argument()
-  if not is_mine(find(id), token) then
+  local id, owner, token, told = argument(), argument(), argument(), argument()
+  if not is_mine(find(id), owner, token) then
     return { 'lost' }
   end
-  call('HSET', key('run', id), 'until', after_now(lease_s))
   return { 'renewed', news(id, told) }
 end
 
 function operations.append()
-  local id, token, before, told, final = argument(), argument(), tonumber(argument()), argument(), argument()
+  local id, owner, token, before = argument(), argument(), argument(), tonumber(argument())
+  local told, final = argument(), argument()
   local taken, fields, records = arguments(), arguments(), arguments()
   local run, after = find(id), map_of(fields)
   -- Asked again it may have been written, and the lease may have been given back behind it, but not to another owner.
   if again == '1' and run and run.token == token and is_written(id, before, records) then
     return { 'written', run.version, news(id, told) }
   end
-  if not is_mine(run, token) then
+  if not is_mine(run, owner, token) then
     return { 'lost' }
   end
   if tonumber(run.version) ~= before then
@@ -395,18 +559,14 @@ function operations.append()
   if final == '1' and holds_more(id, set_of(taken)) then
     return { 'more', run.version, news(id, told) }
   end
-  local crashes = after.turn == run.turn and run.crashes or 0 -- a turn that was finished clears them
-  call('HSET', key('run', id), 'until', after_now(lease_s), 'crashes', crashes) -- first: striking would not need memory
+  local is_cleared = after.turn ~= run.turn or after.paused == '1' -- by a turn that was finished, or by a pause
+  call('HSET', key('run', id), 'crashes', is_cleared and 0 or run.crashes) -- first: striking would not need memory
   for _, number in ipairs(taken) do
     call('ZREMRANGEBYSCORE', key('open', id), number, number)
   end
-  if FINAL[after.state] then
-    call('ZREM', key('agent', run.agent), run.entry)
-  elseif not run.parent then
-    call('ZADD', key('agent', run.agent), after.updated_at, run.entry)
-  end
   write(id, records)
   call('HSET', key('run', id), unpack(fields))
+  call('PUBLISH', prefix .. 'changes', 'run:' .. id)
   if FINAL[after.state] and ttl_s ~= '' then
     let_expire(find(id))
   end
@@ -443,6 +603,13 @@ function operations.post()
   local number = call('HLEN', inbox) + 1
   call('HSET', inbox, name, number .. ' ' .. due_at .. ' ' .. cancel .. ' ' .. item)
   call('ZADD', key('open', id), number, name)
+  if not run.owner and not run.parent then
+    local at = math.min(tonumber(run.ready_at or '') or math.huge, tonumber(due_at) or now)
+    set_ready(run, at, tonumber(run.crashes) > 1)
+    if at <= now then
+      call('PUBLISH', prefix .. 'changes', 'agent:' .. run.agent)
+    end
+  end
   return { 'posted', number }
 end
 
@@ -480,32 +647,6 @@ function operations.runs()
     end
   end
   return { 'runs', #entries == 2 * PAGE and 1 or 0, entry, score, lines }
-end
-
--- Whether something has come that the last owner had not seen, or could not take in yet.
-local function has_news(run)
-  return each_open(run.id, function(number, post)
-    local is_now, due_at = is_due(post)
-    return is_now and (number > tonumber(run.seen) or (due_at and due_at > tonumber(run.seen_at)))
-  end)
-end
-
-local function is_in_reach(run)
-  return run.waiting == '0' or (run.wakes_at ~= '' and tonumber(run.wakes_at) <= now) or has_news(run)
-end
-
-function operations.due()
-  local index, start = key('agent', argument()), tonumber(argument())
-  local entries = call('ZRANGE', index, start, start + PAGE - 1)
-  local found = {}
-  for _, entry in ipairs(entries) do
-    local run = named(index, entry)
-    start = start + (run and 1 or 0)
-    if run and is_in_reach(run) then
-      found[#found + 1] = { run.id, lease_of(run) }
-    end
-  end
-  return { 'due', #entries == PAGE and start or -1, found }
 end
 
 -- Deletion.
@@ -599,6 +740,33 @@ function operations.prune()
     end
   end
   return removed(count, #entries == limit and start or -1)
+end
+
+-- Bring keys of version 1 up to date, a page of runs at a time: there, an index had all runs that were not over.
+function operations.upgrade()
+  local start = tonumber(argument())
+  local entries = call('ZRANGE', prefix .. 'runs', start, start + PAGE - 1)
+  for _, entry in ipairs(entries) do
+    local run = named(prefix .. 'runs', entry)
+    if run and not FINAL[run.state] and not run.ready_at then
+      local ends = call('HGET', key('run', run.id), 'until')
+      if run.owner and ends then
+        call('HSET', prefix .. 'workers', run.owner, ends)
+        call('ZADD', key('held', run.owner), run.token, run.entry)
+      elseif not run.owner then
+        set_ready(run, ready_at(run, run.seen, run.seen_at, 0), false)
+      end
+    end
+    if run then
+      call('HDEL', key('run', run.id), 'until')
+      call('DEL', key('agent', run.agent))
+    end
+  end
+  local more = #entries == PAGE
+  if not more then
+    call('SET', prefix .. 'schema', SCHEMA)
+  end
+  return { 'upgraded', more and start + PAGE or -1 }
 end
 
 -- Strike what has expired from the lists of all runs.

@@ -26,7 +26,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
-from agentfsm.ports import Durability, Filter, Lease, Summary, lost
+from agentfsm.ports import Claim, Filter, Lease, Summary, lost
 from agentfsm.stores.common import (
     check_in_time,
     check_not_over,
@@ -38,7 +38,7 @@ from agentfsm.stores.common import (
     summary_from,
     without_history,
 )
-from agentfsm.stores.holdings import Holdings
+from agentfsm.stores.holdings import Held, Holdings, LoopOwner, owner_of
 from agentfsm.stores.outage import Outage
 from agentfsm.stores.owner import Owner
 from agentfsm.stores.redis_server import LOSSES, Loss, Promise, RedisServer, dial, place_of
@@ -50,11 +50,13 @@ from agentfsm.stores.threaded import (
     Opening,
     Post,
     Records,
+    Taker,
     ThreadedStore,
     check_lease_s,
     posted,
     read_header,
 )
+from agentfsm.threads import boot_clock
 
 PREFIX: Final = "agentfsm:"
 # A managed server fails over in 10 to 30 seconds.
@@ -74,6 +76,7 @@ _LISTED: Final[dict[str, Callable[[bytes], Any]]] = {
     "tokens": int,
     "created_at": float,
     "updated_at": float,
+    "ready_at": float,
     "prompt": bytes.decode,
 }
 # Filters that have an index of their own, and its kind; for the others the list of all runs is searched.
@@ -88,7 +91,8 @@ class _RedisLedger(RedisServer):
     A group of jobs is run until its last question is answered, so what is held changes after it only.
     """
 
-    owner: str
+    worker: str
+    lease_s: float
     holdings: Holdings
 
     def now(self) -> float:
@@ -104,18 +108,19 @@ class _RedisLedger(RedisServer):
 
     # Runs and their leases.
 
-    def create(self, opening: Opening, durability: Durability) -> tuple[Header, Lease]:
+    def create(self, opening: Opening, taker: Taker) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
         header, last = opening.header, b""
         while True:
             fields, records = _fields_of(header, opening.facts), (encode_header(header), *opening.bodies)
-            how, *rest = self.ask("create", header.id, last, *_counted(fields), *_counted(records))
+            words = (header.id, taker.owner.name, last, *_counted(fields), *_counted(records))
+            how, *rest = self.ask("create", *words)
             if how == b"taken":
-                return header, self._lease(header.id, durability, rest)
+                return header, self._lease(header.id, taker, rest)
             if how == b"alone":
                 raise without_history(header)
             if how == b"exists":
-                return self._stored(header, rest[0]), self.take(header.id, durability)
+                return self._stored(header, rest[0]), self.take(header.id, taker)
             last, before, state = rest
             # It may have been deleted since.
             header = checked_session(opening.header, (before.decode(), state.decode()) if last else None)
@@ -125,51 +130,75 @@ class _RedisLedger(RedisServer):
         check_same_prompt(stored, header)
         return stored
 
-    def take(self, run_id: str, durability: Durability) -> Lease:
+    def take(self, run_id: str, taker: Taker, *, takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
         advice = "is being driven by another worker; wait for it, or resume it"
-        how, *facts = self._ask_idle("take", run_id, advice)
+        how, *facts = self._ask_idle(("take", run_id, taker.owner.name, takeover), advice)
         if how == b"gone":
             raise self._not_found(run_id)
-        return self._lease(run_id, durability, facts)
+        return self._lease(run_id, taker, facts)
 
-    def _lease(self, run_id: str, durability: Durability, facts: Sequence[bytes]) -> Lease:
-        token, version, crashes, newest, cancelled = map(int, facts)
+    def claim(self, agent: str, limit: int, taker: Taker, *, suspects: bool) -> Claim:
+        """Take the leases of runs that a worker can move on now."""
+        _, names = self.ask("workers")
+        dead = [name for name in names if self._is_dead(name)]
+        _, has_suspects, found = self.ask("claim", agent, taker.owner.name, limit, suspects, *_counted(dead))
+        leases = [self._lease(run_id.decode(), taker, facts) for run_id, *facts in found]
+        return Claim(leases=tuple(leases), has_suspects=bool(has_suspects))
+
+    def _lease(self, run_id: str, taker: Taker, facts: Sequence[bytes]) -> Lease:
+        token, version, crashes, is_suspect, newest, cancelled = map(int, facts)
         lease = Lease(
             run_id=run_id,
             token=token,
             version=version,
-            durability=durability,
+            durability=taker.durability,
+            term=taker.owner,
             crashes=crashes,
+            is_suspect=bool(is_suspect),
             newest=newest,
             cancelled=bool(cancelled),
         )
-        self.after_commit(partial(self.holdings.add, lease))
+        self.after_commit(partial(self._hold, lease, taker.owner, self.asked_at + self.lease_s))
         return lease
 
-    def _ask_idle(self, operation: str, name: str, advice: str) -> list[Any]:
+    def _hold(self, lease: Lease, owner: LoopOwner, until: float) -> None:
+        before = self.holdings.lease_of(lease.run_id)
+        self.holdings.add(lease, owner)
+        owner.until = max(owner.until, until)
+        if before is not None:
+            self.holdings.lose(before)
+
+    def _ask_idle(self, words: Sequence[object], advice: str) -> list[Any]:
         """Ask for what is refused while a run is driven; ask again where its owner is no more.
 
         Raises:
             LeaseHeldError: when it is driven.
         """
         free: list[bytes] = []
-        while (answer := self.ask(operation, name, *_counted(free)))[0] == b"driven":
+        while (answer := self.ask(*words, *_counted(free)))[0] == b"driven":
             _, run_id, owner, token = answer
-            if not self._is_gone(run_id.decode(), owner, token):
+            if self._is_dropped(run_id.decode(), owner, token):
+                free.append(token)
+            elif self._is_dead(owner):
+                free.append(owner)
+            else:
                 raise LeaseHeldError(f"run {run_id.decode()!r} {advice}")
-            free.append(token)
         return answer
 
-    def _is_gone(self, run_id: str, owner: bytes, token: bytes) -> bool:
-        """Whether the owner of a lease that has not ended is no more. Of our own leases we know."""
-        if owner != self.owner.encode():
-            return Owner.parse(owner.decode()).is_dead
-        return not (self.holdings.is_held(run_id) or self.is_answered(b"taken", token))
+    def _is_dropped(self, run_id: str, owner: bytes, token: bytes) -> bool:
+        """Whether the lease is ours, and whoever had it has thrown it away."""
+        is_known = self.holdings.lease_of(run_id) is not None or self.is_answered(b"taken", token)
+        return owner.decode().startswith(self.worker) and not is_known
+
+    def _is_dead(self, owner: bytes) -> bool:
+        name = owner.decode()
+        return not name.startswith(self.worker) and Owner.parse(name).is_dead
 
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
-        self.ask("release", lease.run_id, lease.token, lease.seen, lease.seen_at)
+        looked = (lease.seen, lease.seen_at, lease.rest_s)
+        self.ask("release", lease.run_id, owner_of(lease).name, lease.token, *looked)
         self.after_commit(partial(self.holdings.give_back, lease))
         return True
 
@@ -179,7 +208,7 @@ class _RedisLedger(RedisServer):
         """Write events and strike inbox rows."""
         lease = entry.lease
         self.holdings.check(lease)
-        numbers = (lease.token, entry.before, lease.newest, entry.final)
+        numbers = (owner_of(lease).name, lease.token, entry.before, lease.newest, entry.final)
         lists = (*_counted(entry.taken), *_counted(_in_turn(entry.facts._asdict())), *_counted(entry.bodies))
         try:
             answer = self.ask("append", lease.run_id, *numbers, *lists)
@@ -264,31 +293,21 @@ class _RedisLedger(RedisServer):
             raise CorruptError(f"run {values['id']!r}: {error}; restore a backup, or delete the run") from None
         return summary_from(values, driven=self._is_driven(values["id"], *lease))
 
-    def due(self, agent: str, limit: int) -> tuple[str, ...]:
-        """Return the ids of runs that a worker can move on now."""
-        found: dict[str, None] = {}
-        start = 0
-        while start >= 0 and len(found) < limit:
-            _, start, runs = self.ask("due", agent, start, at_once=True)
-            ids = ((run_id.decode(), lease) for run_id, *lease in runs)
-            found |= {run_id: None for run_id, lease in ids if not self._is_driven(run_id, *lease)}
-        return tuple(islice(found, limit))
-
     def _is_driven(self, run_id: str, *lease: bytes) -> bool:
-        return bool(lease) and not self._is_gone(run_id, *lease)
+        return bool(lease) and not (self._is_dropped(run_id, *lease) or self._is_dead(lease[0]))
 
     # The end of runs.
 
     def delete(self, run_id: str) -> None:
         """Remove a run that nobody drives, and the runs below it."""
-        answer = self._ask_idle("delete", run_id, _CANCEL_FIRST)
+        answer = self._ask_idle(("delete", run_id), _CANCEL_FIRST)
         if answer[0] == b"gone":
             raise self._not_found(run_id)
         _removed(answer)
 
     def delete_session(self, session: str) -> int:
         """Remove all runs of a session, and the runs below them."""
-        return _removed(self._ask_idle("delete_session", session, _CANCEL_FIRST))
+        return _removed(self._ask_idle(("delete_session", session), _CANCEL_FIRST))
 
     def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
         """Remove a portion of what is over and old, and nothing still needs; a million runs take half a minute."""
@@ -299,14 +318,17 @@ class _RedisLedger(RedisServer):
 
     def beat(self) -> None:
         """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
-        leases = [(run_id, held.token, held.lease()) for run_id, held in self.holdings]
-        kept = [lease for _, _, lease in leases if lease is not None]
-        dropped = [(run_id, token) for run_id, token, lease in leases if lease is None]
-        renewals = [("renew", lease.run_id, lease.token, lease.newest) for lease in kept]
-        answers = self.ask_all([*renewals, *(_let_go(*each) for each in dropped)])
+        kept = [(lease, held.owner) for _, held in self.holdings if (lease := held.lease()) is not None]
+        dropped = [(run_id, held) for run_id, held in self.holdings if held.lease() is None]
+        owners, now = self.holdings.renewable(), boot_clock()
+        renewals = [("renew_owner", owner.name) for owner in owners]
+        news = [("renew", lease.run_id, owner.name, lease.token, lease.newest) for lease, owner in kept]
+        answers = self.ask_all([*renewals, *news, *(_let_go(*each) for each in dropped)])
+        for owner in owners:
+            owner.until = now + self.lease_s
         for run_id, _ in dropped:
             self.holdings.drop(run_id)
-        for lease, answer in zip(kept, answers, strict=False):
+        for (lease, _), answer in zip(kept, answers[len(owners) :], strict=False):
             if answer[0] == b"lost":
                 self.holdings.lose(lease)
             else:
@@ -322,7 +344,11 @@ class _RedisLedger(RedisServer):
         """Let go of the leases, and hang up."""
         try:
             if self.holdings:
-                self.ask_all([_let_go(run_id, held.token) for run_id, held in self.holdings])
+                owners = self.holdings.owners()
+                leaving = [_let_go(run_id, held) for run_id, held in self.holdings]
+                self.ask_all([*leaving, *[("forget", owner.name) for owner in owners]])
+                for owner in owners:
+                    owner.until = 0.0
         finally:
             self.holdings.clear()
             self.shut()
@@ -337,9 +363,9 @@ class _RedisLedger(RedisServer):
         return RunNotFoundError(f"{self.place} holds no run {run_id!r}; `agentfsm runs` lists those that it holds")
 
 
-def _let_go(run_id: str, token: int) -> tuple[object, ...]:
+def _let_go(run_id: str, held: Held) -> tuple[object, ...]:
     """Return the release of a lease by which nobody has seen anything new."""
-    return "release", run_id, token, 0, 0.0
+    return "release", run_id, held.owner.name, held.token, 0, 0.0, 0.0
 
 
 def _counted(words: Collection[object]) -> tuple[object, ...]:
@@ -413,10 +439,10 @@ class RedisStore(ThreadedStore[_RedisLedger]):
     owner of a run of which something was lost is refused at its next append, and what it had done since is not undone.
     Redis Cluster is not supported, and is refused.
 
-    A lease lasts `lease_s` seconds of the server's clock and is renewed by the store's thread, so a blocked event loop
-    loses none. When an owner is killed its runs may be taken at once by another process of the machine that can see
-    that it is dead, else when the lease ends. While the server restarts or fails over calls wait for it; what was under
-    way is asked again, and done once.
+    A lease lasts `lease_s` seconds of the server's clock and is renewed by the store's thread, as long as the event
+    loop of its owner does not stand still for more than `blocked_s` seconds. When an owner is killed its runs may be
+    taken at once by another process of the machine that can see that it is dead, else when the lease ends. While the
+    server restarts or fails over calls wait for it; what was under way is asked again, and done once.
 
     Args:
         url: "redis://HOST:PORT/DATABASE", "rediss://..." for TLS, or "unix://PATH".
@@ -429,6 +455,7 @@ class RedisStore(ThreadedStore[_RedisLedger]):
             with what hangs together with it (callers and called, and what goes on from what). A new run of the session
             keeps all of it again. None: for ever. That of the store which ends the last run holds.
         lease_s: Seconds, up to 3,600: how long a worker that vanished keeps others waiting.
+        blocked_s: Seconds above 0: how long an event loop that stands still keeps its runs.
         patience_s: Seconds for which a server that is away is waited for, once it was reached; then calls fail.
     """
 
@@ -455,16 +482,17 @@ class RedisStore(ThreadedStore[_RedisLedger]):
         return f"{promise}; its replicas are not waited for, so a failover may cost the newest writes"
 
     def _ledger(self) -> _RedisLedger:
-        owner = str(Owner.here())
+        worker = str(Owner.here())
         ttl_s = "" if self.ttl_s is None else repr(self.ttl_s)
-        settings = (self.prefix, owner, repr(self.lease_s), repr(MAX_LEASE_S), ttl_s)
+        settings = (self.prefix, worker, repr(self.lease_s), repr(MAX_LEASE_S), ttl_s)
         return _RedisLedger(
             url=self.url,
             script=_script(),
             settings=tuple([setting.encode() for setting in settings]),
             accept_loss=self.accept_loss,
             patience_s=self.patience_s,
-            owner=owner,
-            holdings=Holdings(self.lease_s),
+            worker=worker,
+            lease_s=self.lease_s,
+            holdings=Holdings(self.lease_s, self.blocked_s),
             outage=Outage(self.lease_s),
         )

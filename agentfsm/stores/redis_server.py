@@ -39,6 +39,7 @@ from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreErr
 from agentfsm.core.value import Value
 from agentfsm.ports import Durability
 from agentfsm.stores.outage import Outage
+from agentfsm.threads import boot_clock
 
 _log = logging.getLogger("agentfsm.stores")
 
@@ -57,7 +58,7 @@ TIMEOUT_S: Final = 5.0
 # Seconds between two attempts to reach a server that is away; up to this each is as long as all before it together.
 MAX_PAUSE_S: Final = 1.0
 # The version of the keys; the script writes it down.
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 # The version of Redis that is tried here, as its successors are.
 OLDEST: Final = 6
 
@@ -148,6 +149,8 @@ class Question:
     number: int
     # Among all of this process, so that what it came to can be looked up when the answer was lost on its way.
     is_sent: bool = False
+    sent_at: float = 0.0
+    # Seconds by the boot clock, the last time.
     answer: Any = None
     # None until it is there: a list, or an error that is of this question alone.
 
@@ -181,6 +184,8 @@ class RedisServer:
     accept_loss: Loss
     patience_s: float
     outage: Outage
+    asked_at: float = attrs.field(default=0.0, init=False)
+    # Seconds by the boot clock, when the question was sent whose answer `ask` has returned last.
     promise: Promise | None = attrs.field(default=None, init=False)
     # What was promised when the server was reached last; None until it was for the first time.
     _largest_word: int = attrs.field(default=MAX_WORD_BYTES, init=False)
@@ -247,6 +252,7 @@ class RedisServer:
             self.converse(self._unanswered())
         if question.answer is None:
             raise UnansweredError
+        self.asked_at = question.sent_at
         return self._result(question)
 
     def ask_all(self, questions: Sequence[Sequence[object]]) -> list[list[Any]]:
@@ -267,7 +273,7 @@ class RedisServer:
             questions = [question for question in questions if self._takes(question)]
             commands = [self._command(question) for question in questions]
             for question in questions:
-                question.is_sent = True
+                question.is_sent, question.sent_at = True, boot_clock()
             connection.send_packed_command(connection.pack_commands(commands))
             _read(connection, questions)
         except BaseException:  # with answers left unread the next question would get another's
@@ -371,6 +377,7 @@ class RedisServer:
             try:
                 connection.connect()
                 self.promise = self._looked_at(connection)
+                self._bring_up(connection)
             except BaseException:
                 connection.disconnect()
                 raise
@@ -391,6 +398,13 @@ class RedisServer:
         self._check_eviction(shown.get("maxmemory") or info.get("maxmemory"), shown, info)
         self._largest_word = int(shown.get("proto-max-bulk-len", MAX_WORD_BYTES))
         return self._checked(_promise(info, shown))
+
+    def _bring_up(self, connection: Wire) -> None:
+        """Bring the keys of an older agentfsm up to date."""
+        schema, start = _said(connection, "GET", self.settings[0] + b"schema"), 0
+        while schema is not None and int(schema) < SCHEMA and start >= 0:
+            question = Question((b"upgrade", b"%d" % start), 0)
+            _, start = _said(connection, *self._command(question))
 
     def _check_kind(self, info: Mapping[str, str]) -> None:
         if info.get("cluster_enabled") == "1":

@@ -6,6 +6,7 @@ Here are the tables and the statements.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable
@@ -58,7 +59,6 @@ from agentfsm.stores.threaded import (
     posted,
     read_header,
 )
-
 from agentfsm.threads import boot_clock
 
 if TYPE_CHECKING:
@@ -410,14 +410,16 @@ class _SQLiteLedger(DatabaseFile):
         if (before := self.holdings.lease_of(lease.run_id)) is not None:
             self.after_commit(partial(self.holdings.lose, before))
         self.holdings.add(lease, taker.owner)
-        if taker.owner.until < self.boot_clock() + self.lease_s / 2:
-            self._renew(taker.owner)
+        self._renew(taker.owner, at_least_s=self.lease_s / 2)
         return lease
 
-    def _renew(self, owner: LoopOwner) -> None:
-        until = self.boot_clock() + self.lease_s
-        self.execute(_RENEW, (owner.name, until))
-        self.after_commit(partial(setattr, owner, "until", until))
+    def _renew(self, owner: LoopOwner, at_least_s: float = math.inf) -> None:
+        """Renew the leases of an owner, unless they hold for so many seconds."""
+        now = self.boot_clock()
+        if owner.until - now < at_least_s:
+            until = now + self.lease_s
+            self.execute(_RENEW, (owner.name, until))
+            self.after_commit(partial(setattr, owner, "until", until))
 
     def _free_runs_of_the_dead(self) -> None:
         """Free the runs of owners that died, all of them at once: one of them may be what they died of."""
@@ -454,17 +456,17 @@ class _SQLiteLedger(DatabaseFile):
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
         self.holdings.give_back(lease)
-        looked = {"seen": lease.seen, "seen_at": lease.seen_at}
-        self._let_go(lease.run_id, lease.token, owner_of(lease), rest_s=lease.rest_s, **looked)
+        self._let_go(lease.run_id, lease.token, owner_of(lease), lease)
         return True
 
-    def _let_go(
-        self, run_id: str, token: int, owner: LoopOwner, *, seen: int = 0, seen_at: float = 0.0, rest_s: float = 0.0
-    ) -> None:
+    def _let_go(self, run_id: str, token: int, owner: LoopOwner, lease: Lease | None = None) -> None:
+        """Let go of a lease; what its owner has looked at is known from the lease, where that is not lost."""
         now = self.now()
-        names = {"id": run_id, "token": token, "owner": owner.name}
-        rest = now + rest_s if rest_s else 0.0
-        self.execute(_LET_GO, {**names, "seen": seen, "seen_at": seen_at, "now": now, "rest": rest})
+        values: dict[str, Any] = {"id": run_id, "token": token, "owner": owner.name, "now": now, "rest": 0.0}
+        values |= {"seen": 0, "seen_at": 0.0} if lease is None else {"seen": lease.seen, "seen_at": lease.seen_at}
+        if lease is not None and lease.rest_s:
+            values["rest"] = now + lease.rest_s
+        self.execute(_LET_GO, values)
 
     # The journal.
 
@@ -482,6 +484,7 @@ class _SQLiteLedger(DatabaseFile):
         for number in entry.taken:
             self.execute(_STRIKE, (row.number, number))
         self._write_events(row.number, entry.before + 1, entry.bodies)
+        self._renew(owner_of(lease), at_least_s=self.lease_s / 2)
         *facts, paused = entry.facts
         self.execute(_ADVANCE, (*facts, entry.facts.turn, paused, row.number))
         return True

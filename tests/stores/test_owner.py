@@ -9,7 +9,8 @@ import attrs
 import pytest
 
 from agentfsm.stores import owner as owners
-from agentfsm.stores.owner import Owner, boot_clock
+from agentfsm.stores.owner import Owner
+from agentfsm.threads import boot_clock
 
 
 def test_an_owner_is_text_and_back():

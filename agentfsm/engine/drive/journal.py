@@ -159,7 +159,7 @@ class Journal:
         Raises:
             ConflictError: when the run has moved on, or somebody else drives it.
         """
-        if lease is None:
+        if lease is None or isinstance(run, str):
             lease, run = await _opened(store, run, durability, ended, exact=exact, takeover=takeover)
         journal = cls(
             store=store,

@@ -48,8 +48,8 @@ MAX_WAIT_S: Final = 300.0
 POLL_S: Final = 1.0
 # Runs driven at once, as by `Agent.worker`.
 PARALLEL: Final = 100
-# Runs that are looked through for one that waits and has news.
-DUE: Final = 1_000
+# Runs that may have been created in the same moment.
+TWINS: Final = 20
 # Runs in a page of the list.
 PAGE: Final = 50
 # Runs of which it is kept why they could not be driven.
@@ -357,7 +357,12 @@ class ServedRuns:
         run = await self.agent.load(run_id)
         if run.is_over or run_id in self._troubles:
             return True
-        return run.is_waiting and run_id not in await self.agent.store.due(self.agent.name, limit=DUE)
+        if not run.is_waiting:
+            return False
+        newest_first = Filter(agent=self.agent.name, before=math.nextafter(run.created_at, math.inf))
+        lines = await self.agent.store.runs(newest_first, limit=TWINS)
+        at = next((line.ready_at for line in lines if line.id == run_id), None)
+        return at is None or at > await self.agent.store.now()
 
     def _view(self, run: Run) -> dict[str, Any]:
         view: dict[str, Any] = {

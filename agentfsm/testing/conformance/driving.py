@@ -104,6 +104,14 @@ def turn_of(run: Run) -> tuple[Event, ...]:
     )
 
 
+async def claimable(store: Store, agent: str, limit: int = 100) -> tuple[str, ...]:
+    """Return the ids of the runs that a worker would claim, in that order; they are claimed and given back."""
+    claim = await store.claim(agent, limit=limit)
+    for lease in claim.leases:
+        await store.release(lease).wait()
+    return tuple([lease.run_id for lease in claim.leases])
+
+
 @attrs.define(eq=False, repr=False)
 class Driver:
     """A run that is being driven, as the engine does it."""

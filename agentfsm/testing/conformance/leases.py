@@ -11,10 +11,12 @@ import pytest
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
+from agentfsm.core.run import begin
 from agentfsm.testing.conformance.driving import (
     DONE,
     Driver,
     check_turns,
+    claimable,
     drive_in_turn,
     finished,
     header,
@@ -52,6 +54,20 @@ class Leases:
         await driver.append(Observed()).wait()
         await driver.release()
         assert (await store.lease("r1")).version == 1
+
+    async def test_a_lease_can_be_taken_over(self, store: Store, other: Store) -> None:
+        """Who knows better takes a run from its owner, here or elsewhere, who is told and writes nothing more."""
+        driver = await Driver.of(store)
+        for taker in (store, other):
+            woken = anyio.Event()
+            driver.lease.wake = waker(woken.set)
+            lease = await taker.lease("r1", takeover=True)
+            await refused(driver.append(Observed()), LeaseLostError)
+            with anyio.fail_after(10):
+                await woken.wait()
+            assert (driver.lease.lost, lease.token > driver.lease.token, lease.crashes) == (True, True, 0)
+            driver = Driver(taker, lease, begin(header()))
+        assert await driver.append(Observed()).wait()
 
     async def test_the_fencing_token_grows(self, store: Store) -> None:
         """Each owner has a higher token than the one before it."""
@@ -187,10 +203,10 @@ class Leases:
         for operation in (other.lease("r1"), other.create(header(agent="a")), other.delete("r1")):
             with pytest.raises(LeaseHeldError):
                 await operation
-        assert await other.due("a") == ()
+        assert await claimable(other, "a") == ()
         token = driver.lease.token
         await driver.release()
-        assert await other.due("a") == ("r1",)
+        assert await claimable(other, "a") == ("r1",)
         assert (await other.lease("r1")).token > token
 
     async def test_of_two_workers_that_create_a_run_one_wins(self, store: Store, other: Store) -> None:

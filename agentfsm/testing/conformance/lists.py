@@ -8,14 +8,26 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm.core.errors import ConflictError, RunNotFoundError
+from agentfsm.core.errors import ConflictError, LeaseHeldError, RunNotFoundError
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven, Failed, Observed, Paused, Resumed, ToolsChosen
 from agentfsm.core.inbox import Approve, Cancel
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ToolCall
+from agentfsm.core.run import begin
 from agentfsm.ports import Filter
-from agentfsm.testing.conformance.driving import DONE, FAR, Driver, finished, header, ids, rests, until, words
+from agentfsm.testing.conformance.driving import (
+    DONE,
+    FAR,
+    Driver,
+    claimable,
+    finished,
+    header,
+    ids,
+    rests,
+    until,
+    words,
+)
 
 if TYPE_CHECKING:
     from agentfsm.ports import Store
@@ -140,11 +152,11 @@ class Lists:
         """A run that was left in the middle is due, until somebody drives it."""
         driver = await Driver.of(store, header(agent="a"))
         await driver.append(Observed()).wait()
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
         await driver.release()
-        assert await store.due("a") == ("r1",)
+        assert await claimable(store, "a") == ("r1",)
         driver = await Driver.again(store)
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
 
     async def test_what_is_over_is_not_due(self, store: Store) -> None:
         """Neither a run that is done nor one that failed."""
@@ -153,31 +165,31 @@ class Lists:
         await store.post("r2", "k", words("x"))
         await failed.append(Failed(reason=StopReason.CANCELLED, message="")).wait()
         await failed.release()
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
 
     async def test_what_other_agents_drive_is_not_due(self, store: Store) -> None:
         """A worker is told of its own agent's runs alone, of those without a name too."""
         for run_id, agent in (("r1", "a"), ("r2", "b"), ("r3", "")):
             await (await Driver.of(store, header(run_id, agent=agent))).release()
-        assert (await store.due("a"), await store.due("")) == (("r1",), ("r3",))
-        assert await store.due("nobody") == ()
+        assert (await claimable(store, "a"), await claimable(store, "")) == (("r1",), ("r3",))
+        assert await claimable(store, "nobody") == ()
 
     async def test_what_a_run_calls_is_not_due(self, store: Store) -> None:
         """A sub-agent's run is moved on by its caller."""
         await (await Driver.of(store, header("r1.t1.0", agent="a", parent="r1"))).release()
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
 
     async def test_a_run_that_waits_is_not_due(self, store: Store) -> None:
         """Nothing can be done for it before something comes."""
         await rests(store, header(agent="a"))
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
 
     async def test_news_make_a_waiting_run_due(self, store: Store) -> None:
         """A post that its last owner has not seen is news; other waiting runs are left alone."""
         await rests(store, header("r1", agent="a"))
         await rests(store, header("r2", agent="a"))
         await store.post("r2", "k", Approve(call_id="t1.0"))
-        assert await store.due("a") == ("r2",)
+        assert await claimable(store, "a") == ("r2",)
 
     async def test_what_was_seen_is_no_news(self, store: Store) -> None:
         """A row that the last owner looked at and left makes nothing due again; one that came behind it does."""
@@ -185,9 +197,9 @@ class Lists:
         await driver.ask()
         row = await store.post("r1", "k1", words("x"))
         await driver.release(seen=row.number)
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
         await store.post("r1", "k2", words("y"))
-        assert await store.due("a") == ("r1",)
+        assert await claimable(store, "a") == ("r1",)
 
     async def test_what_came_behind_the_last_look_is_news(self, store: Store) -> None:
         """A row that was posted while the run was driven, and that its owner did not see, makes it due at once."""
@@ -196,7 +208,7 @@ class Lists:
         row = await store.post("r1", "k1", words("x"))
         await store.post("r1", "k2", Approve(call_id="t1.0"))
         await driver.release(seen=row.number)
-        assert await store.due("a") == ("r1",)
+        assert await claimable(store, "a") == ("r1",)
 
     async def test_who_does_not_look_changes_nothing(self, store: Store) -> None:
         """An owner that gives the run back without a look at its inbox neither takes news nor makes them."""
@@ -208,7 +220,7 @@ class Lists:
         await store.post("r2", "k", words("x"))
         for run_id in ("r1", "r2"):
             await (await Driver.again(store, run_id)).release()
-        assert await store.due("a") == ("r2",)
+        assert await claimable(store, "a") == ("r2",)
 
     async def test_what_was_taken_is_no_news(self, store: Store) -> None:
         """A row that was taken in has done its work."""
@@ -218,7 +230,7 @@ class Lists:
         asked = ApprovalAsked(call_id="t1.0", expires_at=FAR)
         await driver.append(Observed(), chosen, asked, taken=[row.number]).wait()
         await driver.release()
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
 
     async def test_a_timer_is_news_when_it_is_due(self, store: Store) -> None:
         """A row that is not due yet makes nothing due; one whose time has come does."""
@@ -226,15 +238,15 @@ class Lists:
             await rests(store, header(run_id, agent="a"))
         await store.post("r1", "k", words("later", FAR))
         await store.post("r2", "k", words("now", await store.now() - 1.0))
-        assert await store.due("a") == ("r2",)
+        assert await claimable(store, "a") == ("r2",)
 
     async def test_a_timer_that_was_seen_before_its_time_is_news_then(self, store: Store) -> None:
         """Who looked before a timer was due has not seen what it will say."""
         run_id, at = await self._seen_too_early(store, delay_s=0.2)
         await until(store, at)
-        assert run_id in await store.due("a")
+        assert run_id in await claimable(store, "a")
         await (await Driver.again(store, run_id)).release()  # without a look: it is news as before
-        assert run_id in await store.due("a")
+        assert run_id in await claimable(store, "a")
 
     async def _seen_too_early(self, store: Store, delay_s: float) -> tuple[str, float]:
         driver = await Driver.of(store, header(f"after-{delay_s}", agent="a"))
@@ -255,7 +267,7 @@ class Lists:
         row = await store.post("r1", "k", words("later", seen_at + 0.01))
         await until(store, seen_at + 0.01)
         await driver.release(row.number, seen_at)
-        assert await store.due("a") == ("r1",)
+        assert await claimable(store, "a") == ("r1",)
 
     async def test_a_timer_that_was_seen_when_it_was_due_is_no_news(self, store: Store) -> None:
         """An owner that looked at it then and left it makes nothing due again."""
@@ -264,16 +276,16 @@ class Lists:
         at = await store.now() - 1.0
         row = await store.post("r1", "k", words("now", at))
         await driver.release(row.number, at + 0.5)
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
         await (await Driver.again(store)).release()  # without a look: it is none as before
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
 
     async def test_an_expired_question_makes_a_run_due(self, store: Store) -> None:
         """No answer in time is an answer: somebody has to take it in."""
         now = await store.now()
         await rests(store, header("r1", agent="a"), expires_at=now - 1.0)
         await rests(store, header("r2", agent="a"), expires_at=now + 3600.0)
-        assert await store.due("a") == ("r1",)
+        assert await claimable(store, "a") == ("r1",)
 
     async def test_the_first_of_several_expiries_makes_a_run_due(self, store: Store) -> None:
         """A run that waits for several things is due when the time of one of them is up."""
@@ -286,7 +298,7 @@ class Lists:
             ApprovalAsked(call_id="t1.1", expires_at=await store.now() - 1.0),
         ).wait()
         await driver.release()
-        assert await store.due("a") == ("r1",)
+        assert await claimable(store, "a") == ("r1",)
 
     async def test_a_paused_run_is_due_for_news_alone(self, store: Store) -> None:
         """A pause stops the clock of what the run waits for, too; what somebody posts is looked at."""
@@ -295,30 +307,52 @@ class Lists:
         await driver.append(Paused(by="ann")).wait()
         await driver.release()
         assert [line.waiting for line in await store.runs()] == [True]
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
         await store.post("r1", "k", Cancel())
-        assert await store.due("a") == ("r1",)
+        assert await claimable(store, "a") == ("r1",)
 
     async def test_a_run_that_was_paused_in_between_is_not_due(self, store: Store) -> None:
         """A pause may come in any state, and ends with a Resumed."""
         driver = await Driver.of(store, header(agent="a"))
         await driver.append(Observed(), Paused()).wait()
         await driver.release()
-        assert await store.due("a") == ()
+        assert await claimable(store, "a") == ()
         driver = await Driver.again(store)
         await driver.append(Resumed()).wait()
         await driver.release()
-        assert await store.due("a") == ("r1",)
+        assert await claimable(store, "a") == ("r1",)
 
-    async def test_what_rests_longest_is_due_first(self, store: Store) -> None:
-        """The order is that of the newest events, and the limit cuts off those that rest shortest."""
-        for run_id, at in (("r1", 5.0), ("r2", 3.0), ("r3", 9.0), ("r4", 4.0)):
+    async def test_what_could_be_claimed_for_longest_is_claimed_first(self, store: Store) -> None:
+        """A run that came to be free first is claimed first, and the limit cuts off those that came last."""
+        for run_id in ("r1", "r3", "r2", "r4"):
             driver = await Driver.of(store, header(run_id, agent="a"))
-            await driver.append(Observed(at=at)).wait()
+            await driver.append(Observed()).wait()
             await driver.release()
-        assert await store.due("a") == ("r2", "r4", "r1", "r3")
-        assert await store.due("a", limit=2) == ("r2", "r4")
-        assert await store.due("a", limit=0) == ()
+        assert await claimable(store, "a") == ("r1", "r3", "r2", "r4")
+        assert await claimable(store, "a", 2) == ("r1", "r3")
+        assert await claimable(store, "a", 0) == ()
+
+    async def test_a_claim_takes_the_leases(self, store: Store) -> None:
+        """What was claimed is driven under the lease that came with it, and is claimed by nobody else."""
+        for run_id in ("r1", "r2"):
+            await (await Driver.of(store, header(run_id, agent="a"))).release()
+        first = await store.claim("a", limit=1)
+        assert [lease.run_id for lease in first.leases] == ["r1"]
+        assert await claimable(store, "a") == ("r2",)
+        driver = Driver(store, first.leases[0], begin(header("r1", agent="a")))
+        assert await driver.append(Observed()).wait()
+        with pytest.raises(LeaseHeldError):
+            await store.lease("r1")
+
+    async def test_a_run_that_is_to_rest_is_not_claimed(self, store: Store) -> None:
+        """An owner may say that a run rests after it; what is posted ends that."""
+        for run_id in ("r1", "r2"):
+            driver = await Driver.of(store, header(run_id, agent="a"))
+            driver.lease.rest_s = 3600.0
+            await driver.release()
+        assert await claimable(store, "a") == ()
+        await store.post("r2", "k", words("x"))
+        assert await claimable(store, "a") == ("r2",)
 
     async def test_driven_runs_do_not_use_up_the_limit(self, store: Store) -> None:
         """However many runs are at work, those that rest are found."""
@@ -327,7 +361,7 @@ class Lists:
             drivers.append(await Driver.of(store, header(f"r{number}", agent="a")))
             await drivers[-1].append(Observed(at=float(number))).wait()
         await drivers[-1].release()
-        assert await store.due("a", limit=1) == ("r4",)
+        assert await claimable(store, "a", 1) == ("r4",)
 
     # Sessions.
 
