@@ -390,13 +390,16 @@ class Agent(Generic[A_co]):
             raise MisuseError("run_sync would block the running event loop: use `await agent.run(...)` here")
         return anyio.run(partial(self.run, prompt, deps=deps, **start))
 
-    async def resume(self, run_id: str, *, deps: Any = None, wait: bool = True) -> Run[A_co]:
+    async def resume(self, run_id: str, *, deps: Any = None, wait: bool = True, takeover: bool = False) -> Run[A_co]:
         """Go on with a run from its journal, from any process.
 
         Args:
             run_id: A run that is over is returned as it is.
             deps: As in `run`.
             wait: Whether to wait while somebody else drives it.
+            takeover: Whether to take the run from whoever drives it, at once: for a person who knows that the other
+                worker hangs. That worker writes nothing more to the run's journal; a call that it has under way there
+                is treated as after a crash, but may still have its effect.
 
         Raises:
             RunNotFoundError: when the store holds no such run.
@@ -406,10 +409,13 @@ class Agent(Generic[A_co]):
         check_id(run_id)
         while True:
             try:
-                return await self.driver.drive(run_id, deps, resume=True)
+                run = await self.driver.drive(run_id, deps, resume=True, takeover=takeover)
             except LeaseHeldError:
                 if not wait:
                     raise
+            else:
+                await wake_callers(self.store, run_id, run.header.parent, f"resumed:{run.version}")
+                return run
             await anyio.sleep(LEASE_POLL_S)
 
     async def load(self, run_id: str, *, at: int | None = None) -> Run[A_co]:

@@ -32,6 +32,7 @@ HOW: Final = {
     PendingKind.QUESTION: "answer it",
     PendingKind.INPUT: "send the run something",
     PendingKind.PAUSE: "resume the run",
+    PendingKind.CRASH: "see what its workers died of, then resume the run",
 }
 
 
@@ -70,7 +71,11 @@ async def awaited(
 
 
 # What a run itself may wait for, and not one of its calls.
-_ITSELF = {PendingKind.PAUSE: "its pause", PendingKind.INPUT: "input"}
+_ITSELF = {
+    PendingKind.PAUSE: "the end of its pause",
+    PendingKind.CRASH: "the end of its pause",
+    PendingKind.INPUT: "input",
+}
 
 
 def _wait(item: Pending, run_id: str) -> str:

@@ -185,7 +185,8 @@ class _Call:
 
     async def _driven(self, run: Run) -> Run:
         above = None if self.parent is None else self.parent.budget
-        drive = partial(self.agent.driver.drive, deps=self.ctx.deps, see=self._see, above=above)
+        # Nobody pauses it but the engine, for crashes; whoever takes its call up again has resumed it.
+        drive = partial(self.agent.driver.drive, deps=self.ctx.deps, see=self._see, above=above, resume=True)
         try:
             return await drive(run)
         except ConflictError as error:

@@ -122,6 +122,7 @@ _QUESTIONS: Final[Mapping[PendingKind, Callable[[Terminal, Pending, str], Decisi
     PendingKind.QUESTION: _ask_question,
     PendingKind.INPUT: _ask_nothing,
     PendingKind.PAUSE: _ask_nothing,
+    PendingKind.CRASH: _ask_nothing,
 }
 
 

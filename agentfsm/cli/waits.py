@@ -40,7 +40,8 @@ _WISHES: Final = {
 def wish(item: Pending, run_id: str = "") -> str:
     """Return what a run waits for in a few words: "the approval of t1.0"."""
     if not item.call_id:
-        return "the end of a pause" if item.kind is PendingKind.PAUSE else f"your word{_elsewhere(item, run_id)}"
+        is_input = item.kind is PendingKind.INPUT
+        return f"{'your word' if is_input else 'the end of a pause'}{_elsewhere(item, run_id)}"
     return f"{_WISHES[item.kind]} {place_of(item, run_id)}"
 
 
@@ -105,6 +106,7 @@ _TOLD: Final[Mapping[PendingKind, Callable[[Pending], str]]] = {
     PendingKind.QUESTION: _what_is_the_answer,
     PendingKind.INPUT: _what_comes_in,
     PendingKind.PAUSE: lambda item: one_line(item.description, NOTE_CHARS),
+    PendingKind.CRASH: lambda item: one_line(item.description, NOTE_CHARS),
 }
 
 
@@ -130,6 +132,7 @@ _WAYS: Final = {
     PendingKind.QUESTION: ("answer {run} {call} TEXT", "answer {run} {call} TEXT --failed"),
     PendingKind.INPUT: ("send {run} TEXT",),
     PendingKind.PAUSE: (),
+    PendingKind.CRASH: (),
 }
 # What a tool asks in the middle of its call.
 _INQUIRY_WAYS: Final = ("answer {run} {call} JSON", "answer {run} {call} --decline")

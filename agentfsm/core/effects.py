@@ -20,6 +20,7 @@ class PendingKind(StrEnum):
     QUESTION = "question"
     INPUT = "input"
     PAUSE = "pause"
+    CRASH = "crash"
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +44,7 @@ class Pending(Value):
     kind: PendingKind
     # APPROVAL: may it run? (`approve`, `reject`). OUTCOME: what became of it? (`settle`). QUESTION: what is its result?
     # (`answer`). INPUT: anything that is sent (`send`), for a call also the end of its time. PAUSE: only `resume`.
+    # CRASH: workers died while they drove this run and no other; only `resume`, when it is known why.
     run_id: str
     # The run to decide in: this one, or a sub-agent's.
     call_id: str = ""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from agentfsm.core.effects import Pending
+from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
@@ -230,6 +230,8 @@ class Paused(Event):
 
     by: str = ""
     message: str = ""
+    kind: PendingKind = PendingKind.PAUSE
+    # PAUSE where a person or a setting asked for it, CRASH where too many workers died while they drove it.
 
 
 @attrs.frozen(kw_only=True)

@@ -10,7 +10,7 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import ERRORS, Fault, Inquiry, OpenCall, Phase, place_in
-from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.effects import Pending
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Message, Outcome, SystemMessage, ToolResult, UserMessage
@@ -246,7 +246,7 @@ def _accepted(_run: Run[Any], _event: e.Accepted) -> Changes:
 
 def _paused(run: Run[Any], event: e.Paused) -> Changes:
     words = [f"paused by {event.by}" if event.by else "paused", *([event.message] if event.message else [])]
-    return {"paused": Pending(kind=PendingKind.PAUSE, run_id=run.id, description=": ".join(words))}
+    return {"paused": Pending(kind=event.kind, run_id=run.id, description=": ".join(words))}
 
 
 def _resumed(run: Run[Any], event: e.Resumed) -> Changes:

@@ -118,7 +118,8 @@ class Limits(Value):
     # Corrections asked for, after an answer that does not fit its type or is refused by a validator: a model that errs
     # three times has not understood.
     crashes: int = attrs.field(default=5, validator=_count)
-    # Workers that may die over one turn of a run: one or two are chance or a roll-out, five are the run.
+    # Workers that may die in one turn of a run while they drive it and no other; then the run is paused. One or two are
+    # chance or a roll-out, five are the run.
 
     def spent(self, run: Run) -> tuple[StopReason, str] | None:
         """Say which limit the run has reached, with the number reached and the limit to raise, or None."""

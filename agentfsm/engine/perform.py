@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
-from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.effects import AskModel, Effect, PendingKind, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.inbox import URGENCY, Cancel, Input, Pause, Posted
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -46,7 +46,7 @@ async def run_steps(drive: Drive, gate: Gate, *, once: bool = False) -> None:
     if journal.run.open:
         await note_children(drive)
     is_wanted = not journal.run.is_over and not journal.lease.cancelled
-    if is_wanted and journal.lease.crashes >= limits.crashes:
+    if is_wanted and journal.run.paused is None and journal.lease.crashes >= limits.crashes:
         return await _park(drive)
     loop = event_loop()
     with loop.create_cancel_scope(deadline=loop.current_time() + left_s) as journal.scope:
@@ -101,13 +101,15 @@ async def _cut(drive: Drive) -> None:
 
 
 async def _park(drive: Drive) -> None:
-    """End a run that has cost one worker after another: it is not tried again by itself."""
+    """Pause a run that one worker after another died of: it is driven again when a person resumes it."""
     journal = drive.journal
     run, crashes = journal.run, journal.lease.crashes
     calls = ", ".join(f"{entry.call.name} ({entry.call.id})" for entry in run.open if entry.phase is not Phase.FINISHED)
     where = f"in {run.state.upper()}, turn {run.turn}{f', with open calls: {calls}' if calls else ''}"
-    message = f"{crashes} workers died over it {where}; see what they died of, then go on from a fork"
-    drive.fail(StopReason.PARKED, message, *await end_children(drive))
+    message = (
+        f"{crashes} workers died while they drove it and no other run, {where}; see what they died of, then resume"
+    )
+    journal.commit(e.Paused(kind=PendingKind.CRASH, message=message))
     await journal.flush()
 
 
@@ -217,7 +219,20 @@ PERFORM: Final[Mapping[type[Effect], Performer]] = {
 }
 
 
-def drive_of(engine: Engine, journal: Journal, deps: Any, tally: Tally, above: Budget | None = None) -> Drive:
-    """Return a driving call: `above` is the budget of the run that this one works for."""
+def drive_of(
+    engine: Engine, journal: Journal, deps: Any, tally: Tally, above: Budget | None = None, *, resume: bool = False
+) -> Drive:
+    """Return a driving call.
+
+    Args:
+        engine: Of the agent.
+        journal: Of the run, under its lease.
+        deps: Handed to tools.
+        tally: The count of the run's tokens.
+        above: The budget of the run that this one works for.
+        resume: Whether somebody has resumed the run, and not a worker.
+    """
     budget = Budget(engine.limits, journal, above)
-    return Drive(engine=engine, journal=journal, deps=deps, tally=tally, budget=budget, make_queue=queue_of)
+    return Drive(
+        engine=engine, journal=journal, deps=deps, tally=tally, budget=budget, make_queue=queue_of, is_resumed=resume
+    )

@@ -1,4 +1,4 @@
-"""A run that costs one worker after another is parked, with the reason, and not tried for ever."""
+"""A run that one worker after another dies of is paused, with the reason, until a person resumes it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from checks import Wrapped, names, sound
 from test_crash import Killed, Mortal
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, State, StopReason, ask_user, tool
+from agentfsm.core.effects import PendingKind
+from agentfsm.core.events import Failed, Observed
+from agentfsm.core.messages import TextPart
+from agentfsm.core.run import Header, begin
 from agentfsm.ports import Lease
 from agentfsm.testing.models import ScriptedModel, call, say
 
@@ -54,17 +58,41 @@ async def in_flight(store) -> str:
     return "mine"
 
 
-async def test_a_run_that_kills_its_workers_is_parked(store):
-    """It ends with the number, the place and the call, and says what can be done; nothing is run once more."""
+def is_parked(run) -> bool:
+    return [item.kind for item in run.pending] == [PendingKind.CRASH]
+
+
+async def test_a_run_that_kills_its_workers_is_paused(store):
+    """It rests with the number, the place and the call, and says what can be done; nothing is run once more."""
     run_id = await in_flight(store)
     agent = agent_on(Haunted(store, 5), "done")
+    rests = await agent.resume(run_id)
+    assert is_parked(rests)
+    for words in ("5 workers died", "in ACT", "turn 1", "crunch (t1.0)", "resume"):
+        assert words in rests.pending[0].description
+    assert not rests.calls
+    assert names(await agent.history(run_id))[-1] == "Paused"
+    await sound(agent, rests)
+
+
+async def test_a_person_resumes_it(store):
+    """What it died of was mended: it goes on where it was, and has all its chances again."""
+    run_id = await in_flight(store)
+    await agent_on(Haunted(store, 5)).resume(run_id)
+    agent = agent_on(store, "done")
+    assert is_parked(await agent.load(run_id))
     done = await agent.resume(run_id)
-    assert (done.state, done.stop_reason) == (State.ERROR, StopReason.PARKED)
-    for words in ("5 workers died", "in ACT", "turn 1", "crunch (t1.0)", "fork"):
-        assert words in done.stop_message
-    assert [r.outcome for r in done.calls] == [Outcome.UNKNOWN]
-    assert names(await agent.history(run_id))[-1] == "Failed"
-    await sound(agent, done)
+    assert (done.stop_reason, done.output) == (StopReason.COMPLETED, "done")
+    assert names(await agent.history(run_id)).count("Resumed") == 1
+
+
+async def test_a_worker_leaves_it_alone(store):
+    """No worker resumes it by itself."""
+    run_id = await in_flight(store)
+    agent = agent_on(Haunted(store, 5))
+    rests = await agent.resume(run_id)
+    await agent.with_(store=store).worker(until_idle=True)
+    assert await agent.load(run_id) == rests
 
 
 @pytest.mark.parametrize(("crashes", "limit", "parked"), [(4, 5, False), (0, 1, False), (1, 1, True), (7, 5, True)])
@@ -72,36 +100,64 @@ async def test_it_takes_as_many_as_the_limit_says(store, crashes, limit, parked)
     """Fewer are chance or a roll-out; the limit is the agent's own."""
     run_id = await in_flight(store)
     agent = agent_on(Haunted(store, crashes), "done", limits=Limits(crashes=limit))
-    done = await agent.resume(run_id)
-    assert (done.stop_reason is StopReason.PARKED) == parked
+    assert is_parked(await agent.resume(run_id)) == parked
 
 
-async def test_a_run_between_two_turns_is_parked_too(store):
+async def test_a_run_between_two_turns_is_paused_too(store):
     """The model's client may be what kills: no call is named then."""
     agent = agent_on(store)
     run = await agent.step(agent.start("go"))
-    done = await agent_on(Haunted(store, 9)).resume(run.id)
-    assert done.stop_reason is StopReason.PARKED
-    assert "9 workers died over it in THINK, turn 0; see" in done.stop_message
+    rests = await agent_on(Haunted(store, 9)).resume(run.id)
+    assert "9 workers died while they drove it and no other run, in THINK, turn 0; see" in rests.pending[0].description
 
 
 async def test_a_run_that_is_over_is_left_alone(store):
-    """Whatever its workers died of, there is nothing left to park."""
+    """Whatever its workers died of, there is nothing left to pause."""
     agent = agent_on(store)
     done = await agent.run("go")
     assert await agent_on(Haunted(store, 9)).resume(done.id) == done
 
 
-async def test_the_agents_below_end_with_it(store):
-    """No sub-agent goes on, or is asked about, after its caller was parked."""
-    child = Agent(ScriptedModel(say("", call("ask_user", question="?"))), tools=[ask_user], name="painter")
-    agent = Agent(ScriptedModel(say("", call("painter", query="x"))), tools=[child.as_tool()], store=store)
-    await agent.run("go", id="mine")
-    done = await agent.with_(store=Haunted(store, 5)).resume("mine")
-    assert done.stop_reason is StopReason.PARKED
-    below = await agent.load("mine.t1.0")
-    assert (below.stop_reason, below.is_over) == (StopReason.CANCELLED, True)
+async def test_an_agent_below_is_paused_in_sight_of_its_caller(store):
+    """The caller waits for the paused run of its agent, and resuming the caller resumes that as well."""
+    child = Agent(ScriptedModel(say("", call("crunch")), "painted"), tools=[crunch], name="painter")
+    mortal = Mortal(store, 1_000, written=False)
+
+    @tool(name="crunch", idempotent=True)
+    async def dies() -> str:
+        """Crunch."""
+        mortal.dead = True
+        raise Killed
+
+    script = (say("", call("painter", query="x")), "done")
+    deadly = child.with_(tools=[dies], model=ScriptedModel(say("", call("crunch"))))
+    with pytest.raises(Killed):
+        await Agent(ScriptedModel(*script), tools=[deadly.as_tool()], store=mortal).run("go", id="mine")
+
+    class HauntedBelow(Haunted):
+        async def lease(self, run_id: str, **options: object) -> Lease:
+            """Pass on."""
+            return await self.inner.lease(run_id, **options)
+
+        async def create(self, header: object, **options: object) -> tuple[object, Lease]:
+            """Pass on; it is the run below that its workers died of."""
+            found, lease = await self.inner.create(header, **options)
+            lease.crashes = self.crashes if ".t" in lease.run_id else 0
+            return found, lease
+
+    agent = Agent(ScriptedModel("done"), tools=[child.as_tool()], store=store)
+    rests = await agent.with_(store=HauntedBelow(store, 5)).resume("mine")
+    assert [(item.kind, item.run_id) for item in rests.pending] == [(PendingKind.CRASH, "mine.t1.0")]
+    done = await agent.with_(tools=[child.with_(model=ScriptedModel("painted")).as_tool()]).resume("mine")
+    assert (done.stop_reason, [r.outcome for r in done.calls]) == (StopReason.COMPLETED, [Outcome.DONE])
     await sound(agent, done)
+
+
+def test_a_journal_that_ended_with_a_parked_run_stays_so():
+    """Before format 4 such a run ended in ERROR: that is final."""
+    run = begin(Header(id="r", prompt=(TextPart(text="go"),), created_at=1.0))
+    over = run.fold([Observed(), Failed(reason=StopReason.PARKED, message="5 workers died over it")])
+    assert (over.state, over.stop_reason, over.is_over) == (State.ERROR, StopReason.PARKED, True)
 
 
 WORKER = """
@@ -131,7 +187,8 @@ async def crunch():
 async def main():
     store = SQLiteStore(folder / "runs.db")
     agent = Agent(FunctionModel(answer), tools=[crunch], store=store, limits=Limits(crashes=2))
-    print((await agent.finish(agent.start("go", id="mine"))).stop_reason)
+    run = await agent.finish(agent.start("go", id="mine"))
+    print(run.stop_reason or run.pending[0].kind)
 
 anyio.run(main)
 """
@@ -139,7 +196,7 @@ anyio.run(main)
 
 @pytest.mark.parametrize(
     ("deaths", "ending"),
-    [("1 1", StopReason.COMPLETED), ("9", StopReason.PARKED)],
+    [("1 1", StopReason.COMPLETED), ("9", PendingKind.CRASH)],
     ids=["one in each turn", "one after another"],
 )
 def test_workers_that_really_die_are_counted_by_turn(tmp_path, deaths, ending):

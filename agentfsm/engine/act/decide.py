@@ -97,7 +97,10 @@ async def _look_after(drive: Drive, entry: OpenCall, now: float) -> e.ToolFinish
     except RunNotFoundError:
         ended = gone(entry)
         return e.ToolFinished(result=decided(entry.call, ended.outcome, ended.content))
-    if drive.tried.get(call_id) != entry.waits and any([await _may_go_on(store, each, now) for each in first.values()]):
+    is_resumed = drive.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.waits)
+    if drive.tried.get(call_id) != entry.waits and (
+        is_resumed or any([await _may_go_on(store, each, now) for each in first.values()])
+    ):
         drive.tried[call_id] = entry.waits
         drive.woken |= {call_id}
     return None

@@ -28,6 +28,8 @@ class Drive:
     tally: Tally
     # Counts the run's messages, each once.
     budget: Budget
+    is_resumed: bool = False
+    # Whether somebody has resumed the run: what rests below it for crashes goes on as well.
     make_queue: Callable[[Drive], ToolQueue]
     granted: dict[str, Posted] = attrs.field(factory=dict)
     # Approvals that were read and not spent yet, by call id.
