@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from functools import partial
 from math import inf
+from os import urandom
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypedDict, Unpack
 
@@ -128,7 +129,12 @@ class Start(TypedDict, total=False):
 
 def new_id() -> str:
     """Return an id for a run: 80 bits by chance, short enough to type."""
-    return secrets.token_hex(10)
+    return urandom(10).hex()
+
+
+def new_nonce() -> str:
+    """Return what tells the keys of a run from those of any other: 64 bits by chance."""
+    return urandom(8).hex()
 
 
 def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
@@ -308,6 +314,7 @@ class Agent(Generic[A_co]):
     def _header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         return Header(
             id=id_of(self.new_id() if run_id is None else run_id, more.get("parent")),
+            nonce=new_nonce(),
             prompt=prompt,
             created_at=date_of(self.clock.now()),
             agent=self.name,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome, Usage
@@ -39,6 +40,8 @@ TURNS: Final = 3
 TIMEOUT_S: Final = 30.0
 # Seconds beyond that in which a child whose time is up ends in order.
 GRACE_S: Final = 5.0
+# Hexadecimal digits of the nonce of an agent's run.
+NONCE_DIGITS: Final = 16
 # Instructions for an agent that coordinates others (document C, 9.2).
 COORDINATION: Final = (
     "If a tool returns an error, go on with what the other tools gave you. Do not call the failed tool again unless "
@@ -146,6 +149,14 @@ class _Child:
         return own(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
 
 
+def _under_key(run: Run, key: str) -> Run:
+    """Return a new run whose nonce follows from the key of the call that it serves.
+
+    So where the record of the agent's run is lost and the call is taken up again, its own calls have the same keys.
+    """
+    return attrs.evolve(run, header=attrs.evolve(run.header, nonce=hash_of(key, NONCE_DIGITS)))
+
+
 @attrs.define(eq=False, repr=False)
 class _Call:
     """One call of an agent."""
@@ -171,6 +182,8 @@ class _Call:
             metadata=ctx.metadata,
             parent=None if parent is None else parent.run,
         )
+        if parent is not None:
+            run = _under_key(run, ctx.idempotency_key)
         ended, since = False, self.agent.clock.monotonic()
         self._tell(AgentEventType.STARTED, run)
         try:

@@ -86,6 +86,12 @@ def calls_of(messages: Iterable[Message]) -> list[ToolCall]:
     return [call for message in messages if isinstance(message, AssistantMessage) for call in message.calls]
 
 
+def keys_of(run: Run) -> dict[str, str]:
+    """The idempotency keys of all calls of a run, open ones too, by call id."""
+    calls = [*calls_of(run.messages), *[entry.call for entry in run.open]]
+    return {call.id: call.key for call in calls}
+
+
 def results_of(messages: Iterable[Message]) -> list[ToolResult]:
     """All results of a history, in order."""
     return [message for message in messages if isinstance(message, ToolResult)]

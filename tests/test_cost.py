@@ -29,13 +29,13 @@ from agentfsm.stores import SQLiteStore
 WIDE = Limits(turns=1_000, tokens=100_000_000, tool_calls=1_000)
 # Turns of two runs: their difference is the cost of turns alone.
 SHORT, LONG = 20, 40
-# Calls of functions, Python's and C's, in a turn with one call of a tool, the model's own included: 456.5 with Python
+# Calls of functions, Python's and C's, in a turn with one call of a tool, the model's own included: 448.5 with Python
 # 3.11, and one or two more where the garbage collector or the gate come in between.
-CALLS_PER_TURN = 460
-# In a run without tools: 376.
-CALLS_PER_RUN = 377
-# For each of 100 calls in one reply: 232.
-CALLS_PER_CALL = 235
+CALLS_PER_TURN = 452
+# In a run without tools: 370.
+CALLS_PER_RUN = 373
+# For each of 100 calls in one reply: 237.7.
+CALLS_PER_CALL = 239
 # That stay in memory for a turn with one call, with the journal of the memory store: 1,672.
 BYTES_PER_TURN = 1_750
 # That a run holds while it waits for its first reply, with its task and its journal: 12,290.

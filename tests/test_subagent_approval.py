@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from checks import HANG_S, no_leases, results_of, sound, sound_run, virtually
+from checks import HANG_S, keys_of, no_leases, results_of, sound, sound_run, virtually
 
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, State, StopReason, tool
 from agentfsm.core.calls import Phase
@@ -79,7 +79,7 @@ async def test_the_caller_waits_with_what_the_child_waits_for(store, kind):
     await agent.approve(item.run_id, item.call_id, by="ann")
     run = await agent.resume("mine")
     assert (run.output, run.usage.tokens) == ("done", 60)
-    assert world.paid == [(f"{CHILD}:t1.0", 5)]
+    assert world.paid == [(keys_of(await agent.load(CHILD))["t1.0"], 5)]
     assert results_of(run.messages)[0].content == "payer is through"
     await sound(agent, run)
     await sound(agent, await agent.load(CHILD))
@@ -391,7 +391,7 @@ async def test_a_worker_that_dies_after_the_decision_was_taken(kind, store):
             tasks.cancel_scope.cancel()
     run = await agent.resume("mine")
     assert run.state is State.DONE
-    assert lives == [f"{CHILD}:t1.0"] * 2
+    assert lives == [keys_of(await agent.load(CHILD))["t1.0"]] * 2
 
 
 @pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
@@ -451,7 +451,8 @@ async def test_another_process_takes_the_decision_and_goes_on(tmp_path):
     assert run is not None
     assert (run.output, run.usage.tokens) == ("done", 60)
     assert run.messages[-2].child.usage.tokens == 30
-    assert world.paid == [(f"{CHILD}:t1.0", 5)]
+    below = await process(1, lambda agent: agent.load(CHILD))
+    assert world.paid == [(keys_of(below)["t1.0"], 5)]
 
 
 @pytest.mark.parametrize("how", ["result", "rerun"])
@@ -484,7 +485,7 @@ async def test_an_unknown_outcome_in_a_child_is_settled_there(store, how):
     else:
         await agent.settle(CHILD, "t1.0", rerun=True)
     assert (await agent.resume("mine")).output == "done"
-    assert lives == [f"{CHILD}:t1.0"] * (1 if how == "result" else 2)
+    assert lives == [keys_of(await agent.load(CHILD))["t1.0"]] * (1 if how == "result" else 2)
 
 
 async def test_a_caller_that_is_cancelled_without_its_tools_leaves_word(store):

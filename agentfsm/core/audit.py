@@ -153,7 +153,8 @@ class _Notes:
         self._note(event.call_id, approved_by=event.by)
         if event.arguments is not None:
             own = record.arguments if record.proposed is None else record.proposed
-            self._note(event.call_id, proposed=own, arguments=json.loads(event.arguments))
+            key = event.key or record.key
+            self._note(event.call_id, proposed=own, arguments=json.loads(event.arguments), key=key)
 
     def _finished(self, event: e.ToolFinished, run: Run) -> None:
         result, record = event.result, self.records[event.result.call_id]

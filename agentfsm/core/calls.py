@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from agentfsm.core.effects import Pending
+from agentfsm.core.fingerprint import hash_of
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Outcome, ToolCall, ToolResult
 from agentfsm.core.value import Value
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Header
 
 
 class Phase(StrEnum):
@@ -93,19 +98,41 @@ def turns_of(messages: Iterable[Message]) -> int:
     return max((turn_in(call.id) for call in calls), default=0)
 
 
+_TURN: Final = re.compile(r"t([0-9]{1,8})(?:\.|\Z)")
+_PLACE: Final = re.compile(r"(?:.*\.)?([0-9]{1,8})", re.DOTALL)
+
+
 def turn_in(call_id: str) -> int:
     """Return the turn of a call, as its id tells it; 0 where that was not made here."""
-    return _number(call_id[1:].partition(".")[0]) if call_id[:1] == "t" else 0
+    found = _TURN.match(call_id)
+    return 0 if found is None else int(found[1])
 
 
 def place_in(call_id: str) -> int:
-    """Return a call's place in its reply, as its id tells it."""
-    return _number(call_id.rpartition(".")[2])
+    """Return a call's place in its reply, as its id tells it; 0 where that was not made here."""
+    found = _PLACE.fullmatch(call_id)
+    return 0 if found is None else int(found[1])
 
 
-def _number(text: str) -> int:
-    """Return the number that a part of an id is; 0 where it is none, as in ids that were not made here."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0  # noqa: PLR2004
+# Hexadecimal digits of the hash in a key: it only has to tell apart what one call of one run was, or was going to be.
+KEY_DIGITS: Final = 8
+
+
+def key_of(header: Header, call: ToolCall) -> str:
+    """Return the idempotency key of a call of the run with that header: the nonce, the call's id, a hash of the effect.
+
+    The nonce tells runs apart, also those that had the same id one after the other. The hash, of the tool's name and
+    the arguments, tells apart what a model asked for in the same place of one run before and after the record of it was
+    lost, by a power cut or a restored backup. A run of a format older than 4 has no nonce, and its id stands for it.
+    """
+    effect = hash_of(f"{call.name}\n{call.canonical}", KEY_DIGITS)
+    return f"{header.nonce or header.id}:{call.id}:{effect}"
+
+
+def with_arguments(header: Header, call: ToolCall, arguments: str) -> ToolCall:
+    """Return a call that has not started with other arguments: another effect, and so under another key."""
+    edited = attrs.evolve(call, arguments=arguments)
+    return attrs.evolve(edited, key=key_of(header, edited))
 
 
 def arguments_of(call: ToolCall) -> dict[str, JSON]:

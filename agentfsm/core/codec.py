@@ -274,8 +274,13 @@ def _from_2(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _from_3(value: dict[str, Any]) -> dict[str, Any]:
+    """Format 3 had no nonce in its headers: the keys of its calls begin with the run's id."""
+    return value
+
+
 # By the version that a record is in: what makes the next one of it.
-_MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {1: _from_1, 2: _from_2}
+_MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {1: _from_1, 2: _from_2, 3: _from_3}
 
 
 def _excerpt(text: str) -> str:

@@ -176,6 +176,8 @@ class ApprovalGiven(Event):
     by: str = ""
     arguments: str | None = None
     # The arguments in their place, where the person changed them: they are what runs and what the history says.
+    key: str | None = None
+    # The idempotency key of the changed call; None where the call keeps the key that it was proposed with.
 
 
 @attrs.frozen(kw_only=True)

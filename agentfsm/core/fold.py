@@ -194,7 +194,8 @@ def _approval_given(run: Run[Any], event: e.ApprovalGiven) -> Changes:
     if event.arguments is None:
         return _evolved(run, event, phase=Phase.APPROVED, expires_at=None)
     # A person's arguments stand in the place of the model's, also in the message that asked for the call.
-    call = attrs.evolve(run.entry(event.call_id).call, arguments=event.arguments)
+    own = run.entry(event.call_id).call
+    call = attrs.evolve(own, arguments=event.arguments, key=event.key or own.key)
     changes = _evolved(run, event, phase=Phase.APPROVED, expires_at=None, call=call)
     calls = tuple([entry.call for entry in changes["open"]])
     return {**changes, "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls)}

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 A_co = TypeVar("A_co", default=str, covariant=True)
 
 # The format of journals that this code writes; raised with every change that an older reader would misunderstand.
-FORMAT: Final = 3
+FORMAT: Final = 4
 
 
 def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,6 +54,9 @@ class Header(Value):
 
     id: str
     # Unique in the store.
+    nonce: str = ""
+    # Random, and of no other run, also where an id is used again: the keys of its calls begin with it. Empty in runs of
+    # formats older than 4, whose keys begin with the id.
     prompt: tuple[Part, ...]
     created_at: float
     # Seconds since 1970.

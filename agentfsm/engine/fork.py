@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import OpenCall, Phase
+from agentfsm.core.calls import OpenCall, Phase, key_of, with_arguments
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.machine import State
@@ -32,8 +32,9 @@ def forked(
 ) -> tuple[Event, ...]:
     """Return the events that a fork begins with.
 
-    Calls of the prefix keep their keys. One that was open there may have had its effect since, in the run that was
-    forked: unless its tool is read-only it waits for a person to say what became of it.
+    Calls of the prefix keep their keys; those that an edit has changed get keys of the fork. One that was open there may
+    have had its effect since, in the run that was forked: unless its tool is read-only it waits for a person to say what
+    became of it.
 
     Args:
         header: Of the fork.
@@ -50,8 +51,11 @@ def forked(
     unknown = [version for version in edit if version not in range(1, len(events) + 1)]
     if unknown:
         raise MisuseError(f"the fork begins with the versions 1 to {len(events)}: there is no {unknown[0]!r} to edit")
-    prefix = tuple([edit.get(version, event) for version, event in enumerate(events, 1)])
-    run = begin(header, before).fold(prefix)
+    prefix, run = list(events), begin(header, before)
+    for version, event in sorted(edit.items()):
+        run = run.fold(prefix[run.version : version - 1])
+        prefix[version - 1] = _under_own_keys(run, event, events[version - 1])
+    run = run.fold(prefix[run.version :])
     if run.is_over:
         raise MisuseError(f"at version {run.version} the run is over ({run.stop_reason}): fork it at an earlier one")
     at = run.updated_at
@@ -61,6 +65,26 @@ def forked(
         first.append(e.Observed(at=at, inputs=(note,)))
     own = [fact for entry in run.open if (fact := _of_open(run, entry, registry)) is not None]
     return (*prefix, *first, *[attrs.evolve(fact, at=at) for fact in own])
+
+
+def _under_own_keys(run: Run, event: Event, original: Event) -> Event:
+    """Return an edited event with keys of the fork for the calls that it changes: they have another effect.
+
+    Args:
+        run: The fork before the event.
+        event: What was edited.
+        original: What stands in its place in the run that is forked.
+    """
+    if isinstance(event, e.ToolsChosen):
+        kept = original.message.calls if isinstance(original, e.ToolsChosen) else ()
+        calls = [
+            each if each in kept else attrs.evolve(each, key=key_of(run.header, each)) for each in event.message.calls
+        ]
+        return attrs.evolve(event, message=attrs.evolve(event.message, calls=tuple(calls)))
+    if isinstance(event, e.ApprovalGiven) and event.arguments is not None and event != original:
+        call = with_arguments(run.header, run.entry(event.call_id).call, event.arguments)
+        return attrs.evolve(event, key=call.key)
+    return event
 
 
 # Said where a fork begins behind an answer that did not count: some providers refuse a request that ends with one.

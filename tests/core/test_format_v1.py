@@ -7,7 +7,7 @@ read; nobody writes them any more.
 from pathlib import Path
 
 import attrs
-from sample_runs import sound_history
+from sample_runs import ADDED_IN_4, sound_history
 
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event, decode_header, decode_item, encode_event, encode_header, encode_item
@@ -318,48 +318,51 @@ def test_no_field_is_left_out():
 
 
 # Types, fields and kinds of error that came after format 1 was frozen; they stand in a later file.
-ADDED_LATER = frozenset(
-    {
-        (ToolResult, "parts"),
-        GiveInput,
-        e.InputGiven,
-        (Pending, "questions"),
-        (e.ToolPaused, "state"),
-        e.Paused,
-        e.Resumed,
-        Pause,
-        Wake,
-        (e.Compacted, "head"),
-        (e.Compacted, "policies"),
-        (e.Compacted, "usage"),
-        (Header, "fingerprint"),
-        (Header, "forked_from"),
-        (Header, "forked_at"),
-        (e.ToolsChosen, "request"),
-        (e.AnswerGiven, "request"),
-        (e.AnswerDrafted, "request"),
-        (e.ModelFaltered, "request"),
-        (e.ApprovalAsked, "digest"),
-        (Pending, "digest"),
-        (Approve, "digest"),
-        (Input, "priority"),
-        (Input, "due_at"),
-        e.Judged,
-        (Header, "settings"),
-        (AssistantMessage, "native"),
-        (Usage, "cache_write_tokens"),
-        (Usage, "reasoning_tokens"),
-        (Usage, "unpriced"),
-        (e.ToolsChosen, "model"),
-        (e.AnswerGiven, "model"),
-        (e.AnswerDrafted, "model"),
-        (AgentCost, "unpriced"),
-        ErrorType.BUDGET,
-        StopReason.TOOL_BUDGET,
-        (e.Continued, "refused"),
-        (e.Continued, "is_last"),
-        (e.Continued, "asks"),
-    }
+ADDED_LATER = (
+    frozenset(
+        {
+            (ToolResult, "parts"),
+            GiveInput,
+            e.InputGiven,
+            (Pending, "questions"),
+            (e.ToolPaused, "state"),
+            e.Paused,
+            e.Resumed,
+            Pause,
+            Wake,
+            (e.Compacted, "head"),
+            (e.Compacted, "policies"),
+            (e.Compacted, "usage"),
+            (Header, "fingerprint"),
+            (Header, "forked_from"),
+            (Header, "forked_at"),
+            (e.ToolsChosen, "request"),
+            (e.AnswerGiven, "request"),
+            (e.AnswerDrafted, "request"),
+            (e.ModelFaltered, "request"),
+            (e.ApprovalAsked, "digest"),
+            (Pending, "digest"),
+            (Approve, "digest"),
+            (Input, "priority"),
+            (Input, "due_at"),
+            e.Judged,
+            (Header, "settings"),
+            (AssistantMessage, "native"),
+            (Usage, "cache_write_tokens"),
+            (Usage, "reasoning_tokens"),
+            (Usage, "unpriced"),
+            (e.ToolsChosen, "model"),
+            (e.AnswerGiven, "model"),
+            (e.AnswerDrafted, "model"),
+            (AgentCost, "unpriced"),
+            ErrorType.BUDGET,
+            StopReason.TOOL_BUDGET,
+            (e.Continued, "refused"),
+            (e.Continued, "is_last"),
+            (e.Continued, "asks"),
+        }
+    )
+    | ADDED_IN_4
 )
 
 

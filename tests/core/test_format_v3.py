@@ -4,7 +4,7 @@ What the older formats already had stands in their own tests, and is written her
 """
 
 import attrs
-from sample_runs import sound_history
+from sample_runs import ADDED_IN_4, sound_history
 from test_format_v1 import lines, shown
 from test_format_v2 import FURTHER as FURTHER_2
 from test_format_v2 import HEADER as HEADER_2
@@ -13,7 +13,7 @@ from test_format_v2 import ITEMS as ITEMS_2
 from test_format_v2 import JOURNAL as JOURNAL_2
 
 from agentfsm.core import events as e
-from agentfsm.core.codec import decode_event, decode_header, decode_item, encode_event, encode_header, encode_item
+from agentfsm.core.codec import decode_event, decode_header, decode_item
 from agentfsm.core.effects import Pending, PendingKind, Question
 from agentfsm.core.inbox import GiveInput, InboxItem, Input, InputKind, Priority
 from agentfsm.core.limits import StopReason
@@ -167,13 +167,6 @@ def test_the_inbox_is_read():
     assert tuple(decode_item(line) for line in lines("v3-inbox.jsonl")) == ITEMS
 
 
-def test_they_are_written_the_same_way():
-    """Writing the values gives the very text of the files; when a newer format is written, this test goes."""
-    events = [encode_event(event, HEADER) for event in JOURNAL_2 + FURTHER]
-    assert [encode_header(HEADER), *events] == lines("v3.jsonl")
-    assert [encode_item(item) for item in ITEMS] == lines("v3-inbox.jsonl")
-
-
 def test_no_type_is_left_out():
     """Every type that format 3 knows is in the files."""
     assert {type(event) for event in JOURNAL_2 + FURTHER} >= set(e.EVENTS) - ADDED_LATER
@@ -196,4 +189,4 @@ def test_no_word_is_left_out():
 
 
 # Types, fields and words that came after format 3 was frozen; they stand in a later file.
-ADDED_LATER = frozenset()
+ADDED_LATER = ADDED_IN_4

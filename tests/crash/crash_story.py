@@ -377,7 +377,7 @@ async def check_run(agent: Agent, world: World, told: Sequence[Any]) -> None:
     keys: set[str] = set()
     for run in runs:
         for call, result in zip(calls_of(run.messages), results_of(run.messages), strict=True):
-            assert call.key == f"{run.id}:{call.id}"
+            assert call.key.startswith(f"{run.header.nonce}:{call.id}:")
             check_call(call.name, call.id, world.effects(call.key), histories[run.id], result)
             keys.add(call.key)
     hidden = {key for key, *_ in world.effects()} - keys

@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import pytest
 from anyio.to_thread import run_sync
-from checks import valid_history
+from checks import keys_of, valid_history
 from servers import PostgresServer, RedisServer
 
 from agentfsm import Agent, Filter, RunContext, State, tool
@@ -95,15 +95,17 @@ async def crowd(server, store_of, runs):
         while len(await stores[0].runs(Filter(state=State.DONE), limit=runs)) < runs:  # noqa: ASYNC110  others end them
             await anyio.sleep(0.1)
         workers.cancel_scope.cancel()
+    keys = []
     for run_id in ids:
         run = await agents[1].load(run_id)
+        keys.append(keys_of(run))
         assert (run.state, run.output) == (State.DONE, "[pay: done]\npaid"), run_id
         valid_history(run.messages)
         events = await agents[1].history(run_id)
         assert sum(isinstance(event, ToolFinished) for event in events) == 4
         assert sum(isinstance(event, ToolStarted) for event in events) == 2
-    assert world.paid == Counter(f"{run_id}:t2.0" for run_id in ids)
-    assert world.notes == {f"{run_id}:t1.1" for run_id in ids}
+    assert world.paid == Counter(key["t2.0"] for key in keys)
+    assert world.notes == {key["t1.1"] for key in keys}
     for store in stores:
         await store.aclose()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import calls_of, names, results_of, sound, sound_run, virtually
+from checks import calls_of, keys_of, names, results_of, sound, sound_run, virtually
 
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, State, Tool, tool
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven, ToolsChosen
@@ -199,15 +199,16 @@ async def test_a_description_is_text_that_every_store_keeps(store):
 
 
 async def test_edited_arguments_are_what_runs(store):
-    """The tool gets them, under the same key; history and audit say so, and the journal keeps what the model wanted."""
+    """The tool gets them, under a key of their own; history and audit say so; what the model wanted is kept."""
     bank = Bank()
     agent = bank.agent(say("", call("pay", to="Ann", cents=900)), say("done", expect="paid 9 to Ann Lee"), store=store)
     run = await agent.run("go")
     await agent.approve(run.id, "t1.0", by="bob", arguments={"to": "Ann Lee", "cents": 9})
     done = await agent.resume(run.id)
     assert bank.paid == [("Ann Lee", 9)]
-    assert bank.keys == [f"{run.id}:t1.0"]
     (made,) = calls_of(done.messages)
+    assert bank.keys == [made.key] == [record.key for record in await agent.audit(run.id)]
+    assert made.key not in keys_of(run).values()
     assert json.loads(made.arguments) == {"to": "Ann Lee", "cents": 9}
     assert done.calls[0].arguments == {"to": "Ann Lee", "cents": 9}
     events = await agent.history(run.id)

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import names, results_of, sound, starts_of, virtually
+from checks import keys_of, names, results_of, sound, starts_of, virtually
 from test_crash import Killed, Mortal
 
 from agentfsm import Agent, Found, Limits, MisuseError, Outcome, PendingKind, Run, RunContext, tool
@@ -63,7 +63,7 @@ async def test_rerun_runs_it_again_under_its_key(store):
     """Whoever says so may be repeated, though it is neither read-only nor called idempotent."""
     run, bank, agent = await recovered(store, on_unknown="rerun")
     assert [(r.outcome, r.content) for r in results_of(run.messages)] == [(Outcome.DONE, "paid Ann 5")]
-    assert bank.paid == ["mine:t1.0"] * 2
+    assert bank.paid == [keys_of(run)["t1.0"]] * 2
     assert starts_of(await agent.history(run.id), "t1.0") == 2
     await sound(agent, run)
 
@@ -73,7 +73,7 @@ async def test_fail_tells_the_model_that_nobody_knows(store, idempotent):
     """The call ends with the outcome unknown, the model is told to check, and nothing is repeated."""
     run, bank, agent = await recovered(store, on_unknown="fail", idempotent=idempotent)
     (result,) = results_of(run.messages)
-    assert (run.output, result.outcome, bank.paid) == ("done", Outcome.UNKNOWN, ["mine:t1.0"])
+    assert (run.output, result.outcome, bank.paid) == ("done", Outcome.UNKNOWN, [keys_of(run)["t1.0"]])
     assert "may have happened" in result.content
     assert run.consecutive_errors == 0
     assert [event.by for event in await agent.history(run.id) if isinstance(event, ToolFinished)] == ["on_unknown"]
@@ -84,10 +84,10 @@ async def test_ask_waits_for_a_person_whatever_else_is_declared(store):
     """A tool that may be repeated under its key may still want to be asked about."""
     run, bank, agent = await recovered(store, on_unknown="ask", idempotent=True)
     assert [(item.kind, item.call_id) for item in run.pending] == [(PendingKind.OUTCOME, "t1.0")]
-    assert bank.paid == ["mine:t1.0"]
+    assert bank.paid == [keys_of(run)["t1.0"]]
     await agent.settle(run.id, "t1.0", result="paid, says the statement")
     assert (await agent.resume(run.id)).output == "done"
-    assert bank.paid == ["mine:t1.0"]
+    assert bank.paid == [keys_of(run)["t1.0"]]
 
 
 def finding(what: object, *, plain: bool) -> Callable[..., Any]:
@@ -126,7 +126,7 @@ async def test_a_function_may_find_the_result(store, plain):
     """What was done is the result, as if the worker had lived to record it; nobody is asked and nothing runs again."""
     run, bank, agent = await recovered(store, on_unknown=finding(Found({"cents": 5}), plain=plain))
     assert [(r.outcome, r.content) for r in results_of(run.messages)] == [(Outcome.DONE, '{"cents":5}')]
-    assert (run.output, bank.paid) == ("done", ["mine:t1.0"])
+    assert (run.output, bank.paid) == ("done", [keys_of(run)["t1.0"]])
     events = await agent.history(run.id)
     assert [event.by for event in events if isinstance(event, ToolFinished)] == ["on_unknown"]
     assert starts_of(events, "t1.0") == 1
@@ -163,9 +163,9 @@ async def test_the_function_knows_the_call(store):
 
     await crashed(store, bank, on_unknown=find)
     agent = Agent(ScriptedModel("done"), tools=[bank.tool(on_unknown=find)], store=store)
-    await agent.resume("mine", deps="the bank's client")
+    run = await agent.resume("mine", deps="the bank's client")
     [(ctx, arguments)] = bank.asked
-    assert (ctx.run_id, ctx.call_id, ctx.idempotency_key, ctx.attempt) == ("mine", "t1.0", "mine:t1.0", 1)
+    assert (ctx.run_id, ctx.call_id, ctx.idempotency_key, ctx.attempt) == ("mine", "t1.0", keys_of(run)["t1.0"], 1)
     assert (ctx.deps, ctx.turn) == ("the bank's client", 1)
     assert vars(arguments) == {"to": "Ann", "cents": 5}
 
@@ -179,7 +179,7 @@ async def test_a_function_that_cannot_tell_leaves_it_to_a_person(store, plain, a
     """One that raises, or says what is no word of these, has found out nothing: it is not guessed what it meant."""
     run, bank, _ = await recovered(store, on_unknown=finding(answer, plain=plain))
     assert [item.kind for item in run.pending] == [PendingKind.OUTCOME]
-    assert bank.paid == ["mine:t1.0"]
+    assert bank.paid == [keys_of(run)["t1.0"]]
 
 
 @KIND
@@ -197,7 +197,7 @@ async def test_a_function_that_meets_a_cancelled_task_leaves_it_to_a_person(stor
 
     run, bank, _ = await recovered(store, on_unknown=find if plain else find_slowly)
     assert [item.kind for item in run.pending] == [PendingKind.OUTCOME]
-    assert bank.paid == ["mine:t1.0"]
+    assert bank.paid == [keys_of(run)["t1.0"]]
 
 
 async def test_a_function_that_raises_is_logged_by_its_error(store, caplog):
@@ -249,7 +249,7 @@ async def test_a_plain_function_that_hangs_is_left_behind(store):
     finally:
         leave.set()
     assert [item.kind for item in run.pending] == [PendingKind.OUTCOME]
-    assert bank.paid == ["mine:t1.0"]
+    assert bank.paid == [keys_of(run)["t1.0"]]
 
 
 async def test_what_was_found_out_is_found_out_once(store):
@@ -267,7 +267,7 @@ async def test_what_was_found_out_is_found_out_once(store):
             await Agent(ScriptedModel(), tools=[bank.tool(on_unknown=find)], store=dying).resume("mine")
     agent = Agent(ScriptedModel("done"), tools=[bank.tool(on_unknown=find)], store=store)
     run = await agent.resume("mine")
-    assert (run.output, found, bank.paid) == ("done", ["t1.0"] * 2, ["mine:t1.0"])
+    assert (run.output, found, bank.paid) == ("done", ["t1.0"] * 2, [keys_of(run)["t1.0"]])
     assert names(await agent.history("mine")).count("ToolFinished") == 1
 
 

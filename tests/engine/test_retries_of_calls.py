@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from checks import names, results_of, sound, sound_run, starts_of, virtually
+from checks import keys_of, names, results_of, sound, sound_run, starts_of, virtually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -340,7 +340,7 @@ def test_all_attempts_are_one_call():
         agent = agent_of([service], say("", call("ask")), "done", store=store, clock=clock)
         run = await agent.run("go")
         assert [ctx.attempt for ctx in service.contexts] == [1, 2, 3]
-        assert {ctx.idempotency_key for ctx in service.contexts} == {f"{run.id}:t1.0"}
+        assert {ctx.idempotency_key for ctx in service.contexts} == {keys_of(run)["t1.0"]}
         assert {ctx.call_id for ctx in service.contexts} == {"t1.0"}
         (deadline,) = {ctx.deadline for ctx in service.contexts}
         assert deadline == pytest.approx(run.created_at + 30)

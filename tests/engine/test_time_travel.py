@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from checks import names, sound, valid_history
+from checks import keys_of, names, sound, valid_history
 
 from agentfsm import (
     Agent,
@@ -104,9 +104,11 @@ async def test_a_fork_keeps_the_keys_of_its_prefix_and_mints_new_ones(store, wor
     run = await agent.run("go", id="one")
     other = agent.with_(model=ScriptedModel(say("", call("pay")), "done"))
     fork = await other.finish(await other.fork("one", id="two"))
-    keys = [each.key for message in fork.messages for each in getattr(message, "calls", ())]
-    assert keys == ["one:t1.0", "two:t2.0"]
-    assert world.done == ["pay one:t1.0", "pay two:t2.0"]
+    keys = keys_of(fork)
+    assert keys["t1.0"] == keys_of(run)["t1.0"]
+    assert keys["t2.0"].startswith(f"{fork.header.nonce}:")
+    assert fork.header.nonce != run.header.nonce
+    assert world.done == [f"pay {keys['t1.0']}", f"pay {keys['t2.0']}"]
     assert fork.usage.tokens > run.usage.tokens
 
 
@@ -127,7 +129,7 @@ async def test_open_calls_of_a_fork_wait_unless_they_only_read(store, world):
     await other.settle("two", "t1.2", rerun=True)
     fork = await other.resume("two")
     assert fork.output == "second"
-    assert world.done[-1] == "pay one:t1.2"  # a person said so, and it has the key of the first
+    assert world.done[-1] == f"pay {keys_of(run)['t1.2']}"  # a person said so, and it has the key of the first
     assert run.output == "first"
     await sound(other, fork)
 

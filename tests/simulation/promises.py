@@ -165,17 +165,26 @@ def _done_is_done(story: Story) -> Iterator[str]:
 
 
 def _keys(world: World) -> Iterator[str]:
-    """One key for each call, on every attempt; no two calls share one, but a fork's with those it inherited."""
-    by_call: dict[tuple[str, str], set[str]] = {}
+    """One key for each effect, on every attempt; no two effects share one, but a fork's with those it inherited.
+
+    A call may be two effects where it only reads: it begins before the reply is durable, and where that is lost the
+    model may ask for something else in its place.
+    """
+    effects: dict[tuple[str, str], set[str]] = {}
+    # By run and effect.
     for attempt in world.attempts:
-        by_call.setdefault((attempt.run_id, attempt.call_id), set()).add(attempt.key)
-    for (run_id, call_id), keys in by_call.items():
+        effect = f"{attempt.call_id} {attempt.tool} {json.dumps(attempt.arguments, sort_keys=True)}"
+        effects.setdefault((attempt.run_id, effect), set()).add(attempt.key)
+    sharing: dict[str, set[tuple[str, str]]] = {}
+    # By key: the run that is the root of its forks, and the effect.
+    for (run_id, effect), keys in effects.items():
         if len(keys) > 1:
-            yield f"P3: {run_id} {call_id} ran under {sorted(keys)}"
-        owners = {run for run, call in by_call if by_call[run, call] & keys and call == call_id}
-        others = {call for run, call in by_call if by_call[run, call] & keys and call != call_id}
-        if others or len({_root(world, run) for run in owners}) > 1:
-            yield f"P3: {sorted(keys)} stands for several calls"
+            yield f"P3: {run_id} {effect} ran under {sorted(keys)}"
+        for key in keys:
+            sharing.setdefault(key, set()).add((_root(world, run_id), effect))
+    for key, shared in sharing.items():
+        if len(shared) > 1:
+            yield f"P3: {key} stands for several effects: {sorted(shared)}"
 
 
 def _root(world: World, run_id: str) -> str:
@@ -186,11 +195,12 @@ def _root(world: World, run_id: str) -> str:
 
 
 def _same_key_as_told(story: Story) -> Iterator[str]:
-    calls = story.calls()
+    keys = {call_id: call.key for call_id, call in story.calls().items()}
+    keys |= {event.call_id: event.key for event in story.events if isinstance(event, e.ApprovalGiven) and event.key}
     for attempt in story.attempts:
-        call = calls.get(attempt.call_id)
-        if call is not None and call.key != attempt.key:
-            yield f"P3: {attempt.call_id} ran under {attempt.key}, and its key is {call.key}"
+        key = keys.get(attempt.call_id, attempt.key)
+        if key != attempt.key and attempt.tool != "look":
+            yield f"P3: {attempt.call_id} ran under {attempt.key}, and its key is {key}"
 
 
 # P5, P8, P10

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import trio
 
+import agentfsm.agent as agents
 from agentfsm.testing.clock import run_virtual
 
 T = TypeVar("T")
@@ -24,24 +25,27 @@ _run = trio._core._run
 def run_seeded(function: Callable[[], Awaitable[T]], seed: int) -> T:
     """Run an async function in virtual time; the seed decides which of several ready tasks goes first.
 
-    The package's own dice (waits before a retry, a worker's rest) are thrown by the same seed.
+    The package's own dice (waits before a retry, a worker's rest, the nonces of runs) are thrown by the same seed.
     """
-    with _deterministic():
+    with _deterministic(seed):
         _run._r.seed(seed)
         random.seed(seed)
         return run_virtual(function)
 
 
 @contextmanager
-def _deterministic() -> Iterator[None]:
+def _deterministic(seed: int) -> Iterator[None]:
     """Have trio sort its ready tasks before it shuffles them, and nobody write logs, which cost more than the runs."""
     before, dice, log = _run._ALLOW_DETERMINISTIC_SCHEDULING, random.getstate(), logging.getLogger("agentfsm")
+    nonces = random.Random(seed)
     level, log.level = log.level, logging.CRITICAL + 1
     log.manager._clear_cache()
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    nonce, agents.new_nonce = agents.new_nonce, lambda: f"{nonces.getrandbits(64):016x}"
     try:
         yield
     finally:
+        agents.new_nonce = nonce
         _run._ALLOW_DETERMINISTIC_SCHEDULING = before
         random.setstate(dice)
         log.level = level

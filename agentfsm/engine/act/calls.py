@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import UNDECIDED, Inquiry, OpenCall, Phase, place_in
+from agentfsm.core.calls import UNDECIDED, Inquiry, OpenCall, Phase, key_of, place_in, with_arguments
 from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.inbox import Approve, GiveInput, Posted, Rerun
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, encodable
@@ -88,14 +88,14 @@ def _ready(drive: Drive) -> tuple[ToolCall, ...]:
             break
         if entry.phase is not Phase.FINISHED:
             row = drive.granted.get(call_id)
-            ready.append(entry.call if row is None else _as_approved(entry.call, row))
+            ready.append(entry.call if row is None else _as_approved(drive.journal.run, entry.call, row))
     return tuple(ready)
 
 
-def _as_approved(call: ToolCall, row: Posted) -> ToolCall:
+def _as_approved(run: Run, call: ToolCall, row: Posted) -> ToolCall:
     """Return the call as a person let it run: with other arguments, where they changed them."""
     edited = row.item.arguments if isinstance(row.item, Approve) else None
-    return call if edited is None else attrs.evolve(call, arguments=edited)
+    return call if edited is None else with_arguments(run.header, call, edited)
 
 
 @attrs.define(eq=False, repr=False)
@@ -198,8 +198,12 @@ class RunHost(Host):
             return [], []
         if isinstance(row.item, GiveInput):
             return [e.InputGiven(call_id=call_id, by=row.item.by, answers=row.item.answers)], [row.number]
-        edited = row.item.arguments if isinstance(row.item, Approve) else None
-        return [e.ApprovalGiven(call_id=call_id, by=row.item.by, arguments=edited)], [row.number]
+        fact = e.ApprovalGiven(call_id=call_id, by=row.item.by)
+        if isinstance(row.item, Approve) and row.item.arguments is not None:
+            run = self.drive.journal.run
+            call = _as_approved(run, run.entry(call_id).call, row)
+            fact = attrs.evolve(fact, arguments=call.arguments, key=call.key)
+        return [fact], [row.number]
 
     def raised(self, call: ToolCall, error: BaseException) -> None:
         """Tell in the log what no result of a call shows: where its tool has failed."""
@@ -299,16 +303,17 @@ def mint(drive: Drive, index: int, proposed: ProposedCall) -> ToolCall:
     flaw, mended = check_object(arguments), None
     if flaw is not None:
         mended = repair(proposed.arguments)
-    return ToolCall(
+    call = ToolCall(
         id=call_id,
         name=proposed.name if known else _legal_name(proposed.name),
         invented=not known,
         arguments=arguments if flaw is None else mended or "{}",
-        key=f"{run.id}:{call_id}",
         provider_id=encodable(proposed.id),
         malformed=None if flaw is None or mended else f"{flaw}; it began: {encodable(arguments[:MALFORMED_CHARS])}",
         repaired=encodable(arguments[:MALFORMED_CHARS]) if mended else None,
     )
+    object.__setattr__(call, "key", key_of(run.header, call))  # nobody has seen it yet: a copy would cost its making
+    return call
 
 
 def _legal_name(name: str) -> str:
