@@ -20,7 +20,7 @@ from agentfsm.core.run import Header, Run, begin
 from agentfsm.core.verdict import Action, Verdict
 
 # Fields, types and words that came after format 3 was frozen; the files of format 4 have them.
-ADDED_IN_4 = frozenset({(Header, "nonce"), (e.ApprovalGiven, "key")})
+ADDED_IN_4 = frozenset({(Header, "nonce"), (e.ApprovalGiven, "key"), (e.Paused, "kind"), PendingKind.CRASH})
 
 PROMPT = (TextPart(text="What is the weather in Beijing?"),)
 TASK = UserMessage(parts=PROMPT)

@@ -27,6 +27,7 @@ HEADER = attrs.evolve(HEADER_3, nonce="9f3c61d07a5be284", format=4)
 FURTHER = (
     *FURTHER_3,
     e.ApprovalGiven(call_id="t5.0", by="bob", arguments='{"cents":900}', key="9f3c61d07a5be284:t5.0:4ae81572"),
+    e.Paused(message="5 workers died while they drove it", kind=PendingKind.CRASH),
 )
 
 
