@@ -32,9 +32,9 @@ def forked(
 ) -> tuple[Event, ...]:
     """Return the events that a fork begins with.
 
-    Calls of the prefix keep their keys; those that an edit has changed get keys of the fork. One that was open there may
-    have had its effect since, in the run that was forked: unless its tool is read-only it waits for a person to say what
-    became of it.
+    Calls of the prefix keep their keys; those that an edit has changed get keys of the fork. One that was open there
+    may have had its effect since, in the run that was forked: unless its tool is read-only it waits for a person to say
+    what became of it.
 
     Args:
         header: Of the fork.

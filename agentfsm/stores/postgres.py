@@ -11,15 +11,15 @@ itself, to find out why. So 1,000 appends cost two round trips, and each still h
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
 from agentfsm.core.codec import encode_header
-from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
 from agentfsm.core.value import Value
@@ -39,11 +39,14 @@ from agentfsm.stores.common import (
     without_history,
 )
 from agentfsm.stores.holdings import Held, Holdings, LoopOwner, owner_of
+from agentfsm.stores.listener import Listener
 from agentfsm.stores.owner import Owner, by_process
-from agentfsm.stores.postgres_link import NOW, Address, Link
+from agentfsm.stores.postgres_link import NOW, Address, Link, announcements, digest_of
+from agentfsm.stores.signals import run_topic
 from agentfsm.stores.threaded import (
     LEASE_S,
     Entry,
+    LedgerWriter,
     Opening,
     Post,
     Records,
@@ -53,6 +56,7 @@ from agentfsm.stores.threaded import (
     posted,
     read_header,
 )
+from agentfsm.stores.writer import Job
 from agentfsm.threads import boot_clock
 
 if TYPE_CHECKING:
@@ -64,6 +68,9 @@ RECORDS: Final = 1_000
 RENEWED: Final = 0.7
 # Long enough for a server that restarts and for most failovers.
 PATIENCE_S: Final = 30.0
+# Seconds for which appends to a run are announced after somebody has said that it is watched.
+WATCHED_S: Final = 30.0
+_RUN: Final = run_topic("")
 # Characters of records in one statement, about: a server keeps several copies of it while it works.
 STATEMENT_CHARS: Final = 4_000_000
 
@@ -567,6 +574,10 @@ def _columns(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
+def _topic_of(announcement: str, topics: Iterable[str]) -> str | None:
+    return next((topic for topic in topics if digest_of(topic) == announcement), None)
+
+
 def _check_schema(_store: object, _attribute: object, value: object) -> None:
     if not isinstance(value, str) or not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value):
         raise MisuseError(f"PostgresStore(schema={value!r}): give a name of lower case letters, digits and underscores")
@@ -610,6 +621,25 @@ class PostgresStore(ThreadedStore[_PostgresLedger]):
         init=False,
         repr=False,
     )
+
+    def _hear(self, writer: LedgerWriter[_PostgresLedger], topic: str) -> None:
+        if writer.listener is None:
+            writer.listener = Listener(
+                signals=writer.signals,
+                announcements=partial(announcements, self._address, writer.desk.channel),
+                read=_topic_of,
+                refresh=partial(self._watch, writer),
+                refresh_s=WATCHED_S / 3,
+            )
+        writer.listener.start()
+        self._watch(writer, [topic])
+
+    def _watch(self, writer: LedgerWriter[_PostgresLedger], topics: Iterable[str]) -> None:
+        """Have the server announce appends to the runs that are watched: to announce all would slow all writers."""
+        run_ids = [topic.removeprefix(_RUN) for topic in topics if topic.startswith(_RUN)]
+        if run_ids:
+            with suppress(AgentError):  # the store is closed, or its server away: whoever watches polls as well
+                writer.submit(Job(lambda ledger: ledger.watch(run_ids, WATCHED_S), durability="normal"))
 
     def _ledger(self) -> _PostgresLedger:
         return _PostgresLedger(

@@ -9,6 +9,7 @@ costs two round trips, one for its statement and one for the commit.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from psycopg.types.string import StrDumper, TextLoader
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
 from agentfsm.ports import Durability
+from agentfsm.stores.listener import LOOK_S
 from agentfsm.stores.outage import Outage
 
 if TYPE_CHECKING:
@@ -294,6 +296,15 @@ class Link:
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
         return True
 
+    @property
+    def watch_s(self) -> float:
+        """Infinity: the server announces changes."""
+        return math.inf
+
+    def has_changed(self) -> bool:
+        """Return False: as above."""
+        return False
+
     def is_of_one_job(self, error: Exception) -> bool:
         """Whether the error came of one job's values or rows, not of the server or the connection."""
         code = _code(error)
@@ -497,6 +508,21 @@ SELECT ARRAY(SELECT relname::text FROM pg_class
              WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'p', 'v', 'm', 'f')),
        current_setting('server_encoding')
 """
+
+
+def digest_of(topic: str) -> str:
+    """Return what a topic is announced as: a name may be longer than an announcement."""
+    return md5(topic.encode(), usedforsecurity=False).hexdigest()
+
+
+def announcements(address: Address, channel: str) -> Iterator[str]:
+    """Listen to a channel, on a connection of its own; see `listener.Announcements`."""
+    with psycopg.connect(**address.settings, autocommit=True) as db:
+        db.execute(f"LISTEN {channel}".encode())
+        while True:
+            for notice in db.notifies(timeout=LOOK_S):
+                yield notice.payload
+            yield ""
 
 
 def _code(error: BaseException) -> str:

@@ -39,14 +39,16 @@ from agentfsm.stores.common import (
     without_history,
 )
 from agentfsm.stores.holdings import Held, Holdings, LoopOwner, owner_of
+from agentfsm.stores.listener import Listener
 from agentfsm.stores.outage import Outage
 from agentfsm.stores.owner import Owner
-from agentfsm.stores.redis_server import LOSSES, Loss, Promise, RedisServer, dial, place_of
+from agentfsm.stores.redis_server import LOSSES, Loss, Promise, RedisServer, announcements, dial, place_of
 from agentfsm.stores.threaded import (
     LEASE_S,
     MAX_LEASE_S,
     Entry,
     Facts,
+    LedgerWriter,
     Opening,
     Post,
     Records,
@@ -480,6 +482,15 @@ class RedisStore(ThreadedStore[_RedisLedger]):
         """
         promise = await self._do(lambda ledger: ledger.promised(), writes=False)
         return f"{promise}; its replicas are not waited for, so a failover may cost the newest writes"
+
+    def _hear(self, writer: LedgerWriter[_RedisLedger], topic: str) -> None:  # noqa: ARG002  it announces all
+        if writer.listener is None:
+            writer.listener = Listener(
+                signals=writer.signals,
+                announcements=partial(announcements, self.url, f"{self.prefix}changes"),
+                read=lambda topic, topics: topic if topic in topics else None,
+            )
+        writer.listener.start()
 
     def _ledger(self) -> _RedisLedger:
         worker = str(Owner.here())

@@ -10,6 +10,7 @@ in `after_commit` only, and what the script does is whole whenever it is asked.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from hashlib import sha1
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import attrs
+from redis import Redis
 from redis.connection import Connection, parse_url
 from redis.exceptions import (
     AuthenticationError,
@@ -38,6 +40,7 @@ from redis.exceptions import TimeoutError as SilentError
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
 from agentfsm.ports import Durability
+from agentfsm.stores.listener import LOOK_S
 from agentfsm.stores.outage import Outage
 from agentfsm.threads import boot_clock
 
@@ -343,6 +346,15 @@ class RedisServer:
         self._away_since = None
         return False
 
+    @property
+    def watch_s(self) -> float:
+        """Infinity: the server announces changes."""
+        return math.inf
+
+    def has_changed(self) -> bool:
+        """Return False: as above."""
+        return False
+
     def is_of_one_job(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a file would
         """Return False: an error of one question is told to its own job."""
         return False
@@ -466,6 +478,15 @@ def dial(url: str) -> Wire:
     except TypeError as error:
         name = str(error).rpartition(" ")[2]
         raise MisuseError(f"the URL of the Redis has an option that its driver does not know: {name}") from None
+
+
+def announcements(url: str, channel: str) -> Iterator[str]:
+    """Listen to a channel, on a connection of its own; see `listener.Announcements`."""
+    with Redis.from_url(url, socket_connect_timeout=TIMEOUT_S) as client, client.pubsub() as channels:
+        channels.subscribe(channel)
+        while True:
+            heard = channels.get_message(timeout=LOOK_S)
+            yield heard["data"].decode(errors="replace") if heard and heard["type"] == "message" else ""
 
 
 def place_of(url: str) -> str:

@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ import attrs
 
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import (
+    AgentError,
     ConflictError,
     CorruptError,
     LeaseHeldError,
@@ -50,6 +51,7 @@ from agentfsm.stores.threaded import (
     LEASE_S,
     MAX_LEASE_S,
     Entry,
+    LedgerWriter,
     Opening,
     Post,
     Records,
@@ -59,6 +61,7 @@ from agentfsm.stores.threaded import (
     posted,
     read_header,
 )
+from agentfsm.stores.writer import Job
 from agentfsm.threads import boot_clock
 
 if TYPE_CHECKING:
@@ -421,10 +424,19 @@ class _SQLiteLedger(DatabaseFile):
             self.execute(_RENEW, (owner.name, until))
             self.after_commit(partial(setattr, owner, "until", until))
 
+    def may_claim(self, agent: str) -> bool:
+        """Whether a claim may find something."""
+        now = self.now()
+        found = [self.execute(_CLAIM, (agent, suspect, now, 0, 1)).fetchone() for suspect in (False, True)]
+        return found != [None, None] or bool(self._dead())
+
+    def _dead(self) -> list[str]:
+        """Return the owners of runs that are dead."""
+        return [name for name, until in self.execute(_OWNERS).fetchall() if not self._lives(name, until)]
+
     def _free_runs_of_the_dead(self) -> None:
         """Free the runs of owners that died, all of them at once: one of them may be what they died of."""
-        rows = self.execute(_OWNERS).fetchall()
-        dead = [name for name, until in rows if not self._lives(name, until)]
+        dead = self._dead()
         for names in by_process(dead):
             company = sum([self.execute(_COMPANY, (name,)).fetchone()[0] for name in names])
             now = self.now()
@@ -696,6 +708,16 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
     _clock: Callable[[], float] = attrs.field(default=boot_clock, init=False)
     # A test sets it before the first use, and need not wait for leases to end.
+
+    async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
+        """Take the leases of runs that a worker can move on now; where there are none the file is only read."""
+        if not await self._do(lambda ledger: ledger.may_claim(agent), writes=False):
+            return Claim()
+        return await super().claim(agent, limit=limit, durability=durability, suspects=suspects)
+
+    def _hear(self, writer: LedgerWriter[_SQLiteLedger], topic: str) -> None:  # noqa: ARG002  the file tells of all
+        with suppress(AgentError):  # it is closed
+            writer.submit(Job(lambda _ledger: None, writes=False))  # its thread looks at the file from now on
 
     def _ledger(self) -> _SQLiteLedger:
         return _SQLiteLedger(

@@ -35,6 +35,8 @@ APPLICATION_ID: Final = 0x6166736D
 BUSY_S = 10.0
 # Seconds of these that SQLite waits by itself. It gives up at once where waiting could be a deadlock: then we wait.
 TRY_S = 1.0
+# Seconds between two looks for changes by other processes.
+WATCH_S: Final = 0.01
 # What the log is cut back to after a burst.
 WAL_BYTES: Final = 16 * 1024 * 1024
 
@@ -132,6 +134,8 @@ class DatabaseFile:
     _db: Connection | None = attrs.field(default=None, init=False)
     _inode: Inode | None = attrs.field(default=None, init=False)
     # Of the open file; None where the path names no file of the operating system.
+    _data_version: int = attrs.field(default=0, init=False)
+    # Changes when another connection has written.
     _level: str = attrs.field(default="", init=False)
     # What the connection was told of durability.
     _after: list[Callable[[], None]] = attrs.field(factory=list, init=False)
@@ -181,6 +185,19 @@ class DatabaseFile:
         """Move the log's pages into the file, as far as no reader needs them. Never waits for another process."""
         if self._db is not None:
             self.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    @property
+    def watch_s(self) -> float:
+        """Seconds between two looks for changes by other processes; one takes some microseconds."""
+        return WATCH_S
+
+    def has_changed(self) -> bool:
+        """Whether another process has committed something since the last look."""
+        if self._db is None:
+            with self.transaction(write=False):
+                pass
+        before, (self._data_version,) = self._data_version, self.execute("PRAGMA data_version").fetchone()
+        return before != self._data_version
 
     def is_of_one_job(self, error: Exception) -> bool:
         """Whether the error came of one job's values or rows, not of the file, the disk or a lock."""

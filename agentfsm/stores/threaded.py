@@ -31,6 +31,7 @@ from agentfsm.core.value import Value
 from agentfsm.ports import ALL, Claim, Durability, Filter, Lease, Store, Stored, Summary
 from agentfsm.stores.common import check_id, checked_durability, wakes_at
 from agentfsm.stores.holdings import LoopOwner
+from agentfsm.stores.listener import Listener
 from agentfsm.stores.writer import Desk, Job, Statistics, Writer
 from agentfsm.threads import Bell, in_thread, native_loop
 
@@ -301,7 +302,7 @@ class _Append(Job[bool, L]):
         return draft
 
 
-class _LedgerWriter(Writer[L]):
+class LedgerWriter(Writer[L]):
     """The thread of one process, the newest append that it was given of each lease, and the owners of leases."""
 
     def __init__(self, desk: L) -> None:
@@ -310,6 +311,8 @@ class _LedgerWriter(Writer[L]):
         self._owners: WeakKeyDictionary[object, LoopOwner] = WeakKeyDictionary()
         # By the event loop.
         self._numbers = count(1)
+        self.listener: Listener | None = None
+        # To a server's announcements; None before the first subscription, and where there are none.
 
     def owner(self) -> LoopOwner:
         """Return the owner that the running event loop is."""
@@ -341,7 +344,7 @@ class ThreadedStore(Store, Generic[L]):
 
     blocked_s: float = attrs.field(default=BLOCKED_S, kw_only=True, validator=_check_blocked_s)
     # Seconds for which an event loop may stand still until its runs are given to others, above 0.
-    _writers: dict[int, _LedgerWriter[L]] = attrs.field(factory=dict, init=False)
+    _writers: dict[int, LedgerWriter[L]] = attrs.field(factory=dict, init=False)
     # By process id: a forked child has no thread of its parent's, and must not touch its connection, even to close it.
 
     @abstractmethod
@@ -517,8 +520,14 @@ class ThreadedStore(Store, Generic[L]):
         return removed
 
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` after commits of this store object that may have changed something under the topic."""
-        return self._writer.signals.subscribe(topic, wake)
+        """Call `wake` after commits that may have changed something under the topic, by other processes too."""
+        writer = self._writer
+        end = writer.signals.subscribe(topic, wake)
+        self._hear(writer, topic)
+        return end
+
+    def _hear(self, writer: LedgerWriter[L], topic: str) -> None:
+        """See to it that changes by other processes are noticed, now that something is subscribed to."""
 
     async def aclose(self) -> None:
         """Write what is queued, give all leases back, let go of the database and end the thread."""
@@ -543,9 +552,9 @@ class ThreadedStore(Store, Generic[L]):
         return await job.wait()
 
     @property
-    def _writer(self) -> _LedgerWriter[L]:
+    def _writer(self) -> LedgerWriter[L]:
         pid = os.getpid()
-        return self._writers.get(pid) or self._writers.setdefault(pid, _LedgerWriter(self._ledger()))
+        return self._writers.get(pid) or self._writers.setdefault(pid, LedgerWriter(self._ledger()))
 
 
 def check_lease_s(store: object, _attribute: object, value: float) -> None:

@@ -84,6 +84,15 @@ class Desk(Protocol):
         """Do what is better done when nobody waits."""
         ...
 
+    @property
+    def watch_s(self) -> float:
+        """Seconds between two looks for changes by other processes while anybody subscribes; infinity for no looks."""
+        ...
+
+    def has_changed(self) -> bool:
+        """Whether another process may have changed something since the last look."""
+        ...
+
     def close(self) -> None:
         """Let go of everything; the next transaction opens it again."""
         ...
@@ -230,8 +239,8 @@ class Writer(Generic[D]):
         self._closing = False
         self._closed = Job[None, D](lambda _desk: None)
         self._commits = self._jobs = self._largest_group = 0
-        self._worked_at = self._beaten_at = self._probed_at = self._tidied_at = 0.0
-        # Monotonic seconds: the last job, the last renewal, the last question to the event loops, the last tidying.
+        self._worked_at = self._beaten_at = self._probed_at = self._watched_at = self._tidied_at = 0.0
+        # Monotonic seconds: the last job, renewal, question to the event loops, look for changes, tidying.
         self._untidy = False
         self._at_hand: list[Job[Any, D]] = []
         # Taken from the queue, and maybe not settled yet.
@@ -344,6 +353,8 @@ class Writer(Generic[D]):
             due = min(self._beaten_at + holdings.beat_s, self._probed_at + PROBE_S)
         if self._untidy:
             due = min(due, self._worked_at + QUIET_S)
+        if self.signals.topics:
+            due = min(due, self._watched_at + self.desk.watch_s)
         return max(0.0, due - time.monotonic())
 
     def _serve(self, group: list[Job[Any, D]]) -> None:
@@ -398,13 +409,21 @@ class Writer(Generic[D]):
         if holdings and now >= self._beaten_at + holdings.beat_s:
             self._beaten_at = now
             self._quietly(self.desk.beat)
+        if self.signals.topics and now >= self._watched_at + self.desk.watch_s:
+            self._watched_at = now
+            self._quietly(self._watch)
         if self._untidy and (now >= self._worked_at + QUIET_S or now >= self._tidied_at + TIDY_S):
             self._untidy, self._tidied_at = False, now
             self._quietly(self.desk.tidy)
 
+    def _watch(self) -> None:
+        if self.desk.has_changed():
+            self.signals.send(list(self.signals.topics))
+
     def _ends(self) -> bool:
         """Whether nothing is left to do; then the desk is let go of, and the next job starts a new thread."""
-        idle = not self.desk.holdings and time.monotonic() >= self._worked_at + IDLE_S
+        watches = bool(self.signals.topics) and self.desk.watch_s < math.inf
+        idle = not self.desk.holdings and not watches and time.monotonic() >= self._worked_at + IDLE_S
         if not (self._closing or idle) or not self._queue.empty():
             return False
         self._quietly(self.desk.close)  # not under the lock: it may take long, and `submit` must not wait

@@ -1,0 +1,79 @@
+"""A thread that hears from a database server what other processes have changed, as long as anybody subscribes to it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import attrs
+
+from agentfsm.stores.signals import Signals
+
+_log = logging.getLogger("agentfsm.stores")
+
+# Seconds between two looks whether anybody still subscribes.
+LOOK_S: Final = 0.5
+# Seconds between two attempts to reach a server that is away; subscribers poll meanwhile.
+PAUSE_S: Final = 1.0
+
+# Yields what the server announces, and an empty text after each LOOK_S in which it announced nothing.
+Announcements = Callable[[], Iterator[str]]
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Listener:
+    """Sends the signals that a server announces. Its thread starts with a subscription and ends after the last."""
+
+    signals: Signals
+    announcements: Announcements
+    # Connects at its first item; raises where the connection fails.
+    read: Callable[[str, Iterable[str]], str | None]
+    # Returns which of the topics an announcement is about, or None.
+    refresh: Callable[[Iterable[str]], None] = lambda _topics: None
+    # Called now and then with the topics, for servers that announce only what they were asked to.
+    refresh_s: float = float("inf")
+    # Seconds between two such calls.
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _thread: threading.Thread | None = attrs.field(default=None, init=False)
+
+    def start(self) -> None:
+        """Listen, unless this is being done already; where no thread can be started subscribers are left to poll."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="agentfsm-listener", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError as error:
+                    self._thread = None
+                    _log.warning("changes by other processes are noticed late: no thread can be started: %s", error)
+
+    def _run(self) -> None:
+        while not self._ends():
+            try:
+                self._listen()
+            except Exception as error:  # noqa: BLE001  whatever it is: subscribers poll, and it may be back soon
+                _log.info("changes by other processes are noticed late until the server is back: %s", type(error))
+                time.sleep(PAUSE_S)
+
+    def _ends(self) -> bool:
+        with self._lock:
+            if self.signals.topics:
+                return False
+            self._thread = None
+            return True
+
+    def _listen(self) -> None:
+        refreshed_at = -self.refresh_s
+        for announcement in self.announcements():
+            topics = list(self.signals.topics)
+            if not topics:
+                return
+            if time.monotonic() >= refreshed_at + self.refresh_s:
+                self.refresh(topics)
+                refreshed_at = time.monotonic()
+            topic = self.read(announcement, topics) if announcement else None
+            if topic is not None:
+                self.signals.send([topic])
