@@ -21,7 +21,7 @@ from benchmarks.measure import Row, machine
 from benchmarks.one import chosen, entries
 
 OUT = Path(".agentfsm/bench.json")
-OTHERS = ("peers", "growth", "options", "selection")
+OTHERS = ("peers", "growth", "claims", "options", "selection")
 HEAD = (
     f"{'row':<15}{'floor':>9}{'agentfsm':>10} {'unit':<6}{'spread':>6}{'ratio':>8}{'goal':>11}{'stretch':>11}     what"
 )

@@ -176,20 +176,24 @@ FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND company >=
 # has an entry for each run, and only the first of each name is looked at.
 OUTLOOK: Final = f"""
 WITH RECURSIVE owners (name) AS (
-    SELECT min(owner) FROM runs WHERE owner IS NOT NULL
-    UNION ALL SELECT (SELECT min(owner) FROM runs WHERE owner > name) FROM owners WHERE name IS NOT NULL),
+    (SELECT owner FROM runs WHERE owner IS NOT NULL ORDER BY owner LIMIT 1)
+    UNION ALL
+    SELECT (SELECT owner FROM runs WHERE owner > name ORDER BY owner LIMIT 1) FROM owners WHERE name IS NOT NULL),
 found AS (
     SELECT name, coalesce({_LIVES}, false) AS lives FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT NULL)
 SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM found WHERE lives),
        (SELECT company {_OLDEST})
 """  # noqa: S608
-# Rows that somebody else has locked are being decided on: they are left for the next claim.
+# Rows that somebody else has locked are being decided on: they are left for the next claim. An array and no join: the
+# server would read a small table whole for it.
 CLAIM: Final = f"""
 WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST} FOR NO KEY UPDATE SKIP LOCKED),
 taken AS (
-    UPDATE runs SET token = nextval('tokens'), owner = %s, ready_at = NULL FROM found WHERE runs.number = found.number
-    RETURNING runs.id, runs.number, runs.token, runs.version, runs.crashes, runs.alone, found.ready_at AS since)
-SELECT id, token, version, crashes, alone, {NEWS} FROM taken AS runs ORDER BY since, number
+    UPDATE runs SET token = nextval('tokens'), owner = %s, ready_at = NULL
+    WHERE number = ANY(ARRAY(SELECT number FROM found))
+    RETURNING id, number, token, version, crashes, alone)
+SELECT id, token, version, crashes, alone, {NEWS} FROM taken AS runs JOIN found USING (number)
+ORDER BY found.ready_at, number
 """  # noqa: S608
 # Runs of agents that are called belong to the runs of their callers.
 COMPANY: Final = """

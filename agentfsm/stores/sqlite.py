@@ -222,7 +222,7 @@ _RENEW: Final = "INSERT INTO workers VALUES (?, ?) ON CONFLICT (name) DO UPDATE 
 # The names of all owners; the index has an entry for each run, and only the first of each name is looked at.
 _OWNERS: Final = """
 WITH RECURSIVE owners (name) AS (
-    SELECT min(owner) FROM runs
+    SELECT min(owner) FROM runs WHERE owner IS NOT NULL
     UNION ALL SELECT (SELECT min(owner) FROM runs WHERE owner > name) FROM owners WHERE name IS NOT NULL)
 SELECT name, until FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT NULL
 """
