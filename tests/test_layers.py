@@ -14,7 +14,7 @@ ROOT = Path(agentfsm.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 CORE = {"core"}
-PORTS = CORE | {"compaction", "ports", "retry_after", "threads", "tally"}
+PORTS = CORE | {"compaction", "ports", "reply_size", "retry_after", "threads", "tally"}
 ENGINE = PORTS | {"engine"}
 ADAPTERS = {"models", "stores", "tokens"}
 FAMILIES = {"context", "reflection"}

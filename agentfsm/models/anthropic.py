@@ -12,6 +12,7 @@ from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.models import anthropic_wire
 from agentfsm.models import trouble as t
 from agentfsm.models.anthropic_schema import refuses
+from agentfsm.models.guarded_client import GuardedClient, redirected_to
 from agentfsm.models.vendor import TRANSPORT, Client, VendorModel, certificates, checked_header, retry_after_s, words_of
 from agentfsm.models.wire import SentError, billed
 from agentfsm.ports import OutputMode
@@ -157,9 +158,8 @@ class Anthropic(VendorModel):
 
     def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
         # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
-        hooks = {"request": [self._keep_headers]}
-        ours = http_client or anthropic.DefaultAsyncHttpxClient(verify=certificates(), event_hooks=hooks)
-        return anthropic.AsyncAnthropic(**self._options, http_client=ours)
+        ours = http_client or anthropic.DefaultAsyncHttpxClient(verify=certificates())
+        return anthropic.AsyncAnthropic(**self._options, http_client=GuardedClient(ours))
 
     def _written(self) -> Written:
         return anthropic_wire.memory(self._provider, self.refuses)
@@ -184,7 +184,7 @@ class Anthropic(VendorModel):
             case anthropic.APIStatusError(body=body, response=response):
                 inner = body.get("error") if isinstance(body, dict) else None
                 return self._trouble(
-                    words_of(inner) or words_of(body) or error.message,
+                    redirected_to(response) or words_of(inner) or words_of(body) or error.message,
                     status=error.status_code,
                     code=_named(inner)[0],
                     request_id=response.headers.get("request-id", ""),

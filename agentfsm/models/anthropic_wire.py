@@ -49,6 +49,7 @@ from agentfsm.models.wire import (
     FormError,
     Written,
     WrittenLists,
+    check_count,
     check_error,
     count,
     field,
@@ -451,6 +452,7 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
     if not isinstance(answer, dict) or "content" not in answer:
         msg = "a reply without content"
         raise FormError(msg)
+    check_count(sum(isinstance(block, dict) and block.get("type") == "tool_use" for block in content), len(content))
     blocks = [_Block.of(block) for block in content]
     stop = field(answer, "stop_reason", str, "")
     usage = usage_in(answer)
@@ -566,7 +568,9 @@ class _Block:
         """Add a piece; returns the field that it goes on with and the text; empty where it is none of ours."""
         kind = field(delta, "type", str, "")
         if kind == "citations_delta":
-            self.fields["citations"] = [*field(self.fields, "citations", list, []), field(delta, "citation", dict, {})]
+            citations = field(self.fields, "citations", list, [])
+            citations.append(field(delta, "citation", dict, {}))
+            self.fields["citations"] = citations
         name, source = _TEXTS.get(kind, ("", ""))
         piece = field(delta, source, str, "") if name else ""
         if piece:
@@ -643,6 +647,7 @@ class AnthropicAssembly(Assembly):
             raise FormError(msg)
         self.is_begun = True
         self.blocks[index] = block
+        check_count(len(self.calls) + (block.kind == "tool_use"), len(self.blocks))
         if block.kind == "tool_use":
             place = self.calls[index] = len(self.calls)
             yield CallChunk(index=place, name=field(block.fields, "name", str, ""))

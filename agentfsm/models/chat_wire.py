@@ -31,6 +31,7 @@ from agentfsm.models.wire import (
     Written,
     WrittenLists,
     arguments_in,
+    check_count,
     check_error,
     field,
     joined,
@@ -289,7 +290,7 @@ def decode(data: bytes, *, provider: str = "") -> Reply:
     refusal = field(message, "refusal", str, "")
     return _reply(
         text=_said(message) + refusal,
-        calls=[_Draft.of(call) for call in _call_pieces(message)],
+        calls=[_Draft.of(call) for call in _calls(message)],
         finish=finish,
         refused=bool(refusal),
         usage=usage_in(answer),
@@ -336,6 +337,12 @@ def _call_pieces(message: dict[str, Any]) -> list[object]:
     # brings both says the same twice.
     function = None if pieces else field(message, "function_call", dict, {})
     return [{"index": 0, "function": function}] if function else pieces
+
+
+def _calls(message: dict[str, Any]) -> list[object]:
+    calls = _call_pieces(message)
+    check_count(len(calls))
+    return calls
 
 
 def _reply(
@@ -465,6 +472,7 @@ class ChatAssembly(Assembly):
             place = self._place(call)
             if place == len(self.drafts):
                 self.drafts.append(_Draft())
+                check_count(place + 1)
             name, arguments = self.drafts[place].take(call)
             if name or arguments:
                 pieces.append(CallChunk(index=place, name=name, arguments=arguments))

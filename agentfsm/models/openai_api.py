@@ -11,6 +11,7 @@ import openai
 
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.models import trouble as t
+from agentfsm.models.guarded_client import GuardedClient, redirected_to
 from agentfsm.models.vendor import (
     TRANSPORT,
     Client,
@@ -146,9 +147,8 @@ class OpenAIModel(VendorModel):
 
     def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
         # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
-        hooks = {"request": [self._keep_headers]}
-        ours = http_client or openai.DefaultAsyncHttpxClient(verify=certificates(), event_hooks=hooks)
-        return openai.AsyncOpenAI(**self._options, http_client=ours)
+        ours = http_client or openai.DefaultAsyncHttpxClient(verify=certificates())
+        return openai.AsyncOpenAI(**self._options, http_client=GuardedClient(ours))
 
     def _told(self, error: Exception) -> t.Trouble:
         match error:
@@ -160,7 +160,7 @@ class OpenAIModel(VendorModel):
                 return self._trouble(words_of(body), status=status, code=code)
             case openai.APIStatusError(response=response):
                 return self._trouble(
-                    words_of(error.body) or error.message,
+                    redirected_to(response) or words_of(error.body) or error.message,
                     status=error.status_code,
                     code=error.code or "",
                     request_id=error.request_id or "",

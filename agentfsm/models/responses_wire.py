@@ -35,6 +35,7 @@ from agentfsm.models.wire import (
     Written,
     WrittenLists,
     arguments_in,
+    check_count,
     check_error,
     field,
     joined,
@@ -311,6 +312,7 @@ def _reply(response: object, output: list[Any] | None, provider: str) -> Reply:
         msg = "an object without output"
         raise FormError(msg)
     items = [item for item in output if field(item, "type", str, "")]
+    check_count(sum(item["type"] == "function_call" for item in items), len(items))
     said = [part for item in items if item["type"] == "message" for part in field(item, "content", list, [])]
     refused = any(field(part, "refusal", str, "") for part in said)
     calls = tuple([_proposed(item) for item in items if item["type"] == "function_call"])
@@ -441,11 +443,13 @@ class ResponsesAssembly(Assembly):
         if field(item, "type", str, "") == "function_call":
             if place not in self.heard:
                 self.heard[place] = _Heard(index=len(self.heard))
+                check_count(len(self.heard))
                 pieces.append(CallChunk(index=self.heard[place].index, name=field(item, "name", str, "")))
             if not self.heard[place].has_arguments:  # of a server that sends them in one piece
                 self._hear(place, arguments_in(item), pieces)
         if done:
             self.items[place] = item
+            check_count(0, len(self.items))
 
     def _hear(self, place: int, arguments: str, pieces: list[Chunk]) -> None:
         heard = self.heard.get(place)

@@ -143,16 +143,24 @@ def garbled(trouble: Trouble) -> ModelError:
     )
 
 
+def too_large(trouble: Trouble) -> ModelError:
+    """More came than a reply may have."""
+    return ModelReplyError(
+        f"The reply of {trouble.where} was broken off, because it is too large {trouble.said}. Limit it with "
+        "Settings(max_tokens=...); if it stays, check that base_url leads to a server that speaks this wire."
+    )
+
+
 def unforeseen(trouble: Trouble) -> ModelError:
     """The vendor's package would not ask."""
     return ModelError(f"{trouble.where} could not be asked {trouble.said}. Check how {trouble.adapter} was made.")
 
 
 def moved(trouble: Trouble) -> ModelError:
-    """The server sends the request elsewhere, and does not say where."""
+    """The server sends the request elsewhere, and the conversation does not go there."""
     return ModelError(
-        f"{trouble.where} answered with a redirect that leads nowhere {trouble.said}. Give the address where the "
-        "server is now as base_url."
+        f"{trouble.where} answered with a redirect {trouble.said}, which is not followed, so that the conversation and "
+        "the key reach no other server. Give the address where the server is now as base_url."
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator  # attrs wants to see it
-from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 
@@ -26,10 +25,12 @@ from agentfsm.core.errors import ClosedError, MisuseError, ModelError
 from agentfsm.core.messages import Usage
 from agentfsm.core.value import Value
 from agentfsm.models import trouble as t
+from agentfsm.models.guarded_client import beginning, finish
 from agentfsm.models.prices import list_cost_usd, price_of
 from agentfsm.models.windows import window_tokens_of
-from agentfsm.models.wire import Assembly, FormError, Written, error_in
+from agentfsm.models.wire import MAX_HELD_BYTES, Assembly, FormError, SizeError, Written, error_in
 from agentfsm.ports import Model
+from agentfsm.reply_size import excess
 from agentfsm.retry_after import finite_s, seconds_of
 from agentfsm.threads import in_thread
 
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
     from agentfsm.models.prices import Prices
     from agentfsm.ports import Chunk, Emit, Reply, Request
 
-# How long the end of a stream's body may keep us. Some servers keep the connection open after the last event.
-_DRAIN_S: Final = 0.1
-
 # Shorter words of a key or a header are not taken out of the server's words, characters.
 _MIN_SECRET_CHARS: Final = 8
+
+# What is looked at of what a server said, characters. What is shown of it is far less.
+_SAID_CHARS: Final = 64 * 2**10
 
 # What the vendors' packages let through: a transport that breaks while the body is read, and what is no JSON.
 TRANSPORT: Final[Mapping[type[Exception], t.Translate]] = {
@@ -60,6 +61,7 @@ TRANSPORT: Final[Mapping[type[Exception], t.Translate]] = {
     UnicodeDecodeError: t.garbled,
     RecursionError: t.garbled,
     FormError: t.garbled,
+    SizeError: t.too_large,
 }
 
 
@@ -128,7 +130,6 @@ class VendorModel(Model, ABC):
         self._price = price_of(name, price)
         self._http_client = http_client
         headers = {name: checked_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
-        self._headers = tuple(headers)
         self._secrets = _secret_words(api_key, *headers.values())
         self._options: dict[str, Any] = {
             "base_url": str(url),
@@ -181,20 +182,17 @@ class VendorModel(Model, ABC):
     def _told(self, error: Exception) -> t.Trouble:
         """Return what is known of a failure; make it with `_trouble`."""
 
-    async def _keep_headers(self, request: httpx2.Request) -> None:
-        """Take the user's headers out of a request that was sent on to another host; the transport drops the key."""
-        if request.url.host != self.host:
-            for name in self._headers:
-                request.headers.pop(name, None)
-
     # The port.
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask once, without retries; see `Model.reply`."""
         kept = await self._kept()
         body = self._body(request, kept.written, streamed=emit is not None)
-        response = await self._answer(kept.client, body, request.timeout_s, streamed=emit is not None)
-        return self._whole(response) if emit is None else await self._streamed(response, emit)
+        response = await self._answer(kept.client, body, request.timeout_s)
+        reply = await (self._whole(response) if emit is None else self._streamed(response, emit))
+        if (over := excess(reply)) is not None:
+            raise self._too_large(over, reply.usage)
+        return reply
 
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply, or None where no price is known."""
@@ -258,20 +256,32 @@ class VendorModel(Model, ABC):
 
     # One request
 
-    async def _answer(self, client: Any, body: bytes, timeout_s: float, *, streamed: bool) -> httpx2.Response:
+    async def _answer(self, client: Any, body: bytes, timeout_s: float) -> httpx2.Response:
+        """Send a request; return the answer, whose body is not read yet."""
         post: Callable[..., Awaitable[httpx2.Response]] = client.post  # its types insist on a stream class
         options = {"timeout": timeout_s}
         try:
-            return await post(self.path, content=body, cast_to=httpx2.Response, stream=streamed, options=options)
+            return await post(self.path, content=body, cast_to=httpx2.Response, stream=True, options=options)
         except self._failures as error:
             raise self._translated(error) from None
 
-    def _whole(self, response: httpx2.Response) -> Reply:
+    async def _whole(self, response: httpx2.Response) -> Reply:
+        data = await self._content(response)
         try:
-            return self._read(response.content)
+            return self._read(data)
         except ModelError as error:
-            error.usage = self._billed(response.content)  # what was billed counts, though nothing came of it
+            error.usage = self._billed(data)  # what was billed counts, though nothing came of it
             raise
+
+    async def _content(self, response: httpx2.Response) -> bytes:
+        """Read the body of a reply that comes whole."""
+        try:
+            parts, is_whole = await beginning(response, MAX_HELD_BYTES)
+        except self._failures as error:
+            raise self._translated(error) from None
+        if not is_whole:
+            raise self._too_large(f"more than {MAX_HELD_BYTES:,} bytes", None)
+        return b"".join(parts)
 
     def _read(self, data: bytes) -> Reply:
         try:
@@ -295,7 +305,7 @@ class VendorModel(Model, ABC):
                 for piece in pieces:
                     emit(piece)
         finally:
-            await _finish(response, data, self._failures, reusable=assembly.is_done)
+            await finish(response, data, reusable=assembly.is_done)
         if not assembly.is_whole:
             raise self._broken_off(response, assembly)
         return assembly.reply()
@@ -323,9 +333,15 @@ class VendorModel(Model, ABC):
     def _translated(self, error: Exception) -> ModelError:
         # The chain is cut (`from None`) wherever this is raised: what is quoted there may hold the key.
         translate = next(self.translations[kind] for kind in type(error).__mro__ if kind in self.translations)
-        return translate(self._told(error))
+        return translate(self._trouble(str(error)) if isinstance(error, SizeError) else self._told(error))
+
+    def _too_large(self, over: str, usage: Usage | None) -> ModelError:
+        error = t.too_large(self._trouble(over))
+        error.usage = usage
+        return error
 
     def _trouble(self, detail: str, **facts: Any) -> t.Trouble:
+        detail = detail[:_SAID_CHARS]
         for secret in self._secrets:
             detail = detail.replace(secret, "***")
         return t.Trouble(
@@ -364,29 +380,6 @@ async def _keep(client: Client) -> AsyncGenerator[Client]:
         yield client
     finally:
         await client.close()
-
-
-async def _finish(
-    response: httpx2.Response,
-    data: AsyncIterator[bytes],
-    failures: tuple[type[Exception], ...],
-    *,
-    reusable: bool,
-) -> None:
-    if reusable:
-        # What ends the body has to be read, or the connection cannot be used again.
-        with anyio.move_on_after(_DRAIN_S):
-            await _exhaust(data, failures)
-    await response.aclose()
-    # A stream that is left half-way is made of generators within generators, which the garbage collector would finish
-    # at its own time. With the connection closed, pulling on ends them all here, with an error.
-    await _exhaust(data, failures)
-
-
-async def _exhaust(data: AsyncIterator[bytes], failures: tuple[type[Exception], ...]) -> None:
-    with suppress(*failures):
-        while await anext(data, None) is not None:
-            pass
 
 
 # Arguments

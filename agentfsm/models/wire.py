@@ -18,6 +18,8 @@ import jiter
 
 from agentfsm.core.messages import encodable
 from agentfsm.core.parts import name_of
+from agentfsm.ports import CallChunk, TextChunk, ThinkingChunk
+from agentfsm.reply_size import MAX_CALLS, MAX_CHARS, TOO_MANY_CALLS, TOO_MANY_CHARS
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Media, Message, Part, ToolResult, Usage
@@ -30,6 +32,17 @@ Refuses: TypeAlias = "Callable[[Part], str | None]"
 # Bytes of memory for what was written, see `_held`: 1,000 runs of 40 messages. Beyond it, those that rest longest are
 # written anew when they go on.
 KEPT_BYTES: Final = 64 * 2**20
+
+# Bytes of a reply that came whole, or of one event of a stream, after decompression: both are held until they end, and
+# may hold pictures in base64. The last event of OpenAI's responses is the whole reply once more.
+MAX_HELD_BYTES: Final = 64 * 2**20
+# Bytes of all events of a stream: 1 KiB for each of 128,000 tokens, where most servers send 150 to 500 bytes.
+MAX_STREAM_BYTES: Final = 128 * 2**20
+# Blocks or items of a reply, its calls among them: pieces of text with their sources, searches, thoughts.
+MAX_ITEMS: Final = 10_000
+
+# Of what is no JSON, bytes: an error shows the beginning of it.
+_SHOWN_BYTES: Final = 64 * 2**10
 
 
 # Writing
@@ -141,6 +154,10 @@ class FormError(ValueError):
     """What came is not of the wire's form."""
 
 
+class SizeError(ValueError):
+    """More came than a reply may have."""
+
+
 class SentError(Exception):
     """The server sent an error with status 200: in place of a reply, or in the middle of a stream.
 
@@ -169,6 +186,19 @@ def field(source: object, key: str, kind: type[_T], default: _T) -> _T:
         msg = f"{key!r} is {type(value).__name__} where {kind.__name__} belongs"
         raise FormError(msg)
     return value
+
+
+def check_count(calls: int, items: int = 0) -> None:
+    """Check how many calls a reply has, and how many blocks or items in all, before anything is made of them.
+
+    Raises:
+        SizeError: when there are too many.
+    """
+    if calls > MAX_CALLS:
+        raise SizeError(TOO_MANY_CALLS)
+    if items > MAX_ITEMS:
+        msg = f"more than {MAX_ITEMS:,} blocks or items"
+        raise SizeError(msg)
 
 
 def count(usage: dict[str, Any], key: str) -> int:
@@ -224,7 +254,7 @@ def parsed_reply(data: bytes) -> object:
     try:
         answer = parsed(data)
     except (ValueError, RecursionError):
-        msg = f"text that is no JSON: {data.decode('utf-8', 'replace')}"
+        msg = f"text that is no JSON: {data[:_SHOWN_BYTES].decode('utf-8', 'replace')}"
         raise FormError(msg) from None
     check_error(answer)
     return answer
@@ -315,6 +345,12 @@ class Assembly(ABC):
     # Whether any event was part of a reply.
     is_done: bool = False
     # Whether the server said that nothing will follow.
+    size: int = 0
+    # Bytes that came.
+    read: int = 0
+    # Bytes that had come when the last event was whole.
+    chars: int = 0
+    # Characters of text, thinking and arguments.
     _cut: Events = attrs.field(factory=Events)
 
     @property
@@ -331,21 +367,33 @@ class Assembly(ABC):
         Raises:
             FormError: when it is not of the wire's form.
             JSONDecodeError, UnicodeDecodeError, RecursionError: when it is not JSON.
+            SizeError: when more came than a reply may have.
             SentError: when the server sent an error, or broke the reply off.
             ModelError: when the model asked for what agentfsm cannot do.
         """
         pieces: list[Chunk] = []
+        self.size += len(data)
+        if self.size - self.read > MAX_HELD_BYTES or self.size > MAX_STREAM_BYTES:
+            raise self._too_many_bytes()
         if not self.events:
             self.unread.append(data)
         for event in self._cut.feed(data):
             if event.startswith(b"[DONE]"):  # of OpenAI's chat completions, and of many that speak any of the wires
                 self.is_done = True
             else:
-                self.events, self.unread = self.events + 1, []
+                self.events, self.unread, self.read = self.events + 1, [], self.size
                 self._take(parsed(event), pieces)
             if self.is_done:
                 break
+        self.chars += _chars_of(pieces)
+        if self.chars > MAX_CHARS:
+            raise SizeError(TOO_MANY_CHARS)
         return pieces
+
+    def _too_many_bytes(self) -> SizeError:
+        if self.size <= MAX_STREAM_BYTES:
+            return SizeError(f"more than {MAX_HELD_BYTES:,} bytes in one event")
+        return SizeError(f"more than {MAX_STREAM_BYTES:,} bytes")
 
     @abstractmethod
     def _take(self, event: object, pieces: list[Chunk]) -> None:
@@ -354,3 +402,14 @@ class Assembly(ABC):
     @abstractmethod
     def reply(self) -> Reply:
         """Put the reply together, once it is whole."""
+
+
+def _chars_of(pieces: Sequence[Chunk]) -> int:
+    chars = 0
+    for piece in pieces:
+        match piece:
+            case TextChunk() | ThinkingChunk():
+                chars += len(piece.text)
+            case CallChunk():
+                chars += len(piece.arguments)
+    return chars

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 
-from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
+from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Native, Usage
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, TextChunk, ThinkingChunk
+from agentfsm.reply_size import MAX_CALLS, USUAL_ARGUMENTS_CHARS, USUAL_TEXT_CHARS, excess
 from agentfsm.threads import is_foreign
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> 
     """Ask a model once.
 
     Raises:
-        ModelError: when it cannot be asked, or was not reached.
+        ModelError: when it cannot be asked, or was not reached; a ModelReplyError when its reply is too large.
         MisuseError: when its `reply` is not async, or what it returns or raises is not what it has to be.
     """
     reply = await _asked(model, request, emit)
@@ -45,11 +46,16 @@ async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> 
         _check_reply(model, reply)
     if reply.usage is not None:
         _check_usage(model, "returned a Reply", reply.usage)
+    # A slice is empty, and takes no call either, where a reply is of a usual size.
+    is_large: object = reply.native or reply.calls[MAX_CALLS:] or reply.text[USUAL_TEXT_CHARS:]
     for call in reply.calls:
         if call.__class__ is not ProposedCall or not (
             call.arguments.__class__ is call.name.__class__ is call.id.__class__ is str
         ):
             _check_call(model, call)
+        is_large = is_large or call.arguments[USUAL_ARGUMENTS_CHARS:]
+    if is_large and (over := excess(reply)) is not None:
+        raise _too_large(model, over, reply.usage)
     return reply
 
 
@@ -75,6 +81,14 @@ async def _asked(model: Model, request: Request, emit: Emit | None) -> Reply:
         raise MisuseError(f"{what} returned {kind} where it was not awaited: write `async def reply`") from None
     else:
         return reply
+
+
+def _too_large(model: Model, over: str, usage: Usage | None) -> ModelReplyError:
+    return ModelReplyError(
+        f"The reply of {model.name!r} is too large ({over}) and is not used. Limit it with Settings(max_tokens=...), "
+        "or say in the instructions how much is wanted at a time.",
+        usage,
+    )
 
 
 def usd_of(model: Model, usage: Usage) -> float | None:

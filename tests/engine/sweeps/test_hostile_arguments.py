@@ -14,6 +14,7 @@ from agentfsm import Agent, Limits, MisuseError, Outcome, Run, RunContext, Setti
 from agentfsm.core.codec import LIMIT_CHARS
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.ports import FinishReason, ProposedCall, Reply, Request
+from agentfsm.reply_size import MAX_CALLS
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite import SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, raw_call, say
@@ -271,16 +272,16 @@ async def test_ids_of_the_provider_decide_nothing(store, given):
 
 
 @pytest.mark.parametrize("name", ["act", "no_such_tool"])
-async def test_ten_thousand_calls_in_one_reply(name):
+async def test_as_many_calls_as_a_reply_may_have(name):
     """Each has an id and a result of its own, and the run comes to its end."""
     world = World(read_only=True)
-    calls = [ProposedCall(id="", name=name, arguments="{}") for _ in range(10_000)]
+    calls = [ProposedCall(id="", name=name, arguments="{}") for _ in range(MAX_CALLS)]
     limits = Limits(tokens=10**9, tool_calls=20_000)
     agent = Agent(answering(*calls), tools=[world.tool], store=MemoryStore(), limits=limits)
     run = await agent.run("go")
     assert run.output == "done"
-    assert len({result.call_id for result in results_of(run.messages)}) == 10_000
-    assert len(world.got) == (10_000 if name == "act" else 0)
+    assert len({result.call_id for result in results_of(run.messages)}) == MAX_CALLS
+    assert len(world.got) == (MAX_CALLS if name == "act" else 0)
 
 
 # Tools that are gone

@@ -1,0 +1,132 @@
+"""What a server may make us read: each reply without end is broken off, over a real socket, with an error that says so.
+
+The bounds are those of docs/models.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import anyio
+import httpx
+import httpx2
+import pytest
+from asking_anthropic import REQUEST, both_ways
+from endless_replies import ADAPTERS, ANSWERS, ERRORS, STREAMS
+from endless_server import Endless, EndlessServer
+
+from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
+from agentfsm.models import OpenAIChat, guarded_client, vendor, wire
+from agentfsm.reply_size import MAX_CHARS
+from agentfsm.testing import LocalServer, Say
+
+# Of the process that reads them all, one after the other, with three adapters loaded. A body is held in parts, and
+# twice where it is put together.
+MOST_MIB = 350
+# The system takes so much that nobody reads, on either side of a connection.
+UNREAD_BYTES = 32 * 2**20
+BOUNDS = {
+    "body": "more than 67,108,864 bytes",
+    "gzip": "more than 67,108,864 bytes",
+    "line": "more than 67,108,864 bytes in one event",
+    "text": "more than 8,388,608 characters of text, thinking and arguments",
+    "thinking": "more than 8,388,608 characters of text, thinking and arguments",
+    "arguments": "more than 8,388,608 characters of text, thinking and arguments",
+    "calls": "more than 512 calls",
+}
+STATUSES = {"chat": "500", "responses": "429", "anthropic": "529"}
+
+
+async def test_replies_without_end_are_broken_off(anyio_backend_name):
+    """Each adapter says which bound was crossed, the server is rid of the client, and memory stays within a figure."""
+    script = str(Path(__file__).with_name("asking_endless.py"))
+    with EndlessServer(ANSWERS | ERRORS) as server:
+        done = await anyio.run_process([sys.executable, script, anyio_backend_name, server.url])
+    told = json.loads(done.stdout)
+    for name in ANSWERS:
+        kind, words = told["errors"][name]
+        assert kind == ModelReplyError.__name__, name
+        assert BOUNDS[name.split("-")[2]] in words, name
+        assert f"/{name}" in words
+        assert "Settings(max_tokens=...)" in words
+    for name in ERRORS:
+        kind, words = told["errors"][name]
+        assert (kind, STATUSES[name.split("-")[0]] in words) == (ModelUnavailableError.__name__, True), name
+        assert server.sent[name] < guarded_client.MAX_ERROR_BYTES + UNREAD_BYTES
+    assert all(server.sent[name] < wire.MAX_HELD_BYTES + UNREAD_BYTES for name in ANSWERS)
+    assert told["peak_mib"] < MOST_MIB
+
+
+@pytest.fixture
+def tight(monkeypatch):
+    """Bounds that are soon reached."""
+    monkeypatch.setattr(vendor, "MAX_HELD_BYTES", 2**20)
+    monkeypatch.setattr(wire, "MAX_HELD_BYTES", 2**20)
+    monkeypatch.setattr(wire, "MAX_STREAM_BYTES", 2**21)
+
+
+@pytest.mark.usefixtures("tight")
+@pytest.mark.parametrize("adapter", ADAPTERS.values())
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("lines", "more than 1,048,576 bytes in one event"),
+        ("comments", "more than 1,048,576 bytes in one event"),
+        ("events", r"more than 2,097,152 bytes\)"),
+    ],
+)
+async def test_what_is_no_part_of_a_reply_is_bounded_too(adapter, what, words):
+    """Neither an event without end, nor a stream of what says nothing, is read on."""
+    with EndlessServer({what: Endless(piece=STREAMS[what])}) as server:
+        model = adapter("m", base_url=f"{server.url}/{what}", api_key="none")
+        with pytest.raises(ModelReplyError, match=words):
+            await model.reply(REQUEST, [].append)
+        await model.aclose()
+    assert server.sent[what] < 2**21 + UNREAD_BYTES
+
+
+@pytest.mark.usefixtures("tight")
+@pytest.mark.parametrize("library", [httpx, httpx2])
+@pytest.mark.parametrize("name", ["chat-whole-body", "chat-streamed-line", "chat-whole-error"])
+async def test_a_client_of_ones_own_reads_no_more(library, name):
+    """The bounds are not a matter of the client."""
+    emit = [].append if "streamed" in name else None
+    kind, words = (ModelUnavailableError, "500") if "error" in name else (ModelReplyError, "more than 1,048,576 bytes")
+    with EndlessServer(ANSWERS | ERRORS) as server:
+        async with library.AsyncClient() as client:
+            model = OpenAIChat("m", base_url=f"{server.url}/{name}", http_client=client)
+            with pytest.raises(kind, match=words):
+                await model.reply(REQUEST, emit)
+    assert server.sent[name] < 2**20 + UNREAD_BYTES
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS.values())
+@pytest.mark.parametrize(
+    "say",
+    [
+        Say(text="x" * (MAX_CHARS + 1), chunk_chars=2**20),
+        Say(calls=tuple([("f", json.dumps({"text": "x" * (MAX_CHARS // 2)}))] * 2), chunk_chars=2**20),
+    ],
+    ids=["text", "arguments"],
+)
+@both_ways
+async def test_a_reply_that_ends_too_late_is_too_large(adapter, say, streamed):
+    """What is written in one reply is bounded, in whatever form it comes; what it was billed counts."""
+    with LocalServer([say]) as server:
+        model = adapter("m", base_url=server.base_url, api_key="none")
+        with pytest.raises(ModelReplyError, match="more than 8,388,608 characters of text") as caught:
+            await model.reply(REQUEST, [].append if streamed else None)
+        await model.aclose()
+    assert streamed or caught.value.usage is not None
+
+
+async def test_a_reply_with_pictures_is_whole():
+    """Megabytes of base64 in one line are a reply as any other."""
+    text = "A" * (8 * 2**20 - 1)
+    with LocalServer([Say(text=text), Say(text=text, chunk_chars=len(text))]) as server:
+        model = OpenAIChat("m", base_url=server.base_url)
+        assert (await model.reply(REQUEST)).text == text
+        assert (await model.reply(REQUEST, [].append)).text == text
+        await model.aclose()
