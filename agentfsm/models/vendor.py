@@ -4,7 +4,8 @@ A request goes through the lower door of the vendor's package: `client.post` wit
 response. That keeps its authentication, transport, errors and time-outs, and leaves out that it checks each message of
 the history against its annotations (16 ms at 50 turns) and builds an object for each chunk. Its stream class is left
 out too: at the end of each stream it leaves generators to the garbage collector, which trio warns of and asyncio starts
-tasks for. Its retries are off: the engine retries, and two layers would multiply.
+tasks for. Its retries are off: the engine retries, and two layers would multiply. What it sends goes through a
+`GuardedClient`, and every body is read here, within bounds.
 """
 
 from __future__ import annotations

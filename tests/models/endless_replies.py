@@ -101,6 +101,7 @@ ANSWERS = {
     "chat-whole-body": Endless(WHOLE["chat"], FILLING),
     "responses-whole-gzip": Endless(HEAD, BOMB, times=128, headers=GZIP),
     "anthropic-streamed-gzip": Endless(STREAM_HEAD, STREAM_BOMB, times=128, headers=GZIP + EVENTS),
+    "chat-whole-values": Endless(b'{"choices": [', b"[]," * 2**20, times=20),
     "chat-streamed-line": Endless(b"data: ", FILLING, headers=EVENTS),
     **{
         f"{wire}-streamed-{what}": Endless(head, piece, headers=EVENTS)
