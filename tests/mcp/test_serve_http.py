@@ -13,7 +13,7 @@ from mcp.types import ElicitResult
 from agentfsm import Agent, tool
 from agentfsm.core.errors import MisuseError
 from agentfsm.mcp import MCPServerError, MCPService, Resource
-from agentfsm.mcp.serving import http as serve_http
+from agentfsm.mcp.serving.guard import Guarded, hosts_of, is_loopback
 from agentfsm.testing import FunctionModel, ScriptedModel, say
 
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105  it opens nothing
@@ -105,6 +105,7 @@ async def posted(url, body=HELLO, **headers):
         ({"host": "localhost:9"}, 200),
         ({"host": "evil.example"}, 421),
         ({"host": "127.0.0.1.evil.example:80"}, 421),
+        ({"host": "localhost:1@evil"}, 421),
         ({"origin": "http://localhost:3000"}, 200),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),
@@ -168,10 +169,10 @@ async def test_the_token_goes_no_further():
     async def app(scope, _receive, _send):
         seen.append(scope["headers"])
 
-    guarded = serve_http.Guarded(app, TOKEN)
-    headers = [(b"authorization", f"Bearer {TOKEN}".encode()), (b"accept", b"*/*")]
+    guarded = Guarded(app, hosts_of("127.0.0.1", []), TOKEN)
+    headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())]
     await guarded({"type": "http", "headers": headers}, None, None)
-    assert seen == [[(b"accept", b"*/*")]]
+    assert seen == [[(b"host", b"localhost")]]
 
 
 async def test_two_tokens_are_none():
@@ -182,7 +183,8 @@ async def test_two_tokens_are_none():
         sent.append(message)
 
     right = (b"authorization", f"Bearer {TOKEN}".encode())
-    await serve_http.Guarded(None, TOKEN)({"type": "http", "headers": [right, right]}, None, send)
+    guarded = Guarded(None, hosts_of("127.0.0.1", []), TOKEN)
+    await guarded({"type": "http", "headers": [(b"host", b"localhost"), right, right]}, None, send)
     assert sent[0]["status"] == 401
 
 
@@ -288,20 +290,82 @@ async def test_a_port_that_is_taken_is_a_clear_error():
             await MCPService([add], name="demo").http(port=port)
 
 
-def test_names_by_which_a_server_may_be_called():
-    """Loopback, its own address, and those that were given; a name without a port may have any."""
-    settings = serve_http.security_of("10.0.0.7", ["mcp.example.org", "proxy:443"])
-    assert {"127.0.0.1:*", "[::1]", "10.0.0.7:*", "mcp.example.org", "mcp.example.org:*"} <= {*settings.allowed_hosts}
-    assert "proxy:443" in settings.allowed_hosts
-    assert "proxy:443:*" not in settings.allowed_hosts
-    assert "https://mcp.example.org" in settings.allowed_origins
-    assert "[::2]:*" in serve_http.security_of("::2", []).allowed_hosts
+@pytest.mark.parametrize(
+    ("called", "status"),
+    [
+        ({"host": ["localhost"]}, 200),
+        ({"host": ["LocalHost:65535"]}, 200),
+        ({"host": ["[::1]:8000"]}, 200),
+        ({"host": ["10.0.0.7:1"]}, 200),
+        ({"host": ["mcp.example.org"]}, 200),
+        ({"host": ["proxy:443"]}, 200),
+        ({"host": []}, 421),
+        ({"host": [""]}, 421),
+        ({"host": ["localhost", "localhost"]}, 421),
+        ({"host": ["localhost", "evil.example"]}, 421),
+        ({"host": ["localhost:1@evil"]}, 421),
+        ({"host": ["user@localhost"]}, 421),
+        ({"host": ["localhost:"]}, 421),
+        ({"host": ["localhost:0"]}, 421),
+        ({"host": ["localhost:080"]}, 421),
+        ({"host": ["localhost:65536"]}, 421),
+        ({"host": ["localhost:+80"]}, 421),
+        ({"host": ["localhost:\u0661"]}, 421),
+        ({"host": ["localhost:80:80"]}, 421),
+        ({"host": ["localhost."]}, 421),
+        ({"host": ["localhost.evil.example"]}, 421),
+        ({"host": ["localhost/evil"]}, 421),
+        ({"host": ["localhost, evil"]}, 421),
+        ({"host": [" localhost"]}, 421),
+        ({"host": ["localhost\n"]}, 421),
+        ({"host": ["::1"]}, 421),
+        ({"host": ["[::1"]}, 421),
+        ({"host": ["[::1]evil"]}, 421),
+        ({"host": ["[::1].evil.example"]}, 421),
+        ({"host": ["[localhost]"]}, 421),
+        ({"host": ["proxy"]}, 421),
+        ({"host": ["proxy:80"]}, 421),
+        ({"origin": ["http://localhost:3000"]}, 200),
+        ({"origin": ["https://mcp.example.org"]}, 200),
+        ({"origin": [""]}, 403),
+        ({"origin": ["null"]}, 403),
+        ({"origin": ["localhost"]}, 403),
+        ({"origin": ["file://localhost"]}, 403),
+        ({"origin": ["http://localhost", "http://localhost"]}, 403),
+        ({"origin": ["http://localhost http://evil.example"]}, 403),
+        ({"origin": ["http://localhost:1@evil"]}, 403),
+        ({"origin": ["http://localhost/"]}, 403),
+        ({"origin": ["http://localhost:3000.evil.example"]}, 403),
+    ],
+)
+async def test_host_and_origin_are_read_strictly(called, status):
+    """Only a plain host that is allowed, in one header, gets in; `localhost:1@evil` is a user at another host."""
+    headers = {"host": ["localhost"], **called}
+    sent = []
+
+    async def app(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message):
+        sent.append(message)
+
+    pairs = [(name.encode(), value.encode("utf-8")) for name, values in headers.items() for value in values]
+    guarded = Guarded(app, hosts_of("10.0.0.7", ["mcp.example.org", "proxy:443"]), None)
+    await guarded({"type": "http", "headers": pairs}, None, send)
+    assert sent[0]["status"] == status
+
+
+@pytest.mark.parametrize("name", ["http://localhost", "localhost:1@evil", "localhost:x", "*", ""])
+def test_a_name_that_no_client_could_send_is_refused(name):
+    """Where the server is made, and not by a 421 for everybody."""
+    with pytest.raises(MisuseError, match="is no HOST or HOST:PORT"):
+        hosts_of("127.0.0.1", [name])
 
 
 def test_what_is_loopback():
     """Only what no other machine can reach."""
-    assert all(map(serve_http.is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost")))
-    assert not any(map(serve_http.is_loopback, (EVERYWHERE, "10.0.0.1", "example.org", "")))
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost")))
+    assert not any(map(is_loopback, (EVERYWHERE, "10.0.0.1", "example.org", "")))
 
 
 async def test_an_app_serves_in_a_web_server_of_ones_own():

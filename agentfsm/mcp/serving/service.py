@@ -20,6 +20,7 @@ from mcp import MCPError
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import ListenHandler
+from mcp.server.transport_security import TransportSecuritySettings
 
 from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.engine.queue import render
@@ -30,8 +31,10 @@ from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp.serving import http as web
 from agentfsm.mcp.serving.asking import Context
 from agentfsm.mcp.serving.bus import Bus
+from agentfsm.mcp.serving.guard import TOKEN_VARIABLE, App, Guarded, hosts_of, is_loopback, token_of
 from agentfsm.mcp.serving.offers import Prompt, Resource, completed
 from agentfsm.mcp.serving.runs import ServedRuns
+from agentfsm.mcp.serving.sessions import SESSION_IDLE_S, Sessions
 from agentfsm.mcp.serving.subscribers import URI_CHARS, subscribe, unsubscribe
 from agentfsm.mcp.serving.tools import ServedTools
 from agentfsm.mcp.serving.turns import MOST
@@ -186,7 +189,7 @@ class MCPService:
             task_status: Told the URL when it is there: `url = await tasks.start(service.http)`.
 
         Raises:
-            MisuseError: when anybody could reach it, or the event loop is another.
+            MisuseError: when anybody could reach it, a name is no host, or the event loop is another.
             MCPServerError: when the address is taken.
         """
         if not hasattr(current_token().native_token, "call_soon_threadsafe"):
@@ -198,7 +201,7 @@ class MCPService:
         with bound:
             await web.serve(app, bound, web.url_of(host, bound), task_status, self._let_go)
 
-    def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> web.App:
+    def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> App:
         """Return the server as an ASGI app, for a web server of your own; its endpoint is /mcp.
 
         That server has to run the app's lifespan, in which runs are driven. An app serves for one lifespan.
@@ -209,21 +212,23 @@ class MCPService:
             hosts: As for `http`.
 
         Raises:
-            MisuseError: when anybody could reach it.
+            MisuseError: when anybody could reach it, or a name is no host.
         """
-        token = web.token_of(token)
-        if token is None and not web.is_loopback(host):
+        token = token_of(token)
+        if token is None and not is_loopback(host):
             raise MisuseError(
-                f"{host!r} is reached from other machines, so clients need a bearer token: set ${web.TOKEN_VARIABLE}, "
+                f"{host!r} is reached from other machines, so clients need a bearer token: set ${TOKEN_VARIABLE}, "
                 "give token=..., or listen on 127.0.0.1"
             )
         app = self.server.streamable_http_app(
             streamable_http_path=web.PATH,
             max_request_body_size=web.BODY_BYTES,
-            max_sessions=web.MAX_SESSIONS,
-            transport_security=web.security_of(host, hosts),
+            session_idle_timeout=SESSION_IDLE_S,
+            # `Sessions` bounds them, and `Guarded` checks `Host` and `Origin` more strictly.
+            max_sessions=None,
+            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )
-        return web.Guarded(app, token)
+        return Guarded(Sessions(app), hosts_of(host, hosts), token)
 
     async def rest(self) -> None:
         """Give back the runs that are driven, for the next server; clients are still answered."""
