@@ -2,7 +2,8 @@
 
 The floor and agentfsm take turns in one process. What is printed is the median of each, the spread of ours (the
 middle half of the measurements), and the median of the ratios. Absolute figures only help to imagine it, except in the
-lines whose goal has a unit. A row is a name ("crowd") or a name with a case ("crowd:cpu").
+lines whose goal has a unit. The tool declares `read_only=True`; the column "bare" has the figure that goals refer to for
+a bare `@tool`, whose calls run one by one. A row is a name ("crowd") or a name with a case ("crowd:cpu").
 
 Further words, each by itself: `peers` measures the other frameworks, `growth` what long runs and many of them cost,
 `options` what each option costs, and `selection` how often the right tool is chosen, for which it needs the network.
@@ -23,25 +24,33 @@ from benchmarks.one import chosen, entries
 OUT = Path(".agentfsm/bench.json")
 OTHERS = ("peers", "growth", "claims", "options", "selection")
 HEAD = (
-    f"{'row':<15}{'floor':>9}{'agentfsm':>10} {'unit':<6}{'spread':>6}{'ratio':>8}{'goal':>11}{'stretch':>11}     what"
+    f"{'row':<16}{'floor':>9}{'agentfsm':>10} {'unit':<6}{'spread':>6}{'ratio':>8}{'bare':>12}{'goal':>11}"
+    f"{'stretch':>11}     what"
 )
 
 
-def line(row: Row, entry: dict[str, Any]) -> str:
+def line(row: Row, entry: dict[str, Any], bare: dict[str, Any]) -> str:
     """Return a line of the table."""
     if why := entry.get("failed") or entry.get("not_offered"):
-        return f"{row.id:<15}{why}"
-    reached = entry["own"] if row.absolute else entry["ratio"]
-    mark = "" if row.goal is None else "yes" if reached <= row.goal else "NO"
+        return f"{row.id:<16}{why}"
+    figure = reached(row, entry)
+    mark = "" if row.goal is None else "yes" if figure is not None and figure <= row.goal else "NO"
     return (
-        f"{row.id:<15}{entry['floor']:>9.4g}{entry['own']:>10.4g} {row.unit:<6}{entry['own_spread']:>6.0%}"
-        f"{entry['ratio']:>7.2f}x{wanted(row, row.goal):>11}{wanted(row, row.stretch):>11} {mark:<4}{row.what}"
+        f"{row.id:<16}{entry['floor']:>9.4g}{entry['own']:>10.4g} {row.unit:<6}{entry['own_spread']:>6.0%}"
+        f"{entry['ratio']:>7.2f}x{wanted(row, reached(row, bare)) or 'fails':>12}"
+        f"{wanted(row, row.goal):>11}{wanted(row, row.stretch):>11} {mark:<4}{row.what}"
     )
+
+
+def reached(row: Row, entry: dict[str, Any]) -> float | None:
+    """Return the figure that a goal refers to, None where there is none."""
+    figure: float | None = entry.get("own" if row.absolute else "ratio")
+    return figure
 
 
 def wanted(row: Row, figure: float | None) -> str:
     """Return a goal with its unit."""
-    return "" if figure is None else f"{figure:g}{' ' + row.unit if row.absolute and row.unit != 'x' else 'x'}"
+    return "" if figure is None else f"{figure:.3g}{' ' + row.unit if row.absolute and row.unit != 'x' else 'x'}"
 
 
 def measured(names: list[str]) -> int:
@@ -50,9 +59,10 @@ def measured(names: list[str]) -> int:
     told = machine()
     print(f"Python {told['python']}, {told['processor']}; medians; ratio = agentfsm / floor\n\n{HEAD}", flush=True)
     found = []
-    for row, entry in zip(rows, entries("benchmarks.ours", rows), strict=True):
-        print(line(row, entry), flush=True)
-        found.append({**entry, "what": row.what, "goal": row.goal, "stretch": row.stretch, "absolute": row.absolute})
+    for row, entry, bare in zip(rows, entries("benchmarks.ours", rows), entries("benchmarks.bare", rows), strict=True):
+        print(line(row, entry, bare), flush=True)
+        about = {"what": row.what, "goal": row.goal, "stretch": row.stretch, "absolute": row.absolute}
+        found += [{**entry, **about}, {**bare, **about}]
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps({**told, "rows": found}, indent=2) + "\n")
     print(f"\nwritten to {OUT}")

@@ -19,6 +19,13 @@ from typing import Any
 # What every run ends with.
 ANSWER = "done"
 PROMPT = "Add the numbers."
+# Texts that arrive together, as from one read of a socket.
+BURST = 100
+# A user's function before it is made a tool, as source.
+FUNCTION = '''async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+'''
 # The tool, as a chat completions server is told of it.
 TOOL = {
     "type": "function",
@@ -123,9 +130,14 @@ class Contender(ABC):
     # Those whose versions are told.
     imports: str
     # The statement that a user's program begins with.
+    first_tool: str
+    # The statements that make a tool of the function `add` of `FUNCTION`, which behaves as `adder(0.0)`.
     level: str = "normal"
     # What a step on disk survives, where one may choose: "normal" the death of the process, "full" a power cut. It is
     # set before `durable` is called; who offers no choice leaves it alone.
+    burst: int = BURST
+    # Texts of a streamed answer that arrive together, where the framework may merge them. It is set before `streams` is
+    # called; who hands each on by itself leaves it alone.
 
     @abstractmethod
     def runs(self, script: Script) -> Job:
@@ -143,7 +155,7 @@ class Contender(ABC):
 
     @abstractmethod
     def streams(self, chunks: int) -> Callable[[], AsyncIterator[str]]:
-        """Return a run without tools whose answer arrives as `chunks` texts (`words`), each handed to the consumer."""
+        """Return a run without tools whose answer arrives as `chunks` texts (`words`), handed to the consumer."""
 
     @abstractmethod
     def over_http(self, url: str, history: int) -> Callable[[], Awaitable[str]]:

@@ -60,6 +60,7 @@ class Floor(Contender):
 
     name = "floor"
     imports = "import asyncio, json"
+    first_tool = "tools = {'add': add}"
 
     def __init__(self) -> None:
         """Begin with nothing open."""

@@ -1,7 +1,8 @@
 """`python -m benchmarks growth [POSTGRES_URL]`: what long runs cost, and many of them.
 
-Time and bytes for a turn at several lengths, memory for a run that waits and one that works, the time to open a long
-run, and appends per second of many runs on each store. Without an address a PostgreSQL is started as the tests do it:
+Time and bytes for a turn at several lengths, the time of single turns of a run of 10,000, memory for a run that waits
+and one that works, the time to open a run of 10,000 turns and how long the event loop stalls meanwhile, and appends per
+second of many runs on each store. Without an address a PostgreSQL is started as the tests do it:
 one that is installed, or the wheel of the test group. Its database should be on the disk that is meant, as should the
 folder for temporary files (TMPDIR).
 """
@@ -20,15 +21,15 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from agentfsm import Run
+from agentfsm import Agent, Run
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin
-from agentfsm.ports import Durability, Store
+from agentfsm.ports import Durability, Emit, Reply, Request, Store
 from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
 from agentfsm.testing.conformance.driving import Driver, header
 from benchmarks.contender import PROMPT, Script, ran
-from benchmarks.ours import contender, following, job, summing
-from benchmarks.rows import CPU, MS, US, WALL, remembered, size_of, timed
+from benchmarks.ours import WIDE, Scripted, contender, following, job, summing
+from benchmarks.rows import CPU, MS, US, WALL, check, remembered, size_of, ticking, timed
 
 TURNS = (20, 100, 400, 2_000)
 REPEATS = 5
@@ -39,8 +40,27 @@ CROWDS = (1, 100, 1_000)
 APPENDS = 3_000
 # By one run: alone it waits for the disk each time.
 LONGEST = 500
-EVENTS = 10_000
 KIB = 1024
+# A long run: the turns whose cost is told, each as the mean of so many before it and as many behind it.
+LONG = Script(turns=10_000)
+TOLD = (200, 5_000, 9_900)
+AROUND = 100
+# Times that it is driven.
+DRIVES = 3
+
+
+class Stamped(Scripted):
+    """Follows a script, and notes by the processor's clock when each turn asks it."""
+
+    def __init__(self, script: Script) -> None:
+        """Take the script."""
+        super().__init__(script)
+        self.asked: list[float] = []
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Reply according to the length of the history."""
+        self.asked.append(CPU())
+        return await super().reply(request, emit)
 
 
 async def lengths() -> None:
@@ -102,23 +122,54 @@ async def footprint() -> None:
     print(f"a run that works (1,000 at once, its journal in memory, all included): {running:.1f} KiB")
 
 
+async def single_turns() -> None:
+    """Print what single turns of a long run take, in memory and on disk."""
+    print(f"\n{'CPU of a turn':<22}" + "".join(f"{f'turn {turn:,}':>20}" for turn in TOLD))
+    for name in ("in memory", "SQLite, normal"):
+        costs: list[list[float]] = []
+        for _ in range(DRIVES):
+            with TemporaryDirectory() as folder:
+                store = MemoryStore() if name == "in memory" else SQLiteStore(Path(folder) / "runs.db")
+                costs.append(await costs_of_turns(store))
+                await store.aclose()
+        medians = [statistics.median(each) for each in zip(*costs, strict=True)]
+        told = [f"{cost * US:,.0f} us, {cost / medians[0]:.2f}x" for cost in medians]
+        print(f"{name:<22}" + "".join(f"{each:>20}" for each in told), flush=True)
+    print()
+
+
+async def costs_of_turns(store: Store) -> list[float]:
+    """Return the seconds of the turns that are told, of a run in this store."""
+    model = Stamped(LONG)
+    agent = Agent(model, tools=[summing(0.0)], limits=WIDE, store=store, durability="normal")
+    gc.collect()
+    check(await job(agent, LONG)(), LONG)
+    return [(model.asked[turn + AROUND] - model.asked[turn - AROUND]) / 2 / AROUND for turn in TOLD]
+
+
 async def opening(store: Store, name: str) -> None:
-    """Print what it takes to open a long run."""
-    driver = await Driver.of(store, header("long"))
-    driver.append(Observed())
-    while driver.run.version < EVENTS:
-        driver.append(*driver.turn())
-    await driver.release()
-    reads: list[float] = []
-    opens: list[float] = []
-    for _ in range(REPEATS):
-        begun = WALL()
-        stored = await store.read("long")
-        reads.append((WALL() - begun) * MS)
-        assert begin(stored.header).fold(stored.events).version == driver.run.version
-        opens.append((WALL() - begun) * MS)
-    read, opened = statistics.median(reads), statistics.median(opens)
-    print(f"{name:<12} a run of {driver.run.version:,} events: {read:.0f} ms to read, {opened:.0f} ms to open")
+    """Print what it takes to open a long run whose last call waits for a person: to read, to load and to resume it."""
+    tools = [summing(0.0, requires_approval=lambda call: call.a == LONG.turns - 1)]
+    ran.set([])
+    waiting = await following(LONG, store, tools=tools, durability="normal").run(PROMPT)
+    assert (waiting.turn, waiting.is_waiting) == (LONG.turns, True)
+    agent = following(LONG, store, tools=tools)
+    ways = {"read": store.read, "load": agent.load, "resume": agent.resume}
+    told: list[str] = []
+    for way, opened in ways.items():
+        times: list[float] = []
+        stalls: list[float] = []
+        for _ in range(DRIVES):
+            gc.collect()
+            async with ticking() as longest:
+                begun = WALL()
+                await opened(waiting.id)
+                times.append(WALL() - begun)
+            stalls.append(longest())
+        told.append(
+            f"{statistics.median(times) * MS:,.0f} ms to {way} (stall {statistics.median(stalls) * MS:,.0f} ms)"
+        )
+    print(f"{name:<12} a run of {LONG.turns:,} turns: {', '.join(told)}", flush=True)
 
 
 async def throughput(store: Store, name: str, level: Durability) -> None:
@@ -189,6 +240,7 @@ async def stores(url: str | None) -> None:
 async def measure(url: str | None) -> None:
     """Measure and print."""
     await lengths()
+    await single_turns()
     await footprint()
     await stores(url)
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks options`: what each option costs by itself, for a turn with one call, beside the plain turn.
 
-The plain turn is an agent with its defaults: a journal in memory, one tool that changes nothing, nobody who watches.
+The plain turn is an agent with a journal in memory, one tool that declares `read_only=True`, nobody who watches.
 Each option takes turns with it in one process. CPU is that of all threads; where a disk is waited for, the wall tells
 more. There is no line for traces: beside the journal, the stream and the log there are none.
 """
@@ -138,7 +138,7 @@ def options(folder: Path) -> list[Option]:
         Option("somebody watches the stream", watched(following(TURNS, MemoryStore()))),
         Option("log at INFO", plain(), around=lambda: logging_at(logging.INFO)),
         Option("log at DEBUG", plain(), around=lambda: logging_at(logging.DEBUG)),
-        Option("tool may change things", declared(read_only=False)),
+        Option("a bare `@tool`", declared(read_only=False)),
         Option("the same in SQLite, full", plain(disk, tools=[summing(0.0, read_only=False)])),
         Option("tool has locks", declared(locks=lambda a: [a.a])),
         Option("tool has a limit", declared(limit=5)),

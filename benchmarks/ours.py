@@ -1,4 +1,7 @@
-"""agentfsm as a contender, with its defaults: validation, journal, events and limits on."""
+"""agentfsm as a contender: validation, journal, events and limits on, and a tool that declares `read_only=True`.
+
+The declaration is true, and what a user would write; what it saves is seen beside `benchmarks.bare`.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,8 @@ from agentfsm.stores import MemoryStore, SQLiteStore
 from benchmarks.contender import ANSWER, PROMPT, Contender, Done, Job, Script, adder, earlier, ran, words
 
 # So that a long run is measured, and not its end.
-WIDE = Limits(turns=3_000, tool_calls=3_000, tokens=10_000_000)
+WIDE = Limits(turns=20_000, tool_calls=20_000, tokens=10_000_000)
 USAGE = Usage(input_tokens=1, output_tokens=1)
-# Texts that arrive together, as from one read of a socket; a reader that is 256 behind gets them merged.
-BURST = 100
 
 
 class Scripted(Model):
@@ -64,7 +65,7 @@ class Chatty(Model):
 
     name = "chatty"
 
-    def __init__(self, chunks: int, burst: int = BURST) -> None:
+    def __init__(self, chunks: int, burst: int) -> None:
         """Take the number of texts, and how many arrive together."""
         self._words, self._burst = words(chunks), burst
 
@@ -81,9 +82,11 @@ class Chatty(Model):
 class Ours(Contender):
     """agentfsm."""
 
-    name = "agentfsm"
+    name = "agentfsm, `read_only=True`"
     packages = ("agentfsm", "anyio", "attrs", "openai", "pydantic")
     imports = "from agentfsm import Agent"
+    first_tool = "from agentfsm import tool; tool(add)"
+    read_only = True
 
     def __init__(self) -> None:
         """Begin with nothing open."""
@@ -91,17 +94,17 @@ class Ours(Contender):
 
     def runs(self, script: Script) -> Job:
         """Return a run of an agent with its store in memory."""
-        return job(following(script, MemoryStore()), script)
+        return job(self._following(script, MemoryStore()), script)
 
     async def durable(self, script: Script, folder: Path) -> Job:
         """Return the same over SQLite."""
         store = SQLiteStore(folder / "runs.db")
         self._open.append(store)
-        return job(following(script, store, durability=cast("Durability", self.level)), script)
+        return job(self._following(script, store, durability=cast("Durability", self.level)), script)
 
     def streams(self, chunks: int) -> Callable[[], AsyncIterator[str]]:
         """Return `agent.stream`."""
-        agent = Agent(Chatty(chunks), limits=WIDE)
+        agent = Agent(Chatty(chunks, self.burst), limits=WIDE)
         return lambda: texts(agent)
 
     def over_http(self, url: str, history: int) -> Callable[[], Awaitable[str]]:
@@ -110,7 +113,7 @@ class Ours(Contender):
         The messages are the same values each time, as in a run each message is made once, and sent with every request.
         """
         messages = list(map(message, earlier(history)))
-        agent = Agent(self._model(url), tools=[summing(0.0)], limits=WIDE)
+        agent = Agent(self._model(url), tools=[summing(0.0, read_only=self.read_only)], limits=WIDE)
 
         async def ask() -> str:
             return (await agent.run(PROMPT, messages=messages)).output
@@ -121,6 +124,9 @@ class Ours(Contender):
         """Return `agent.stream`."""
         agent = Agent(self._model(url), limits=WIDE)
         return lambda: texts(agent)
+
+    def _following(self, script: Script, store: Store, **options: Any) -> Agent:
+        return following(script, store, tools=[summing(script.tool_s, read_only=self.read_only)], **options)
 
     def _model(self, url: str) -> Model:
         model = OpenAIChat("m", base_url=url, api_key="key")
@@ -134,7 +140,7 @@ class Ours(Contender):
 
 
 def summing(tool_s: float, *, read_only: bool = True, **declared: Any) -> Tool[..., Any]:
-    """Return the tool; it says that it changes nothing, which is true."""
+    """Return the tool, which changes nothing, and says so unless it is told otherwise."""
     return tool(read_only=read_only, **declared)(adder(tool_s))
 
 

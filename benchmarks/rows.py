@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.contender import ANSWER, Contender, Done, Job, Script
+from benchmarks.contender import ANSWER, BURST, FUNCTION, Contender, Done, Job, Script, words
 from benchmarks.measure import Row, Sample
 from benchmarks.server import served
 
@@ -132,25 +132,32 @@ async def stalled(contender: Contender, runs: int) -> AsyncIterator[Sample]:
     job = contender.runs(CROWD)
 
     async def sample() -> float:
-        longest = 0.0
-
-        async def tick() -> None:
-            nonlocal longest
-            while True:
-                begun = WALL()
-                await asyncio.sleep(TICK_S)
-                longest = max(longest, WALL() - begun - TICK_S)
-
-        ticker = asyncio.create_task(tick())
-        await asyncio.sleep(0)  # so that it ticks before the crowd begins
-        await at_once(job, CROWD, runs)
-        await asyncio.sleep(0)  # and hears of a stall at the end
-        ticker.cancel()
-        with suppress(asyncio.CancelledError):
-            await ticker
-        return longest * MS
+        async with ticking() as longest:
+            await at_once(job, CROWD, runs)
+        return longest() * MS
 
     yield sample
+
+
+@asynccontextmanager
+async def ticking() -> AsyncIterator[Callable[[], float]]:
+    """Give the longest stall of the event loop within the block, in seconds, once it is over."""
+    longest = 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            begun = WALL()
+            await asyncio.sleep(TICK_S)
+            longest = max(longest, WALL() - begun - TICK_S)
+
+    ticker = asyncio.create_task(tick())
+    await asyncio.sleep(0)  # so that it ticks before the block begins
+    yield lambda: longest
+    await asyncio.sleep(0)  # and hears of a stall at the end
+    ticker.cancel()
+    with suppress(asyncio.CancelledError):
+        await ticker
 
 
 @asynccontextmanager
@@ -172,8 +179,9 @@ async def remembered(contender: Contender, runs: int) -> AsyncIterator[Sample]:
 async def journalled(contender: Contender, turns: int, level: str) -> AsyncIterator[Sample]:
     """Give the time of a turn with every step on disk.
 
-    The floor waits for each commit. Who need not, since a call that changes nothing may be made again, waits at the end
-    of the run only: at level "full" that is most of the difference.
+    The floor waits for each commit, as agentfsm does before each call of a bare `@tool`. A call that declares
+    `read_only=True` may be made again after a crash, so agentfsm waits at the end of such a run only: at level "full"
+    that is most of the difference, and a ratio below 1 is no faster disk.
     """
     script = Script(turns=turns)
     contender.level = level
@@ -211,8 +219,9 @@ async def stored(contender: Contender) -> AsyncIterator[Sample]:
 
 
 @asynccontextmanager
-async def crowded_on_disk(contender: Contender, runs: int) -> AsyncIterator[Sample]:
+async def crowded_on_disk(contender: Contender, runs: int, level: str) -> AsyncIterator[Sample]:
     """Give the processor time of many runs at once, with every step on disk, all threads together."""
+    contender.level = level
     with TemporaryDirectory() as folder:
         job = await contender.durable(CROWD, Path(folder))
 
@@ -228,21 +237,22 @@ async def crowded_on_disk(contender: Contender, runs: int) -> AsyncIterator[Samp
 # Streams and servers
 
 
-async def listen(stream: AsyncIterator[str], chunks: int) -> None:
-    """Take in a stream, and make sure that each chunk came by itself."""
+async def listen(stream: AsyncIterator[str], chunks: int, *, merged: bool = False) -> None:
+    """Take in a stream, and make sure that all of it came, each chunk by itself unless they may be merged."""
     texts = [text async for text in stream if text]
-    assert len(texts) == chunks, f"{len(texts)} texts in place of {chunks}"
-    assert texts[-1].strip() == f"word{chunks - 1}", texts[-1]
+    assert "".join(texts).split() == "".join(words(chunks)).split(), f"{len(texts)} texts, and not those of the model"
+    assert merged or len(texts) == chunks, f"{len(texts)} texts in place of {chunks}"
 
 
 @asynccontextmanager
-async def streamed(contender: Contender) -> AsyncIterator[Sample]:
+async def streamed(contender: Contender, burst: int) -> AsyncIterator[Sample]:
     """Give the time of a text from the model to whoever iterates."""
+    contender.burst = burst
     stream = contender.streams(CHUNKS)
 
     async def sample() -> float:
         begun = CPU()
-        await listen(stream(), CHUNKS)
+        await listen(stream(), CHUNKS, merged=burst > BURST)
         return (CPU() - begun) / CHUNKS * US
 
     yield sample
@@ -282,12 +292,12 @@ async def heard(contender: Contender) -> AsyncIterator[Sample]:
 
 
 @asynccontextmanager
-async def imported(contender: Contender) -> AsyncIterator[Sample]:
+async def imported(contender: Contender, program: Callable[[Contender], str]) -> AsyncIterator[Sample]:
     """Give the time of a process that does nothing but begin as a user's program does, its modules compiled before."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def begin() -> None:
-        subprocess.run([sys.executable, "-c", contender.imports], check=True, env=env)  # noqa: S603  nothing else runs
+        subprocess.run([sys.executable, "-c", program(contender)], check=True, env=env)  # noqa: S603  nothing else runs
 
     begin()
 
@@ -297,6 +307,10 @@ async def imported(contender: Contender) -> AsyncIterator[Sample]:
         return (WALL() - begun) * MS
 
     yield sample
+
+
+def _with_tool(contender: Contender) -> str:
+    return f"{contender.imports}\n{FUNCTION}\n{contender.first_tool}"
 
 
 def _in_memory(name: str, what: str, script: Script, *, times: int, parts: int, goal: float, stretch: float) -> Row:
@@ -311,6 +325,23 @@ def _crowd(case: str, what: str, unit: str, ready: Callable[..., Any], **how: An
 def _journal(turns: int, level: str, case: str, what: str, **goals: Any) -> Row:
     ready = partial(journalled, turns=turns, level=level)
     return Row(name="journal", case=case, what=what, unit="us", ready=ready, repeats=15, **goals)
+
+
+def _crowd_on_disk(case: str, what: str, level: str, **goals: Any) -> Row:
+    ready = partial(crowded_on_disk, runs=300, level=level)
+    return Row(name="crowd+disk", case=case, what=what, unit="ms", ready=ready, repeats=12, **goals)
+
+
+def _chunk(case: str, what: str, burst: int, **goals: Any) -> Row:
+    ready = partial(streamed, burst=burst)
+    return Row(name="chunk", case=case, what=f"a text of 2,000 {what}: CPU", unit="us", ready=ready, **goals)
+
+
+def _import(case: str, what: str, program: Callable[[Contender], str], **goals: Any) -> Row:
+    ready = partial(imported, program=program)
+    return Row(
+        name="import", case=case, what=f"a process that {what}: wall", unit="ms", ready=ready, repeats=15, **goals
+    )
 
 
 def _http(history: int, **goals: Any) -> Row:
@@ -377,15 +408,8 @@ def rows() -> list[Row]:
             absolute=True,
             repeats=3,
         ),
-        Row(
-            name="crowd+disk",
-            what="300 runs of 3 turns at once on disk, model 50 ms: CPU",
-            unit="ms",
-            ready=partial(crowded_on_disk, runs=300),
-            goal=3,
-            stretch=1.2,
-            repeats=12,
-        ),
+        _crowd_on_disk("", "300 runs of 3 turns at once on disk, model 50 ms: CPU", "normal", goal=3, stretch=1.2),
+        _crowd_on_disk("full", "the same, each step synced to disk: CPU", "full"),
         Row(
             name="growth",
             what="turn 200 over turn 10: CPU",
@@ -395,11 +419,11 @@ def rows() -> list[Row]:
             stretch=1.02,
             absolute=True,
         ),
-        Row(
-            name="chunk", what="a text of 2,000 through the stream: CPU", unit="us", ready=streamed, goal=8, stretch=2.5
-        ),
+        _chunk("", "through the stream, each by itself", BURST, goal=8, stretch=2.5),
+        _chunk("merged", "to a reader that is behind, which may get them merged", CHUNKS),
         _http(10, goal=0.7, stretch=0.4),
         _http(50, goal=0.15, stretch=0.1),
         Row(name="sse", what="a text of 240 streamed over HTTP: CPU", unit="us", ready=heard, goal=0.3, stretch=0.15),
-        Row(name="import", what="a process that imports it: wall", unit="ms", ready=imported, goal=2, repeats=15),
+        _import("", "imports it", lambda contender: contender.imports, goal=2),
+        _import("tool", "makes its first tool", _with_tool),
     ]

@@ -8,12 +8,27 @@ import attrs
 import pytest
 
 from agentfsm.ports import Reply
-from benchmarks import ours
-from benchmarks.contender import Contender
+from agentfsm.stores import SQLiteStore
+from benchmarks import __main__ as table
+from benchmarks import bare, growth, ours
+from benchmarks.contender import Contender, Script
 from benchmarks.floor import Floor
+from benchmarks.peers import driver
 from benchmarks.rows import rows
 
-QUICK = ("run", "turns", "fan-out", "naps", "journal:20", "chunk", "http:10", "sse")
+QUICK = (
+    "run",
+    "turns",
+    "fan-out",
+    "naps",
+    "journal:20",
+    "journal:full",
+    "chunk",
+    "chunk:merged",
+    "http:10",
+    "sse",
+    "import:tool",
+)
 
 
 @pytest.fixture(params=["asyncio"])
@@ -23,7 +38,9 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("row", [row for row in rows() if row.id in QUICK], ids=lambda row: row.id)
-@pytest.mark.parametrize("contender", [Floor(), ours.contender()], ids=lambda contender: contender.name)
+@pytest.mark.parametrize(
+    "contender", [Floor(), ours.contender(), bare.contender()], ids=lambda contender: type(contender).__name__
+)
 async def test_a_row_is_measured(row: Any, contender: Contender):
     """One sample of each quick row is a figure, and the row's own checks hold."""
     async with row.ready(contender) as sample:
@@ -42,3 +59,43 @@ async def test_a_row_sees_work_that_was_not_done(monkeypatch: pytest.MonkeyPatch
     async with row.ready(ours.contender()) as sample:
         with pytest.raises(AssertionError):
             await sample()
+
+
+async def test_a_bare_tool_runs_its_calls_one_by_one():
+    """The two contenders of ours differ in what their tool declares, and nothing else."""
+    script = Script(turns=1, width=2)
+    for contender, declared in ((ours.contender(), True), (bare.contender(), False)):
+        agent = contender._following(script, ours.MemoryStore())
+        assert [each.read_only for each in agent.tools] == [declared]
+
+
+async def test_long_runs_are_measured(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Single turns of a run, and what it takes to open it; here of a short one."""
+    monkeypatch.setattr(growth, "LONG", Script(turns=40))
+    monkeypatch.setattr(growth, "TOLD", (10, 30))
+    monkeypatch.setattr(growth, "AROUND", 5)
+    monkeypatch.setattr(growth, "DRIVES", 1)
+    await growth.single_turns()
+    store = SQLiteStore(tmp_path / "runs.db")
+    await growth.opening(store, "SQLite")
+    await store.aclose()
+    printed = capsys.readouterr().out
+    assert all(words in printed for words in ("turn 30", "in memory", "a run of 40 turns", "to resume (stall"))
+
+
+def test_both_columns_are_in_the_tables():
+    """With `read_only=True` and with a bare `@tool`; who is ahead is told for each."""
+    [row] = [row for row in rows() if row.id == "turns"]
+    figures = {"ours": 6.0, "bare": 9.0, "peer": 8.0}
+    results = {
+        name: {row.id: {"row": row.id, "contender": name, "floor": 2.0, "own": 2 * ratio, "ratio": ratio}}
+        for name, ratio in figures.items()
+    }
+    page = driver.table([row], results)
+    assert "| 2 us | **6x** | 9x | 8x |" in page
+    assert "Ahead of ours: nobody." in page
+    assert "Ahead of bare: turns, peer." in page
+    entry = {**results["ours"][row.id], "own_spread": 0.1}
+    assert "6.00x          9x         4x" in table.line(row, entry, results["bare"][row.id])

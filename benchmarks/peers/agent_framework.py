@@ -89,6 +89,7 @@ class AgentFramework(Contender):
     name = "Microsoft AF"
     packages = ("agent-framework-core", "agent-framework-openai")
     imports = "from agent_framework import Agent"
+    first_tool = "from agent_framework import tool; tool(add)"
 
     def __init__(self) -> None:
         """Begin with nothing open."""

@@ -1,4 +1,7 @@
-"""Measures the peers and agentfsm by the same rows, and puts them into one table."""
+"""Measures the peers and agentfsm by the same rows, and puts them into one table.
+
+agentfsm has two columns: one with a tool that declares `read_only=True`, one with a bare `@tool` as the peers' are.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from benchmarks.peers import environments
 OUT = Path(".agentfsm/bench-peers.json")
 PAGE = Path("docs/benchmarks.md")
 MARKED = re.compile(r"(?<=<!-- peers -->\n).*(?=<!-- /peers -->)", re.DOTALL)
-OURS = "agentfsm"
+# Those of ours, by their modules.
+OURS = ("ours", "bare")
 
 # What one contender came to, by the id of the row.
 Entries = dict[str, dict[str, Any]]
@@ -25,8 +29,8 @@ Entries = dict[str, dict[str, Any]]
 
 def measured(name: str, rows: list[Row]) -> Iterator[dict[str, Any]]:
     """Measure one contender, and give what each row came to."""
-    if name == OURS:
-        yield from entries("benchmarks.ours", rows)
+    if name in OURS:
+        yield from entries(f"benchmarks.{name}", rows)
         return
     try:
         python = environments.python(name)
@@ -67,7 +71,7 @@ def table(rows: list[Row], results: dict[str, Entries]) -> str:
         "| row | what | floor | " + " | ".join(names.values()) + " |",
         "|---|---|--:|" + "--:|" * len(names),
     ]
-    ahead: list[str] = []
+    ahead: dict[str, list[str]] = {own: [] for own in OURS}
     reasons: list[str] = []
     for row in rows:
         found = {name: results[name][row.id] for name in names}
@@ -82,10 +86,12 @@ def table(rows: list[Row], results: dict[str, Entries]) -> str:
         floors = [entry["floor"] for entry in found.values() if "floor" in entry]
         floor = f"{short(floors[0])} {row.unit}" if floors else ""
         lines.append(f"| {row.id} | {row.what} | {floor} | " + " | ".join(cells) + " |")
-        bar = values.get(OURS, float("inf"))
-        ahead += [f"{row.id}, {names[name]}" for name, figure in values.items() if figure < bar]
-    verdict = f"Ahead of agentfsm: {'; '.join(ahead)}." if ahead else "In no row is a peer ahead of agentfsm."
-    paragraphs = ["\n".join(lines), verdict]
+        peers = {name: figure for name, figure in values.items() if name not in OURS}
+        for own in OURS:
+            bar = values.get(own, float("inf"))
+            ahead[own] += [f"{row.id}, {names[name]}" for name, figure in peers.items() if figure < bar]
+    verdicts = [f"Ahead of {names[own]}: {'; '.join(rows_of) or 'nobody'}." for own, rows_of in ahead.items()]
+    paragraphs = ["\n".join(lines), *verdicts]
     if reasons:
         paragraphs.append("Where there is no figure:\n\n" + "\n".join(reasons))
     return "\n\n".join(paragraphs)
@@ -109,7 +115,7 @@ def main(*words: str) -> int:
     about = machine()
     OUT.parent.mkdir(exist_ok=True)
     results: dict[str, Entries] = {}
-    for name in (OURS, *peers):
+    for name in (*OURS, *peers):
         results[name] = {}
         for entry in measured(name, rows):
             results[name][entry["row"]] = entry
@@ -122,4 +128,4 @@ def main(*words: str) -> int:
     print(f"written to {OUT}")
     if not words:
         PAGE.write_text(MARKED.sub(lambda _: page, PAGE.read_text()))
-    return int(any("failed" in entry for entry in results[OURS].values()))
+    return int(any("failed" in entry for own in OURS for entry in results[own].values()))

@@ -86,6 +86,7 @@ class LangGraph(Contender):
     name = "LangGraph"
     packages = ("langgraph", "langchain", "langchain-core", "langchain-openai", "langgraph-checkpoint-sqlite")
     imports = "from langchain.agents import create_agent"
+    first_tool = "from langchain_core.tools import StructuredTool; StructuredTool.from_function(coroutine=add)"
 
     def __init__(self) -> None:
         """Begin with nothing open."""

@@ -108,6 +108,7 @@ class OpenAIAgents(Contender):
 
     name = "OpenAI Agents"
     packages = ("openai-agents", "openai")
+    first_tool = "from agents import function_tool; function_tool(add)"
     imports = "from agents import Agent, Runner"
 
     def __init__(self) -> None:

@@ -35,6 +35,7 @@ class PydanticAI(Contender):
     name = "Pydantic AI"
     packages = ("pydantic-ai-slim", "pydantic", "openai", "dbos")
     imports = "from pydantic_ai import Agent"
+    first_tool = "from pydantic_ai import Tool; Tool(add)"
 
     def __init__(self) -> None:
         """Begin with nothing open."""

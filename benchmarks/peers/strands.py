@@ -99,6 +99,7 @@ class Strands(Contender):
     name = "Strands"
     packages = ("strands-agents", "openai")
     imports = "from strands import Agent"
+    first_tool = "from strands import tool; tool(add)"
 
     def __init__(self) -> None:
         """Begin with nothing open."""
