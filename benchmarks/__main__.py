@@ -2,8 +2,8 @@
 
 The floor and agentfsm take turns in one process. What is printed is the median of each, the spread of ours (the
 middle half of the measurements), and the median of the ratios. Absolute figures only help to imagine it, except in the
-lines whose goal has a unit. The tool declares `read_only=True`; the column "bare" has the figure that goals refer to for
-a bare `@tool`, whose calls run one by one. A row is a name ("crowd") or a name with a case ("crowd:cpu").
+lines whose goal has a unit. The tool declares `read_only=True`. The column "bare" has the figure that goals refer to
+for a bare `@tool`, whose calls run one by one. A row is a name ("crowd") or a name with a case ("crowd:cpu").
 
 Further words, each by itself: `peers` measures the other frameworks, `growth` what long runs and many of them cost,
 `options` what each option costs, and `selection` how often the right tool is chosen, for which it needs the network.
@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Row, machine
+from benchmarks.measure import Row, machine, short
 from benchmarks.one import chosen, entries
 
 OUT = Path(".agentfsm/bench.json")
@@ -50,7 +50,7 @@ def reached(row: Row, entry: dict[str, Any]) -> float | None:
 
 def wanted(row: Row, figure: float | None) -> str:
     """Return a goal with its unit."""
-    return "" if figure is None else f"{figure:.3g}{' ' + row.unit if row.absolute and row.unit != 'x' else 'x'}"
+    return "" if figure is None else f"{short(figure)}{' ' + row.unit if row.absolute and row.unit != 'x' else 'x'}"
 
 
 def measured(names: list[str]) -> int:

@@ -115,6 +115,11 @@ async def pair(floor: Sample, own: Sample) -> tuple[float, float]:
     return below, await own()
 
 
+def short(figure: float) -> str:
+    """Return three digits, or all that stand before the point."""
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+
+
 def machine() -> dict[str, Any]:
     """Return what the figures depend on."""
     return {

@@ -27,7 +27,7 @@ from agentfsm.stores.memory import WRITTEN
 from benchmarks.contender import PROMPT, Done, Job, Script, ran
 from benchmarks.measure import Sample, alternate
 from benchmarks.ours import USAGE, WIDE, Chatty, following, job, summing, texts
-from benchmarks.rows import CPU, US, WALL, Clock, listen, timed
+from benchmarks.rows import CPU, US, WALL, Clock, check_texts, listen, timed
 
 TURNS = Script(turns=10)
 # Calls of a turn, where there are several.
@@ -174,8 +174,10 @@ async def streamed(burst: int) -> float:
 
     async def once() -> float:
         begun = CPU()
-        await listen(texts(agent), CHUNKS)
-        return (CPU() - begun) / CHUNKS * US
+        heard = await listen(texts(agent))
+        took = CPU() - begun
+        check_texts(heard, CHUNKS)
+        return took / CHUNKS * US
 
     return (await alternate(once, once, REPEATS)).own
 

@@ -237,9 +237,13 @@ async def crowded_on_disk(contender: Contender, runs: int, level: str) -> AsyncI
 # Streams and servers
 
 
-async def listen(stream: AsyncIterator[str], chunks: int, *, merged: bool = False) -> None:
-    """Take in a stream, and make sure that all of it came, each chunk by itself unless they may be merged."""
-    texts = [text async for text in stream if text]
+async def listen(stream: AsyncIterator[str]) -> list[str]:
+    """Take in a stream."""
+    return [text async for text in stream if text]
+
+
+def check_texts(texts: list[str], chunks: int, *, merged: bool = False) -> None:
+    """Make sure that all of a stream came, each chunk by itself unless they may be merged."""
     assert "".join(texts).split() == "".join(words(chunks)).split(), f"{len(texts)} texts, and not those of the model"
     assert merged or len(texts) == chunks, f"{len(texts)} texts in place of {chunks}"
 
@@ -252,8 +256,10 @@ async def streamed(contender: Contender, burst: int) -> AsyncIterator[Sample]:
 
     async def sample() -> float:
         begun = CPU()
-        await listen(stream(), CHUNKS, merged=burst > BURST)
-        return (CPU() - begun) / CHUNKS * US
+        texts = await listen(stream())
+        took = CPU() - begun
+        check_texts(texts, CHUNKS, merged=burst > BURST)
+        return took / CHUNKS * US
 
     yield sample
 
@@ -283,9 +289,11 @@ async def heard(contender: Contender) -> AsyncIterator[Sample]:
 
         async def sample() -> float:
             begun = CPU()
-            for _ in range(STREAMS):
-                await listen(stream(), EVENTS)
-            return (CPU() - begun) / STREAMS / EVENTS * US
+            answers = [await listen(stream()) for _ in range(STREAMS)]
+            took = CPU() - begun
+            for texts in answers:
+                check_texts(texts, EVENTS)
+            return took / STREAMS / EVENTS * US
 
         yield sample
         await contender.aclose()

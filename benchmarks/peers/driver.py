@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Row, machine
+from benchmarks.measure import Row, machine, short
 from benchmarks.one import chosen, entries
 from benchmarks.peers import environments
 
@@ -52,11 +52,6 @@ def told(row: Row, entry: dict[str, Any]) -> str:
     if figure is None:
         return "none" if "not_offered" in entry else "fails"
     return short(figure) + (f" {row.unit}" if row.absolute and row.unit != "x" else "x")
-
-
-def short(figure: float) -> str:
-    """Return three digits, or all that stand before the point."""
-    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
 def name_of(name: str, found: Entries) -> str:
