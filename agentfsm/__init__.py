@@ -56,6 +56,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
+from agentfsm.engine.follow import JournalEvent
 from agentfsm.engine.queue.queue import ToolQueue
 from agentfsm.engine.replay import Divergence, Replay
 from agentfsm.engine.tools.context import Found, InputRequired, RunContext
@@ -112,6 +113,7 @@ __all__ = [
     "ImagePart",
     "InputKind",
     "InputRequired",
+    "JournalEvent",
     "LeaseHeldError",
     "LeaseLostError",
     "Level",

@@ -49,6 +49,7 @@ from agentfsm.engine.drive.cost import cost_of, session_cost_of
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.gate import Gate
 from agentfsm.engine.driver import Driver
+from agentfsm.engine.follow import JournalEvents
 from agentfsm.engine.fork import forked
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.schema.bound import Arguments
@@ -65,6 +66,7 @@ from agentfsm.given import (
     check_run,
     check_seconds,
     check_start,
+    check_version,
     context_of,
     id_of,
     json_of,
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import Posted
     from agentfsm.engine.drive.answers import Answers
+    from agentfsm.engine.follow import JournalEvent
     from agentfsm.engine.watch.stream import Listener
     from agentfsm.mcp.serving.service import MCPService
 
@@ -583,6 +586,38 @@ class Agent(Generic[A_co]):
         check_seconds("poll_s", poll_s)
         worker = Worker(agent=self, drive=self.driver.drive, deps=deps, parallel=parallel, poll_s=poll_s)
         await worker.work(until_idle=until_idle)
+
+    def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[JournalEvent]:
+        """Return the events of a run's journal, as they are written: `async for item in agent.events(run_id): ...`.
+
+        Any process may drive the run; watching it costs that process nothing. The events end with the run. While it
+        waits for a person, or nobody drives it, the iterator waits for as long: leave it, or cancel the task, at any
+        time. The store wakes it where it can; it looks by itself each second, and each 0.1 s while it finds what the
+        store did not tell of, as a SQLite file cannot of other processes.
+
+        Args:
+            run_id: The run.
+            after: The version to begin after: 0 for all events, `item.version` of the last one seen to go on.
+
+        Raises:
+            RunNotFoundError: by the iteration, when the store holds no such run, or no longer.
+            MisuseError: when `after` is no version, or the iteration finds that the run has not come to it.
+        """
+        check_id(run_id)
+        check_version(after)
+        return JournalEvents(self.store, run_id, after)
+
+    async def wait(self, run_id: str) -> Run[A_co]:
+        """Return a run that others drive, once it is over or waits for a person, for input or for a time.
+
+        A decision that was posted counts before it is taken in: after `approve` this waits for what comes of it. Where
+        nobody drives the run it waits for ever; bound it by `anyio.fail_after`.
+
+        Raises:
+            RunNotFoundError: when the store holds no such run, or no longer.
+        """
+        check_id(run_id)
+        return await self.driver.wait(run_id)
 
     # What anybody may say to a run, from any process.
 

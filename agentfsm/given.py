@@ -62,7 +62,10 @@ _FIELDS: Final[Mapping[str, tuple[Test, str]]] = {
         "Reflector(model=...) of agentfsm.reflection, or a Judge of your own",
     ),
     "clock": (_has("now", "monotonic"), "a Clock, for example SystemClock()"),
-    "store": (_has("create", "append", "post", "read", "aclose"), "a store, for example SQLiteStore('runs.db')"),
+    "store": (
+        _has("create", "append", "post", "read", "subscribe", "aclose"),
+        "a store, for example SQLiteStore('runs.db')",
+    ),
     "durability": (lambda value: value in ("full", "normal"), "'full' or 'normal'"),
     "new_id": (callable, "a function that makes ids"),
     "target": (_is(str), "'module:attribute'"),
@@ -229,6 +232,16 @@ def check_count(name: str, count: object) -> None:
     """
     if type(count) is not int or count < 1:
         raise MisuseError(f"{name}={_shown(count)}: give a whole number, 1 or more")
+
+
+def check_version(version: object) -> None:
+    """Refuse what is no version of a run, 0 or more.
+
+    Raises:
+        MisuseError: naming what was given.
+    """
+    if type(version) is not int or version < 0:
+        raise MisuseError(f"after={_shown(version)}: give the version of a run, 0 or more")
 
 
 def check_seconds(name: str, time_s: object) -> None:

@@ -24,6 +24,7 @@ from agentfsm.engine.drive.budget import Budget
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.gate import Gate
 from agentfsm.engine.drive.journal import Journal
+from agentfsm.engine.follow import settled
 from agentfsm.engine.perform import apply_requests, drive_of, run_steps
 from agentfsm.engine.tools.builtin import builtin
 from agentfsm.ports import Durability, Lease, Store
@@ -62,6 +63,10 @@ class Driver(Generic[A_co]):
             RunNotFoundError: when the store holds no such run.
         """
         return self.typed(await journals.load(self.store, run_id, at, self._ended))
+
+    async def wait(self, run_id: str) -> Run[A_co]:
+        """Return a run that others drive once it is over or waits for something that has not come."""
+        return self.typed(await settled(self.store, run_id, self._ended))
 
     def typed(self, run: Run[Any]) -> Run[A_co]:
         """Return the run with what makes its `output`."""

@@ -99,14 +99,15 @@ async def _look_after(drive: Drive, entry: OpenCall, now: float) -> e.ToolFinish
         return e.ToolFinished(result=decided(entry.call, ended.outcome, ended.content))
     is_resumed = drive.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.waits)
     if drive.tried.get(call_id) != entry.waits and (
-        is_resumed or any([await _may_go_on(store, each, now) for each in first.values()])
+        is_resumed or any([await may_go_on(store, each, now) for each in first.values()])
     ):
         drive.tried[call_id] = entry.waits
         drive.woken |= {call_id}
     return None
 
 
-async def _may_go_on(store: Store, item: Pending, now: float) -> bool:
+async def may_go_on(store: Store, item: Pending, now: float) -> bool:
+    """Whether something has come that ends the wait for this item, or its time is up, `now` by the store's clock."""
     if item.expires_at is not None and now >= item.expires_at:
         return True
     try:

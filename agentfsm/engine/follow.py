@@ -1,0 +1,193 @@
+"""Watching a run from its journal, whichever process drives it.
+
+A follower sleeps until the store wakes it, and looks by itself now and then, since a store may not hear of what another
+process writes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import attrs
+
+from agentfsm.core import codec
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.events import Event
+from agentfsm.core.machine import TABLE
+from agentfsm.core.value import Value
+from agentfsm.engine.act.decide import may_go_on
+from agentfsm.engine.drive.journal import EndedRuns, load
+from agentfsm.ports import Store
+from agentfsm.threads import waker
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
+
+# Seconds between two looks at the store while it wakes the follower, or while nothing happens.
+POLL_S: Final = 1.0
+# Seconds between two looks after one that found what the store had not told of. Doubled by each that finds nothing.
+QUICK_POLL_S: Final = 0.1
+
+# The events after which a run is over: those that lead to a state from which there is no arrow.
+_ENDING: Final = frozenset(kind for row in TABLE.values() for kind, state in row.items() if not TABLE[state])
+
+
+@attrs.frozen(kw_only=True)
+class JournalEvent(Value):
+    """An event of a run's journal, with its place there."""
+
+    run_id: str
+    version: int
+    # Of the run after the event, from 1: `agent.load(run_id, at=version)` is that run.
+    event: Event
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as JSON values: `run_id`, `version`, and `event` in the form of the journal.
+
+        The event's own fields come under their names, without those that have their default, and its class under `is`.
+        """
+        return {"run_id": self.run_id, "version": self.version, "event": codec.fields_of(self.event)}
+
+
+class _Alarm:
+    """Set by the store, from any thread; apart from the tail, so that a subscription does not keep that alive."""
+
+    __slots__ = ("event",)
+
+    def __init__(self) -> None:
+        self.event = anyio.Event()
+
+    def set(self) -> None:
+        self.event.set()
+
+
+@attrs.define(eq=False, repr=False)
+class Tail:
+    """The end of a journal: hands over what is appended, as it comes."""
+
+    store: Store
+    run_id: str
+    version: int
+    # Of the newest event that was handed over.
+    poll_s: float = attrs.field(factory=lambda: POLL_S, init=False)
+    # Seconds until the next look.
+    _alarm: _Alarm = attrs.field(factory=_Alarm, init=False)
+    _subscription: weakref.finalize[..., Tail] | None = attrs.field(default=None, init=False)
+    # Ends with `close`, or with this object.
+
+    async def look(self) -> Sequence[Event]:
+        """Return the events after the newest one, maybe none.
+
+        Raises:
+            RunNotFoundError: when the store holds no such run, or no longer.
+        """
+        events = (await self.store.read(self.run_id, self.version)).events
+        self.version += len(events)
+        return events
+
+    async def wait(self) -> Sequence[Event]:
+        """Return the events after the newest one, as soon as there are any. A cancelled wait loses none.
+
+        Raises:
+            RunNotFoundError: as `look`.
+        """
+        if self._subscription is None:
+            self._subscription = weakref.finalize(self, self._subscribed())
+            self._subscription.atexit = False
+        was_woken = True
+        while True:
+            self._alarm.event = anyio.Event()  # before the look: what is appended after it sets this one
+            if events := await self.look():
+                self.poll_s = POLL_S if was_woken else QUICK_POLL_S
+                return events
+            with anyio.move_on_after(self.poll_s):
+                await self._alarm.event.wait()
+            was_woken = self._alarm.event.is_set()
+            self.poll_s = min(POLL_S, 2 * self.poll_s)
+
+    def _subscribed(self) -> Callable[[], None]:
+        return self.store.subscribe(f"run:{self.run_id}", waker(self._alarm.set))
+
+    def close(self) -> None:
+        """End the subscription."""
+        if self._subscription is not None:
+            self._subscription()
+            self._subscription = None
+
+
+@attrs.define(eq=False, repr=False)
+class JournalEvents(AsyncIterator[JournalEvent]):
+    """The events of a run after a version, until it is over; `Agent.events` returns one of these."""
+
+    store: Store
+    run_id: str
+    after: int
+    _tail: Tail | None = attrs.field(default=None, init=False)
+    # There is one from the first event asked for.
+    _ready: deque[JournalEvent] = attrs.field(factory=deque, init=False)
+    _over: bool = attrs.field(default=False, init=False)
+    # Whether the newest event has ended the run.
+
+    async def __anext__(self) -> JournalEvent:
+        try:
+            while not self._ready and not self._over:
+                await self._fetch()
+        except BaseException:
+            self._close()
+            raise
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def _fetch(self) -> None:
+        if self._tail is not None:
+            return self._take(self._tail, await self._tail.wait())
+        # From the event before: it shows that there is such a version, and whether the run is over with it.
+        tail = Tail(self.store, self.run_id, max(0, self.after - 1))
+        events = await tail.look()
+        if self.after and not events:
+            raise MisuseError(f"run {self.run_id!r} has no version {self.after} yet: give after= a version that it has")
+        self._tail = tail
+        return self._take(tail, events)
+
+    def _take(self, tail: Tail, events: Sequence[Event]) -> None:
+        first = tail.version - len(events) + 1
+        placed = [JournalEvent(run_id=self.run_id, version=n, event=each) for n, each in enumerate(events, first)]
+        self._ready += [each for each in placed if each.version > self.after]
+        if events and type(events[-1]) in _ENDING:
+            self._over = True
+            self._close()
+
+    def _close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+
+
+async def settled(store: Store, run_id: str, ended: EndedRuns) -> Run:
+    """Return a run once it is over, or waits for something that has not come.
+
+    Args:
+        store: Where it lives.
+        run_id: Its id.
+        ended: Runs at hand, as in `before_of`.
+
+    Raises:
+        RunNotFoundError: when the store holds no such run, or no longer.
+    """
+    run = await load(store, run_id, ended=ended)
+    tail = Tail(store, run_id, run.version)
+    try:
+        while not run.is_over and not await _rests(store, run):
+            run = run.fold(await tail.wait())
+    finally:
+        tail.close()
+    return run
+
+
+async def _rests(store: Store, run: Run) -> bool:
+    """Whether a run waits, and what it waits for first has not come: else whoever drives it goes on with it."""
+    return run.is_waiting and not await may_go_on(store, run.pending[0], await store.now())

@@ -1,0 +1,336 @@
+"""A run that somebody else drives, watched from its journal: every event once, in order, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+from checks import HANG_S, names
+
+from agentfsm import Agent, JournalEvent, MisuseError, PendingKind, RunNotFoundError, StopReason, tool
+from agentfsm.core import codec, events
+from agentfsm.engine import follow
+from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.testing import FunctionModel, ScriptedModel, VirtualClock, call, run_virtual, say
+
+# A process that drives the runs of the agent "clerk" in a SQLite file until it is ended.
+WORKER = """
+import sys
+import anyio
+from agentfsm import Agent, tool
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing import FunctionModel, call, say
+
+@tool(requires_approval=True)
+async def pay() -> str:
+    "Pay."
+    return "paid"
+
+async def main():
+    think = lambda request: say("", call("pay")) if len(request.messages) == 1 else request.messages[-1].text
+    agent = Agent(FunctionModel(think), tools=[pay], store=SQLiteStore(sys.argv[1]), name="clerk")
+    await agent.worker(poll_s=0.02)
+
+anyio.run(main)
+"""
+
+
+@tool(requires_approval=True)
+async def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+def clerk(store) -> Agent:
+    """An agent that asks before it pays, and says what came of it."""
+    return Agent(ScriptedModel(say("", call("pay")), "Done."), tools=[pay], store=store, name="clerk")
+
+
+def subscriptions(store) -> dict[str, object]:
+    """What is subscribed to in a store."""
+    return store._signals.topics if isinstance(store, MemoryStore) else store._writer.signals.topics
+
+
+async def read(agent: Agent, run_id: str, after: int = 0) -> list[JournalEvent]:
+    """All events of a run, to its end."""
+    with anyio.fail_after(HANG_S):
+        return [item async for item in agent.events(run_id, after=after)]
+
+
+async def test_the_events_are_the_journal(store):
+    """Each comes once, with its version, and the iteration ends with the run."""
+    agent = Agent(ScriptedModel("Hello."), store=store)
+    run = await agent.run("hi")
+    items = await read(agent, run.id)
+    assert tuple(item.event for item in items) == await agent.history(run.id)
+    assert [item.version for item in items] == list(range(1, run.version + 1))
+    assert {item.run_id for item in items} == {run.id}
+    assert not subscriptions(store)
+
+
+@pytest.mark.parametrize("after", range(3))
+async def test_a_watcher_goes_on_after_the_last_event_that_it_saw(store, after):
+    """From any version the rest comes, without loss and without duplicates; after the end there is nothing."""
+    agent = Agent(ScriptedModel("Hello."), store=store)
+    run = await agent.run("hi")
+    assert run.version == 2
+    whole = await read(agent, run.id)
+    assert await read(agent, run.id, after) == whole[after:]
+
+
+async def test_a_run_is_watched_while_another_task_drives_it(store):
+    """The watcher sees the run wait, somebody decides, and it sees how the run ends."""
+    agent = clerk(store)
+    seen: list[JournalEvent] = []
+    asked = anyio.Event()
+
+    async def watch(run_id: str) -> None:
+        async for item in agent.events(run_id):
+            seen.append(item)
+            if isinstance(item.event, events.ApprovalAsked):
+                asked.set()
+
+    run = await agent.submit("pay Ann", id="r")
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch, run.id)
+            await anyio.wait_all_tasks_blocked()
+            assert not seen
+            await agent.resume(run.id)
+            await asked.wait()
+            assert await agent.wait(run.id) == await agent.load(run.id)
+            await agent.approve(run.id, "t1.0", by="ann")
+            await agent.resume(run.id)
+    assert tuple(item.event for item in seen) == await agent.history("r")
+    assert names(item.event for item in seen)[-1] == "AnswerGiven"
+    assert not subscriptions(store)
+
+
+async def test_an_append_wakes_the_watcher(store, monkeypatch):
+    """In one process the store tells of each append: a watcher that would look once in an hour misses nothing."""
+    monkeypatch.setattr(follow, "POLL_S", 3_600.0)
+    agent = Agent(ScriptedModel("Hello."), store=store)
+    await agent.submit("hi", id="r")
+    ended: list[str] = []
+
+    async def watch() -> None:
+        ended.extend(names([item.event async for item in agent.events("r")]))
+
+    async def wait() -> None:
+        ended.append((await agent.wait("r")).output)
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            await agent.resume("r")
+    assert sorted(ended) == ["AnswerGiven", "Hello.", "Observed"]
+
+
+def test_a_store_that_tells_nothing_is_looked_at():
+    """A watcher looks each second, sooner while it finds something, and sees all of it."""
+
+    class Silent(MemoryStore):
+        def subscribe(self, topic, wake):
+            return lambda: None
+
+    async def play() -> tuple[list[str], float]:
+        clock = VirtualClock()
+        store = Silent(clock=clock)
+
+        async def nap(_request: object) -> str:
+            await anyio.sleep(100)
+            return "Good morning."
+
+        agent = Agent(FunctionModel(nap), store=store, clock=clock)
+        await agent.submit("sleep", id="r")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(agent.resume, "r")
+            seen = names([item.event async for item in agent.events("r")])
+            return seen, clock.monotonic()
+
+    seen, ended_at = run_virtual(play)
+    assert seen == ["Observed", "AnswerGiven"]
+    assert 100 <= ended_at <= 100 + follow.POLL_S
+
+
+async def test_two_processes(tmp_path, monkeypatch):
+    """A worker process drives a run in a SQLite file; this one watches it, decides, and waits for the end."""
+    monkeypatch.setattr(follow, "POLL_S", 0.05)
+    path = str(tmp_path / "runs.db")
+    agent = clerk(SQLiteStore(path))
+    seen: list[JournalEvent] = []
+
+    async def watch() -> None:
+        seen.extend([item async for item in agent.events("r")])
+
+    with subprocess.Popen([sys.executable, "-c", WORKER, path]) as worker:  # noqa: ASYNC220  it takes milliseconds
+        try:
+            async with agent:
+                await agent.submit("pay Ann", id="r")
+                with anyio.fail_after(HANG_S):
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(watch)
+                        waiting = await agent.wait("r")
+                        assert [item.kind for item in waiting.pending] == [PendingKind.APPROVAL]
+                        await agent.approve("r", "t1.0", by="ann")
+                        run = await agent.wait("r")
+                assert run.output.endswith("paid")
+                assert tuple(item.event for item in seen) == await agent.history("r")
+                assert await read(agent, "r", after=seen[1].version) == seen[2:]
+        finally:
+            worker.kill()
+
+
+# Waiting
+
+
+async def test_wait_returns_a_run_that_is_over(store):
+    """However it ended: an error is a run as well."""
+    agent = Agent(ScriptedModel("Hello."), store=store)
+    done = await agent.run("hi")
+    await agent.submit("hi", id="c")
+    await agent.cancel("c")
+    with anyio.fail_after(HANG_S):
+        assert await agent.wait(done.id) == done
+        assert (await agent.wait("c")).stop_reason is StopReason.CANCELLED
+
+
+async def test_wait_sees_a_decision_that_nobody_has_taken_in_yet(store):
+    """After `approve` the run counts as under way: what is returned is what came of the decision."""
+    agent = clerk(store)
+    await agent.run("pay Ann", id="r")
+    await agent.approve("r", "t1.0")
+    outputs: list[str] = []
+
+    async def wait() -> None:
+        outputs.append((await agent.wait("r")).output)
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            assert outputs == []
+            await agent.resume("r")
+    assert outputs == ["Done."]
+
+
+# Leaving
+
+
+async def test_a_watcher_that_is_cancelled_leaves_nothing_behind(store):
+    """Its subscription ends with it, and the run does not notice."""
+    agent = Agent(ScriptedModel("Hello."), store=store)
+    await agent.submit("hi", id="r")
+    for watch in (lambda: read(agent, "r"), lambda: agent.wait("r")):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            await anyio.wait_all_tasks_blocked()
+            while not subscriptions(store):  # the first look is at a file
+                await checkpoint()
+            tasks.cancel_scope.cancel()
+        assert not subscriptions(store)
+    assert (await agent.resume("r")).output == "Hello."
+
+
+async def test_a_cancelled_read_loses_no_event(store):
+    """Who gives up waiting for the next event may ask the same iterator again."""
+    agent = Agent(ScriptedModel("Hello."), store=store)
+    await agent.submit("hi", id="r")
+    items = agent.events("r")
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await anext(items)
+    await agent.resume("r")
+    with anyio.fail_after(HANG_S):
+        assert [item.version async for item in items] == [1, 2]
+
+
+async def test_a_loop_that_is_left_early_leaves_nothing_behind(store):
+    """After a `break` nothing is subscribed to any more."""
+    agent = clerk(store)
+    await agent.submit("pay Ann", id="r")
+
+    async def first() -> JournalEvent | None:
+        async for item in agent.events("r"):
+            return item
+        return None
+
+    seen: list[JournalEvent | None] = []
+
+    async def watch() -> None:
+        seen.append(await first())
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            await anyio.wait_all_tasks_blocked()
+            await agent.resume("r")
+    gc.collect()
+    assert [item.version for item in seen if item] == [1]
+    assert not subscriptions(store)
+
+
+# What cannot be watched
+
+
+async def test_a_run_that_is_not_there_is_refused(store):
+    """Nobody waits for what will never come."""
+    agent = Agent(ScriptedModel(), store=store)
+    with pytest.raises(RunNotFoundError):
+        await read(agent, "nowhere")
+    with pytest.raises(RunNotFoundError):
+        await agent.wait("nowhere")
+    with pytest.raises(MisuseError, match=r"give run\.id"):
+        agent.events(7)
+    with pytest.raises(MisuseError, match="after=-1: give the version of a run, 0 or more"):
+        agent.events("r", after=-1)
+
+
+async def test_a_version_that_a_run_has_not_come_to_is_refused(store):
+    """Else a mistyped number would wait for ever, and leave out what comes before it."""
+    agent = Agent(ScriptedModel("Hello."), store=store)
+    run = await agent.run("hi")
+    with pytest.raises(MisuseError, match=r"no version 3 yet"):
+        await read(agent, run.id, after=3)
+
+
+async def test_a_run_that_is_deleted_ends_its_watchers(store, monkeypatch):
+    """They are told, and do not wait for ever."""
+    monkeypatch.setattr(follow, "POLL_S", 0.01)
+    agent = Agent(ScriptedModel("Hello."), store=store)
+    await agent.submit("hi", id="r")
+    refused: list[str] = []
+
+    async def watch() -> None:
+        try:
+            await read(agent, "r")
+        except RunNotFoundError as error:
+            refused.append(str(error))
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            await anyio.wait_all_tasks_blocked()
+            await store.delete("r")
+    assert len(refused) == 1
+
+
+# As JSON
+
+
+async def test_an_item_is_json(store):
+    """`to_dict` is the form of the journal, with the run and the version, and can be read back."""
+    agent = clerk(store)
+    run = await agent.run("pay Ann")
+    header = (await store.read(run.id)).header
+    item = await anext(agent.events(run.id))
+    told = json.loads(json.dumps(item.to_dict()))
+    assert (told["run_id"], told["version"], told["event"]["is"]) == (run.id, 1, "Observed")
+    assert codec.decode_event(json.dumps(told["event"]), header) == item.event
