@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm.core import codec
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import Event
 from agentfsm.core.machine import TABLE
@@ -50,7 +49,9 @@ class JournalEvent(Value):
 
         The event's own fields come under their names, without those that have their default, and its class under `is`.
         """
-        return {"run_id": self.run_id, "version": self.version, "event": codec.fields_of(self.event)}
+        from agentfsm.core.codec import fields_of  # noqa: PLC0415  brings cattrs
+
+        return {"run_id": self.run_id, "version": self.version, "event": fields_of(self.event)}
 
 
 class _Alarm:
