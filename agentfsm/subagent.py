@@ -184,22 +184,29 @@ class _Call:
         )
         if parent is not None:
             run = _under_key(run, ctx.idempotency_key)
-        ended, since = False, self.agent.clock.monotonic()
+        since = self.agent.clock.monotonic()
         self._tell(AgentEventType.STARTED, run)
         try:
             run = await self._driven(run)
-            ended = run.state is State.DONE
         finally:
-            duration_s = self.agent.clock.monotonic() - since
-            self._tell(AgentEventType.COMPLETED, run, duration_s=duration_s, success=ended)
+            self._tell_end(run, since)
         if run.is_waiting:
             raise Paused(run.pending)
         return last_word(run, self.agent.model)
 
+    def _tell_end(self, run: Run, since: float) -> None:
+        """Tell how the agent has ended, or that it waits; `since` is when it started."""
+        duration_s = self.agent.clock.monotonic() - since
+        if run.is_waiting:
+            self._tell(AgentEventType.PAUSED, run, duration_s=duration_s)
+        else:
+            self._tell(AgentEventType.COMPLETED, run, duration_s=duration_s, success=run.state is State.DONE)
+
     async def _driven(self, run: Run) -> Run:
         above = None if self.parent is None else self.parent.budget
+        listen, see = self.ctx.tell, self._see
         # Nobody pauses it but the engine, for crashes; whoever takes its call up again has resumed it.
-        drive = partial(self.agent.driver.drive, deps=self.ctx.deps, see=self._see, above=above, resume=True)
+        drive = partial(self.agent.driver.drive, deps=self.ctx.deps, listen=listen, see=see, above=above, resume=True)
         try:
             return await drive(run)
         except ConflictError as error:

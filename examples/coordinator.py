@@ -168,7 +168,8 @@ async def main() -> Run:
 
     async with agent.stream(run) as stream:
         async for event in stream:
-            show(event)
+            if event.run_id == run.id:  # the specialists' own events come by as well
+                show(event)
     run = stream.run or run
     print(f"\n{run.output}\n\n{'agent':<18} turns  tokens  seconds     USD")
 

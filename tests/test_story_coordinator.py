@@ -19,7 +19,7 @@ from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Usage
 from agentfsm.engine.tools.context import ToolKind
-from agentfsm.engine.watch.stream import AgentEvent, ToolEvent, to_json
+from agentfsm.engine.watch.stream import AgentEvent, ToolEvent
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.subagent import COORDINATION
 from agentfsm.testing.models import FunctionModel, Line, ScriptedModel, call, fail, say
@@ -222,13 +222,13 @@ def test_the_front_end_is_told_what_document_c_lists():
 
     told = virtually(story)
     for n, name in enumerate(ORDER[:3]):
-        own = [event for event in told if event.call_id == f"t1.{n}"]
+        own = [event for event in told if (event.run_id, event.call_id) == ("mine", f"t1.{n}")]
         kinds = [event.type.value for event in own if event.type.value != "agent_progress"]
         assert kinds == ["tool_queued", "tool_started", "agent_started", "agent_completed", "tool_completed"]
         assert {event.kind for event in own if isinstance(event, ToolEvent)} == {ToolKind.AGENT}
         turns = [(event.turn, event.limit) for event in own if event.type.value == "agent_progress"]
         assert turns == ([(1, 3)] if n == 1 else [(1, 3), (2, 3)])
-        done = to_json(next(event for event in own if event.type.value == "agent_completed"))
+        done = next(event for event in own if event.type.value == "agent_completed").to_dict()
         assert (done["agent"], done["success"], done["child_id"]) == (name, True, f"mine.t1.{n}")
         assert done["duration_s"] == pytest.approx([3.0, 2.0, 2.0][n])
     assert told[-1].type.value == "queue_drained"

@@ -152,7 +152,8 @@ class AttendedRun:
             async for event in stream:
                 self.wakes = False  # what pauses it from here on is meant
                 self.run = stream.run or self.run
-                self._show(event)
+                if event.run_id == self.run.id:  # how far agents below are is told by events of this run
+                    self._show(event)
 
     def _show(self, event: StreamEvent) -> None:
         """Show an event; a view that breaks is replaced, and the run goes on."""

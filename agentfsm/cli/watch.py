@@ -93,6 +93,8 @@ def agent_line(event: AgentEvent) -> str:
         return f"{agent} works on it, run {event.child_id}"
     if event.type is AgentEventType.PROGRESS:
         return f"{agent}, turn {event.turn} of {event.limit}"
+    if event.type is AgentEventType.PAUSED:
+        return f"{agent} waits, after {seconds(event.duration_s or 0.0)}"
     how = "is done" if event.success else "stopped"
     return f"{agent} {how} after {seconds(event.duration_s or 0.0)}"
 

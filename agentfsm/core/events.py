@@ -29,6 +29,15 @@ class Event(Value):
     took_s: float = 0.0
     # Active seconds since the event before it, monotonic; waiting for a person does not count.
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as JSON values, in the form of the journal.
+
+        Its fields come under their names, without those that have their default, and its class under `is`.
+        """
+        from agentfsm.core.codec import fields_of  # noqa: PLC0415  brings cattrs
+
+        return fields_of(self)
+
 
 @attrs.frozen(kw_only=True)
 class Observed(Event):

@@ -45,13 +45,8 @@ class JournalEvent(Value):
     event: Event
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the event as JSON values: `run_id`, `version`, and `event` in the form of the journal.
-
-        The event's own fields come under their names, without those that have their default, and its class under `is`.
-        """
-        from agentfsm.core.codec import fields_of  # noqa: PLC0415  brings cattrs
-
-        return {"run_id": self.run_id, "version": self.version, "event": fields_of(self.event)}
+        """Return the event as JSON values: `run_id`, `version`, and under `event` its form in the journal."""
+        return {"run_id": self.run_id, "version": self.version, "event": self.event.to_dict()}
 
 
 class _Alarm:

@@ -22,7 +22,7 @@ from agentfsm.core.errors import (
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Usage, encodable
-from agentfsm.engine.act.calls import early_calls, minted
+from agentfsm.engine.act.calls import early_calls, minted, under_way
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.think.ask import FLAWS, Question, ask
 from agentfsm.engine.think.compact import compact_after_refusal, compacted
@@ -157,6 +157,10 @@ def _end_with_last_words(drive: Drive, reply: Reply, usage: Usage, request: str)
 async def _finish_early(drive: Drive, early: EarlyCalls) -> None:
     """Commit the results of calls that started while the reply streamed, and wait for those still in flight."""
     drive.unfinished = len(drive.journal.run.open)
+    await under_way(drive, _early_ends(drive, early))
+
+
+async def _early_ends(drive: Drive, early: EarlyCalls) -> None:
     await early.finish()
     drive.owes_drained = drive.unfinished > 0
     if not drive.owes_drained:

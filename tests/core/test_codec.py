@@ -94,6 +94,15 @@ def test_every_event_comes_back(kind, data):
     assert text.encode().decode() == text
 
 
+@pytest.mark.parametrize("event", SAMPLES.values(), ids=lambda event: type(event).__name__)
+def test_every_event_has_a_form_in_json(event):
+    """`to_dict` is what the journal holds: it says the class, goes into JSON and can be read again."""
+    form = event.to_dict()
+    assert json.loads(json.dumps(form)) == form
+    assert form["is"] == type(event).__name__
+    assert decode_event(json.dumps(form)) == event
+
+
 @given(values(Header))
 def test_every_header_comes_back(header):
     """Any header is read as it was written, its metadata included; it is written in the newest format."""

@@ -14,7 +14,7 @@ from agentfsm.core.messages import Outcome, ToolCall
 from agentfsm.engine.queue.dispatch import Host
 from agentfsm.engine.tools.context import ToolKind
 from agentfsm.engine.watch.outlet import BUFFER
-from agentfsm.engine.watch.stream import ToolEvent, ToolEventType, to_json
+from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.testing.clock import VirtualClock, run_virtual
 
 ENDS = {"tool_completed", "tool_error"}
@@ -125,7 +125,7 @@ def test_ends_carry_how_long_and_how_well():
     ends = [event for event in events if str(event.type) in ENDS]
     assert [(event.tool, event.duration_s, event.success) for event in ends] == [("cut", 1, False), ("nap", 2, True)]
     assert "no result within 1 s" in ends[0].message
-    assert to_json(ends[1])["type"] == "tool_completed"
+    assert ends[1].to_dict()["type"] == "tool_completed"
 
 
 async def test_progress_that_nobody_hears_costs_nothing():

@@ -27,7 +27,6 @@ from agentfsm.engine.watch.stream import (
     ToolEvent,
     UsageReported,
     deltas,
-    to_json,
 )
 from agentfsm.ports import CallChunk, Emit, Model, ProposedCall, Reply, Request, TextChunk
 from agentfsm.stores import MemoryStore
@@ -541,7 +540,7 @@ async def test_two_calls_are_never_merged_into_one(store):
 async def test_events_go_into_json(store):
     """Each is a dict of plain values with its type's name, for a server to send."""
     events, run = await watched(looking(store), "look")
-    told = [json.loads(json.dumps(to_json(event))) for event in events]
+    told = [json.loads(json.dumps(event.to_dict())) for event in events]
     assert {each["type"] for each in told} == {
         "state_changed",
         "text_delta",
@@ -560,6 +559,7 @@ async def test_events_go_into_json(store):
         "turn": 2,
         "state": "done",
         "stop_reason": "completed",
+        "pending": [],
     }
 
 
@@ -568,8 +568,8 @@ async def test_an_agent_at_work_as_a_tool_goes_into_json_too(store):
     child = looking(store).with_(name="scout")
     agent = Agent(ScriptedModel(say("", call("scout", query="x")), "done"), tools=[child.as_tool(turns=5)], store=store)
     events, run = await watched(agent, "look")
-    told = [json.loads(json.dumps(to_json(event))) for event in events]
-    (started,) = [each for each in told if each["type"] == "tool_started"]
+    told = [json.loads(json.dumps(event.to_dict())) for event in events]
+    (started,) = [each for each in told if each["type"] == "tool_started" and each["run_id"] == run.id]
     assert started["kind"] == "agent"
     first, *between, last = [each for each in told if each["type"].startswith("agent_")]
     who = {"run_id": run.id, "call_id": "t1.0", "agent": "scout", "child_id": f"{run.id}.t1.0", "limit": 5}

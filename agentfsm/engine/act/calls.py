@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -28,7 +28,7 @@ from agentfsm.engine.tools.builtin import builtin
 from agentfsm.engine.tools.context import InputRequired, Paused, RunContext, ToolKind
 from agentfsm.engine.tools.questions import ROUNDS
 from agentfsm.engine.tools.tool import Tool
-from agentfsm.engine.watch.stream import AgentEvent, ToolEvent
+from agentfsm.engine.watch.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.ports import ProposedCall
 from agentfsm.tally import BYTES, estimated_tokens
 
@@ -56,13 +56,24 @@ async def act(drive: Drive, effect: RunTools | Wait) -> None:
         calls, waiting = _ready(drive), _unfinished(drive.journal.run.open)
         drive.unfinished = len(waiting)
         drive.budget.admit(waiting)  # some may have their result now
+    if drive.owes_drained and not (calls and drive.unfinished):
+        await drive.queue.tell_drained()
+    drive.owes_drained = False
     if not drive.unfinished:
         drive.journal.commit(e.ToolsReturned())
     elif calls:
-        await drive.queue.execute_all(calls)
-    elif drive.owes_drained:
-        await drive.queue.tell_drained()
-    drive.owes_drained = False
+        await under_way(drive, drive.queue.execute_all(calls))
+
+
+async def under_way(drive: Drive, running: Awaitable[object]) -> None:
+    """Await calls that run. A turn that ends with them is told after them, as it stands in the journal."""
+    journal = drive.journal
+    journal.holds_changes = True
+    try:
+        await running
+    finally:
+        if journal.listen is not None:
+            journal.tell_changes()
 
 
 def _unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
@@ -103,8 +114,10 @@ class RunHost(Host):
     """Serves the calls of a run: what happens to each is committed, and what may not run is refused."""
 
     drive: Drive
-    held: list[ToolResult | e.ToolPaused] | None = None
+    held: list[ToolResult | e.ToolPaused | ToolEvent] | None = None
     # What became of calls that started before the reply was in the journal; None where it is committed as it comes.
+    is_dropped: bool = False
+    # Whether the reply that asked for them is not used.
 
     def find(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
         """Return the tool of that name: the agent's, or one that the engine brings along."""
@@ -235,8 +248,28 @@ class RunHost(Host):
         for each in held:
             if isinstance(each, ToolResult):
                 self.finished(each)
+            elif isinstance(each, ToolEvent):
+                self.drive.queue.tell(each)
             else:
                 self.drive.journal.commit(each)
+
+    def drop(self) -> None:
+        """Forget what was held back: the reply that asked for it is not used. Whoever watches is told so."""
+        self.is_dropped = True
+        for each in self.held or ():
+            if isinstance(each, ToolEvent):
+                self.drive.queue.tell(_dropped(each))
+        if self.held is not None:
+            self.held.clear()
+
+    def hear(self, event: StreamEvent) -> None:
+        """Tell what happens to calls; the end of one whose result is held back comes with that."""
+        if self.held is None or not isinstance(event, ToolEvent) or not event.is_end:
+            self.drive.queue.tell(event)
+        elif self.is_dropped:
+            self.drive.queue.tell(_dropped(event))
+        else:
+            self.held.append(event)
 
     async def paused(self, call: ToolCall, tool: Tool[..., Any], pause: Paused) -> End | None:
         """Record what a call waits for; one that asks people again and again comes to an end."""
@@ -265,6 +298,12 @@ class RunHost(Host):
         return estimated_tokens(text) if counter is BYTES else counter.count(text)
 
 
+def _dropped(event: ToolEvent) -> ToolEvent:
+    """Return the end of a call whose result counts for nothing."""
+    text = "dropped, with the reply that asked for it"
+    return attrs.evolve(event, type=ToolEventType.ERROR, success=False, message=text, result=None)
+
+
 def _entry_of(run: Run, call: ToolCall) -> OpenCall:
     """Return the open call; as it was chosen, where the reply that chose it is not in the journal yet."""
     found = next((entry for entry in run.open if entry.call.id == call.id), None)
@@ -277,7 +316,8 @@ def early_calls(drive: Drive) -> EarlyCalls:
     def prepare() -> Attempt:
         host = RunHost(drive, held=[])
         drive.budget.begin_calls()
-        return Attempt(attrs.evolve(drive.queue, host=host), host.release, drive.budget.take)
+        queue = attrs.evolve(drive.queue, host=host, watch=host.hear if drive.queue.is_watched else None)
+        return Attempt(queue, host.release, host.drop, drive.budget.take)
 
     return EarlyCalls(prepare, mint=lambda index, call: mint(drive, index, call))
 
@@ -339,13 +379,13 @@ def queue_of(drive: Drive) -> ToolQueue:
     )
 
 
-def _tool_listener(journal: Journal) -> Callable[[ToolEvent | AgentEvent], None]:
+def _tool_listener(journal: Journal) -> Callable[[StreamEvent], None]:
     """Return a listener that adds the run and the turn, which the queue does not know."""
 
-    def listen(event: ToolEvent | AgentEvent) -> None:
+    def listen(event: StreamEvent) -> None:
         if journal.listen is None:
             return
-        if isinstance(event, ToolEvent):
+        if isinstance(event, ToolEvent) and not event.run_id:  # else it is of an agent below
             event = attrs.evolve(event, run_id=journal.run.id, turn=turn_of(journal.run))
         journal.listen(event)
 

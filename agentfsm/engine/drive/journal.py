@@ -118,6 +118,10 @@ class Journal:
     # Rows of the inbox that were read and not taken.
     holds_pause: bool = False
     # Whether one of them asks for a rest.
+    holds_changes: bool = False
+    # Whether `listen` is told of changes of state by `tell_changes` only: what led to them is told first.
+    _changes: list[StateChanged] = attrs.field(factory=list)
+    # Those that it was not told of.
     _last: Commit | None = None
     _mark: float = 0.0
     # The clock's reading at the newest event.
@@ -228,7 +232,16 @@ class Journal:
         if self.see is not None:
             self.see(run)
         if self.listen is not None:
-            for change in _changes(before, events):
+            self._changes += _changes_of(before, events)
+            if not self.holds_changes:
+                self.tell_changes()
+
+    def tell_changes(self) -> None:
+        """Tell `listen` of the changes of state that it was not told of, and hold none from here on."""
+        self.holds_changes = False
+        changes, self._changes = self._changes, []
+        for change in changes:
+            if self.listen is not None:
                 self.listen(change)
 
     async def flush(self) -> None:
@@ -314,7 +327,7 @@ async def _outcome(commit: Commit, run: Run) -> bool:
     raise StoreError(f"the store did not write the end of run {run.id!r} within {SETTLE_S:g} s; resume it")
 
 
-def _changes(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
+def _changes_of(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
     for event in events:
         before, run = run, run.apply(event)
         if run.state is not before.state:

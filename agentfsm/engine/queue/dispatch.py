@@ -24,7 +24,7 @@ from agentfsm.engine.queue.places import Place, left_behind
 from agentfsm.engine.queue.transient import Transient, transient
 from agentfsm.engine.tools.breaker import Ticket
 from agentfsm.engine.tools.context import Ended, Paused, RunContext, ToolKind
-from agentfsm.engine.watch.stream import AgentEvent, ToolEvent, ToolEventType
+from agentfsm.engine.watch.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tally import estimated_tokens
 from agentfsm.threads import event_loop, in_thread, is_foreign, isolated, soon
 
@@ -168,7 +168,7 @@ class Dispatcher:
     retries_per_run: int
     retries: dict[str, int]
     # Retries so far, by tool.
-    tell: Callable[[ToolEvent | AgentEvent], None] | None
+    tell: Callable[[StreamEvent], None] | None
     # Where progress goes; None where nobody watches.
 
     async def end_of(self, job: Job) -> End:
@@ -328,7 +328,7 @@ class _Tries:
         self._known = known if tell is None else self._watched(known, tell)
         return self._known
 
-    def _watched(self, known: RunContext[Any], tell: Callable[[ToolEvent | AgentEvent], None]) -> RunContext[Any]:
+    def _watched(self, known: RunContext[Any], tell: Callable[[StreamEvent], None]) -> RunContext[Any]:
         """Return the same context, that tells progress until the call is given up; from any thread."""
         call, home, in_loop = self.job.call, threading.get_ident(), soon()
 

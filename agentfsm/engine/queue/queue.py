@@ -16,6 +16,7 @@ from typing import Any, Final
 import anyio
 import attrs
 
+from agentfsm.core.calls import arguments_of
 from agentfsm.core.errors import ArgumentsError, MisuseError, first_error
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.times import date_of, duration_of
@@ -28,7 +29,7 @@ from agentfsm.engine.tools.bulkhead import Bulkhead, Wake
 from agentfsm.engine.tools.context import Paused
 from agentfsm.engine.tools.registry import ToolRegistry
 from agentfsm.engine.watch.outlet import Outlet
-from agentfsm.engine.watch.stream import AgentEvent, QueueStream, ToolEvent, ToolEventType
+from agentfsm.engine.watch.stream import QueueStream, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.ports import Clock, SystemClock
 from agentfsm.threads import event_loop, noticed, waker
 
@@ -41,7 +42,7 @@ TIMEOUT_S: Final = 30.0
 PATIENCE_S: Final = 1.0
 _NOBODY: Final[Wake] = lambda: None  # noqa: E731  what has never had to wait
 Listen = Callable[[Any], object]
-Watch = Callable[[ToolEvent | AgentEvent], None]
+Watch = Callable[[StreamEvent], None]
 Start = Callable[[Coroutine[Any, Any, None]], object]
 
 
@@ -157,13 +158,13 @@ class ToolQueue:
         if watch is None:
             return put
 
-        def both(event: ToolEvent | AgentEvent) -> None:
+        def both(event: StreamEvent) -> None:
             watch(event)
             put(event)
 
         return both
 
-    def tell(self, event: ToolEvent | AgentEvent) -> None:
+    def tell(self, event: StreamEvent) -> None:
         """Hand an event to those who watch."""
         if self.watch is not None:
             self.watch(event)
@@ -515,10 +516,11 @@ class _Told:
     def ended(self, result: ToolResult) -> None:
         """Tell the result."""
         self.is_open = False
+        said, took_s = result.content, result.duration_s
         if result.outcome is Outcome.DONE:
-            self._tell(ToolEventType.COMPLETED, duration_s=result.duration_s, success=True)
+            self._tell(ToolEventType.COMPLETED, duration_s=took_s, success=True, result=said)
         else:
-            self._tell(ToolEventType.ERROR, duration_s=result.duration_s, success=False, message=result.content)
+            self._tell(ToolEventType.ERROR, duration_s=took_s, success=False, message=said, result=said)
 
     def paused(self) -> None:
         """Tell that the call goes on when what it waits for is there."""
@@ -533,4 +535,10 @@ class _Told:
 
     def _tell(self, kind: ToolEventType, **details: Any) -> None:
         call, behind = self.job.call, self.job.kind
-        self.queue.tell(ToolEvent(type=kind, call_id=call.id, tool=call.name, kind=behind, **details))
+        try:
+            arguments = arguments_of(call)
+        except (ValueError, RecursionError):  # of a queue that serves by itself
+            arguments = {}
+        self.queue.tell(
+            ToolEvent(type=kind, call_id=call.id, tool=call.name, kind=behind, arguments=arguments, **details)
+        )

@@ -62,6 +62,8 @@ class Attempt(Value):
     # Its host holds results back until the reply is in the journal.
     release: Callable[[], None]
     # Lets the results go that were held back.
+    drop: Callable[[], None]
+    # Forgets them.
     take: Callable[[], bool]
     # Takes a place among the calls that the run may make; False where there is none.
 
@@ -111,6 +113,8 @@ class EarlyCalls:
 
     def drop(self) -> None:
         """Cancel what runs, and forget what has ended."""
+        if self._attempt is not None:
+            self._attempt.drop()
         if self._workers is not None:
             self._workers.drop()
         self._workers = self._session = None

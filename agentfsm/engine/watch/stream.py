@@ -6,8 +6,9 @@ None of them stays, so they have no slots, which take twice as long to fill as a
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar
@@ -17,7 +18,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.core.machine import State
-from agentfsm.core.messages import ToolResult, Usage
+from agentfsm.core.messages import JSON, ToolResult, Usage
 from agentfsm.core.run import A_co, Run
 from agentfsm.core.value import Value
 from agentfsm.engine.tools.context import ToolKind
@@ -33,8 +34,21 @@ T = TypeVar("T")
 BUFFER: Final = 256
 
 
+class _Event(Value):
+    """The base of all events of a stream."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as JSON values: `type`, `seq`, `run_id`, `turn`, and its own fields that are not None."""
+        told: Any = self
+        kind = told.type if isinstance(told, ToolEvent | AgentEvent) else _NAMES[type(told)]
+        fields = {"type": str(kind), "seq": told.seq, "run_id": told.run_id, "turn": told.turn}
+        return fields | attrs.asdict(told, filter=lambda field, value: field.name not in fields and value is not None)
+
+
 @attrs.frozen(kw_only=True, slots=False)
-class StateChanged(Value):
+class StateChanged(_Event):
     """The run moved along an arrow of the table."""
 
     seq: int = 0
@@ -47,7 +61,7 @@ class StateChanged(Value):
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class TextDelta(Value):
+class TextDelta(_Event):
     """A piece of the answer's text."""
 
     seq: int = 0
@@ -59,7 +73,7 @@ class TextDelta(Value):
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class ThinkingDelta(Value):
+class ThinkingDelta(_Event):
     """A piece of what the model thinks before it answers, where its provider shows that."""
 
     seq: int = 0
@@ -93,7 +107,7 @@ def deltas(kind: type[_Piece], run_id: str, turn: int, attempt: int) -> Callable
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class CallDelta(Value):
+class CallDelta(_Event):
     """A piece of a tool call."""
 
     seq: int = 0
@@ -127,10 +141,11 @@ class AgentEventType(StrEnum):
     STARTED = "agent_started"
     PROGRESS = "agent_progress"
     COMPLETED = "agent_completed"
+    PAUSED = "agent_paused"
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class ToolEvent(Value):
+class ToolEvent(_Event):
     """Something happened to a tool call."""
 
     seq: int = 0
@@ -142,6 +157,9 @@ class ToolEvent(Value):
     tool: str = ""
     kind: ToolKind | None = None
     # Whether an agent is behind it; None for a tool that does not exist, and for queue_drained.
+    arguments: Mapping[str, JSON] = attrs.field(factory=dict)
+    # Of the call, as it runs: those that a person has put in place of the model's. Empty for tool_progress,
+    # queue_drained, and where the model wrote no JSON object.
     position: int | None = None
     # tool_queued: the place in call order, from 0.
     estimate_s: float | None = None
@@ -152,11 +170,22 @@ class ToolEvent(Value):
     # tool_completed and tool_error.
     message: str = ""
     # tool_error: what went wrong. tool_progress: what the tool says.
+    result: str | None = None
+    # tool_completed and tool_error: the text of the call's result. None where it has none: the call was cut off, or
+    # dropped with the reply that asked for it.
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the call has ended with a result, or waits."""
+        return self.result is not None or self.type is ToolEventType.PAUSED
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class AgentEvent(Value):
-    """Something happened to an agent that is a tool. Each agent_started has one agent_completed."""
+class AgentEvent(_Event):
+    """Something happened to an agent that is a tool. Each agent_started has one agent_completed or agent_paused.
+
+    An agent that is paused waits for a decision in its run; it is started again, under the same id, when that is there.
+    """
 
     seq: int = 0
     type: AgentEventType
@@ -170,12 +199,13 @@ class AgentEvent(Value):
     limit: int
     # agent_progress: the turn that it is in, from 1, of so many.
     duration_s: float | None = None
-    # agent_completed, as `success`.
+    # agent_completed and agent_paused.
     success: bool | None = None
+    # agent_completed.
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class UsageReported(Value):
+class UsageReported(_Event):
     """A model call was paid for."""
 
     seq: int = 0
@@ -188,7 +218,7 @@ class UsageReported(Value):
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class BudgetWarning(Value):
+class BudgetWarning(_Event):
     """The run has used the share `Limits.warn_at` of a limit; told once for each in a driving call."""
 
     seq: int = 0
@@ -203,13 +233,19 @@ class BudgetWarning(Value):
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class RunEnded(Value):
+class RunEnded(_Event):
     """The driving call is at its end: the run is over or waits. The last event of a stream."""
 
     seq: int = 0
     run_id: str
     turn: int
     run: Run[Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as JSON values: of the run its `state` and `stop_reason`, and what it waits for."""
+        fields = {"type": _NAMES[RunEnded], "seq": self.seq, "run_id": self.run_id, "turn": self.turn}
+        pending = json.loads(json.dumps([attrs.asdict(item) for item in self.run.pending]))
+        return {**fields, "state": self.run.state, "stop_reason": self.run.stop_reason, "pending": pending}
 
 
 StreamEvent: TypeAlias = (
@@ -376,7 +412,7 @@ class TypedStream(Stream[A_co]):
 
     async def __anext__(self) -> StreamEvent:
         event = await super().__anext__()
-        if isinstance(event, TextDelta | CallDelta):
+        if isinstance(event, TextDelta | CallDelta) and event.run_id == self.run.id:
             newest = self._draft[-1] if self._draft else event
             if (newest.turn, newest.attempt) != (event.turn, event.attempt):
                 self._draft.clear()
@@ -384,7 +420,7 @@ class TypedStream(Stream[A_co]):
         return event
 
 
-class QueueStream(Feed["ToolEvent | AgentEvent"]):
+class QueueStream(Feed[StreamEvent]):
     """Events of calls that run by themselves: `async with queue.stream(calls) as s: async for event in s: ...`.
 
     Leaving the block early cancels what runs.
@@ -395,9 +431,7 @@ class QueueStream(Feed["ToolEvent | AgentEvent"]):
 
     usage = "async with queue.stream(calls) as s: async for event in s: ..."
 
-    def __init__(
-        self, execute: Callable[[Callable[[ToolEvent | AgentEvent], None]], Awaitable[list[ToolResult]]]
-    ) -> None:
+    def __init__(self, execute: Callable[[Listener], Awaitable[list[ToolResult]]]) -> None:
         """Prepare the stream; `execute` is called when the block is entered."""
         super().__init__(self._watched)
         self.results: list[ToolResult] = []
@@ -425,18 +459,8 @@ def _merged(events: Iterable[Any]) -> Iterator[Any]:
 def _kinship(event: Any) -> object:
     """Return what deltas that belong together have in common, and no two other events have."""
     if type(event) in _PIECES:
-        return type(event), event.turn, event.attempt, getattr(event, "call_id", None)
+        return type(event), event.run_id, event.turn, event.attempt, getattr(event, "call_id", None)
     return id(event)
-
-
-def to_json(event: StreamEvent) -> dict[str, Any]:
-    """Return the event as a dict of JSON values, with its type's name under "type"."""
-    kind = event.type if isinstance(event, ToolEvent | AgentEvent) else _NAMES[type(event)]
-    fields = {"type": str(kind), "seq": event.seq, "run_id": event.run_id, "turn": event.turn}
-    if isinstance(event, RunEnded):
-        return {**fields, "state": event.run.state, "stop_reason": event.run.stop_reason}
-    own = attrs.asdict(event, filter=lambda a, v: a.name not in fields and v is not None)
-    return {**fields, **own}
 
 
 _NAMES: Final[dict[type, str]] = {

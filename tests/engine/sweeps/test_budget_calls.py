@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agentfsm import Agent, Limits, Outcome, Run, RunContext, Settings, StopReason, tool
 from agentfsm.cli.codes import Exit, of_run
 from agentfsm.core.messages import ErrorType, Usage
-from agentfsm.engine.watch.stream import BudgetWarning, to_json
+from agentfsm.engine.watch.stream import BudgetWarning
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 
@@ -289,7 +289,7 @@ def test_a_limit_that_is_near_is_told_once(limits, limit, used, of):
     """When a run has used the share of a limit, whoever watches is told: of which, how much, and of how much."""
     [event] = virtually(partial(told_of, limited(**limits)))
     assert (event.limit, event.used, event.of) == (limit, pytest.approx(used), of)
-    assert to_json(event)["type"] == "budget_warning"
+    assert event.to_dict()["type"] == "budget_warning"
     assert event.run_id == "mine"
 
 
