@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from agentfsm.cli import picture
 from agentfsm.cli.codes import Exit
 from agentfsm.cli.documents import export_json, journal_json, summary_json, whole_json
 from agentfsm.cli.drive import top_of
 from agentfsm.cli.place import Way, known_store, store_place
 from agentfsm.cli.reach import in_store
 from agentfsm.cli.show import event_lines, run_text, summary_lines
+from agentfsm.cli.target import load_agent, names_agent
 from agentfsm.core import diagram
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
@@ -102,13 +104,31 @@ def _read(run_id: str, at: int | None, given: str | None) -> tuple[Run, tuple[Ev
 
 
 def graph(args: argparse.Namespace, terminal: Terminal) -> Exit:
-    """Draw the machine."""
-    drawn = {"mermaid": diagram.mermaid, "dot": diagram.dot, "text": diagram.text}[args.format]()
+    """Draw the machine, an agent or a run."""
+    if args.what is None:
+        drawn = {"mermaid": diagram.mermaid, "dot": diagram.dot, "text": diagram.text}[args.format]()
+    else:
+        drawn = _drawn(args)
     if terminal.json:
         terminal.document({"format": args.format, "graph": drawn})
     else:
         terminal.out(drawn)
     return Exit.DONE
+
+
+def _drawn(args: argparse.Namespace) -> str:
+    """Return the picture of the agent or the run that the words name.
+
+    Raises:
+        MisuseError: when they name none, or ask for a form that it has not.
+    """
+    if args.format not in picture.DRAW:
+        raise MisuseError(f"only the machine is drawn as {args.format}: give --format {' or '.join(picture.DRAW)}")
+    draw = picture.DRAW[args.format]
+    if names_agent(args.what):
+        return draw(picture.of_agent(load_agent(args.what)))
+    found, events, _ = _read(args.what, None, args.store)
+    return draw(picture.of_run(found, events))
 
 
 def doctor(args: argparse.Namespace, terminal: Terminal) -> Exit:

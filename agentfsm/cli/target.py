@@ -54,7 +54,7 @@ def load(target: str, *kinds: type) -> Any:
         MisuseError: as `load_agent`.
     """
     name, _, path = target.partition(":")
-    if not all(part.isidentifier() for part in (*name.split("."), *path.split("."))):
+    if not names_agent(target):
         raise MisuseError(f"{target!r} names no agent: {FORM}")
     with aside():
         return _of_kind(kinds, _attribute(_imported(name), path), target)
@@ -68,12 +68,19 @@ def agents_of(agent: Agent) -> Iterator[Agent]:
         if (each := found.popleft()) not in known:
             known.append(each)
             yield each
-            found += [inner for tool in each.tools if isinstance(inner := _behind(tool), Agent)]
+            found += [inner for tool in each.tools if (inner := agent_behind(tool)) is not None]
 
 
-def _behind(tool: Tool[..., Any]) -> Any:
+def agent_behind(tool: Tool[..., Any]) -> Agent | None:
     """Return the agent behind a tool that `Agent.as_tool` made: its function is a method of what holds it."""
-    return getattr(getattr(tool.function, "__self__", None), "agent", None)
+    found = getattr(getattr(tool.function, "__self__", None), "agent", None)
+    return found if isinstance(found, Agent) else None
+
+
+def names_agent(text: str) -> bool:
+    """Whether a text has the form of a target, "module:attribute"."""
+    name, colon, path = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*name.split("."), *path.split(".")))
 
 
 def _imported(name: str) -> ModuleType:

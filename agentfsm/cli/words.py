@@ -122,7 +122,10 @@ def _add_looking(add: AddParser) -> None:
     _take_id(export)
     export.add_argument("--messages", action="store_true", help="write only its messages, as OpenAI has them")
     _add_audit(add)
-    graph = _add(add, looking.graph, text="draw the machine from its table")
+    graph = _add(add, looking.graph, text="draw an agent with its tools, the path of a run, or the machine")
+    graph.add_argument(
+        "what", metavar="module:agent|RUN", nargs="?", help="the agent or the run's id (default: the machine)"
+    )
     graph.add_argument("--format", choices=["mermaid", "dot", "text"], default="mermaid", help="default: %(default)s")
     doctor = _add(add, looking.doctor, text="look at the installation and the store, and at an agent's tools")
     doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools to look over")
