@@ -74,6 +74,9 @@ DRAW: Final[Mapping[str, Callable[[Picture], str]]] = {"mermaid": mermaid, "dot"
 # What stands for itself in a quoted text of Mermaid; all else is written by its number.
 _PLAIN: Final = frozenset(" _-.,:/()")
 
+# Graphviz reads backslashes and the entities of HTML in a quoted text.
+_ESCAPED: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "&": "&amp;"})
+
 
 def _in_mermaid(lines: Iterable[str]) -> str:
     return "<br/>".join(
@@ -83,7 +86,7 @@ def _in_mermaid(lines: Iterable[str]) -> str:
 
 
 def _in_dot(lines: Iterable[str]) -> str:
-    return r"\n".join(one_line(line, NOTE_CHARS).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+    return r"\n".join(one_line(line, NOTE_CHARS).translate(_ESCAPED) for line in lines)
 
 
 def of_agent(agent: Agent[Any]) -> Picture:
