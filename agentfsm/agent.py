@@ -221,7 +221,8 @@ class Agent(Generic[A_co]):
     reflector: Judge | None = None
     # Judges answers, or the results of chosen tools, before the run goes on.
     last_answer: bool = False
-    # Whether a run that is stopped for a loop is asked once more for what it has: `run.partial`.
+    # Whether a run that a limit or a loop stops is asked once more, without tools, for what it has: `run.partial`. A
+    # turn and a part of the time, tokens and money are kept back for it, so that no limit is exceeded.
     clock: Clock = attrs.field(factory=SystemClock)
     store: Store = attrs.field(default=attrs.Factory(lambda agent: MemoryStore(clock=agent.clock), takes_self=True))
     durability: Durability = "full"

@@ -6,10 +6,11 @@ import anyio
 import pytest
 from checks import HANG_S, no_leases, results_of, sound, virtually
 
-from agentfsm import Agent, ConflictError, MisuseError, Outcome, Run, RunContext, State, StopReason, tool
-from agentfsm.core.errors import ModelError, StoreError
+from agentfsm import Agent, ConflictError, Limits, MisuseError, Outcome, Run, RunContext, State, StopReason, tool
+from agentfsm.core.errors import ModelError, ModelUnavailableError, StoreError
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.messages import ErrorType, ToolResult
+from agentfsm.ports import Emit, Model, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.subagent import GRACE_S
 from agentfsm.testing.models import ScriptedModel, call, fail, say
@@ -401,3 +402,56 @@ async def test_a_call_that_broke_off_is_told_of(store, how, read_only):
     said = the_result(run)
     assert said.error_type is ErrorType.AGENT
     assert ("check before repeating: pay." in said.content) is not read_only
+
+
+# One whose model is away
+
+
+class Away(Model):
+    """A model whose server is away, in these words of it."""
+
+    name = "away"
+
+    def __init__(self, retry_after_s: float | None = None) -> None:
+        """Take what the server asks to wait."""
+        self.requests = 0
+        self.retry_after_s = retry_after_s
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Fail."""
+        self.requests += 1
+        raise ModelUnavailableError("away cannot be reached: connection refused", retry_after_s=self.retry_after_s)
+
+
+@pytest.mark.parametrize(
+    ("limits", "retry_after_s", "requests", "longest_s"),
+    [
+        (Limits(), None, 2, 1.5),
+        (Limits(errors=5), None, 2, 1.5),
+        (Limits(), 5.0, 2, 5.0),
+        (Limits(), 60.0, 1, 0.0),
+        (Limits(model_retries=0), None, 3, 0.0),
+        (Limits(model_retries=1, errors=2, retry_wait_s=0.1), None, 4, 0.3),
+    ],
+    ids=["default", "errors", "retry-after", "too late", "no retries", "own"],
+)
+def test_a_specialist_whose_model_is_away_is_given_up_soon(limits, retry_after_s, requests, longest_s):
+    """One retry, within its time (document C, 9.3), unless its own limits say how often; its caller reads why."""
+
+    async def story(store, clock) -> tuple[Run, int]:
+        away = Away(retry_after_s)
+        expert = Agent(away, name="expert", limits=limits)
+        model = ScriptedModel(
+            say("", call("expert", query="find out")),
+            say("I could not ask.", expect="away cannot be reached: connection refused). Go on without it"),
+        )
+        agent = Agent(model, tools=[expert.as_tool()], store=store, clock=clock)
+        run = await agent.run("go")
+        await sound(agent, run)
+        return run, away.requests
+
+    run, asked = virtually(story)
+    assert (run.output, asked) == ("I could not ask.", requests)
+    assert run.duration_s <= longest_s
+    (result,) = results_of(run.messages)
+    assert (result.outcome, result.error_type, result.attempts) == (Outcome.FAILED, ErrorType.AGENT, 1)

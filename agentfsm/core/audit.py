@@ -126,7 +126,7 @@ class _Notes:
                 self._note(event.call_id, informed_by=informed)
             case e.ToolFinished():
                 self._finished(event, run)
-            case e.Failed():
+            case e.LimitReached() | e.Failed():
                 self._closed(event)
 
     def _note(self, call_id: str, **facts: Any) -> None:
@@ -169,8 +169,8 @@ class _Notes:
             inherited=run.version <= self.header.forked_at,
         )
 
-    def _closed(self, event: e.Failed) -> None:
-        """Note the end of the calls that the end of the run has closed."""
+    def _closed(self, event: e.LimitReached | e.Failed) -> None:
+        """Note the end of the calls that a limit or the end of the run has closed."""
         for record in self.records.values():
             if record.ended_at is None:
                 self._note(record.call_id, ended_at=event.at)

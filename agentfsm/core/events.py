@@ -207,7 +207,7 @@ class Continued(Event):
     refused: bool = False
     # Whether a draft was refused: the refusals of a run add up.
     is_last: bool = False
-    # Whether the next reply is the last: it is asked for without tools, and ends the run.
+    # Whether the next reply is the last; only in journals of format 3 and older, where `LimitReached` says it now.
     asks: str = ""
     # What a person is asked; the run then waits for input before it goes on.
 
@@ -224,6 +224,17 @@ class Judged(Event):
 @attrs.frozen(kw_only=True)
 class Accepted(Event):
     """The draft is the answer."""
+
+
+@attrs.frozen(kw_only=True)
+class LimitReached(Event):
+    """A limit stops the run, and the model is asked for one last answer. Closes every open call, as `Failed` does."""
+
+    reason: StopReason
+    message: str
+    # For people, as in the `Failed` that follows the last answer.
+    note: str
+    # What the model is told.
 
 
 @attrs.frozen(kw_only=True)
@@ -279,5 +290,6 @@ EVENTS: tuple[type[Event], ...] = (
     Accepted,
     Paused,
     Resumed,
+    LimitReached,
     Failed,
 )

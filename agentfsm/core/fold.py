@@ -225,7 +225,7 @@ def _continued(run: Run[Any], event: e.Continued) -> Changes:
     if event.refused:
         changes["refusals"] = run.refusals + 1
     if event.is_last:
-        changes["is_last"] = True
+        changes["reached"] = e.LimitReached(reason=StopReason.LOOP_DETECTED, message=_CIRCLES, note=event.note)
     if event.asks:
         changes["asks"] = event.asks
     if run.verdict is not None:
@@ -235,6 +235,8 @@ def _continued(run: Run[Any], event: e.Continued) -> Changes:
 
 
 _CORRECTIONS: Final = frozenset({Action.RETRY_STEP, Action.REPLAN})
+# What journals of format 3 and older do not say of a run that was stopped for a loop.
+_CIRCLES: Final = "the run went round in circles after every warning"
 
 
 def _judged(run: Run[Any], event: e.Judged) -> Changes:
@@ -254,15 +256,20 @@ def _resumed(run: Run[Any], event: e.Resumed) -> Changes:
     return {"paused": None, "fingerprint": event.fingerprint or run.fingerprint}
 
 
+def _limit_reached(run: Run[Any], event: e.LimitReached) -> Changes:
+    changes = _stopped(run, event)
+    messages = (*changes.get("messages", run.messages), SystemMessage(text=event.note))
+    return {**changes, "messages": messages, "verdict": None, "reached": event}
+
+
 def _failed(run: Run[Any], event: e.Failed) -> Changes:
+    return {**_stopped(run, event), "stop_reason": event.reason, "stop_message": event.message}
+
+
+def _stopped(run: Run[Any], event: e.LimitReached | e.Failed) -> Changes:
+    """Close every open call, and end what the run waits for."""
     results = [entry.result or _closing(entry, index, event) for index, entry in enumerate(run.open)]
-    return {
-        **_closed(run, results),
-        "paused": None,
-        "asks": "",
-        "stop_reason": event.reason,
-        "stop_message": event.message,
-    }
+    return {**_closed(run, results), "paused": None, "asks": ""}
 
 
 def _closed(run: Run[Any], results: list[ToolResult]) -> Changes:
@@ -272,7 +279,7 @@ def _closed(run: Run[Any], results: list[ToolResult]) -> Changes:
     return {"messages": (*run.messages, run.reply, *results), "reply": None, "open": ()}
 
 
-def _closing(entry: OpenCall, index: int, event: e.Failed) -> ToolResult:
+def _closing(entry: OpenCall, index: int, event: e.LimitReached | e.Failed) -> ToolResult:
     """Return the result of a call that the end of the run closes."""
     if entry.phase is Phase.INTENDED or entry.phase is Phase.ASKED or entry.phase is Phase.APPROVED:
         outcome, text = Outcome.SKIPPED, f"no result: the run was stopped ({event.reason}) before it came to that"
@@ -306,6 +313,7 @@ FOLD: Final[Mapping[type[e.Event], Callable[[Run[Any], Any], Changes]]] = Mappin
         e.Accepted: _accepted,
         e.Paused: _paused,
         e.Resumed: _resumed,
+        e.LimitReached: _limit_reached,
         e.Failed: _failed,
     },
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -41,6 +41,15 @@ OUT_OF_BUDGET = frozenset(
         StopReason.TIMEOUT,
     },
 )
+
+
+# Attempts at the model after the first, in a run of its own and in one that works for another.
+MODEL_RETRIES: Final = 3
+SPECIALIST_RETRIES: Final = 1
+# Of the time and tokens of a run, the most that is kept back for its last answer: 4 of 5 parts are for its work.
+LAST_SHARE: Final = 0.2
+# Seconds for it at most: the reply of a large model takes 3 to 8 (document C, 10.2), and a slow one three times that.
+LAST_S: Final = 30.0
 
 
 def _is_number(value: object) -> bool:
@@ -100,8 +109,9 @@ class Limits(Value):
     # Seconds for a call whose tool sets none of its own: a slow HTTP request, not a hung one.
     model_timeout_s: float = attrs.field(default=60.0, validator=_positive)
     # Seconds that a model may be silent: a working one is not, and a stream that goes on may take longer.
-    model_retries: int = attrs.field(default=3, validator=_count_or_zero)
-    # Attempts after the first: with the waits below they span the usual overload.
+    model_retries: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count_or_zero))
+    # Attempts after the first. None: 3, which with the waits below span the usual overload; and 1 in a run that works
+    # for another, which then ends at once (Source: document C, 9.3), since its caller can go on without it.
     retry_wait_s: float = attrs.field(default=1.0, validator=_positive)
     # Seconds before the first retry, doubled each time, plus up to half of it by chance, so that a crowd spreads out.
     retry_wait_max_s: float = attrs.field(default=60.0, validator=_positive)
@@ -121,13 +131,36 @@ class Limits(Value):
     # Workers that may die in one turn of a run while they drive it and no other; then the run is paused. One or two are
     # chance or a roll-out, five are the run.
 
-    def spent(self, run: Run) -> tuple[StopReason, str] | None:
-        """Say which limit the run has reached, with the number reached and the limit to raise, or None."""
+    def model_retries_of(self, run: Run) -> int:
+        """Return how many attempts at the model may follow the first in a turn of this run."""
+        if self.model_retries is not None:
+            return self.model_retries
+        return SPECIALIST_RETRIES if self.gives_up_early(run) else MODEL_RETRIES
+
+    def gives_up_early(self, run: Run) -> bool:
+        """Whether the run ends once its model has failed: it works for another, and `model_retries` is not set."""
+        return self.model_retries is None and run.header.parent is not None
+
+    @property
+    def last_s(self) -> float:
+        """Seconds that are kept back for the last answer, where the agent asks for one."""
+        return min(LAST_S, LAST_SHARE * self.seconds)
+
+    def spent(self, run: Run, *, keeps_last: bool = False) -> tuple[StopReason, str] | None:
+        """Say which limit the run has reached, with the number reached and the limit to raise, or None.
+
+        Args:
+            run: As it stands.
+            keeps_last: Whether a turn, where there is more than one, and `last_s` are kept back for a last answer.
+        """
+        most, seconds = self.turns, self.seconds
+        if keeps_last:
+            most, seconds = max(1, most - 1), seconds - self.last_s
         if run.consecutive_errors >= self.errors:
             last = f"; the last: {run.errors[-1].message[:300]}" if run.errors else ""
             turns = "1 error turn" if run.consecutive_errors == 1 else f"{run.consecutive_errors} error turns in a row"
             return StopReason.TOO_MANY_ERRORS, f"{turns}{last}"
-        if run.turn >= self.turns:
+        if run.turn >= most:
             return StopReason.MAX_TURNS, f"{run.turn} of {self.turns} turns used; a larger turns= allows more"
         if run.usage.tokens >= self.tokens:
             return StopReason.TOKEN_BUDGET, tokens_used(run.usage.tokens, self)
@@ -135,7 +168,7 @@ class Limits(Value):
             return StopReason.COST_BUDGET, usd_used(run.usage.cost_usd or 0.0, self)
         if run.called >= self.tool_calls:
             return StopReason.TOOL_BUDGET, calls_used(run.called, self)
-        if run.duration_s >= self.seconds:
+        if run.duration_s >= seconds:
             return StopReason.TIMEOUT, seconds_used(run.duration_s, self)
         return None
 

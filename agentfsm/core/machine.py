@@ -44,6 +44,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.Observed:      State.THINK,
         e.Paused:        State.OBSERVE,
         e.Resumed:       State.OBSERVE,
+        e.LimitReached:  State.THINK,
         e.Failed:        State.ERROR,
     }),
     State.THINK: MappingProxyType({
@@ -55,6 +56,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.ToolsOffered:  State.THINK,
         e.Paused:        State.THINK,
         e.Resumed:       State.THINK,
+        e.LimitReached:  State.THINK,
         e.Failed:        State.ERROR,
     }),
     State.ACT: MappingProxyType({
@@ -68,6 +70,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.ToolsReturned: State.REFLECT,
         e.Paused:        State.ACT,
         e.Resumed:       State.ACT,
+        e.LimitReached:  State.THINK,
         e.Failed:        State.ERROR,
     }),
     State.REFLECT: MappingProxyType({
@@ -76,6 +79,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.Accepted:      State.DONE,
         e.Paused:        State.REFLECT,
         e.Resumed:       State.REFLECT,
+        e.LimitReached:  State.THINK,
         e.Failed:        State.ERROR,
     }),
     State.DONE: MappingProxyType({}),

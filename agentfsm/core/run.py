@@ -141,8 +141,8 @@ class Run(Generic[A_co]):
     # What a judge said of what REFLECT looks at now.
     corrections: int = 0
     # How many times a judge had something done again, since input came.
-    is_last: bool = False
-    # Whether the next reply is the last, asked for without tools.
+    reached: e.LimitReached | None = None
+    # The limit that stops the run: the next reply is the last, and is asked for without tools.
     asks: str = ""
     # What a person is asked, where the run waits for input.
     paused: Pending | None = None
@@ -244,8 +244,15 @@ class Run(Generic[A_co]):
 
     @property
     def partial(self) -> str | None:
-        """The last words of a run that was stopped and asked for what it had; None where there are none."""
-        return (self._last_text() or None) if self.is_last and self.state is State.ERROR else None
+        """The last text that the model gave in a run that ended in ERROR; None where it gave none, and in other runs.
+
+        Nothing has checked it: it may be a remark beside calls, or an answer that was refused. With
+        `Agent(last_answer=True)` a run that a limit stops is asked for its best answer, and that is what stands here.
+        """
+        if self.state is not State.ERROR:
+            return None
+        said = (message.text for message in reversed(_own(self)) if isinstance(message, AssistantMessage))
+        return next((text for text in said if text.strip()), None)
 
     @property
     def id(self) -> str:

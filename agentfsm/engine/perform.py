@@ -42,23 +42,36 @@ _CUT_OFF: Final = "cut off before a usable reply came"
 async def run_steps(drive: Drive, gate: Gate, *, once: bool = False) -> None:
     """Perform effects until the run is over or waits, within the active time that its limits leave."""
     limits, journal = drive.engine.limits, drive.journal
-    left_s = max(0.0, limits.seconds - journal.run.duration_s)
     if journal.run.open:
         await note_children(drive)
     is_wanted = not journal.run.is_over and not journal.lease.cancelled
     if is_wanted and journal.run.paused is None and journal.lease.crashes >= limits.crashes:
         return await _park(drive)
-    loop = event_loop()
+    while await _asks_last(drive, gate, once=once):
+        pass
+    return await journal.flush()
+
+
+async def _asks_last(drive: Drive, gate: Gate, *, once: bool) -> bool:
+    """Perform effects within the time that is left; whether a limit was reached, and the last answer is asked for next.
+
+    It has time of its own, so it is performed under a deadline of its own.
+    """
+    limits, journal, loop = drive.engine.limits, drive.journal, event_loop()
+    reached = journal.run.reached
+    left_s = limits.seconds - journal.run.duration_s
+    if drive.engine.last_answer and reached is None:
+        left_s -= limits.last_s
     with loop.create_cancel_scope(deadline=loop.current_time() + left_s) as journal.scope:
         while not (before := journal.run).is_over:
             if before.state in _GATED and not gate.try_pass():
                 await gate.wait()
             await step(drive)
-            if once or journal.run is before:
+            if once or journal.run is before or journal.run.reached is not reached:
                 break
-    if journal.scope.cancelled_caught:
+    if journal.scope.cancelled_caught and (journal.run.reached is reached or journal.lease.cancelled):
         await _cut(drive)
-    return await journal.flush()
+    return not once and journal.run.reached is not reached and not journal.run.is_over
 
 
 async def apply_requests(drive: Drive) -> None:
@@ -96,8 +109,10 @@ async def _cut(drive: Drive) -> None:
         return await _cancel(drive)
     await drive.journal.flush()
     used_s, limit_s = drive.journal.used_s, drive.engine.limits.seconds
+    if (reached := drive.journal.run.reached) is not None:
+        return drive.end(reached, f"no last answer came within {limit_s:.1f} seconds", *_paid(drive))
     message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and what ran was cut off; a larger seconds= allows more"
-    return drive.fail(StopReason.TIMEOUT, message, *_paid(drive), *await end_children(drive))
+    return drive.stop(StopReason.TIMEOUT, message, *_paid(drive), *await end_children(drive))
 
 
 async def _park(drive: Drive) -> None:
@@ -232,7 +247,7 @@ def drive_of(
         above: The budget of the run that this one works for.
         resume: Whether somebody has resumed the run, and not a worker.
     """
-    budget = Budget(engine.limits, journal, above)
+    budget = Budget(engine.limits, journal, above, engine.last_answer)
     return Drive(
         engine=engine, journal=journal, deps=deps, tally=tally, budget=budget, make_queue=queue_of, is_resumed=resume
     )

@@ -32,10 +32,7 @@ _LADDER: Final = (
 )
 # The same where it is the answers that repeat: there is no tool to withdraw.
 _OF_ANSWERS: Final = 2 * ("You are repeating yourself: {what}. It would be refused again: give another answer.",)
-_LAST: Final = (
-    "You are repeating yourself: {what}. This is your last reply: give the best answer that you can with what you "
-    "have, and say what is missing."
-)
+_STOPPED: Final = "You are repeating yourself: {what}."
 _REFUSED: Final = "Your answer was refused: {why}\n{how}"
 
 
@@ -43,7 +40,7 @@ async def review_results(drive: Drive, effect: Reflect) -> None:
     """Go on after tools, unless a limit is reached, the run goes round in circles, or a judge wants it otherwise."""
     engine, journal = drive.engine, drive.journal
     if (stop := drive.budget.stop()) is not None:
-        return drive.fail(*stop)
+        return drive.stop(*stop)
     if effect.verdict is not None:
         return journal.commit(_after(effect.verdict))
     if (loop := _loop(drive)) is not None:
@@ -92,7 +89,7 @@ def _refuse(drive: Drive, answers: Answers, why: str) -> None:
     refusals = drive.journal.run.refusals
     if refusals >= drive.engine.limits.answer_retries:
         times = f"answers refused: {refusals + 1}, the last one: {why}"
-        return drive.fail(StopReason.TOO_MANY_ERRORS, times)
+        return drive.stop(StopReason.TOO_MANY_ERRORS, times, note=_REFUSED.format(why=why, how=answers.how))
     drive.journal.log.warning("answer_refused", turn=drive.journal.run.turn, refusals=refusals + 1)
     return _send_back(drive, e.Continued(note=_REFUSED.format(why=why, how=answers.how), refused=True))
 
@@ -198,9 +195,8 @@ def _warn(drive: Drive, loop: loops.Loop, note: e.Continued) -> None:
     elif run.loops < len(_LADDER):
         text = (_LADDER if loop.tools else _OF_ANSWERS)[run.loops].format(what=loop.what, tools=", ".join(loop.tools))
         change = {"loop": True, "disabled": loop.tools if run.loops else ()}
-    elif drive.engine.last_answer:
-        text, change = _LAST.format(what=loop.what), {"loop": True, "is_last": True}
     else:
-        return drive.fail(StopReason.LOOP_DETECTED, f"{loop.what}, after {run.loops} warnings")
+        told = f"{note.note}\n{_STOPPED.format(what=loop.what)}".lstrip()
+        return drive.stop(StopReason.LOOP_DETECTED, f"{loop.what}, after {run.loops} warnings", note=told)
     journal.log.warning("loop", turn=run.turn, what=loop.what)
     return journal.commit(attrs.evolve(note, note=f"{note.note}\n{text}".lstrip(), **change))

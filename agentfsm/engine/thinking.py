@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 async def think(drive: Drive, effect: AskModel) -> None:
     """Perform AskModel: settle what the model is shown, ask it, and commit what it said."""
     engine, journal = drive.engine, drive.journal
+    if (reached := journal.run.reached) is not None:
+        return await _think_last(drive, effect, reached)
     if (stop := drive.budget.stop()) is not None:
-        return drive.fail(*stop)
+        return drive.stop(*stop)
     if nearing := engine.limits.nearing(journal.run):
         _warn(drive, nearing)
     request = ""
@@ -53,27 +55,59 @@ async def think(drive: Drive, effect: AskModel) -> None:
                 await _commit_reply(drive, request, *await ask(question, early), early)
         else:
             await _commit_reply(drive, request, *await ask(question))
-    except (ModelUnavailableError, ModelReplyError) as error:
-        journal.log.warning("model_faltered", turn=effect.turn, error=type(error).__name__)
-        return journal.commit(e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request))
     except LimitError as error:
-        return drive.fail(StopReason(error.reason), str(error), *_faltered(error))
-    except ContextTooLongError as error:
-        if (cut := await compact_after_refusal(drive, error)) is None:
-            return drive.fail(StopReason.MODEL_ERROR, str(error), *_faltered(error))
-        return journal.commit(*_faltered(error), cut)
+        return drive.stop(StopReason(error.reason), str(error), *_faltered(error))
     except ModelError as error:
-        return drive.fail(StopReason.MODEL_ERROR, str(error), *_faltered(error))
+        return await _commit_error(drive, error, request)
     return None
+
+
+async def _commit_error(drive: Drive, error: ModelError, request: str) -> None:
+    """Commit that the model failed, retries included: the next turn asks again, with less to read, or the run ends."""
+    journal = drive.journal
+    if isinstance(error, ModelUnavailableError | ModelReplyError):
+        journal.log.warning("model_faltered", turn=journal.run.turn + 1, error=type(error).__name__)
+        faltered = e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request)
+        if not drive.engine.limits.gives_up_early(journal.run):
+            return journal.commit(faltered)
+        return drive.fail(StopReason.MODEL_ERROR, str(error), faltered)
+    if isinstance(error, ContextTooLongError) and (cut := await compact_after_refusal(drive, error)) is not None:
+        return journal.commit(*_faltered(error), cut)
+    return drive.fail(StopReason.MODEL_ERROR, str(error), *_faltered(error))
+
+
+async def _think_last(drive: Drive, effect: AskModel, reached: e.LimitReached) -> None:
+    """Ask for the last answer, once, and end the run: `Run.partial` has it, and the stop reason stays the limit's."""
+    request = ""
+    try:
+        question = await _question(drive, effect)
+        if not isinstance(question, Question):
+            return drive.journal.commit(question)
+        request = question.digest
+        reply, usage = await ask(question)
+    except LimitError as error:
+        return drive.end(reached, f"no room was left for a last answer: {error}", *_faltered(error))
+    except ModelError as error:
+        faltered = e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request)
+        return drive.end(reached, f"no last answer came: {error}", faltered)
+    _note_turn(drive.journal, 0, usage)
+    if drive.engine.answers is not None:
+        reply = drive.engine.answers.unwrapped(reply)
+    if text := encodable(reply.text).strip():
+        said = e.AnswerDrafted(message=AssistantMessage(text=text), usage=usage, request=request)
+        return drive.end(reached, "its last answer is in run.partial", said)
+    silent = e.ModelFaltered(error="the last reply said nothing", usage=usage, request=request)
+    return drive.end(reached, "the last reply said nothing", silent)
 
 
 async def _question(drive: Drive, effect: AskModel) -> Question | e.ToolsOffered | e.Compacted:
     """Return what the model is asked, or what has to be settled before: the tools it is told of, what it is shown."""
     engine, journal, tally = drive.engine, drive.journal, drive.tally
-    if engine.registry.sources:
-        await _refresh(drive)
-    if (choice := await choose(drive)) is not None:
-        return choice
+    if journal.run.reached is None:  # the last request offers no tools
+        if engine.registry.sources:
+            await _refresh(drive)
+        if (choice := await choose(drive)) is not None:
+            return choice
     tools, settings = offered(drive), engine.settings_of(journal.run)
     tally.overhead = engine.overhead_tokens(tally.counter, tools)
     if (cut := await compacted(drive, tools, settings)) is not None:
@@ -120,8 +154,6 @@ async def _commit_reply(
     proposed = () if reply.finish_reason is FinishReason.CONTENT_FILTER else reply.calls
     if early is not None and not proposed:
         early.drop()
-    if journal.run.is_last:
-        return _end_with_last_words(drive, reply, usage, request)
     if proposed:
         calls = minted(drive, proposed, cut=reply.finish_reason is FinishReason.LENGTH)
         if mended := [call.id for call in calls if call.repaired is not None]:
@@ -130,7 +162,7 @@ async def _commit_reply(
         journal.commit(e.ToolsChosen(message=message, usage=usage, request=request, model=model))
         if early is not None and early.keep(calls):
             await _finish_early(drive, early)
-        return None
+        return
     message = AssistantMessage(text=encodable(reply.text), native=reply.native)
     draft = partial(e.AnswerDrafted, message=message, usage=usage, request=request, model=model)
     if (flaw := FLAWS.get(reply.finish_reason)) is not None:
@@ -141,17 +173,7 @@ async def _commit_reply(
         e.AnswerGiven(message=message, usage=usage, request=request, model=model)
     ):
         journal.commit(draft())
-    return None
-
-
-def _end_with_last_words(drive: Drive, reply: Reply, usage: Usage, request: str) -> None:
-    """End a run with the last words that it was asked for: `Run.partial`, and no answer."""
-    why = "the run went round in circles after every warning; its last words are in run.partial"
-    if text := encodable(reply.text).strip():
-        said: e.Event = e.AnswerDrafted(message=AssistantMessage(text=text), usage=usage, request=request)
-    else:
-        said = e.ModelFaltered(error="the last reply said nothing", usage=usage, request=request)
-    drive.fail(StopReason.LOOP_DETECTED, why, said)
+    return
 
 
 async def _finish_early(drive: Drive, early: EarlyCalls) -> None:

@@ -20,7 +20,7 @@ from agentfsm.core.run import Header, Run, begin
 from agentfsm.core.verdict import Action, Verdict
 
 # Fields, types and words that came after format 3 was frozen; the files of format 4 have them.
-ADDED_IN_4 = frozenset({(Header, "nonce"), (e.ApprovalGiven, "key"), (e.Paused, "kind"), PendingKind.CRASH})
+ADDED_IN_4 = frozenset({(Header, "nonce"), (e.ApprovalGiven, "key"), (e.Paused, "kind"), PendingKind.CRASH, e.LimitReached})
 
 PROMPT = (TextPart(text="What is the weather in Beijing?"),)
 TASK = UserMessage(parts=PROMPT)
@@ -145,6 +145,7 @@ SAMPLES = {
     e.Accepted: e.Accepted(),
     e.Paused: e.Paused(by="ann"),
     e.Resumed: e.Resumed(fingerprint=CHANGED, changes=("other instructions",)),
+    e.LimitReached: e.LimitReached(reason=StopReason.TIMEOUT, message="9 of 9 s", note="your last reply"),
     e.Failed: failed(),
 }
 

@@ -28,6 +28,7 @@ FURTHER = (
     *FURTHER_3,
     e.ApprovalGiven(call_id="t5.0", by="bob", arguments='{"cents":900}', key="9f3c61d07a5be284:t5.0:4ae81572"),
     e.Paused(message="5 workers died while they drove it", kind=PendingKind.CRASH),
+    e.LimitReached(reason=StopReason.MAX_TURNS, message="20 of 20 turns used", note="Answer now."),
 )
 
 

@@ -4,7 +4,7 @@ import math
 
 import attrs
 import pytest
-from sample_runs import observing
+from sample_runs import header, observing
 
 from agentfsm.core.calls import Fault
 from agentfsm.core.errors import MisuseError
@@ -22,8 +22,17 @@ def run_with(**changes):
 def test_every_default_is_finite():
     """Nothing is unlimited unless asked for, and nothing can be; only the price of an answer has no default."""
     for field in attrs.fields(Limits):
-        assert field.name == "usd" or 0 < field.default < math.inf
+        assert field.name in {"usd", "model_retries"} or 0 < field.default < math.inf
     assert Limits().usd is None
+
+
+def test_a_run_that_works_for_another_retries_once():
+    """Unless the limits say how often, which then holds for both."""
+    own, below = run_with(), run_with(header=header(parent="r0"))
+    assert [Limits().model_retries_of(run) for run in (own, below)] == [3, 1]
+    assert [Limits().gives_up_early(run) for run in (own, below)] == [False, True]
+    assert [Limits(model_retries=2).model_retries_of(run) for run in (own, below)] == [2, 2]
+    assert not Limits(model_retries=2).gives_up_early(below)
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -59,7 +68,7 @@ def test_wrong_types_are_refused(limits):
         Limits(**limits)
 
 
-COUNTS = {field.name for field in attrs.fields(Limits) if field.type == "int"}
+COUNTS = {field.name for field in attrs.fields(Limits) if field.type in {"int", "int | None"}}
 
 
 @pytest.mark.parametrize("name", sorted(COUNTS))

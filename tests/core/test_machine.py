@@ -12,13 +12,14 @@ from agentfsm.core.machine import START, TABLE, State, next_state
 
 # Copied by hand from the architecture, so that a slip in the table is not its own proof.
 DESIGN = """
-OBSERVE  Observed THINK  Paused OBSERVE  Resumed OBSERVE  Failed ERROR
+OBSERVE  Observed THINK  Paused OBSERVE  Resumed OBSERVE  LimitReached THINK  Failed ERROR
 THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered THINK  Compacted THINK
-THINK    ToolsOffered THINK  Paused THINK  Resumed THINK  Failed ERROR
+THINK    ToolsOffered THINK  Paused THINK  Resumed THINK  LimitReached THINK  Failed ERROR
 ACT      ToolStarted ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT  InputGiven ACT
 ACT      ApprovalAsked ACT  ApprovalGiven ACT
-ACT      ToolsReturned REFLECT  Paused ACT  Resumed ACT  Failed ERROR
-REFLECT  Judged REFLECT  Continued OBSERVE  Accepted DONE  Paused REFLECT  Resumed REFLECT  Failed ERROR
+ACT      ToolsReturned REFLECT  Paused ACT  Resumed ACT  LimitReached THINK  Failed ERROR
+REFLECT  Judged REFLECT  Continued OBSERVE  Accepted DONE  Paused REFLECT  Resumed REFLECT
+REFLECT  LimitReached THINK  Failed ERROR
 """
 
 PAIRS = list(product(State, e.EVENTS))

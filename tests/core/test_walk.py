@@ -149,6 +149,8 @@ def going_on(run, draw):
     """Draw what may happen next without ending the run, as its own effect has it."""
     if run.paused or not draw(st.integers(0, 9)):
         return resting(run, draw)
+    if not draw(st.integers(0, 19)):
+        return e.LimitReached(reason=draw(reasons), message=draw(text), note=draw(text))
     match run.effect:
         case ReadInbox():
             return e.Observed(inputs=draw(inputs))

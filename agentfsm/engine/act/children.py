@@ -14,7 +14,7 @@ from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.limits import OUT_OF_BUDGET, StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AgentCost, AssistantMessage, ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.core.messages import AgentCost, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.engine.drive.budget import Spent
 from agentfsm.engine.drive.cost import cost_of
 from agentfsm.engine.drive.drive import Drive
@@ -150,7 +150,7 @@ def last_word(run: Run, model: Model | None = None) -> Ended:
     name, cost = run.header.agent, cost_of(run, model)
     if run.state is State.DONE:
         return Ended(outcome=Outcome.DONE, content=run.answer, child=cost)
-    if run.stop_reason in OUT_OF_BUDGET:
+    if run.stop_reason in OUT_OF_BUDGET or run.reached is not None:
         return _cut_short(run, name, cost)
     if run.stop_reason is StopReason.CANCELLED:
         is_known = all(record.outcome is not Outcome.UNKNOWN for record in run.calls)
@@ -175,12 +175,12 @@ def still_at_work(run: Run, model: Model | None = None) -> Ended:
 
 def _cut_short(run: Run, name: str, cost: AgentCost) -> Ended:
     """Hand over what an agent had when it reached a limit."""
-    said = [m.text for m in run.messages[run.first :] if isinstance(m, AssistantMessage) and m.text.strip()]
+    said = run.partial
     head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_effects(run)}"
     outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
     if run.stop_reason is StopReason.TIMEOUT:
         outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
-    text = f"{head}\nThis is what it had so far:\n{said[-1]}" if said else f"{head}\n(it had written nothing yet)"
+    text = f"{head}\nThis is what it had so far:\n{said}" if said else f"{head}\n(it had written nothing yet)"
     return Ended(outcome=outcome, content=text, error_type=kind, child=cost)
 
 

@@ -9,11 +9,14 @@ above it. A request waits while one of these has no room for that beside what ot
 that fits may answer longer than was thought, and so a budget is exceeded by one answer at most. Whoever waits holds
 nothing, and whoever holds something waits for its model only: somebody always goes on. Calls of tools are counted one
 by one, so that their number is never exceeded at all.
+
+A run that asks for a last answer keeps back what that may cost, from itself and from the agents below it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import anyio
@@ -21,7 +24,7 @@ import attrs
 
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import LimitError
-from agentfsm.core.limits import Limits, StopReason, calls_used, tokens_used, usd_used
+from agentfsm.core.limits import LAST_SHARE, Limits, StopReason, calls_used, tokens_used, usd_used
 from agentfsm.core.messages import Usage
 
 if TYPE_CHECKING:
@@ -95,11 +98,15 @@ class Budget:
     # Has the newest state of the run.
     above: Budget | None = None
     # The budget of the run whose tool this one is.
+    keeps_last: bool = False
+    # Whether room is kept back for a last answer.
     family: _Family = attrs.field(init=False, default=attrs.Factory(_family_of, takes_self=True))
     ancestors: tuple[Budget, ...] = attrs.field(init=False, default=attrs.Factory(_ancestors_of, takes_self=True))
     # Those above, the nearest first.
     counts_money: bool = attrs.field(init=False, default=attrs.Factory(_counts_money, takes_self=True))
     # Whether this run, or one above it, is limited in money.
+    _kept: Amount = NOTHING
+    # For the last answer.
     _reserved: Amount = NOTHING
     # By requests that are under way, here and below.
     _under_way: int = 0
@@ -184,9 +191,9 @@ class Budget:
         """
         cost = self._cost_of(asked_tokens, longest_tokens, price) if self.counts_money else _for_nothing
         while True:
-            granted, binding = self._room(asked_tokens, wanted_tokens, cost)
+            granted, binding, kept_tokens = self._room(asked_tokens, wanted_tokens, cost)
             if granted < least_tokens:
-                raise binding.exhausted(asked_tokens + least_tokens - 1)
+                raise binding.exhausted(asked_tokens + kept_tokens + least_tokens - 1)
             needed = longest_tokens + self.family.excess
             if self._fits(asked_tokens, needed, cost):
                 break
@@ -198,21 +205,51 @@ class Budget:
             budget._under_way += 1  # noqa: SLF001  as above
         return granted, held
 
-    def _room(self, asked_tokens: int, wanted_tokens: int, cost: Callable[[int], float]) -> tuple[int, Budget]:
-        """Return how long an answer may be, if no other request were under way, and the budget that says so."""
-        granted, binding = wanted_tokens, self
+    def keep_for_last(self, asked_tokens: int, answer_tokens: int, price: Price) -> None:
+        """Keep back what a last answer may cost after the request at hand: a request somewhat longer, and its answer.
+
+        What it may cost beyond the request at hand is a fifth of the limit at most. Nothing is kept back from the first
+        request, nor from the last.
+
+        Args:
+            asked_tokens: Of the request at hand, about.
+            answer_tokens: Of an answer; what the reply at hand and its results add is taken to be as much.
+            price: As for `reserve`.
+        """
+        run, limits = self.driven.run, self.limits
+        if not self.keeps_last or not run.turn or run.reached is not None:
+            self._kept = NOTHING
+            return
+        more = min(answer_tokens, int(LAST_SHARE / 2 * limits.tokens))
+        usd = 0.0
+        if self.counts_money:
+            usd = price(Usage(input_tokens=asked_tokens)) or 0.0
+            whole = price(Usage(input_tokens=asked_tokens + more, output_tokens=more)) or 0.0
+            usd += min(whole - usd, LAST_SHARE * (limits.usd or inf))
+        self._kept = asked_tokens + 2 * more, usd
+
+    def _room(self, asked_tokens: int, wanted_tokens: int, cost: Callable[[int], float]) -> tuple[int, Budget, int]:
+        """Return how long an answer may be, if no other request were under way.
+
+        Returns:
+            The tokens of the answer, the budget that says so, and the tokens kept back there for last answers.
+        """
+        granted, binding, binding_kept, kept = wanted_tokens, self, 0, NOTHING
         for budget in (self, *self.ancestors):
-            room = budget._left(asked_tokens, wanted_tokens, cost, NOTHING)  # noqa: SLF001  one of its kind
+            kept = kept[0] + budget._kept[0], kept[1] + budget._kept[1]  # noqa: SLF001  one of its kind
+            room = budget._left(asked_tokens, wanted_tokens, cost, kept)  # noqa: SLF001  as above
             if room < granted:
-                granted, binding = room, budget
-        return granted, binding
+                granted, binding, binding_kept = room, budget, kept[0]
+        return granted, binding, binding_kept
 
     def _fits(self, asked_tokens: int, needed_tokens: int, cost: Callable[[int], float]) -> bool:
         """Whether there is room beside the requests that are under way, on this budget and on all above."""
+        kept = NOTHING
         for budget in (self, *self.ancestors):
-            if not budget._under_way:  # noqa: SLF001  one of its kind
+            kept = kept[0] + budget._kept[0], kept[1] + budget._kept[1]  # noqa: SLF001  one of its kind
+            if not budget._under_way:  # noqa: SLF001  as above
                 continue  # nobody to wait for
-            held = budget._reserved  # noqa: SLF001  as above
+            held = budget._reserved[0] + kept[0], budget._reserved[1] + kept[1]  # noqa: SLF001  as above
             if budget._left(asked_tokens, needed_tokens, cost, held) < needed_tokens:  # noqa: SLF001  as above
                 return False
         return True
@@ -303,7 +340,7 @@ class Budget:
 
     def stop(self) -> tuple[StopReason, str] | None:
         """Say why the run has to stop, with the number reached, or None."""
-        if (stop := self.limits.spent(self.driven.run)) is not None:
+        if (stop := self.limits.spent(self.driven.run, keeps_last=self.keeps_last)) is not None:
             return stop
         for budget in self.ancestors:  # whose tool calls may be used up: its agents stop with it
             if (calls := budget.calls) >= budget.limits.tool_calls:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -16,6 +16,11 @@ from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.journal import Journal
 from agentfsm.engine.queue.queue import ToolQueue
 from agentfsm.tally import Tally
+
+_LAST: Final = (
+    "This run has to stop ({reason}). This is your last reply, and no tool can be called: give the best answer that "
+    "you can with what you have, and say what is missing."
+)
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -56,6 +61,25 @@ class Drive:
     def close(self) -> None:
         """Part with the queue, which knows this call: as a ring, both would stay in memory until somebody looks."""
         self._queue = None
+
+    def stop(self, reason: StopReason, message: str, *before: e.Event, note: str = "") -> None:
+        """End the run at a limit; where the agent has a last answer, and a turn is left, ask for that first.
+
+        Args:
+            reason: The limit.
+            message: For people: the number reached.
+            *before: What happened before it.
+            note: What the model is told beside the request for its last answer.
+        """
+        if not self.engine.last_answer or self.journal.run.fold(before).turn >= self.engine.limits.turns:
+            return self.fail(reason, message, *before)
+        self.journal.log.warning("limit_reached", reason=reason.value, turn=self.journal.run.turn)
+        told = f"{note}\n{_LAST.format(reason=reason)}".lstrip()
+        return self.journal.commit(*before, e.LimitReached(reason=reason, message=message, note=told))
+
+    def end(self, reached: e.LimitReached, outcome: str, *before: e.Event) -> None:
+        """Commit the end of a run whose last answer was asked for, with what became of that."""
+        self.fail(reached.reason, f"{reached.message}; {outcome}", *before)
 
     def fail(self, reason: StopReason, message: str, *before: e.Event) -> None:
         """Commit the end of the run, with what happened before it."""

@@ -48,7 +48,7 @@ class Engine(Value):
     # What an answer has to be; None where any text will do.
     judge: Judge | None
     last_answer: bool
-    # Whether a run that is stopped for a loop is asked once more for what it has.
+    # Whether a run that a limit stops is asked once more for what it has.
     load_counter: Callable[[str], Awaitable[TokenCounter]]
     # Loads the token counter for a model name; called only when a history comes near the window.
     log_prompts: bool = False

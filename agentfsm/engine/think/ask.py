@@ -23,8 +23,10 @@ from agentfsm.tally import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
+    from agentfsm.core.limits import Limits
     from agentfsm.core.settings import Settings
     from agentfsm.engine.drive.drive import Drive
+    from agentfsm.engine.drive.journal import Journal
     from agentfsm.engine.think.early import EarlyCalls
     from agentfsm.ports import Model, ToolDefinition
 
@@ -58,7 +60,7 @@ class Question:
 
 
 async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Reply, Usage]:
-    """Ask until a usable reply comes, at most 1 + `Limits.model_retries` times; return it, and what it cost.
+    """Ask until a usable reply comes, as often as the limits allow; return it, and what it cost.
 
     Args:
         question: What to ask.
@@ -85,9 +87,9 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
                 early.drop()
             wasted += error.usage or Usage()
             error.usage = wasted
-            if attempt > engine.limits.model_retries:
-                raise
             wait_s = _wait_s(engine, error, attempt)
+            if not _may_retry(journal, engine.limits, attempt, wait_s):
+                raise
             facts = {"wait_s": round(wait_s, 6), "error": type(error).__name__, "why": _why(error)}
             journal.log.warning("model_retry", turn=effect.turn, attempt=attempt, **facts)
             await anyio.sleep(wait_s)
@@ -97,6 +99,17 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
             raise
         else:
             return reply, usage + wasted if wasted.tokens else usage
+
+
+def _may_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float) -> bool:
+    """Whether to ask again after a wait. A last answer is asked for once.
+
+    A run that works for another does not wait beyond its time: its caller learns at once that nothing will come.
+    """
+    run = journal.run
+    if run.reached is not None or attempt > limits.model_retries_of(run):
+        return False
+    return not limits.gives_up_early(run) or journal.used_s + wait_s < limits.seconds
 
 
 def _why(error: ModelError) -> str:
@@ -112,6 +125,8 @@ async def _attempt(question: Question, pieces: _Pieces | None) -> tuple[Reply, U
     # Anthropic refuses a cap that is not above what is for thinking.
     least = min(1 + settings.thinking_tokens, wanted) if settings.extra_body else 1
     price = partial(usd_of, engine.model)
+    if drive.engine.last_answer:
+        drive.budget.keep_for_last(drive.tally.estimate, wanted, price)
     granted, held = await drive.budget.reserve(drive.tally.estimate, wanted, longest, price, least)
     usage = NO_USAGE
     try:

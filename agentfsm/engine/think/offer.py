@@ -26,8 +26,9 @@ CHOICE_TOKENS: Final = 400
 def offered(drive: Drive) -> Sequence[ToolDefinition]:
     """Return the definitions of the tools that the model is told of, in the order of registration."""
     engine, run = drive.engine, drive.journal.run
-    if run.is_last:
-        return ()
+    answer = () if engine.answers is None or engine.answers.definition is None else (engine.answers.definition,)
+    if run.reached is not None:
+        return answer
     if run.disabled or run.offered is not None or engine.narrows:
         chosen = None if run.offered is None else frozenset(run.offered)
         tools = [tool for tool in _there(drive) if chosen is None or tool.name in chosen]
@@ -36,9 +37,7 @@ def offered(drive: Drive) -> Sequence[ToolDefinition]:
         definitions = engine.registry.definitions
     if run.has_cut and READ_RESULT not in engine.registry and absence(drive, read_result()) is None:
         definitions = (*definitions, read_result().definition)
-    if engine.answers is not None and engine.answers.definition is not None:
-        definitions = (*definitions, engine.answers.definition)
-    return definitions
+    return (*definitions, *answer) if answer else definitions
 
 
 def _there(drive: Drive) -> list[Tool[..., object]]:

@@ -23,6 +23,7 @@ from agentfsm.core.events import (
     Failed,
     InputGiven,
     Judged,
+    LimitReached,
     ModelFaltered,
     Observed,
     Paused,
@@ -246,6 +247,7 @@ def every_event() -> tuple[Event, ...]:
         Accepted(at=2.0),
         Paused(at=2.0, by="ann", message=HOSTILE),
         Resumed(at=2.0, fingerprint=Fingerprint(instructions="i", model="m", tools={"n": "h"}), changes=(HOSTILE,)),
+        LimitReached(at=2.0, reason=StopReason.TIMEOUT, message=HOSTILE, note=HOSTILE),
         Failed(at=2.0, reason=StopReason.CANCELLED, message=HOSTILE),
     )
 
