@@ -1,13 +1,20 @@
 """Finding out that a run goes round in circles, by turn.
 
-A loop is the same calls three turns running, a sequence of calls repeated (A B A B, A B C A B C), or the same reply
-three turns running. Equal results of different calls are a finding too, but only a hint: polling looks like that. What
-the user says ends the look back. A reply that says the same as before but calls something else is progress, no loop.
+A loop is the same calls in three of the last four turns (Source: document B, 4), a sequence of calls repeated (A B A B,
+A B C A B C), or the same reply three turns running. Outputs that are equal or highly similar three turns running, while
+the calls differ, are a finding too (Source: document A, 3.5), but only a hint: polling looks like that. A hint is found
+in the turn that completes it, and not again while it goes on. What the user says ends the look back. A reply that says
+the same as before but calls something else is progress, no loop.
+
+Texts are compared by their shingles: the pairs of neighbouring words, without regard to case, punctuation and order. Of
+a long text three samples are compared, so that a comparison takes microseconds whatever its length.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
@@ -19,14 +26,27 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 # Turns alike before it counts: twice is a retry.
-REPEATS = 3
+REPEATS: Final = 3
+# Turns among which the same calls are counted, the newest one with them (Source: document B, 4).
+WINDOW: Final = 4
 # The longest sequence looked for: beyond it, repetition is too rare to be worth the look.
-LONGEST = 4
+LONGEST: Final = 4
+# The share of their shingles that highly similar texts have in common. One word changed in 20 leaves 0.81, in 50 0.92.
+SIMILAR: Final = 0.8
+# Characters of each of three samples of a text: some 60 words in all.
+SAMPLE_CHARS: Final = 128
+# Characters of the shortest text that is compared by similarity: in a shorter one each word matters.
+SHORTEST: Final = 40
+# Results of a turn that are compared by similarity; of more, only equal ones are found.
+SIMILAR_RESULTS: Final = 4
 
+# A word; in scripts that do not set words apart, a character.
+_DENSE: Final = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\u0e00-\u0eff"
+_WORD: Final = re.compile(rf"[{_DENSE}]|[^\W{_DENSE}]+")
 
-Signature = tuple[tuple[str, str], ...]
+Signature: TypeAlias = tuple[tuple[str, str], ...]
 # A result, as it is compared: two pictures of one size are told in the same words.
-_Content = tuple[str, tuple[Media, ...]]
+_Content: TypeAlias = tuple[str, tuple[Media, ...]]
 
 
 @attrs.frozen(kw_only=True)
@@ -57,8 +77,9 @@ def find(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset()) ->
     """
     if not _suspicious(messages, exempt):
         return None
-    turns = _newest(messages, 2 * LONGEST, exempt)
-    return _same_calls(turns) or _sequence(turns) or _same_reply(turns) or _same_results(turns)
+    if not (turns := _newest(messages, 2 * LONGEST, exempt)):
+        return None
+    return _same_calls(turns) or _sequence(turns) or _same_reply(turns) or _like_replies(turns) or _like_results(turns)
 
 
 def _suspicious(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
@@ -74,16 +95,23 @@ def _suspicious(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
                 newest, wanted = message, _signature(message, exempt)
             elif turns > LONGEST + 1:
                 return False
-            elif _signature(message, exempt) == wanted and (wanted or message.text.strip() == newest.text.strip()):
+            elif _signature(message, exempt) == wanted and (wanted or _are_like(message.text, newest.text)):
                 return True
         elif isinstance(message, ToolResult):
             if turns == 0:
                 results.add((message.content, message.parts))
-            elif turns == 1 and (message.content, message.parts) in results:
+            elif turns == 1 and (
+                (message.content, message.parts) in results
+                or (message.content[SHORTEST:] and _is_like_any(message, results))
+            ):
                 return True
         elif isinstance(message, UserMessage):
             return False
     return False
+
+
+def _is_like_any(result: ToolResult, results: AbstractSet[_Content]) -> bool:
+    return any(_are_like(result.content, content) for content, _ in results)
 
 
 def _signature(message: AssistantMessage, exempt: AbstractSet[str]) -> Signature:
@@ -121,10 +149,13 @@ def _tools(turns: Sequence[_Turn]) -> tuple[str, ...]:
 
 
 def _same_calls(turns: Sequence[_Turn]) -> Loop | None:
-    if not _alike(turns, lambda turn: turn.signature):
+    signature = turns[0].signature
+    if not signature or sum(turn.signature == signature for turn in turns[:WINDOW]) < REPEATS:
         return None
     tools = _tools(turns[:1])
-    return Loop(what=f"the same call of {', '.join(tools)} {REPEATS} turns running", tools=tools)
+    is_running = all(turn.signature == signature for turn in turns[:REPEATS])
+    when = f"{REPEATS} turns running" if is_running else f"in {REPEATS} of the last {WINDOW} turns"
+    return Loop(what=f"the same call of {', '.join(tools)} {when}", tools=tools)
 
 
 def _sequence(turns: Sequence[_Turn]) -> Loop | None:
@@ -143,8 +174,61 @@ def _same_reply(turns: Sequence[_Turn]) -> Loop | None:
     return Loop(what=f"the same reply {REPEATS} turns running")
 
 
-def _same_results(turns: Sequence[_Turn]) -> Loop | None:
-    if not _alike(turns, lambda turn: turn.results):
+def _like_replies(turns: Sequence[_Turn]) -> Loop | None:
+    newest = turns[0].said
+
+    def is_like(turn: _Turn) -> bool:
+        return not turn.said.calls and _are_like(turn.said.text, newest.text)
+
+    if newest.calls or not newest.text.strip() or not _is_completed(turns, is_like):
+        return None
+    return Loop(what=f"nearly the same reply {REPEATS} turns running", hint=True)
+
+
+def _like_results(turns: Sequence[_Turn]) -> Loop | None:
+    newest = turns[0].results
+    if not newest or not _is_completed(turns, lambda turn: _are_like_results(turn.results, newest)):
         return None
     tools = _tools(turns[:REPEATS])
-    return Loop(what=f"equal results of {', '.join(tools)} {REPEATS} turns running", tools=tools, hint=True)
+    are_equal = all(turn.results == newest for turn in turns[:REPEATS])
+    what = "equal results" if are_equal else "nearly equal results"
+    return Loop(what=f"{what} of {', '.join(tools)} {REPEATS} turns running", tools=tools, hint=True)
+
+
+def _is_completed(turns: Sequence[_Turn], is_like: Callable[[_Turn], bool]) -> bool:
+    """Whether the newest turns are alike, and no more of them than it takes: else it was found before."""
+    if len(turns) < REPEATS or not all(map(is_like, turns[1:REPEATS])):
+        return False
+    return len(turns) == REPEATS or not is_like(turns[REPEATS])
+
+
+# Similarity
+
+
+def _are_like_results(some: tuple[_Content, ...], others: tuple[_Content, ...]) -> bool:
+    if some == others:
+        return True
+    if not len(some) == len(others) <= SIMILAR_RESULTS:
+        return False
+    pairs = zip(some, others, strict=True)
+    return all(parts == other_parts and _are_like(text, other) for (text, parts), (other, other_parts) in pairs)
+
+
+def _are_like(one: str, other: str) -> bool:
+    """Whether two texts are the same but for their margins, or have nearly all of their shingles in common."""
+    if one.strip() == other.strip():
+        return True
+    shorter, longer = sorted((len(one), len(other)))
+    if shorter < SHORTEST or shorter < SIMILAR * longer:
+        return False
+    shingles, others = _shingles(one), _shingles(other)
+    return bool(shingles) and len(shingles & others) >= SIMILAR * len(shingles | others)
+
+
+def _shingles(text: str) -> frozenset[tuple[str, str]]:
+    """Return the pairs of neighbouring words of a text, or of its head, middle and tail where it is long."""
+    if len(text) > 3 * SAMPLE_CHARS:
+        middle = (len(text) - SAMPLE_CHARS) // 2
+        text = f"{text[:SAMPLE_CHARS]} {text[middle : middle + SAMPLE_CHARS]} {text[-SAMPLE_CHARS:]}"
+    words = _WORD.findall(text.casefold())
+    return frozenset(pairwise(words))

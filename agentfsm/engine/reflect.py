@@ -191,7 +191,7 @@ def _warn(drive: Drive, loop: loops.Loop, note: e.Continued) -> None:
     journal, run = drive.journal, drive.journal.run
     change: dict[str, Any] = {}
     if loop.hint:
-        text = f"Note: {loop.what}, though the arguments differ."
+        text = f"Note: {loop.what}{', though the arguments differ' if loop.tools else ''}."
     elif run.loops < len(_LADDER):
         text = (_LADDER if loop.tools else _OF_ANSWERS)[run.loops].format(what=loop.what, tools=", ".join(loop.tools))
         change = {"loop": True, "disabled": loop.tools if run.loops else ()}

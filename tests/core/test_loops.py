@@ -41,6 +41,16 @@ def test_the_same_call_however_written():
     assert "same call of look" in find(messages).what
 
 
+@pytest.mark.parametrize("letters", ["AABA", "ABAA", "CABAA"])
+def test_the_same_call_in_three_of_the_last_four_turns(letters):
+    """Another call in between does not hide it (document B, 4); three among five are none."""
+    loop = find(history(letters))
+    assert (loop.tools, loop.hint) == (("tool_A",), False)
+    assert loop.what == "the same call of tool_A in 3 of the last 4 turns"
+    assert find(history("ABBCA")) is None
+    assert find(history("AABCA")) is None
+
+
 @pytest.mark.parametrize(
     ("letters", "period"),
     [("ABAB", 2), ("CABAB", 2), ("ABCABC", 3), ("AABAAB", 3), ("ABCDABCD", 4), ("XXABCDABCD", 4)],
@@ -145,8 +155,8 @@ def test_the_quick_look_hides_nothing(letters, content, exempt):
     """The look that usually settles it agrees with the whole search, and with it on what the loop is."""
     messages = history(letters, content=content)
     turns = loops._newest(messages, 2 * LONGEST, exempt)
-    rules = (loops._same_calls, loops._sequence, loops._same_reply, loops._same_results)
-    assert find(messages, exempt) == next((loop for rule in rules if (loop := rule(turns))), None)
+    rules = (loops._same_calls, loops._sequence, loops._same_reply, loops._like_replies, loops._like_results)
+    assert find(messages, exempt) == next((loop for rule in rules if turns and (loop := rule(turns))), None)
 
 
 @pytest.mark.parametrize("letters", ["AAA", "ABAB"])
@@ -173,3 +183,68 @@ def test_other_pictures_are_other_results():
             held = result(asked.id, content="[image 1]", name=asked.name, parts=(part,))
             messages += [AssistantMessage(calls=(asked,)), held]
         assert (find(messages) is not None) is is_loop, pictures
+
+
+# Similarity
+
+PAGE = (
+    "The query for {0} took {1} ms and gave no documents. Try words that are less special, look at the spelling, or "
+    "remove the filter on the date, which leaves out whatever is older than a year."
+)
+
+
+def searching(*results):
+    """Return a task and turns with different calls that had these results."""
+    turns = (turn(number, arguments=f'{{"page": {number}}}', content=text) for number, text in enumerate(results, 1))
+    return [TASK, *(message for each in turns for message in each)]
+
+
+def test_highly_similar_results_are_a_hint():
+    """Results that differ by a word or a number say that nothing is found, whatever is called."""
+    pages = [PAGE.format(word, number) for number, word in enumerate(("opera", "theatre", "ballet"), 3)]
+    loop = find(searching(*pages))
+    assert (loop.what, loop.tools, loop.hint) == ("nearly equal results of look 3 turns running", ("look",), True)
+    assert find(searching(*pages[:2])) is None
+    assert find(searching("Found: the third of May at noon, in the great hall.", *pages[:2])) is None
+    chinese = [
+        f"没有找到与{word}有关的任何文件。请换一个更常用的关键词,或者去掉日期的限制,然后再搜索一次,谢谢。"
+        for word in "歌舞戏"
+    ]
+    assert find(searching(*chinese)).hint
+
+
+def test_results_that_bring_something_are_not_similar():
+    """Pages of one form with other contents are progress; so are short results that differ in a word."""
+    rows = [
+        ", ".join(f'{{"id": {n}{i}, "name": "{c}{i}", "cents": {i * n}}}' for i in range(9))
+        for n, c in enumerate("xyz", 1)
+    ]
+    assert find(searching(*rows)) is None
+    assert find(searching("saw 1 of 3", "saw 2 of 3", "saw 3 of 3")) is None
+
+
+def test_nearly_the_same_reply_is_a_hint():
+    """It is worth a word that an answer hardly changes; what is no answer may repeat itself."""
+    said = [PAGE.format("opera", number) for number in (3, 4, 5)]
+    loop = find([TASK, *map(answer, said)])
+    assert (loop.what, loop.tools, loop.hint) == ("nearly the same reply 3 turns running", (), True)
+    assert find([TASK, *(m for n, text in enumerate(said, 1) for m in turn(n, f"tool_{n}", text=text))]) is None
+
+
+@pytest.mark.parametrize("text", ["nothing found", PAGE])
+def test_a_hint_is_found_once(text):
+    """In the turn that completes it, and not in each that it goes on; when it begins anew it is found anew."""
+    pages = [text.format("opera", number) for number in range(20)]
+    found = [find(searching(*pages[:count])) is not None for count in range(21)]
+    assert [count for count, hit in enumerate(found) if hit] == [REPEATS]
+    assert find(searching(*pages[:9], "Here it is.", *pages[:3])) is not None
+
+
+def test_long_results_are_compared_by_samples():
+    """A change in a megabyte that no sample holds makes no other result of it; one in the head or the length does."""
+    long = " ".join(f"line{number}" for number in range(100_000))
+    other = long.replace("line30000 ", "line3 ")
+    assert find(searching(long, other, long)).what.startswith("nearly equal results")
+    heads = [f"{' '.join([word] * 60)} {long}" for word in ("one", "two", "three")]
+    assert find(searching(*heads)) is None
+    assert find(searching(long, long[: len(long) // 2], long)) is None
