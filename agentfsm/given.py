@@ -48,7 +48,7 @@ def _are_functions(value: object) -> bool:
 _FIELDS: Final[Mapping[str, tuple[Test, str]]] = {
     "instructions": (_is(str), "one text, '' for none"),
     "permissions": (_is(Permissions, type(None)), "Permissions(...), for example Permissions(level='write')"),
-    "selector": (_has("wants", "select"), "a ToolSelector, for example AutoSelect()"),
+    "selector": (_has("wants", "select", "find"), "a ToolSelector, for example AutoSelect()"),
     "name": (_is_name, "a text that is not empty: a worker finds the agent's runs by it"),
     "version": (_is(str), "a text"),
     "limits": (_is(Limits), "Limits(...), for example Limits(turns=3)"),

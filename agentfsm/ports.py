@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
@@ -389,6 +389,32 @@ class ToolSelector(Protocol):
             MisuseError: when it is set up wrongly. What the world does to it must not raise.
         """
         ...
+
+    async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
+        """Find what the model looks for by `find_tools`, among the tools that it was not offered.
+
+        Without a method of your own: the tools in whose name and description most words of the query stand.
+
+        Args:
+            query: In the model's words.
+            tools: Those that it may use and does not see, in the order of registration.
+
+        Returns:
+            Names of these tools, the best first: 5 or so, since all of them are offered. None where nothing fits.
+        """
+        words = set(_WORD.findall(query.casefold()))
+        hits = {tool.name: _hits(words, f"{tool.name} {tool.description}") for tool in tools}
+        most = max(hits.values(), default=0)
+        return [name for name, count in hits.items() if most and count == most][:FOUND_TOOLS]
+
+
+# Tools that a search finds at most: as many as a model is shown where it picks from a list (Source: document E, 5.4).
+FOUND_TOOLS: Final = 5
+_WORD: Final = re.compile(r"[^\W_]+")
+
+
+def _hits(words: Collection[str], text: str) -> int:
+    return len(set(_WORD.findall(text.casefold())).intersection(words))
 
 
 # Asks the judge's model: instructions, question and the JSON Schema of the answer in, its text out. Raises ModelError.

@@ -22,7 +22,7 @@ from agentfsm.context.trim import at_least
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import JSON, Usage
 from agentfsm.engine.queue.render import describe
-from agentfsm.ports import Ask, Scorer, Selection, ToolDefinition, ToolSelector
+from agentfsm.ports import FOUND_TOOLS, Ask, Scorer, Selection, ToolDefinition, ToolSelector
 from agentfsm.tally import BYTES
 
 # Tools. Up to here a model chooses well among all, above it needs a selection (Source: document E, 9.1).
@@ -112,15 +112,28 @@ class BySimilarity(ToolSelector):
             The places of all tools, the nearest to the task first, and "". Where nothing tells them apart: the places
             in their order, and why.
         """
+        scores, flaw = await self._scored(task, tools)
+        places = range(len(tools))
+        return (places, flaw) if flaw else (sorted(places, key=lambda place: -scores[place]), "")
+
+    async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
+        """Return the nearest to the query; all of a few, of more only such as are nearer than others."""
+        scores, flaw = await self._scored(query, tools)
+        few = len(tools) <= FOUND_TOOLS
+        if flaw:
+            return [tool.name for tool in tools] if few else []
+        order = sorted(range(len(tools)), key=lambda place: -scores[place])
+        return [tools[place].name for place in order[:FOUND_TOOLS] if few or scores[place] > min(scores)]
+
+    async def _scored(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[float], str]:
+        """Return the scores of all tools and "", or why they rank nothing."""
         try:
             scores = [float(score) for score in await self.scorer.scores(_gist(task), [_text(tool) for tool in tools])]
         except MisuseError:
             raise
         except Exception as error:  # noqa: BLE001  a scorer may fail in any way, and the run goes on without
-            return range(len(tools)), f"the scorer raised {describe(error)[:_REASON_CHARS]}"
-        if flaw := _flaw(scores, len(tools)):
-            return range(len(tools)), flaw
-        return sorted(range(len(tools)), key=lambda place: -scores[place]), ""
+            return (), f"the scorer raised {describe(error)[:_REASON_CHARS]}"
+        return scores, _flaw(scores, len(tools))
 
 
 def _flaw(scores: Sequence[float], count: int) -> str:
@@ -163,6 +176,10 @@ class TwoStage(ToolSelector):
         how = "two_stage" if len(listed) == len(tools) else f"two_stage: among {len(listed)} of {len(tools)}"
         return _chosen([tool for tool in listed if tool.name in named], how, usage)
 
+    async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
+        """Find by similarity: the model has said what it looks for."""
+        return await self.similarity.find(query, tools)
+
     async def _listed(self, task: str, tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
         """Return the tools whose summaries the model reads: all, or as many of the nearest as are not too long."""
         sizes = [BYTES.count(tool.summary) + 1 for tool in tools]
@@ -198,6 +215,10 @@ class AutoSelect(ToolSelector):
     async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:
         """Choose in the way that suits the number."""
         return await self._way(len(tools)).select(task, tools, ask)
+
+    async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
+        """Find by similarity."""
+        return await self.similarity.find(query, tools)
 
     def _way(self, count: int) -> ToolSelector:
         if count > self.two_stage_above:

@@ -11,7 +11,7 @@ from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.events import AnswerGiven, ToolFinished, ToolsChosen
 from agentfsm.core.messages import AgentCost, Usage
 from agentfsm.models.fallback import Fallback
-from agentfsm.ports import Selection
+from agentfsm.ports import Selection, ToolSelector
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import ScriptedModel, call, fail, say
 
@@ -61,7 +61,7 @@ async def test_a_useless_reply_is_billed(store):
 async def test_the_choice_of_tools_is_billed(store):
     """Questions beside the run cost what others cost."""
 
-    class Asks:
+    class Asks(ToolSelector):
         def wants(self, count):
             return True
 

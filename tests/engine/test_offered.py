@@ -49,9 +49,9 @@ def _made(name: str, options: dict[str, Any]) -> Tool[..., Any]:
 
 
 def told(agent: Agent) -> list[list[str]]:
-    """The names of the tools of each request."""
+    """The names of the tools of each request, without the one that finds the others."""
     assert isinstance(agent.model, ScriptedModel)
-    return [[each.name for each in request.tools] for request in agent.model.requests]
+    return [[each.name for each in request.tools if each.name != "find_tools"] for request in agent.model.requests]
 
 
 async def choices(agent: Agent, run_id: str) -> list[ToolsOffered]:

@@ -24,6 +24,7 @@ from agentfsm.engine.queue.render import decided, rounds_text
 from agentfsm.engine.schema.arguments import check_object, object_text, repair
 from agentfsm.engine.schema.bound import Bound
 from agentfsm.engine.think.early import Attempt, EarlyCalls
+from agentfsm.engine.think.offer import found_text
 from agentfsm.engine.tools.builtin import builtin
 from agentfsm.engine.tools.context import InputRequired, Paused, RunContext, ToolKind
 from agentfsm.engine.tools.questions import ROUNDS
@@ -149,8 +150,12 @@ class RunHost(Host):
             deadline=deadline,
             kept=self._kept,
             kept_parts=self._kept_parts,
+            find_tools=self._find_tools,
             parent=self._parent() if tool.kind is ToolKind.AGENT else None,
         )
+
+    async def _find_tools(self, query: str) -> str:
+        return await found_text(self.drive, query)
 
     def _kept(self, call_id: str) -> str | None:
         return next((result.content for result in self._results(call_id)), None)

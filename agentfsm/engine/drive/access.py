@@ -10,6 +10,7 @@ from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import End, failed
 from agentfsm.engine.schema.bound import Arguments, Bound
+from agentfsm.engine.tools.builtin import FIND_TOOLS
 from agentfsm.engine.tools.context import RunContext
 from agentfsm.engine.tools.tool import Tool
 
@@ -24,7 +25,7 @@ def absence(drive: Drive, tool: Tool[..., Any]) -> End | None:
         return End(Outcome.SKIPPED, render.withdrawn_text(tool.name), ErrorType.WITHDRAWN)
     if not is_enabled(tool, drive):
         return End(Outcome.SKIPPED, render.absent_text(tool.name), ErrorType.WITHDRAWN)
-    if permissions is None or permissions.offers(tool, run.header.roles):
+    if permissions is None or permissions.offers(tool, run.header.roles) or _is_search(drive, tool):
         return None
     reason = permissions.refusal(tool, run.header.roles, Arguments()) or f"{tool.name} is not permitted in this run"
     return failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
@@ -32,10 +33,15 @@ def absence(drive: Drive, tool: Tool[..., Any]) -> End | None:
 
 def why_barred(drive: Drive, tool: Tool[..., Any], bound: Bound) -> End | None:
     """Say that nobody could let a call with these arguments run."""
-    if (permissions := drive.engine.permissions) is None:
+    if (permissions := drive.engine.permissions) is None or _is_search(drive, tool):
         return None
     reason = permissions.refusal(tool, drive.journal.run.header.roles, tool.arguments(bound))
     return None if reason is None else failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
+
+
+def _is_search(drive: Drive, tool: Tool[..., Any]) -> bool:
+    """Whether it is the engine's own `find_tools`: no rule has to name it, since it tells only of permitted tools."""
+    return tool.name == FIND_TOOLS and FIND_TOOLS not in drive.engine.registry
 
 
 def context_of(drive: Drive) -> RunContext[Any]:

@@ -147,4 +147,5 @@ class Engine(Value):
     def _key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
         """Return what stands for a set of tools; for all of them without a look at each."""
         whole = tools is self.registry.definitions
-        return self.registry.version, None if whole else tuple([tool.name for tool in tools])
+        # The engine's own tools are described anew for each set.
+        return self.registry.version, None if whole else tuple([(tool.name, tool.description) for tool in tools])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from agentfsm.core import events as e
-from agentfsm.core.messages import AssistantMessage, Usage, UserMessage
+from agentfsm.core.messages import AssistantMessage, ToolResult, Usage, UserMessage
 from agentfsm.engine.drive.access import absence
 from agentfsm.engine.think.beside import ask_beside
-from agentfsm.engine.tools.builtin import READ_RESULT, read_result
+from agentfsm.engine.tools.builtin import FIND_TOOLS, READ_RESULT, find_tools, find_tools_among, read_result
 from agentfsm.ports import ToolDefinition
 
 if TYPE_CHECKING:
@@ -29,15 +29,26 @@ def offered(drive: Drive) -> Sequence[ToolDefinition]:
     answer = () if engine.answers is None or engine.answers.definition is None else (engine.answers.definition,)
     if run.reached is not None:
         return answer
-    if run.disabled or run.offered is not None or engine.narrows:
-        chosen = None if run.offered is None else frozenset(run.offered)
-        tools = [tool for tool in _there(drive) if chosen is None or tool.name in chosen]
-        definitions: Sequence[ToolDefinition] = tuple([tool.definition for tool in tools])
+    if run.offered is not None:
+        definitions = _chosen(drive, frozenset(run.offered))
+    elif run.disabled or engine.narrows:
+        definitions = tuple([tool.definition for tool in _there(drive)])
     else:
         definitions = engine.registry.definitions
     if run.has_cut and READ_RESULT not in engine.registry and absence(drive, read_result()) is None:
         definitions = (*definitions, read_result().definition)
     return (*definitions, *answer) if answer else definitions
+
+
+def _chosen(drive: Drive, names: Collection[str]) -> tuple[ToolDefinition, ...]:
+    """Return the tools of these names, and the one that finds the others, if there are any."""
+    there = _there(drive)
+    chosen = tuple([tool.definition for tool in there if tool.name in names])
+    if len(chosen) == len(there) or FIND_TOOLS in drive.engine.registry:
+        return chosen
+    if absence(drive, find_tools()) is not None:
+        return chosen
+    return *chosen, find_tools_among(len(there) - len(chosen))
 
 
 def _there(drive: Drive) -> list[Tool[..., object]]:
@@ -48,7 +59,9 @@ def _there(drive: Drive) -> list[Tool[..., object]]:
 async def choose(drive: Drive) -> e.ToolsOffered | None:
     """Return the choice among many tools, where one has to be made since input came."""
     engine, run = drive.engine, drive.journal.run
-    if run.offered is not None or not engine.selector.wants(len(engine.registry)):
+    if run.offered is not None:
+        return _with_found(drive, run.offered)
+    if not engine.selector.wants(len(engine.registry)):
         return None
     tools = [tool.definition for tool in _there(drive)]
     if not engine.selector.wants(len(tools)):
@@ -58,10 +71,52 @@ async def choose(drive: Drive) -> e.ToolsOffered | None:
         return await ask_beside(drive, instructions, question, max_tokens=CHOICE_TOKENS)
 
     selection = await engine.selector.select(_task(run), tools, ask)
-    wanted = {*selection.tools, *_used(run)}
+    wanted = {*selection.tools, *_used(run), *_found(run)}
     names = tuple([tool.name for tool in tools if tool.name in wanted])
     drive.journal.log.info("tools_offered", tools=len(names), of=len(tools), how=selection.how)
     return e.ToolsOffered(tools=names, how=selection.how, usage=selection.usage)
+
+
+def _with_found(drive: Drive, before: Collection[str]) -> e.ToolsOffered | None:
+    """Return the choice with the tools that the model has just found, where there are any that it was not offered."""
+    run, registry = drive.journal.run, drive.engine.registry
+    found = [name for name in _found(run) if name not in before and name in registry]
+    if not found or FIND_TOOLS in registry:
+        return None
+    wanted = {*before, *found}
+    drive.journal.log.info("tools_offered", tools=len(wanted), of=len(registry), how=FIND_TOOLS)
+    return e.ToolsOffered(tools=tuple([name for name in registry.names if name in wanted]), how=FIND_TOOLS)
+
+
+# What a search says, before a line on each tool; the names are read off these lines, so that a resumed run knows them.
+_FOUND: Final = "You may call these from your next turn on:"
+# Names told of where nothing fits.
+MOST_NAMES: Final = 200
+
+
+async def found_text(drive: Drive, query: str) -> str:
+    """Look for tools among those that the run may use and the model was not offered, and tell of them."""
+    offered_names = drive.journal.run.offered or ()
+    hidden = {tool.name: tool.definition for tool in _there(drive) if tool.name not in offered_names}
+    names = await drive.engine.selector.find(query, tuple(hidden.values()))
+    if lines := [hidden[name].summary for name in names if name in hidden]:
+        return "\n".join([_FOUND, *lines])
+    if not hidden:
+        return "You see all tools that there are."
+    more = f" and {len(hidden) - MOST_NAMES} more" if len(hidden) > MOST_NAMES else ""
+    return f"No tool fits these words. Ask again, with words of these names: {', '.join([*hidden][:MOST_NAMES])}{more}"
+
+
+def _found(run: Run) -> list[str]:
+    """Return the tools that searches of the newest turn have found."""
+    names: list[str] = []
+    for message in reversed(run.messages):
+        if isinstance(message, AssistantMessage):
+            break
+        if isinstance(message, ToolResult) and message.tool == FIND_TOOLS:
+            head, *lines = message.content.splitlines() or [""]
+            names += [line.partition("(")[0] for line in lines if head == _FOUND]
+    return names
 
 
 def _task(run: Run) -> str:

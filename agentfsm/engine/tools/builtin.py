@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ModelRetry
 from agentfsm.engine.tools.context import RunContext
@@ -14,8 +16,10 @@ from agentfsm.engine.tools.tool import Tool, make_tool
 if TYPE_CHECKING:
     from agentfsm.core.messages import Media
     from agentfsm.core.run import Run
+    from agentfsm.ports import ToolDefinition
 
 READ_RESULT: Final = "read_result"
+FIND_TOOLS: Final = "find_tools"
 # Characters of a page: some 3,000 tokens of usual text.
 PAGE_CHARS: Final = 12_000
 # As many as they may have, and so as many tokens at most: a page is not cut again.
@@ -64,6 +68,33 @@ async def _read_result(ctx: RunContext[Any], result: str, start: int = 0) -> str
 
 
 @cache
+def find_tools() -> Tool[..., Any]:
+    """Return the tool that finds tools which the model was not offered."""
+    return make_tool(_find_tools, name=FIND_TOOLS, read_only=True)
+
+
+def find_tools_among(hidden: int) -> ToolDefinition:
+    """Return what the model is told of that tool where so many are hidden, 1 or more."""
+    more = "There is 1 more tool" if hidden == 1 else f"There are {hidden} more tools"
+    return attrs.evolve(find_tools().definition, description=f"{more} that you do not see. {_FINDS}")
+
+
+_FINDS: Final = (
+    "Look among them when none of yours fits what you need: what is found you may call from your next turn on."
+)
+
+
+async def _find_tools(ctx: RunContext[Any], query: str) -> str:
+    """Find tools by what they do.
+
+    Args:
+        ctx: Searches the tools of the run.
+        query: What the tool shall do, in the words of its name or description.
+    """
+    return await ctx.find_tools(query)
+
+
+@cache
 def ask_user() -> Tool[..., Any]:
     """Return the tool with which a model asks the user: the call waits, and the answer is its result."""
     return make_tool(_ask_user, name="ask_user", external=True, permission=Level.READ)
@@ -107,4 +138,6 @@ def _wait(seconds: float, reason: str) -> str:
 
 def builtin(run: Run, name: str) -> Tool[..., Any] | None:
     """Return the tool of that name that the engine offers in this run, or None."""
+    if name == FIND_TOOLS and run.offered is not None:
+        return find_tools()
     return read_result() if name == READ_RESULT and run.has_cut else None

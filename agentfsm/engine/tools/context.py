@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from copy import deepcopy
 from enum import StrEnum
 from types import MappingProxyType
@@ -38,6 +38,10 @@ class _Told:
 _TOLD = _Told()
 
 
+async def _find_nothing(_query: str) -> str:
+    return "There are no other tools."
+
+
 @attrs.define(eq=False, repr=False)
 class Ending:
     """Whether a call is given up; set by the queue, read by the tool, from any thread."""
@@ -70,6 +74,8 @@ class RunContext(Generic[D]):
     # The whole content of an earlier result of the run, by its call's id.
     kept_parts: Callable[[str], tuple[Media, ...]] = attrs.field(default=lambda _call_id: (), repr=False)
     # All parts of an earlier result.
+    find_tools: Callable[[str], Awaitable[str]] = attrs.field(default=_find_nothing, repr=False)
+    # Looks among the run's tools that the model was not offered, and tells of those that fit.
     tell: Callable[[Any], None] | None = attrs.field(default=None, repr=False)
     # Where the events of an agent that is a tool go; None when nobody watches.
     inquiry: Inquiry = attrs.field(factory=Inquiry, repr=False)
