@@ -493,8 +493,8 @@ class Lease:
     # Of its owner. Before a tool has an effect the engine sees whether the lease still holds.
     crashes: int = 0
     # How many owners died while they drove this run and no other, since it last finished a turn or was resumed.
-    is_suspect: bool = False
-    # Whether its owners died twice or more since then, so that it may be what they died of.
+    abandoned: bool = False
+    # Whether an owner did not give it back since then: what that had begun may have come further than the journal says.
     newest: int = 0
     # The newest inbox number that the store has told of.
     seen: int = 0

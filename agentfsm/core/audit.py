@@ -46,13 +46,15 @@ class AuditRecord(Value):
     asked_at: float
     # When the reply that asked for it was there, seconds since 1970, as the other two.
     started_at: float | None = None
-    # When it was first taken up: before `asked_at`, where it started while the reply came. None where it never was.
+    # When it was first taken up: before `asked_at`, where it started while the reply came. None where it never was, as
+    # far as the journal tells.
     ended_at: float | None = None
     # None while it is open.
     duration_s: float = 0.0
     # Of its last dispatch, as its result says.
     attempts: int = 0
-    # How many times the tool was tried, as far as the journal tells: a call that is read-only is counted at its end.
+    # How many times the tool was tried, as far as the journal tells: a worker that is killed over a call that is
+    # read-only leaves no word of it.
     status: Outcome | Phase = Phase.INTENDED
     # How it ended, or how far it is.
     error_type: ErrorType | None = None
@@ -114,8 +116,10 @@ class _Notes:
                 self.records |= {call.id: self._chosen(call, event, run) for call in event.message.calls}
             case e.ToolStarted():
                 record = self.records[event.call_id]
-                since = event.at if record.started_at is None else record.started_at
-                self._note(event.call_id, started_at=since, attempts=record.attempts + 1)
+                since = record.started_at or event.since or event.at
+                self._note(event.call_id, started_at=since, attempts=record.attempts + event.attempts)
+            case e.ToolCutOff():
+                self._cut_off(event)
             case e.ToolPaused():
                 if any(_is_for_a_result(item) and item.run_id == run.id for item in event.pending):
                     self.questions.add(event.call_id)
@@ -147,6 +151,12 @@ class _Notes:
             arguments=arguments_of(call),
             asked_at=event.at,
         )
+
+    def _cut_off(self, event: e.ToolCutOff) -> None:
+        record = self.records[event.call_id]
+        attempts = record.attempts - event.undone
+        since = _earliest(record.started_at, event.started_at) if attempts else None
+        self._note(event.call_id, started_at=since, attempts=attempts)
 
     def _approved(self, event: e.ApprovalGiven) -> None:
         record = self.records[event.call_id]

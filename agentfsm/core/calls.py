@@ -56,7 +56,13 @@ class OpenCall(Value):
     call: ToolCall
     phase: Phase = Phase.INTENDED
     attempts: int = 0
-    # How many times it was started.
+    # How many times its tool was tried, as far as the journal tells.
+    started_at: float = 0.0
+    # When it was last taken up, seconds since 1970; 0 where it never was.
+    duration_s: float = 0.0
+    # How long it then ran, where it was cut off; 0 where that is not known.
+    read_only: bool = False
+    # Whether its tool declared, when it started, that it has no effect.
     expires_at: float | None = None
     description: str = ""
     # What it will do, for the person who approves it.
@@ -68,6 +74,19 @@ class OpenCall(Value):
     # None where its tool has asked nothing.
     result: ToolResult | None = None
     # Present in the phase FINISHED only.
+
+    def closed(self, outcome: Outcome, content: str) -> ToolResult:
+        """Return a result that comes from elsewhere than the tool, with what is known of how the call has run."""
+        return ToolResult(
+            call_id=self.call.id,
+            tool=self.call.name,
+            outcome=outcome,
+            content=content,
+            index=place_in(self.call.id),
+            started_at=self.started_at,
+            duration_s=self.duration_s,
+            attempts=self.attempts,
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -120,11 +120,33 @@ class ToolsOffered(Event):
 
 @attrs.frozen(kw_only=True)
 class ToolStarted(Event):
-    """A call that is not read-only is about to run. Durable before the tool's first instruction."""
+    """A call is about to run. Durable before the tool's first instruction, unless the tool is read-only.
+
+    A read-only call has no effect, so its start is written only where a result alone would not tell of it: late, when
+    it was cut off or waits for something, and from then on each time that it starts.
+    """
 
     call_id: str
     repeatable: bool = False
-    # Whether the tool declares that it may be run again (idempotent).
+    # Whether the tool declares that it may be run again (idempotent, or read-only).
+    read_only: bool = False
+    # Whether the tool declares that it has no effect.
+    since: float = 0.0
+    # When the call was taken up, seconds since 1970, where its start is written late; 0 where that is `at`.
+    attempts: int = 1
+    # How many times the tool was tried by then, 1 or more; more than 1 only where it is written late.
+
+
+@attrs.frozen(kw_only=True)
+class ToolCutOff(Event):
+    """A call that had started was cut off together with the work on its run, and has no result."""
+
+    call_id: str
+    started_at: float
+    # When it was taken up, seconds since 1970.
+    duration_s: float
+    undone: bool = False
+    # Whether its newest start came to nothing: it was written, and then the tool was not called.
 
 
 @attrs.frozen(kw_only=True)
@@ -278,6 +300,7 @@ EVENTS: tuple[type[Event], ...] = (
     Compacted,
     ToolsOffered,
     ToolStarted,
+    ToolCutOff,
     ToolFinished,
     ToolLost,
     ToolPaused,

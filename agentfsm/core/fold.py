@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import ERRORS, Fault, Inquiry, OpenCall, Phase, place_in
+from agentfsm.core.calls import ERRORS, UNDECIDED, Fault, Inquiry, OpenCall, Phase, place_in
 from agentfsm.core.effects import Pending
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import StopReason
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 Changes = dict[str, Any]
 # What changes an open call, and no more.
-OfCall: TypeAlias = e.ToolStarted | e.ToolLost | e.ToolPaused | e.InputGiven | e.ApprovalAsked | e.ApprovalGiven
+OfCall: TypeAlias = (
+    e.ToolStarted | e.ToolCutOff | e.ToolLost | e.ToolPaused | e.InputGiven | e.ApprovalAsked | e.ApprovalGiven
+)
 
 
 def _observed(run: Run[Any], event: e.Observed) -> Changes:
@@ -93,6 +95,7 @@ def _task_before(run: Run[Any], start: int) -> int | None:
 # The phases in which each of these events may come to a call.
 _COMES_IN: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
     e.ToolStarted: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
+    e.ToolCutOff: frozenset({Phase.RUNNING}),
     e.ToolFinished: frozenset(Phase) - {Phase.FINISHED},
     e.ToolLost: frozenset(Phase) - {Phase.LOST, Phase.FINISHED},
     e.ToolPaused: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
@@ -139,8 +142,25 @@ def _tools_offered(run: Run[Any], event: e.ToolsOffered) -> Changes:
 
 
 def _tool_started(run: Run[Any], event: e.ToolStarted) -> Changes:
-    attempts = run.entry(event.call_id).attempts + 1
-    return _evolved(run, event, phase=Phase.RUNNING, attempts=attempts, waits=())
+    return _evolved(
+        run,
+        event,
+        phase=Phase.RUNNING,
+        attempts=run.entry(event.call_id).attempts + event.attempts,
+        started_at=event.since or event.at,
+        duration_s=0.0,
+        read_only=event.read_only,
+        waits=(),
+    )
+
+
+def _tool_cut_off(run: Run[Any], event: e.ToolCutOff) -> Changes:
+    if not event.undone:
+        return _evolved(run, event, started_at=event.started_at, duration_s=event.duration_s)
+    attempts = run.entry(event.call_id).attempts - 1
+    if attempts:  # an earlier one has run
+        return _evolved(run, event, attempts=attempts)
+    return _evolved(run, event, phase=Phase.APPROVED, attempts=0, started_at=0.0)
 
 
 def _tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
@@ -149,7 +169,7 @@ def _tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
     result = event.result
     entries[index] = OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=result)
     changes: Changes = {"open": tuple(entries)}
-    if result.attempts > 1:
+    if result.attempts > 1 and was.phase not in UNDECIDED:  # a decision is no attempt
         changes["retries"] = {**run.retries, result.tool: run.retries.get(result.tool, 0) + result.attempts - 1}
     if result.cut is not None:
         changes["has_cut"] = True
@@ -268,7 +288,7 @@ def _failed(run: Run[Any], event: e.Failed) -> Changes:
 
 def _stopped(run: Run[Any], event: e.LimitReached | e.Failed) -> Changes:
     """Close every open call, and end what the run waits for."""
-    results = [entry.result or _closing(entry, index, event) for index, entry in enumerate(run.open)]
+    results = [entry.result or entry.closed(*_closing(entry, event.reason)) for entry in run.open]
     return {**_closed(run, results), "paused": None, "asks": ""}
 
 
@@ -279,16 +299,19 @@ def _closed(run: Run[Any], results: list[ToolResult]) -> Changes:
     return {"messages": (*run.messages, run.reply, *results), "reply": None, "open": ()}
 
 
-def _closing(entry: OpenCall, index: int, event: e.LimitReached | e.Failed) -> ToolResult:
-    """Return the result of a call that the end of the run closes."""
-    if entry.phase is Phase.INTENDED or entry.phase is Phase.ASKED or entry.phase is Phase.APPROVED:
-        outcome, text = Outcome.SKIPPED, f"no result: the run was stopped ({event.reason}) before it came to that"
-    elif entry.phase is Phase.PAUSED and not entry.attempts:
-        outcome, text = Outcome.CANCELLED, f"no answer: the run was stopped ({event.reason}) while the call waited"
-    else:  # whatever the tool is: a new call of it would have a key of its own
-        outcome = Outcome.UNKNOWN
-        text = f"cut off: the run was stopped ({event.reason}) and the effect may have happened; check before repeating"
-    return ToolResult(call_id=entry.call.id, tool=entry.call.name, outcome=outcome, content=text, index=index)
+def _closing(entry: OpenCall, reason: StopReason) -> tuple[Outcome, str]:
+    """Return how a call ends that the end of the run closes, and what is said of it."""
+    stopped = f"the run was stopped ({reason})"
+    is_at_work = entry.phase is Phase.RUNNING or entry.phase is Phase.LOST
+    if not entry.attempts and entry.phase is Phase.PAUSED:
+        return Outcome.CANCELLED, f"no answer: {stopped} while the call waited"
+    if not entry.attempts and not is_at_work:
+        return Outcome.SKIPPED, f"no result: {stopped} before it came to that"
+    how = f"cut off: {stopped}" if is_at_work else f"no result: {stopped} when the call had asked for something"
+    if entry.read_only:
+        return Outcome.CANCELLED, f"{how}. It only reads, so nothing was changed."
+    # Whatever the tool is: a new call of it would have a key of its own.
+    return Outcome.UNKNOWN, f"{how} and the effect may have happened; check before repeating"
 
 
 FOLD: Final[Mapping[type[e.Event], Callable[[Run[Any], Any], Changes]]] = MappingProxyType(
@@ -301,6 +324,7 @@ FOLD: Final[Mapping[type[e.Event], Callable[[Run[Any], Any], Changes]]] = Mappin
         e.Compacted: _compacted,
         e.ToolsOffered: _tools_offered,
         e.ToolStarted: _tool_started,
+        e.ToolCutOff: _tool_cut_off,
         e.ToolFinished: _tool_finished,
         e.ToolLost: _tool_lost,
         e.ToolPaused: _tool_paused,

@@ -61,6 +61,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
     }),
     State.ACT: MappingProxyType({
         e.ToolStarted:   State.ACT,
+        e.ToolCutOff:    State.ACT,
         e.ToolFinished:  State.ACT,
         e.ToolLost:      State.ACT,
         e.ToolPaused:    State.ACT,

@@ -324,10 +324,12 @@ class ToolResult(Value):
     index: int = 0
     # The call's place in the reply, from 0.
     started_at: float = 0.0
-    # Seconds since 1970.
+    # When the call was taken up, seconds since 1970; 0 where it never was.
     duration_s: float = 0.0
+    # Seconds from then to its end; 0 also where nobody knows, since a worker died over it.
     attempts: int = 1
-    # How many times the tool was tried in this dispatch, 1 or more.
+    # How many times the tool was tried in this dispatch, 0 where something else came first; of a result that comes
+    # from elsewhere than the tool, in all dispatches.
     error_type: ErrorType | None = None
     # Why there is no result; None where there is one.
     retryable: bool = False

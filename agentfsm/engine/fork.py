@@ -63,7 +63,7 @@ def forked(
     if run.state is State.OBSERVE and run.messages and isinstance(run.messages[-1], AssistantMessage):
         note = Input(kind=InputKind.REFLECTION, parts=(TextPart(text=_LOOK_AGAIN),))
         first.append(e.Observed(at=at, inputs=(note,)))
-    own = [fact for entry in run.open if (fact := _of_open(run, entry, registry)) is not None]
+    own = [fact for entry in run.open for fact in _of_open(run, entry, registry)]
     return (*prefix, *first, *[attrs.evolve(fact, at=at) for fact in own])
 
 
@@ -91,15 +91,17 @@ def _under_own_keys(run: Run, event: Event, original: Event) -> Event:
 _LOOK_AGAIN = "Something had come in that this answer did not take up, and it is gone. Look at your answer again."
 
 
-def _of_open(run: Run, entry: OpenCall, registry: ToolRegistry) -> Event | None:
+def _of_open(run: Run, entry: OpenCall, registry: ToolRegistry) -> Sequence[Event]:
     """Return what is recorded of a call that is open where the fork begins."""
     call, tool, is_paused = entry.call, registry.get(entry.call.name), entry.phase is Phase.PAUSED
     if entry.phase in (Phase.FINISHED, Phase.LOST) or call.malformed is not None or call.invented:
-        return None
+        return ()
     if tool is not None and tool.waits_for is not None:
         pending = tuple([attrs.evolve(each, run_id=run.id) for each in entry.waits])
-        return e.ToolPaused(call_id=call.id, pending=pending) if is_paused else None
+        return (e.ToolPaused(call_id=call.id, pending=pending),) if is_paused else ()
     if tool is not None and tool.read_only:
         # What an agent below waited for belongs to the run that was forked: it is asked again from the start.
-        return e.ToolStarted(call_id=call.id, repeatable=True) if is_paused else None
-    return e.ToolLost(call_id=call.id)
+        started = e.ToolStarted(call_id=call.id, repeatable=True, read_only=True)
+        taken_back = e.ToolCutOff(call_id=call.id, started_at=entry.started_at, duration_s=0.0, undone=True)
+        return (started, taken_back) if is_paused else ()
+    return (e.ToolLost(call_id=call.id),)

@@ -247,7 +247,13 @@ def drive_of(
         above: The budget of the run that this one works for.
         resume: Whether somebody has resumed the run, and not a worker.
     """
-    budget = Budget(engine.limits, journal, above, engine.last_answer)
     return Drive(
-        engine=engine, journal=journal, deps=deps, tally=tally, budget=budget, make_queue=queue_of, is_resumed=resume
+        engine=engine,
+        journal=journal,
+        deps=deps,
+        tally=tally,
+        budget=Budget(engine.limits, journal, above, engine.last_answer),
+        make_queue=queue_of,
+        is_resumed=resume,
+        inherited=frozenset([entry.call.id for entry in journal.run.open]) if journal.lease.abandoned else frozenset(),
     )

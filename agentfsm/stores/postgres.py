@@ -211,8 +211,9 @@ class _PostgresLedger(Link):
             self._free_runs_of_the_dead(gone, living)
             row = self._row(run_id)
         (token,) = self._ask(sql.TAKE, (taker.owner.name, row.number))
-        facts = (token, row.version, row.crashes, row.alone, row.newest, row.cancelled)
-        return self._held(_lease(run_id, *facts), taker)
+        lease = _lease(run_id, token, row.version, row.crashes, row.alone, row.newest, row.cancelled)
+        lease.abandoned |= row.owner is not None
+        return self._held(lease, taker)
 
     def claim(self, agent: str, limit: int, taker: Taker, *, suspects: bool) -> Claim:
         """Take the leases of runs that a worker can move on now."""
@@ -558,7 +559,7 @@ def _lease(run_id: str, *facts: Any) -> Lease:
         token=token,
         version=version,
         crashes=alone if crashes else 0,
-        is_suspect=crashes > 1,
+        abandoned=crashes > 0,
         newest=newest or 0,
         cancelled=cancelled,
     )

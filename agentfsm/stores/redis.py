@@ -149,7 +149,7 @@ class _RedisLedger(RedisServer):
         return Claim(leases=tuple(leases), has_suspects=bool(has_suspects))
 
     def _lease(self, run_id: str, taker: Taker, facts: Sequence[bytes]) -> Lease:
-        token, version, crashes, is_suspect, newest, cancelled = map(int, facts)
+        token, version, crashes, abandoned, newest, cancelled = map(int, facts)
         lease = Lease(
             run_id=run_id,
             token=token,
@@ -157,7 +157,7 @@ class _RedisLedger(RedisServer):
             durability=taker.durability,
             term=taker.owner,
             crashes=crashes,
-            is_suspect=bool(is_suspect),
+            abandoned=bool(abandoned),
             newest=newest,
             cancelled=bool(cancelled),
         )

@@ -400,7 +400,7 @@ class _SQLiteLedger(DatabaseFile):
             token=row.token + 1,
             version=row.version,
             crashes=row.alone if row.crashes else 0,
-            is_suspect=row.crashes > 1,
+            abandoned=row.crashes > 0 or row.owner is not None,
             newest=row.newest or 0,
             cancelled=self._is_cancelled(row.number),
         )

@@ -20,7 +20,9 @@ from agentfsm.core.run import Header, Run, begin
 from agentfsm.core.verdict import Action, Verdict
 
 # Fields, types and words that came after format 3 was frozen; the files of format 4 have them.
-ADDED_IN_4 = frozenset({(Header, "nonce"), (e.ApprovalGiven, "key"), (e.Paused, "kind"), PendingKind.CRASH, e.LimitReached})
+ADDED_IN_4 = frozenset(
+    {(Header, "nonce"), (e.ApprovalGiven, "key"), (e.Paused, "kind"), PendingKind.CRASH, e.LimitReached, e.ToolCutOff}
+) | frozenset({(e.ToolStarted, "read_only"), (e.ToolStarted, "since"), (e.ToolStarted, "attempts")})
 
 PROMPT = (TextPart(text="What is the weather in Beijing?"),)
 TASK = UserMessage(parts=PROMPT)
@@ -84,6 +86,9 @@ def acting(*events, count=1):
 ASKED = e.ApprovalAsked(call_id="t1.0", expires_at=500.0)
 APPROVED = e.ApprovalGiven(call_id="t1.0", by="ann")
 STARTED = e.ToolStarted(call_id="t1.0")
+READING = e.ToolStarted(call_id="t1.0", repeatable=True, read_only=True, since=7.0, attempts=2)
+CUT = e.ToolCutOff(call_id="t1.0", started_at=7.0, duration_s=2.5)
+UNDONE = e.ToolCutOff(call_id="t1.0", started_at=7.0, duration_s=2.5, undone=True)
 LOST = e.ToolLost(call_id="t1.0")
 # What a sub-agent waits for, in its own run.
 WAITED = Pending(
@@ -134,6 +139,7 @@ SAMPLES = {
     e.Compacted: e.Compacted(start=0, tokens_before=9, tokens_after=8, why="full"),
     e.ToolsOffered: e.ToolsOffered(tools=("search",), how="by their words", usage=USAGE),
     e.ToolStarted: STARTED,
+    e.ToolCutOff: CUT,
     e.ToolFinished: finished(),
     e.ToolLost: LOST,
     e.ToolPaused: PAUSED,
@@ -151,6 +157,7 @@ SAMPLES = {
 
 # What has to have happened in ACT before an event makes sense there.
 BEFORE = {
+    e.ToolCutOff: (STARTED,),
     e.ToolFinished: (STARTED,),
     e.ToolLost: (STARTED,),
     e.ToolPaused: (STARTED,),

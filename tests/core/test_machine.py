@@ -15,8 +15,8 @@ DESIGN = """
 OBSERVE  Observed THINK  Paused OBSERVE  Resumed OBSERVE  LimitReached THINK  Failed ERROR
 THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered THINK  Compacted THINK
 THINK    ToolsOffered THINK  Paused THINK  Resumed THINK  LimitReached THINK  Failed ERROR
-ACT      ToolStarted ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT  InputGiven ACT
-ACT      ApprovalAsked ACT  ApprovalGiven ACT
+ACT      ToolStarted ACT  ToolCutOff ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT
+ACT      InputGiven ACT  ApprovalAsked ACT  ApprovalGiven ACT
 ACT      ToolsReturned REFLECT  Paused ACT  Resumed ACT  LimitReached THINK  Failed ERROR
 REFLECT  Judged REFLECT  Continued OBSERVE  Accepted DONE  Paused REFLECT  Resumed REFLECT
 REFLECT  LimitReached THINK  Failed ERROR

@@ -81,15 +81,15 @@ def ask(run, draw):
     return kind(message=said, usage=draw(usage))
 
 
-def ended(asked, draw, outcomes=outcomes):
-    """Draw how a call ended."""
+def ended(asked, draw, outcomes=outcomes, most_attempts=3):
+    """Draw how a call ended; what a person decides is no attempt of its tool."""
     outcome = draw(outcomes)
     ending = ToolResult(
         call_id=asked.id,
         tool=asked.name,
         outcome=outcome,
         content=draw(text),
-        attempts=draw(st.integers(1, 3)),
+        attempts=draw(st.integers(1, most_attempts)),
         shown_chars=draw(st.none() | st.integers(0, 12)),
         child=draw(st.none() | costs),
     )
@@ -105,10 +105,16 @@ def work(run, draw, calls):
         case Phase.INTENDED, 0:
             return draw(st.sampled_from([asks(asked.id, draw), paused(asked.id), e.ToolLost(call_id=asked.id)]))
         case Phase.RUNNING, 0:
-            return draw(st.sampled_from([e.ToolLost(call_id=asked.id), paused(asked.id), inquired(asked.id)]))
+            lost = e.ToolLost(call_id=asked.id)
+            return draw(st.sampled_from([lost, paused(asked.id), inquired(asked.id), cut(asked.id, draw)]))
         case ((Phase.INTENDED | Phase.APPROVED | Phase.RUNNING), 1):
-            return e.ToolStarted(call_id=asked.id, repeatable=draw(st.booleans()))
+            flags = st.fixed_dictionaries({"repeatable": st.booleans(), "read_only": st.booleans()})
+            return e.ToolStarted(call_id=asked.id, **draw(flags))
     return ended(asked, draw)
+
+
+def cut(call_id, draw):
+    return e.ToolCutOff(call_id=call_id, started_at=1.0, duration_s=2.0, undone=draw(st.booleans()))
 
 
 def asks(call_id, draw):
@@ -132,11 +138,13 @@ def decide(run, draw):
     if entry.phase is Phase.PAUSED and entry.waits == INQUIRED.pending and draw(st.booleans()):
         return e.InputGiven(call_id=asked.id, by=draw(text), answers=draw(answers))
     if entry.phase is Phase.PAUSED:
-        return draw(st.sampled_from([e.ToolStarted(call_id=asked.id), paused(asked.id), ended(asked, draw)]))
+        return draw(
+            st.sampled_from([e.ToolStarted(call_id=asked.id), paused(asked.id), ended(asked, draw, most_attempts=1)])
+        )
     if draw(st.booleans()):
         return e.ApprovalGiven(call_id=asked.id, by=draw(text), arguments=draw(edited))
     said_no = Outcome.REJECTED if entry.phase is Phase.ASKED else Outcome.FAILED
-    return ended(asked, draw, st.just(said_no))
+    return ended(asked, draw, st.just(said_no), most_attempts=1)
 
 
 def resting(run, draw):

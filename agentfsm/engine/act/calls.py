@@ -13,12 +13,13 @@ from agentfsm.core.calls import UNDECIDED, Inquiry, OpenCall, Phase, key_of, pla
 from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.inbox import Approve, GiveInput, Posted, Rerun
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, encodable
+from agentfsm.core.times import date_of, duration_of
 from agentfsm.engine.act.children import broken_off, returned
 from agentfsm.engine.act.decide import decide, inquired, needs_approval
 from agentfsm.engine.drive.access import absence, context_of, turn_of, why_barred
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.family import Parent
-from agentfsm.engine.queue.dispatch import End, Host, failed
+from agentfsm.engine.queue.dispatch import End, Host, Job, failed
 from agentfsm.engine.queue.queue import ToolQueue
 from agentfsm.engine.queue.render import decided, rounds_text
 from agentfsm.engine.schema.arguments import check_object, object_text, repair
@@ -84,7 +85,7 @@ def _unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
 def _refuse(drive: Drive, entries: Sequence[OpenCall]) -> None:
     """Commit the results of calls that the budget has no place for, before anybody is asked about them."""
     text = drive.budget.refusal()
-    results = [decided(entry.call, Outcome.SKIPPED, text) for entry in entries]
+    results = [decided(entry, Outcome.SKIPPED, text) for entry in entries]
     drive.journal.log.warning("calls_refused", turn=drive.journal.run.turn, calls=len(results))
     drive.journal.commit(
         *[e.ToolFinished(result=attrs.evolve(each, error_type=ErrorType.BUDGET)) for each in results],
@@ -115,7 +116,7 @@ class RunHost(Host):
     """Serves the calls of a run: what happens to each is committed, and what may not run is refused."""
 
     drive: Drive
-    held: list[ToolResult | e.ToolPaused | ToolEvent] | None = None
+    held: list[ToolResult | list[e.Event] | ToolEvent] | None = None
     # What became of calls that started before the reply was in the journal; None where it is committed as it comes.
     is_dropped: bool = False
     # Whether the reply that asked for them is not used.
@@ -198,15 +199,14 @@ class RunHost(Host):
 
     async def starting(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Record that a call is about to run; what may have an effect does not start before that is durable."""
-        if tool.read_only and call.id not in self.drive.granted:
+        read_only, granted, journal = tool.read_only, call.id in self.drive.granted, self.drive.journal
+        if read_only and not granted and not _entry_of(journal.run, call).attempts:
             return
-        journal = self.drive.journal
         facts, taken = self._spent(call.id)
-        if not tool.read_only:
-            facts.append(e.ToolStarted(call_id=call.id, repeatable=tool.repeatable))
-        if facts:
-            journal.commit(*facts, taken=taken)
-        if not tool.read_only:
+        if not read_only or _entry_of(journal.run, call).attempts:
+            facts.append(e.ToolStarted(call_id=call.id, repeatable=tool.repeatable, read_only=read_only))
+        journal.commit(*facts, taken=taken)
+        if not read_only or granted:
             await journal.flush()
 
     def _spent(self, call_id: str) -> tuple[list[e.Event], list[int]]:
@@ -256,7 +256,7 @@ class RunHost(Host):
             elif isinstance(each, ToolEvent):
                 self.drive.queue.tell(each)
             else:
-                self.drive.journal.commit(each)
+                self.drive.journal.commit(*each)
 
     def drop(self) -> None:
         """Forget what was held back: the reply that asked for it is not used. Whoever watches is told so."""
@@ -276,8 +276,33 @@ class RunHost(Host):
         else:
             self.held.append(event)
 
-    async def paused(self, call: ToolCall, tool: Tool[..., Any], pause: Paused) -> End | None:
+    def cut_off(self, job: Job, duration_s: float) -> None:
+        """Record how far a call has come that is cut off, so that whoever ends the run, or goes on, knows it."""
+        journal = self.drive.journal
+        if self.held is not None or journal.lease.lost:
+            return  # the journal does not know the call, or takes nothing more
+        facts = self._late_start(job)
+        if facts or (job.starts and _entry_of(journal.run, job.call).phase is Phase.RUNNING):
+            cut = e.ToolCutOff(
+                call_id=job.call.id,
+                started_at=date_of(job.started_at),
+                duration_s=duration_of(duration_s),
+                undone=job.tries < job.starts,
+            )
+            journal.commit(*facts, cut)
+
+    def _late_start(self, job: Job) -> list[e.Event]:
+        """Return the start of a call that is read-only and has run, where the journal does not tell of it."""
+        run, tool = self.drive.journal.run, job.tool
+        if tool is None or not tool.read_only or not job.tries or _entry_of(run, job.call).attempts:
+            return []
+        since = date_of(job.started_at)
+        return [e.ToolStarted(call_id=job.call.id, repeatable=True, read_only=True, since=since, attempts=job.tries)]
+
+    async def paused(self, job: Job, pause: Paused) -> End | None:
         """Record what a call waits for; one that asks people again and again comes to an end."""
+        call, tool = job.call, job.tool
+        assert tool is not None  # it has raised the pause  # noqa: S101
         run, waits, state = self.drive.journal.run, pause.pending, None
         if isinstance(pause, InputRequired):
             rounds = (_entry_of(run, call).inquiry or Inquiry()).rounds
@@ -286,11 +311,11 @@ class RunHost(Host):
             now = await self.drive.journal.store.now()
             waits = (inquired(run, tool, call, pause, rounds=rounds, now=now),)
             state = pause.state
-        fact = e.ToolPaused(call_id=call.id, pending=waits, state=state)
+        facts = [*self._late_start(job), e.ToolPaused(call_id=call.id, pending=waits, state=state)]
         if self.held is None:
-            self.drive.journal.commit(fact)
+            self.drive.journal.commit(*facts)
         else:
-            self.held.append(fact)
+            self.held.append(facts)
         return None
 
     async def broken_off(self, call: ToolCall, tool: Tool[..., Any], end: End) -> End:

@@ -72,7 +72,7 @@ async def end_children(drive: Drive) -> list[e.ToolFinished]:
     results = []
     for entry in drive.journal.run.open:
         if entry.phase is not Phase.FINISHED and (ended := await _ended(drive, entry)) is not None:
-            result = attrs.evolve(decided(entry.call, ended.outcome, ended.content), child=ended.child)
+            result = attrs.evolve(decided(entry, ended.outcome, ended.content), child=ended.child)
             results.append(e.ToolFinished(result=returned(drive, result)))
     return results
 
@@ -125,7 +125,7 @@ async def broken_off(drive: Drive, tool: Tool[..., Any], call: ToolCall, end: En
         except RunNotFoundError:
             return end  # it never began
         if ended.outcome is Outcome.DONE:
-            return End(Outcome.DONE, ended.content, child=ended.child, attempts=end.attempts)
+            return End(Outcome.DONE, ended.content, child=ended.child)
         outcome = Outcome.UNKNOWN if ended.outcome is Outcome.UNKNOWN else end.outcome
         return end._replace(outcome=outcome, text=f"{end.text}\n{ended.content}", child=ended.child)
     raise StoreError(f"the agent of {call.name} ({call.id}) was not ended within {SETTLE_S:g} s; resume its caller")

@@ -96,7 +96,7 @@ async def _look_after(drive: Drive, entry: OpenCall, now: float) -> e.ToolFinish
         await header_of(store, child_id(drive.journal.run.id, call_id))
     except RunNotFoundError:
         ended = gone(entry)
-        return e.ToolFinished(result=decided(entry.call, ended.outcome, ended.content))
+        return e.ToolFinished(result=decided(entry, ended.outcome, ended.content))
     is_resumed = drive.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.waits)
     if drive.tried.get(call_id) != entry.waits and (
         is_resumed or any([await may_go_on(store, each, now) for each in first.values()])
@@ -147,16 +147,16 @@ async def _fact(drive: Drive, entry: OpenCall, row: Posted | None, arrived: _Arr
         case Phase.INTENDED, _:
             return _asked(drive, call, now)
         case Phase.RUNNING, _:
-            return await _recovered(drive, call)
+            return await _recovered(drive, entry)
         case Phase.ASKED, Reject(by=by, message=message):
             reason = f" ({message})" if message else ""
-            return e.ToolFinished(result=_rejected(call, f"a person rejected it{reason}"), by=by)
+            return e.ToolFinished(result=_rejected(entry, f"a person rejected it{reason}"), by=by)
         case Phase.ASKED, None if is_late:
-            return e.ToolFinished(result=_rejected(call, "a person was asked, and nobody answered in time"))
+            return e.ToolFinished(result=_rejected(entry, "a person was asked, and nobody answered in time"))
         case Phase.ASKED, _ if row is not None or _has_changed(drive.engine, entry):
-            return _asked_again(drive, call, now)
+            return _asked_again(drive, entry, now)
         case ((Phase.LOST | Phase.PAUSED), Settle(by=by, outcome=outcome, content=content)):
-            return e.ToolFinished(result=_settled(drive, call, outcome, content), by=by)
+            return e.ToolFinished(result=_settled(drive, entry, outcome, content), by=by)
         case Phase.PAUSED, None:
             return _waited(entry, arrived)
     return None
@@ -193,14 +193,14 @@ def _question(tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: f
     )
 
 
-def _asked_again(drive: Drive, call: ToolCall, now: float) -> e.Event:
+def _asked_again(drive: Drive, entry: OpenCall, now: float) -> e.Event:
     """Return what is recorded of a call whose tool has changed since a person was asked, or said yes to it."""
-    tool = drive.engine.registry.get(call.name)
+    call, tool = entry.call, drive.engine.registry.get(entry.call.name)
     arguments = None if tool is None else _runnable(drive, tool, call)
     if tool is not None and arguments is not None:
         return _question(tool, call, arguments, now)
     content = "not run: the tool has changed since a person was asked about this call. Call it again, as it is now."
-    return e.ToolFinished(result=decided(call, Outcome.SKIPPED, content))
+    return e.ToolFinished(result=decided(entry, Outcome.SKIPPED, content))
 
 
 def _runnable(drive: Drive, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:
@@ -242,16 +242,16 @@ def described(tool: Tool[..., Any], arguments: Arguments) -> str:
         return f"(its description failed: {render.describe(error)})"
 
 
-def _rejected(call: ToolCall, why: str) -> ToolResult:
-    return decided(call, Outcome.REJECTED, f"not run: {why}. Do not try it again unasked.")
+def _rejected(entry: OpenCall, why: str) -> ToolResult:
+    return decided(entry, Outcome.REJECTED, f"not run: {why}. Do not try it again unasked.")
 
 
 # A call whose result comes from outside.
 
 
-def _settled(drive: Drive, call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
+def _settled(drive: Drive, entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
     """Return a result that comes from outside, of which the model is shown no more than of the tool's own."""
-    tool, result = drive.engine.registry.get(call.name), decided(call, outcome, content)
+    tool, result = drive.engine.registry.get(entry.call.name), decided(entry, outcome, content)
     shown = None if tool is None else render.shown_chars(result.content, tool, drive.queue.host.count)
     return attrs.evolve(result, shown_chars=shown)
 
@@ -308,33 +308,34 @@ def _waited(entry: OpenCall, arrived: _Arrived) -> e.ToolFinished | None:
     is_late = item.expires_at is not None and arrived.now >= item.expires_at
     if item.kind is PendingKind.INPUT and (arrived.has_input or is_late):
         content = "Something has come in; it follows." if arrived.has_input else "The time is up; nothing has come in."
-        return e.ToolFinished(result=decided(entry.call, Outcome.DONE, content))
+        return e.ToolFinished(result=decided(entry, Outcome.DONE, content))
     if not is_late:
         return None
     content = "Nobody answered in time. Go on without, and say what you assumed; do not ask the same again."
     if entry.attempts:
         content += " The call had begun before it asked: what it did then may have happened, so check before repeating."
-    return e.ToolFinished(result=decided(entry.call, Outcome.TIMED_OUT, content))
+    return e.ToolFinished(result=decided(entry, Outcome.TIMED_OUT, content))
 
 
 # A call that was in flight when its worker died.
 
 
-async def _recovered(drive: Drive, call: ToolCall) -> e.Event | None:
+async def _recovered(drive: Drive, entry: OpenCall) -> e.Event | None:
     """Return what is recorded of it; None where it is run again."""
+    call = entry.call
     tool = None if call.invented else drive.engine.registry.get(call.name)
     policy = "ask" if tool is None else await _found_out(drive, tool, call)
     if isinstance(policy, Found):
         content, parts = render.rendered(policy.result)
-        result = attrs.evolve(_settled(drive, call, Outcome.DONE, content), parts=parts)
+        result = attrs.evolve(_settled(drive, entry, Outcome.DONE, content), parts=parts)
         return e.ToolFinished(result=result, by="on_unknown")
     drive.journal.log.warning("call_unknown", call=call.id, policy=policy)
     if policy == "fail":
         content = (
-            "outcome unknown: the program stopped while the call was under way, and its effect may have happened. "
-            "Check before you repeat it."
+            "outcome unknown: the work on the run was broken off while the call was under way, and its effect may have "
+            "happened. Check before you repeat it."
         )
-        return e.ToolFinished(result=decided(call, Outcome.UNKNOWN, content), by="on_unknown")
+        return e.ToolFinished(result=decided(entry, Outcome.UNKNOWN, content), by="on_unknown")
     return None if policy == "rerun" else e.ToolLost(call_id=call.id)
 
 

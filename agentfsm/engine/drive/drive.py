@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.effects import Pending
 from agentfsm.core.inbox import Posted
 from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import Outcome
 from agentfsm.engine.drive.budget import Budget
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.journal import Journal
 from agentfsm.engine.queue.queue import ToolQueue
+from agentfsm.engine.queue.render import decided
 from agentfsm.tally import Tally
 
 _LAST: Final = (
     "This run has to stop ({reason}). This is your last reply, and no tool can be called: give the best answer that "
     "you can with what you have, and say what is missing."
+)
+_UNSTARTED: Final = frozenset({Phase.INTENDED, Phase.APPROVED})
+_DOUBTFUL: Final = (
+    "no result: the run was stopped ({reason}). Whether the call had begun when an earlier worker died is not known; "
+    "nothing was changed by it."
 )
 
 
@@ -48,6 +56,8 @@ class Drive:
     # What paused calls waited for when they were last woken.
     warned: frozenset[str] = frozenset()
     # Limits of which it was told that the run nears them.
+    inherited: frozenset[str] = frozenset()
+    # Calls that were open when an earlier worker died over the run.
 
     _queue: ToolQueue | None = None
 
@@ -75,7 +85,8 @@ class Drive:
             return self.fail(reason, message, *before)
         self.journal.log.warning("limit_reached", reason=reason.value, turn=self.journal.run.turn)
         told = f"{note}\n{_LAST.format(reason=reason)}".lstrip()
-        return self.journal.commit(*before, e.LimitReached(reason=reason, message=message, note=told))
+        reached = e.LimitReached(reason=reason, message=message, note=told)
+        return self.journal.commit(*before, *self._doubtful(reason, before), reached)
 
     def end(self, reached: e.LimitReached, outcome: str, *before: e.Event) -> None:
         """Commit the end of a run whose last answer was asked for, with what became of that."""
@@ -84,4 +95,20 @@ class Drive:
     def fail(self, reason: StopReason, message: str, *before: e.Event) -> None:
         """Commit the end of the run, with what happened before it."""
         self.journal.log.error("run_failed", reason=reason.value, turn=self.journal.run.turn)
-        self.journal.commit(*before, e.Failed(reason=reason, message=message))
+        doubtful = self._doubtful(reason, before)
+        self.journal.commit(*before, *doubtful, e.Failed(reason=reason, message=message))
+
+    def _doubtful(self, reason: StopReason, before: Iterable[e.Event]) -> list[e.Event]:
+        """Return the ends of calls of which it is not known whether a worker that died had begun them."""
+        ended = {event.result.call_id for event in before if isinstance(event, e.ToolFinished)}
+        return [
+            e.ToolFinished(result=decided(entry, Outcome.CANCELLED, _DOUBTFUL.format(reason=reason)))
+            for entry in self.journal.run.open
+            if entry.call.id in self.inherited - ended and self._may_have_begun(entry)
+        ]
+
+    def _may_have_begun(self, entry: OpenCall) -> bool:
+        """Whether a worker that died may have begun a call of which the journal tells no start."""
+        tool = self.engine.registry.get(entry.call.name)
+        is_known = tool is not None and not tool.read_only  # its start would be in the journal
+        return entry.phase in _UNSTARTED and not (entry.attempts or is_known)

@@ -51,13 +51,12 @@ class End(NamedTuple):
     error_type: ErrorType | None = None
     retryable: bool = False
     child: AgentCost | None = None
-    attempts: int = 1
     parts: tuple[Media, ...] = ()
 
 
-def failed(text: str, error_type: ErrorType, *, retryable: bool = False, attempts: int = 1) -> End:
+def failed(text: str, error_type: ErrorType, *, retryable: bool = False) -> End:
     """Return the end of a call that has no result."""
-    return End(Outcome.FAILED, text, error_type, retryable, attempts=attempts)
+    return End(Outcome.FAILED, text, error_type, retryable)
 
 
 class Host:
@@ -96,7 +95,10 @@ class Host:
     def finished(self, result: ToolResult) -> None:
         """Take a result, as it comes."""
 
-    async def paused(self, call: ToolCall, tool: Tool[..., Any], pause: Paused) -> End | None:  # noqa: ARG002  nobody can answer here
+    def cut_off(self, job: Job, duration_s: float) -> None:
+        """Take note that a call was cut off together with the queue, and has no result."""
+
+    async def paused(self, job: Job, pause: Paused) -> End | None:  # noqa: ARG002  nobody can answer here
         """Take note that a call waits for what is outside; where that cannot be, say how the call ends instead."""
         return failed("it waits for a decision that nobody can give here", ErrorType.BLOCKED, retryable=True)
 
@@ -125,6 +127,12 @@ class Job:
     # Its arguments, where the plan had to look at them.
     started: Callable[[], object] = lambda: None
     # Called when the tool begins.
+    started_at: float = 0.0
+    # When it was taken up, seconds since 1970.
+    starts: int = 0
+    # How many times the host was told that the tool is about to be called.
+    tries: int = 0
+    # How many times it was called.
     place: Place | None = None
     # What a thread of it holds.
 
@@ -199,6 +207,7 @@ class Dispatcher:
         if not isinstance(ticket, Ticket):
             return failed(render.circuit_text(tool, ticket), ErrorType.CIRCUIT_OPEN, retryable=True)
         try:
+            job.starts = 1
             await self.host.starting(call, tool)
             job.started()
             end = await self._within(job, tool, bound, timeout_s)
@@ -222,7 +231,7 @@ class Dispatcher:
             end = await tries.run()
         if end is None:
             text = render.timeout_text(tool, timeout_s)
-            end = End(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.read_only, attempts=tries.attempt)
+            end = End(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.read_only)
         if tool.kind is ToolKind.AGENT and end.child is None:
             return await self.host.broken_off(job.call, tool, end)
         return end
@@ -256,7 +265,6 @@ class _Tries:
     scope: anyio.CancelScope
     now: Callable[[], float]
     # The event loop's time.
-    attempt: int = 1
     _known: RunContext[Any] | None = None
     # What the tool knows of its call, where it takes that.
 
@@ -267,7 +275,7 @@ class _Tries:
             if isinstance(end, End):
                 return end
             await anyio.sleep(end)
-            self.attempt += 1
+            self.job.starts += 1
             await self.dispatcher.host.starting(self.job.call, self.tool)  # the run may have another owner by now
 
     def arm(self) -> None:
@@ -282,16 +290,14 @@ class _Tries:
         except BaseException as error:  # noqa: BLE001  what a tool raises is its result, also the panic of a library in Rust
             return await self._raised(_unwrapped(error))
         if isinstance(value, Ended):
-            return End(
-                value.outcome, value.content, value.error_type, value.retryable, value.child, self.attempt, value.parts
-            )
+            return End(value.outcome, value.content, value.error_type, value.retryable, value.child, value.parts)
         text, parts = render.rendered(value)
-        return End(Outcome.DONE, text, attempts=self.attempt, parts=parts)
+        return End(Outcome.DONE, text, parts=parts)
 
     async def _raised(self, error: BaseException) -> End | float:
         """Return the end that a tool's exception is, or the seconds to wait; raise what is not the tool's."""
         if isinstance(error, ModelRetry):
-            return failed(render.retry_text(error), ErrorType.RETRY, retryable=True, attempts=self.attempt)
+            return failed(render.retry_text(error), ErrorType.RETRY, retryable=True)
         if isinstance(error, anyio.get_cancelled_exc_class()) and not is_foreign(error):
             if self._known is not None:
                 self._known.ending.given_up = True
@@ -312,6 +318,7 @@ class _Tries:
         tool, (args, kwargs) = self.tool, self.bound
         if tool.takes_context:
             args = (self._context(), *args)
+        self.job.tries += 1
         if tool.is_async:
             value = await isolated(tool.function(*args, **kwargs), self.arm)
             # Of a coroutine that was returned and not awaited nothing has run: it would be told as done.
@@ -365,10 +372,10 @@ class _Tries:
         if passing is None:
             self.dispatcher.host.raised(self.job.call, error)
             text, kind = render.failure_text(error, tool), ErrorType.TOOL
-            return failed(text, kind, retryable=tool.read_only, attempts=self.attempt)
-        wait_s = passing.retry_after_s if passing.retry_after_s is not None else RETRY_WAIT_S * self.attempt
+            return failed(text, kind, retryable=tool.read_only)
+        wait_s = passing.retry_after_s if passing.retry_after_s is not None else RETRY_WAIT_S * self.job.tries
         if self._has_time(wait_s) and self.dispatcher.may_retry(
-            tool, error, self.attempt, rate_limited=passing.rate_limited
+            tool, error, self.job.tries, rate_limited=passing.rate_limited
         ):
             return wait_s
         if not isinstance(error, RefusedError):
@@ -382,9 +389,9 @@ class _Tries:
     def _unavailable(self, error: BaseException, passing: Transient) -> End:
         tool = self.tool
         kind = ErrorType.RATE_LIMITED if passing.rate_limited else ErrorType.UNAVAILABLE
-        text = render.unavailable_text(error, tool, self.attempt, passing.retry_after_s)
+        text = render.unavailable_text(error, tool, self.job.tries, passing.retry_after_s)
         retryable = tool.read_only or isinstance(error, RefusedError)
-        return failed(text, kind, retryable=retryable, attempts=self.attempt)
+        return failed(text, kind, retryable=retryable)
 
 
 def _unwrapped(error: BaseException) -> BaseException:

@@ -192,7 +192,7 @@ class ToolQueue:
     async def run_one(self, job: Job) -> ToolResult | None:
         """Run one call; None where it waits for what is outside of the run."""
         clock = self.clock
-        since, started_at = clock.monotonic(), clock.now()
+        since, job.started_at = clock.monotonic(), clock.now()
         told = _Told(self, job) if self.is_watched else None
         if told is not None:
             job.started = told.started
@@ -204,12 +204,14 @@ class ToolQueue:
                     told.paused()
                 return None
         except BaseException:
+            duration_s = clock.monotonic() - since
+            self.host.cut_off(job, duration_s)
             if told is not None:
-                told.cut_off(clock.monotonic() - since)
+                told.cut_off(duration_s)
             raise
         finally:
             self.running.calls -= 1
-        result = self._result(job, end, started_at, clock.monotonic() - since)
+        result = self._result(job, end, clock.monotonic() - since)
         self.host.finished(result)
         if told is not None:
             told.ended(result)
@@ -220,10 +222,9 @@ class ToolQueue:
         try:
             return await self._dispatcher.end_of(job)
         except Paused as pause:
-            assert job.tool is not None  # it has raised it  # noqa: S101
-            return await self.host.paused(job.call, job.tool, pause)
+            return await self.host.paused(job, pause)
 
-    def _result(self, job: Job, end: End, started_at: float, duration_s: float) -> ToolResult:
+    def _result(self, job: Job, end: End, duration_s: float) -> ToolResult:
         tool, content = job.tool, render.kept(end.text)
         return ToolResult(
             call_id=job.call.id,
@@ -231,9 +232,9 @@ class ToolQueue:
             outcome=end.outcome,
             content=content,
             index=self.host.position(job.call, job.index),
-            started_at=date_of(started_at),
+            started_at=date_of(job.started_at),
             duration_s=duration_of(duration_s),
-            attempts=end.attempts,
+            attempts=job.tries,
             error_type=end.error_type,
             retryable=end.retryable,
             shown_chars=None if tool is None else render.shown_chars(content, tool, self.host.count),
@@ -243,7 +244,8 @@ class ToolQueue:
 
     def refuse(self, job: Job, end: End) -> ToolResult:
         """Return the result of a call that was never begun."""
-        result = self._result(job, end, self.clock.now(), 0.0)
+        job.started_at = self.clock.now()
+        result = self._result(job, end, 0.0)
         self.host.finished(result)
         if self.is_watched:
             _Told(self, job).ended(result)

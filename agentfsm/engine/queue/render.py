@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.calls import place_in
+from agentfsm.core.calls import OpenCall
 from agentfsm.core.errors import RefusedError
 from agentfsm.core.messages import (
     AudioPart,
@@ -22,7 +22,6 @@ from agentfsm.core.messages import (
     Outcome,
     Part,
     TextPart,
-    ToolCall,
     ToolResult,
     encodable,
 )
@@ -81,10 +80,9 @@ def result_text(value: object) -> str:
         return f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe(error)})"
 
 
-def decided(call: ToolCall, outcome: Outcome, content: str) -> ToolResult:
-    """Return the result of a call that was decided and not run."""
-    content = kept(encodable(content))
-    return ToolResult(call_id=call.id, tool=call.name, outcome=outcome, content=content, index=place_in(call.id))
+def decided(entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
+    """Return the result of a call whose end was decided elsewhere than by its tool."""
+    return entry.closed(outcome, kept(encodable(content)))
 
 
 def kept(text: str, room_chars: int = RECORD_CHARS) -> str:

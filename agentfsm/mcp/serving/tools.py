@@ -19,7 +19,7 @@ from agentfsm.core.errors import AgentError, ArgumentsError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, encodable
 from agentfsm.engine.act.decide import described, needs_approval, patience_s
 from agentfsm.engine.queue import render
-from agentfsm.engine.queue.dispatch import End, Host, failed
+from agentfsm.engine.queue.dispatch import End, Host, Job, failed
 from agentfsm.engine.queue.queue import LIMIT, TIMEOUT_S, ToolQueue
 from agentfsm.engine.schema.bound import Bound
 from agentfsm.engine.tools import faults
@@ -267,13 +267,13 @@ class ServedHost(Host):
         text = f"{tool.name} needs a person's word, which nobody was asked for: call it again to have them asked."
         return failed(text, ErrorType.BLOCKED, retryable=True)
 
-    async def paused(self, call: ToolCall, tool: Tool[..., Any], pause: Paused) -> End | None:
+    async def paused(self, job: Job, pause: Paused) -> End | None:
         """Take what the tool asks; one that asks people again and again comes to an end."""
         if not isinstance(pause, InputRequired):
-            return await super().paused(call, tool, pause)
+            return await super().paused(job, pause)
         inquiry = self.underway.inquiry
         if inquiry.rounds >= ROUNDS:
-            return failed(render.rounds_text(call.name, inquiry.rounds), ErrorType.TOOL)
+            return failed(render.rounds_text(job.call.name, inquiry.rounds), ErrorType.TOOL)
         inquiry = attrs.evolve(inquiry, rounds=inquiry.rounds + 1, state=pause.state)
         self.underway = attrs.evolve(self.underway, questions=pause.questions, inquiry=inquiry)
         return None
