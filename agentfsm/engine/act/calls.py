@@ -11,6 +11,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.calls import UNDECIDED, Inquiry, OpenCall, Phase, key_of, place_in, with_arguments
 from agentfsm.core.effects import RunTools, Wait
+from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, GiveInput, Posted, Rerun
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, encodable
 from agentfsm.core.times import date_of, duration_of
@@ -289,7 +290,10 @@ class RunHost(Host):
                 duration_s=duration_of(duration_s),
                 undone=job.tries < job.starts,
             )
-            journal.commit(*facts, cut)
+            try:
+                journal.commit(*facts, cut)
+            except AgentError as error:  # what has cut the call off goes on as it is
+                journal.log.error("cut_off_not_recorded", call=job.call.id, error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
     def _late_start(self, job: Job) -> list[e.Event]:
         """Return the start of a call that is read-only and has run, where the journal does not tell of it."""

@@ -205,9 +205,9 @@ class ToolQueue:
                 return None
         except BaseException:
             duration_s = clock.monotonic() - since
-            self.host.cut_off(job, duration_s)
             if told is not None:
                 told.cut_off(duration_s)
+            self.host.cut_off(job, duration_s)
             raise
         finally:
             self.running.calls -= 1
