@@ -4,7 +4,7 @@
              runs | show | export | audit | graph | doctor                  look
              approve | reject | settle | answer | send | pause | cancel     decide
              fork | replay | diff                                           travel in time
-             delete | prune                                                 remove
+             delete | prune | compact                                       remove
     agentfsm mcp tools | approve | prompts | prompt | resources | read | serve
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for

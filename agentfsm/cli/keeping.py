@@ -1,4 +1,4 @@
-"""The subcommands that remove runs for good."""
+"""The subcommands that remove runs for good, and give their room back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agentfsm.cli.plain import counted, moment
 from agentfsm.cli.reach import in_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports import Filter
+from agentfsm.stores.sqlite import SQLiteStore
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -62,6 +63,23 @@ def prune(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
     count, before = in_store(store, act)
     return _told(terminal, count, f"{counted(count, 'run')} that ended before {moment(before)}")
+
+
+def compact(args: argparse.Namespace, terminal: Terminal) -> Exit:
+    """Give the room of what was removed back to the disk.
+
+    Raises:
+        MisuseError: when the store is no file.
+    """
+    store = known_store(args.store)
+    if not isinstance(store, SQLiteStore):
+        raise MisuseError("only a SQLite file is compacted: PostgreSQL and Redis see to their room themselves")
+    freed = in_store(store, store.compact)
+    if terminal.json:
+        terminal.document({"freed_bytes": freed})
+    else:
+        terminal.out(f"{store.path} is {counted(freed, 'byte')} smaller")
+    return Exit.DONE
 
 
 def _told(terminal: Terminal, count: int, what: str) -> Exit:

@@ -106,13 +106,13 @@ def _told(url: str, names: tuple[str, ...]) -> tuple[str, dict[str, str]]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder; one of ours is kept out of git.
+    """Make a folder for its owner alone; one of ours is kept out of git. One that exists keeps its mode.
 
     Raises:
         MisuseError: when it cannot be made.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         ignore = folder / ".gitignore"
         if folder.name == HOME and not ignore.exists():
             ignore.write_text("*\n", encoding="ascii")

@@ -29,6 +29,8 @@ _DONE: Final[Mapping[type, str]] = {
     Rerun: "set to run again",
 }
 FINAL: Final = frozenset({State.DONE, State.ERROR})
+# Seconds. Long enough for a server that restarts, and for most failovers; a managed one takes 10 to 30 seconds.
+PATIENCE_S: Final = 30.0
 # Characters of the prompt in a list of runs: a line or two.
 PROMPT_CHARS: Final = 200
 # The fields of a summary that are columns of a database; who drives a run is told by its lease.
@@ -44,6 +46,16 @@ def checked_durability(durability: Durability) -> Durability:
     if durability not in ("full", "normal"):
         raise MisuseError(f"durability={durability!r}: give 'full' or 'normal'")
     return durability
+
+
+def check_patience_s(store: object, _attribute: object, value: float) -> None:
+    """Refuse a wait that is no number of seconds, or has no end.
+
+    Raises:
+        MisuseError: when it is less than 0, infinite or NaN.
+    """
+    if not 0 <= value < float("inf"):
+        raise MisuseError(f"{type(store).__name__}(patience_s={value!r}): give seconds, 0 or more")
 
 
 def check_id(run_id: object) -> None:

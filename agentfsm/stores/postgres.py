@@ -27,8 +27,10 @@ from agentfsm.ports import Claim, Durability, Filter, Lease, Summary, lost
 from agentfsm.stores import postgres_sql as sql
 from agentfsm.stores.common import (
     LISTED,
+    PATIENCE_S,
     check_in_time,
     check_not_over,
+    check_patience_s,
     check_same_prompt,
     checked_session,
     checked_winner,
@@ -66,8 +68,6 @@ if TYPE_CHECKING:
 RECORDS: Final = 1_000
 # The part of a lease that is left when the next transaction renews it: a renewal comes after each third of it.
 RENEWED: Final = 0.7
-# Long enough for a server that restarts and for most failovers.
-PATIENCE_S: Final = 30.0
 # Seconds for which appends to a run are announced after somebody has said that it is watched.
 WATCHED_S: Final = 30.0
 _RUN: Final = run_topic("")
@@ -584,11 +584,6 @@ def _check_schema(_store: object, _attribute: object, value: object) -> None:
         raise MisuseError(f"PostgresStore(schema={value!r}): give a name of lower case letters, digits and underscores")
 
 
-def _check_patience_s(_store: object, _attribute: object, value: float) -> None:
-    if not 0 <= value < float("inf"):
-        raise MisuseError(f"PostgresStore(patience_s={value!r}): give seconds, 0 or more")
-
-
 @attrs.define(eq=False, repr=False)
 class PostgresStore(ThreadedStore[_PostgresLedger]):
     """Keeps journals in a PostgreSQL database that any number of workers on any machines may share.
@@ -616,7 +611,7 @@ class PostgresStore(ThreadedStore[_PostgresLedger]):
     url: str = attrs.field(repr=False)
     schema: str = attrs.field(default="agentfsm", kw_only=True, validator=_check_schema)
     lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=check_lease_s)
-    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=_check_patience_s)
+    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=check_patience_s)
     _address: Address = attrs.field(
         default=attrs.Factory(lambda self: Address.of(self.url), takes_self=True),
         init=False,

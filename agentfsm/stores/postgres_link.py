@@ -305,6 +305,10 @@ class Link:
         """Return False: as above."""
         return False
 
+    def is_locked(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a file would
+        """Return False: what waits for a lock is one run, and not the store."""
+        return False
+
     def is_of_one_job(self, error: Exception) -> bool:
         """Whether the error came of one job's values or rows, not of the server or the connection."""
         code = _code(error)

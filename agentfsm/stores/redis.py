@@ -28,6 +28,7 @@ from agentfsm.core.inbox import Cancel, Posted
 from agentfsm.core.run import Header
 from agentfsm.ports import Claim, Filter, Lease, Summary, lost
 from agentfsm.stores.common import (
+    PATIENCE_S,
     check_in_time,
     check_not_over,
     check_same_prompt,
@@ -61,8 +62,6 @@ from agentfsm.stores.threaded import (
 from agentfsm.threads import boot_clock
 
 PREFIX: Final = "agentfsm:"
-# A managed server fails over in 10 to 30 seconds.
-PATIENCE_S: Final = 30.0
 
 # The fields of a summary, and how they are read.
 _LISTED: Final[dict[str, Callable[[bytes], Any]]] = {

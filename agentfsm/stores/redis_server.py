@@ -355,6 +355,10 @@ class RedisServer:
         """Return False: as above."""
         return False
 
+    def is_locked(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a file would
+        """Return False: Redis has no locks."""
+        return False
+
     def is_of_one_job(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a file would
         """Return False: an error of one question is told to its own job."""
         return False

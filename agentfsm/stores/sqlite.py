@@ -32,8 +32,10 @@ from agentfsm.core.value import Value
 from agentfsm.ports import Claim, Clock, Durability, Filter, Lease, Summary, SystemClock, lost
 from agentfsm.stores.common import (
     LISTED,
+    PATIENCE_S,
     check_in_time,
     check_not_over,
+    check_patience_s,
     check_same_prompt,
     checked_session,
     checked_winner,
@@ -44,6 +46,7 @@ from agentfsm.stores.common import (
     without_history,
 )
 from agentfsm.stores.holdings import Holdings, LoopOwner, owner_of
+from agentfsm.stores.outage import Outage
 from agentfsm.stores.owner import Owner, by_process
 from agentfsm.stores.packs import PACK, ends_of_packs, pack, unpack
 from agentfsm.stores.sqlite_file import Connect, DatabaseFile, Schema, connect_sqlite3
@@ -62,7 +65,7 @@ from agentfsm.stores.threaded import (
     read_header,
 )
 from agentfsm.stores.writer import Job
-from agentfsm.threads import boot_clock
+from agentfsm.threads import boot_clock, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -270,6 +273,7 @@ UPDATE runs SET ready_at = min(coalesce(ready_at, ?), ?) WHERE number = ? AND ow
 """
 _LIST: Final = f"SELECT {', '.join(LISTED)}, owner FROM runs"  # noqa: S608
 _NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT ?"
+_OWNED: Final = "SELECT id, owner FROM runs WHERE owner IS NOT NULL"
 _BELOW: Final = """
 WITH RECURSIVE below (number, id) AS (
     SELECT number, id FROM runs WHERE id = ?
@@ -462,8 +466,9 @@ class _SQLiteLedger(DatabaseFile):
     def _lives(self, owner: str, until: float | None) -> bool:
         """Whether an owner may be alive: its time is not up, and it cannot be seen that it is dead."""
         other = Owner.parse(owner)
-        left_s = -1.0 if until is None else until - self.boot_clock()
-        return other.is_of_this_boot and 0 < left_s <= MAX_LEASE_S and (self._is_ours(owner) or not other.is_dead)
+        left_s = -math.inf if until is None else until - self.boot_clock()
+        is_seen_dead = not self._is_ours(owner) and other.is_dead
+        return other.is_of_this_boot and -self.outage.seconds < left_s <= MAX_LEASE_S and not is_seen_dead
 
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
@@ -642,6 +647,17 @@ class _SQLiteLedger(DatabaseFile):
                 else:
                     self._mine(lease)
 
+    def compact(self) -> None:
+        """Make the file as small as its content, where no run is driven."""
+        with self.transaction(write=False):
+            leases = self.execute(_OWNED).fetchall()
+        if driven := [run_id for run_id, *lease in leases if self._is_driven(run_id, *lease)]:
+            raise LeaseHeldError(
+                f"run {driven[0]!r} is being driven, and would wait while {self.path} is compacted: stop the workers "
+                "first"
+            )
+        self.vacuum()
+
     def close(self) -> None:
         """Let go of the leases, and close the file."""
         try:
@@ -688,7 +704,8 @@ def _file_path(path: str | os.PathLike[str]) -> str:
 class SQLiteStore(ThreadedStore[_SQLiteLedger]):
     """Keeps journals in a SQLite file that several processes of one machine may share.
 
-    A forked child may use it if the file was not open at the time of the fork.
+    A forked child may use it if the file was not open at the time of the fork. Only its owner may read a file that the
+    store makes (mode 0600, as of its log); one that exists keeps its mode.
 
     A lease lasts `lease_s` seconds and is renewed by the store's thread, as long as the event loop of its owner does
     not stand still for more than `blocked_s` seconds. When an owner is killed its runs may be taken at once by another
@@ -699,12 +716,15 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
         connect: Opens the file instead of `sqlite3.connect`, for tests that inject faults.
         lease_s: Seconds, up to 3,600: how long a worker that vanished keeps others waiting.
         blocked_s: Seconds above 0: how long an event loop that stands still keeps its runs.
+        patience_s: Seconds, 0 or more, that a call waits for another connection's transaction before it fails. What a
+            run that is being driven has to write is tried again for ten minutes.
         clock: Tells the date; a test may give its own.
     """
 
     path: str = attrs.field(converter=_file_path)
     connect: Connect = attrs.field(default=connect_sqlite3, kw_only=True)
     lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=check_lease_s)
+    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=check_patience_s)
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
     _clock: Callable[[], float] = attrs.field(default=boot_clock, init=False)
     # A test sets it before the first use, and need not wait for leases to end.
@@ -719,11 +739,43 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
         with suppress(AgentError):  # it is closed
             writer.submit(Job(lambda _ledger: None, writes=False))  # its thread looks at the file from now on
 
+    async def compact(self) -> int:
+        """Give the room of removed runs back to the disk; return by how many bytes file and log have become smaller.
+
+        A removed run is overwritten in the file, but the file keeps its size, and its log (-wal) may keep the content
+        until it is written over. This writes the file anew and empties the log. Other processes may have the file open:
+        they read meanwhile, and wait to write. It takes about a second for 100 MB, and as much free space as the file
+        has. Where it is cancelled it goes on by itself.
+
+        Raises:
+            LeaseHeldError: when a run is being driven.
+            StoreError: when the file is locked for longer than `patience_s`, another process keeps the log busy, or the
+                disk is full; the file is as it was, or compacted.
+        """
+        return await in_thread(self._compact).wait()
+
+    def _compact(self) -> int:
+        ledger, before = self._ledger(), self._bytes()
+        try:
+            ledger.compact()
+        except AgentError:
+            raise
+        except Exception as error:
+            raise ledger.explain(error) from error
+        finally:
+            ledger.shut()
+        return before - self._bytes()
+
+    def _bytes(self) -> int:
+        return sum(file.stat().st_size for name in ("", "-wal") if (file := Path(f"{self.path}{name}")).exists())
+
     def _ledger(self) -> _SQLiteLedger:
         return _SQLiteLedger(
             path=self.path,
             schema=SCHEMA,
             connect=self.connect,
+            patience_s=self.patience_s,
+            outage=Outage(self.lease_s),
             lease_s=self.lease_s,
             clock=self.clock,
             boot_clock=self._clock,

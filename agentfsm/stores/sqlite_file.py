@@ -2,15 +2,21 @@
 
 WAL is what lets several processes share the file: readers never wait, writers wait for one another only while one
 commits. Its checkpoint (moving pages from the log into the file) is kept out of commits, see `tidy`.
+
+The log, its index and the file belong together. Where one of them is deleted or replaced while the file is open, the
+next transaction notices it, see `_recover`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -19,6 +25,7 @@ import attrs
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
 from agentfsm.ports import Durability
+from agentfsm.stores.outage import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -26,17 +33,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Device and inode: which file it is, whatever its path.
 Inode: TypeAlias = tuple[int, int]
+# Of the database file, its log (-wal) and the index of the log (-shm); None for one that is not there.
+Files: TypeAlias = tuple[Inode | None, Inode | None, Inode | None]
 # What stands in a statement for `?`, or by its name for `:name`. Not for `?1`, of which Python 3.12 warns.
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
 # "afsm": tells our files from others that are SQLite's too.
 APPLICATION_ID: Final = 0x6166736D
-# Seconds to wait for another process's transaction. Ours take milliseconds: one that takes longer was left open.
-BUSY_S = 10.0
-# Seconds of these that SQLite waits by itself. It gives up at once where waiting could be a deadlock: then we wait.
+# Seconds of `patience_s` that SQLite waits by itself at a time. It gives up at once where waiting could be a deadlock:
+# then we wait.
 TRY_S = 1.0
 # Seconds between two looks for changes by other processes.
 WATCH_S: Final = 0.01
+# The mode of a file that is made here; SQLite gives the same one to the log and its index.
+PRIVATE: Final = 0o600
 # What the log is cut back to after a burst.
 WAL_BYTES: Final = 16 * 1024 * 1024
 
@@ -72,10 +82,14 @@ _NEXT: Final[Mapping[int, str]] = {
 }
 _CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CONSTRAINT})
 
-# The connections that are open: by id, the process that opened it, and the file. A forked child inherits the list.
-_OPEN: Final[dict[int, tuple[int, Inode | None]]] = {}
-# Connections to files that were replaced. Closing one would remove the log that now goes with another file.
-_LEFT_OPEN: Final[list[object]] = []
+# The connections that are open: by id, the process that opened it, and its files. A forked child inherits the list.
+_OPEN: Final[dict[int, tuple[int, Files]]] = {}
+# The ids of those that are left open for good, since closing one would remove or overwrite what is now another's.
+_ABANDONED: Final[set[int]] = set()
+# Held while a file is made: closing it would take the locks of another thread's connection to it.
+_MAKING: Final = threading.Lock()
+
+_log = logging.getLogger("agentfsm.stores")
 
 
 class Cursor(Protocol):
@@ -123,6 +137,12 @@ class Schema(Value):
     # By version: what makes the next one of it.
 
 
+class _DeletedLogError(StoreError):
+    """Another connection of this process still uses a log that was deleted; it ends with its next transaction."""
+
+    sqlite_errorcode = sqlite3.SQLITE_BUSY
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
 class DatabaseFile:
     """The file, opened when it is needed. It belongs to the thread that uses it."""
@@ -130,10 +150,14 @@ class DatabaseFile:
     path: str
     schema: Schema
     connect: Connect
+    patience_s: float
+    # How long another process's transaction is waited for, seconds.
+    outage: Outage
+    # Begins when another process's transaction has lasted too long.
     _place: Path = attrs.field(default=attrs.Factory(lambda self: Path(self.path), takes_self=True), init=False)
     _db: Connection | None = attrs.field(default=None, init=False)
-    _inode: Inode | None = attrs.field(default=None, init=False)
-    # Of the open file; None where the path names no file of the operating system.
+    _files: Files = attrs.field(default=(None, None, None), init=False)
+    # Those of the connection; None where the path names no file of the operating system.
     _data_version: int = attrs.field(default=0, init=False)
     # Changes when another connection has written.
     _level: str = attrs.field(default="", init=False)
@@ -160,18 +184,15 @@ class DatabaseFile:
     ) -> Iterator[None]:
         """Run the block in one transaction, committed at its end or rolled back; waits for other processes."""
         self._after.clear()
-        self._open()
-        if write and self._level != durability:
-            self.execute(_LEVELS[durability])  # heeded outside of a transaction only
-            self._level = durability
-        # IMMEDIATE takes the write lock at once: what is then read holds until the commit, and nothing is done twice.
-        self._patiently(lambda: self.execute("BEGIN IMMEDIATE" if write else "BEGIN"))
+        self._begin(durability if write else None)
         try:
             yield
             self.execute("COMMIT")
         except BaseException:
             self._roll_back()
             raise
+        if write:
+            self.outage.end()
         for act in self._after:
             act()
 
@@ -181,9 +202,13 @@ class DatabaseFile:
             self.shut()  # SQLite does not notice that the right was granted meanwhile
         return False
 
+    def is_locked(self, error: Exception) -> bool:
+        """Whether nothing but another connection's transaction is in the way."""
+        return _code(error) in _BUSY
+
     def tidy(self) -> None:
         """Move the log's pages into the file, as far as no reader needs them. Never waits for another process."""
-        if self._db is not None:
+        if self._db is not None and not self._is_replaced():
             self.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     @property
@@ -198,6 +223,20 @@ class DatabaseFile:
                 pass
         before, (self._data_version,) = self._data_version, self.execute("PRAGMA data_version").fetchone()
         return before != self._data_version
+
+    def vacuum(self) -> None:
+        """Write the file anew without the room of what was removed, and empty the log; outside of a transaction.
+
+        Raises:
+            StoreError: when the log cannot be emptied, since another process is reading.
+        """
+        self._patiently(lambda: self.execute("VACUUM"))
+        (is_busy, *_) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if is_busy:
+            raise StoreError(
+                f"{self.path} was compacted, but its log could not be emptied, since another process was reading: call "
+                "again"
+            )
 
     def is_of_one_job(self, error: Exception) -> bool:
         """Whether the error came of one job's values or rows, not of the file, the disk or a lock."""
@@ -222,7 +261,7 @@ class DatabaseFile:
         if db is None:
             return
         if self._is_replaced():
-            _LEFT_OPEN.append(db)
+            _abandon(db)
             return
         db.close()
         _OPEN.pop(id(db), None)
@@ -235,36 +274,129 @@ class DatabaseFile:
                 self.shut()
 
     def _patiently(self, act: Callable[[], T]) -> T:
-        deadline = time.monotonic() + BUSY_S
+        deadline = time.monotonic() + self.patience_s
         while True:
             try:
                 return act()
             except Exception as error:
-                if _code(error) not in _BUSY or time.monotonic() >= deadline:
+                if _code(error) not in _BUSY:
+                    raise
+                self.outage.begin()
+                if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.01)  # in the store's own thread; SQLite has waited longer where waiting can help
 
     # Opening.
 
+    def _begin(self, durability: Durability | None) -> None:
+        """Begin a transaction, to write with that durability, or to read.
+
+        IMMEDIATE takes the write lock at once: what is then read holds until the commit, and nothing is done twice. The
+        files are looked at under the lock: so all that was written to a log before it was deleted is in that log when
+        `_recover` of any process saves it.
+        """
+        while True:
+            self._open()
+            if durability is not None and self._level != durability:
+                self.execute(_LEVELS[durability])  # heeded outside of a transaction only
+                self._level = durability
+            self._patiently(lambda: self.execute("BEGIN" if durability is None else "BEGIN IMMEDIATE"))
+            if not self._is_changed():
+                return
+            self._roll_back()
+            self._recover()
+
     def _open(self) -> None:
-        if self._db is not None and self._is_replaced():
+        if self._db is not None:
+            return
+        self._check_place()
+        self._check_fork()
+        self._patiently(self._check_deleted_log)
+        self._make()
+        db = self.connect(self.path)
+        try:
+            db.execute(f"PRAGMA busy_timeout = {int(min(TRY_S, self.patience_s) * 1000)}")
+            self._patiently(lambda: self._prepare(db))
+        except BaseException:
+            db.close()
+            raise
+        self._db, self._files, self._level = db, _files(self.path), ""
+        _OPEN[id(db)] = os.getpid(), self._files
+
+    def _make(self) -> None:
+        """Make the file, if it is not there, so that only its owner may read it. What SQLite makes is for everyone."""
+        with _MAKING, suppress(OSError):  # it is there, or cannot be made: SQLite's own error says why
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE))
+
+    # Files that were deleted or replaced.
+
+    def _is_changed(self) -> bool:
+        """Whether a path no longer names the file that was opened: others do not find what is written there."""
+        return any(_differ(self._files, _files(self.path)))
+
+    def _is_replaced(self) -> bool:
+        """Whether the file is another one or gone, or another process has begun a log of its own."""
+        now = _files(self.path)
+        file, *logs = _differ(self._files, now)
+        return file or any(changed and log is not None for changed, log in zip(logs, now[1:], strict=True))
+
+    def _recover(self) -> None:
+        """Close the connection after a file of it was deleted or replaced; save what a deleted log holds.
+
+        The connection can still read the log, so its pages are moved into the file. Not where another process has begun
+        a new log meanwhile: that continues the file without them, and two logs cannot be joined.
+
+        Raises:
+            StoreError: when something may be lost, or cannot be saved now.
+        """
+        if self._is_replaced():
+            (is_file_gone, *_) = _differ(self._files, _files(self.path))
             self.shut()
+            if is_file_gone:
+                raise StoreError(
+                    f"{self.path} was deleted or replaced while it was open, so nothing more was written to it: put it "
+                    "back, or resume from what is there now",
+                )
+            raise self._foreign_log()
+        (is_busy, pages, moved) = self.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+        if is_busy or pages != moved:
             raise StoreError(
-                f"{self.path} was deleted or replaced while it was open, so nothing more was written to it: put it "
-                "back, or resume from what is there now",
+                f"the log of {self.path} was deleted while it was open, and what it holds cannot be saved now, since "
+                "another process is writing or reading: leave this process running, and call again",
             )
-        if self._db is None:
-            self._check_place()
-            self._check_fork()
-            db = self.connect(self.path)
-            try:
-                db.execute(f"PRAGMA busy_timeout = {int(TRY_S * 1000)}")
-                self._patiently(lambda: self._prepare(db))
-            except BaseException:
-                db.close()
-                raise
-            self._db, self._inode, self._level = db, _inode(self._place), ""
-            _OPEN[id(db)] = os.getpid(), self._inode
+        self.shut()
+        index = f"{self.path}-shm"
+        if _inode(index) == self._files[2]:  # for others that have the deleted log open: not for the next log
+            Path(index).unlink(missing_ok=True)
+        _log.error(
+            "%s: its log (-wal, -shm) was deleted while it was open; nothing was lost, since what it held was saved. "
+            "Leave these files alone while a process has the database open",
+            self.path,
+        )
+
+    def _check_deleted_log(self) -> None:
+        """Refuse to open a file while this process has it open with a log that was deleted.
+
+        SQLite shares the log's index among the connections of a process: a new log would be read by the index of the
+        deleted one.
+        """
+        now = _files(self.path)
+        for number, (pid, files) in list(_OPEN.items()):
+            if pid == os.getpid() and files[0] == now[0] and any(_differ(files, now)):
+                if number in _ABANDONED:
+                    raise self._foreign_log()
+                raise _DeletedLogError(
+                    f"the log of {self.path} was deleted, and another store of this process still uses it: close that "
+                    "store, or call again",
+                )
+
+    def _foreign_log(self) -> StoreError:
+        return StoreError(
+            f"the log of {self.path} (-wal, -shm) was deleted or replaced while it was open, and another process has "
+            "begun a new one, so what was written last may be missing from the file, and nothing more was written: "
+            "stop all processes that have it open, compare its runs with what they did (or restore a backup), then "
+            "start them again",
+        )
 
     def _check_place(self) -> None:
         """Say what SQLite does not: it has one message for all of this."""
@@ -281,8 +413,8 @@ class DatabaseFile:
         SQLite believes that this process holds the locks which its parent holds, and takes none: when the parent closes
         the file, what the child writes is lost (tried here; see also sqlite.org/howtocorrupt.html, 2.6).
         """
-        here = _inode(self._place)
-        if here is not None and any(file == here and pid != os.getpid() for pid, file in list(_OPEN.values())):
+        here = _inode(self.path)
+        if here is not None and any(files[0] == here and pid != os.getpid() for pid, files in list(_OPEN.values())):
             raise MisuseError(
                 f"{self.path} was open when this process was forked, and SQLite cannot share it with its parent: fork "
                 "before the store is used, or after aclose, or start the process by 'spawn'",
@@ -332,15 +464,12 @@ class DatabaseFile:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {schema.version}")
 
-    def _is_replaced(self) -> bool:
-        """Whether the path no longer names the file that was opened: writes would go to a file that nobody finds."""
-        return self._inode is not None and _inode(self._place) != self._inode
-
 
 _PRAGMAS: Final = (
     "PRAGMA wal_autocheckpoint = 0",
     f"PRAGMA journal_size_limit = {WAL_BYTES}",
     "PRAGMA fullfsync = ON",  # macOS has to be told that "the disk" is not the drive's own memory
+    "PRAGMA secure_delete = ON",  # what is removed is overwritten: not each build of SQLite does so by itself
 )
 _LEVELS: Final[Mapping[Durability, str]] = {
     "full": "PRAGMA synchronous = FULL",  # waits for the disk in each commit
@@ -366,9 +495,25 @@ def _code(error: Exception) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _inode(place: Path) -> Inode | None:
+def _abandon(db: Connection) -> None:
+    """Leave a connection open until the process is gone; also the interpreter's own end would close it."""
+    ctypes = import_module("ctypes")
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
+    _ABANDONED.add(id(db))
+
+
+def _files(path: str) -> Files:
+    return _inode(path), _inode(f"{path}-wal"), _inode(f"{path}-shm")
+
+
+def _differ(opened: Files, now: Files) -> list[bool]:
+    """Return of each file whether it is another one, or gone."""
+    return [before is not None and before != after for before, after in zip(opened, now, strict=True)]
+
+
+def _inode(path: str) -> Inode | None:
     try:
-        found = place.stat()
+        found = os.stat(path)  # noqa: PTH116  in each transaction, and a Path would cost as much again
     except OSError:
         return None
     return found.st_dev, found.st_ino

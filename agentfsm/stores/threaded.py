@@ -271,6 +271,7 @@ class _Append(Job[bool, L]):
             run_id=lease.run_id,
             spoilt=lambda ledger, error: ledger.holdings.spoil(lease, error),
             durability=lease.durability,
+            lasting=True,
         )
         self.ends_run = draft.run.is_over
         # So that no worker is woken when the lease is given back.
@@ -465,6 +466,7 @@ class ThreadedStore(Store, Generic[L]):
             run_id=lease.run_id,
             spoilt=spoilt,
             durability="normal",
+            lasting=True,
             frees=None if newest is not None and newest.ends_run else lease.agent,
         )
         try:

@@ -13,6 +13,7 @@ import logging
 import math
 import threading
 import time
+from contextlib import suppress
 from copy import copy
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
@@ -43,6 +44,11 @@ QUEUE = 100_000
 QUIET_S = 0.25
 # Seconds after which it is tidied all the same, so that what has to be tidied stays small under unbroken load.
 TIDY_S = 5.0
+# Seconds for which a lasting job is tried again while the store is locked: a person who left a transaction open in a
+# shell has come back to it by then.
+LOCKED_S = 600.0
+# Seconds between two tries, in which other jobs may come.
+RETRY_S = 0.1
 # Seconds without a job after which the thread ends, if nothing is held; starting another costs less than 1 ms.
 IDLE_S = 5.0
 
@@ -66,6 +72,10 @@ class Desk(Protocol):
 
         Whether a commit that broke off was made is then not known: the desk finds out job by job.
         """
+        ...
+
+    def is_locked(self, error: Exception) -> bool:
+        """Whether nothing but a lock on the whole store is in the way, which may last and will end."""
         ...
 
     def is_of_one_job(self, error: Exception) -> bool:
@@ -105,7 +115,19 @@ class Job(Generic[T, D]):
     a cancelled wait leaves the job alone.
     """
 
-    __slots__ = ("_bells", "_done", "_error", "_spoilt", "_value", "_work", "durability", "frees", "run_id", "writes")
+    __slots__ = (
+        "_bells",
+        "_done",
+        "_error",
+        "_spoilt",
+        "_value",
+        "_work",
+        "durability",
+        "frees",
+        "lasting",
+        "run_id",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -116,6 +138,7 @@ class Job(Generic[T, D]):
         spoilt: Callable[[D, AgentError], None] | None = None,
         durability: Durability = "full",
         frees: str | None = None,
+        lasting: bool = False,
     ) -> None:
         """Make a job.
 
@@ -127,11 +150,14 @@ class Job(Generic[T, D]):
             durability: What it survives once it is done.
             frees: The name of the agent whose workers may take the run after it; empty for an agent whose name is
                 not known, None where no worker is concerned.
+            lasting: Whether it is tried again for `LOCKED_S` while the store is locked, since it says what has
+                happened; other jobs are refused then.
         """
         self.run_id = run_id
         self.writes = writes
         self.durability = durability
         self.frees = frees
+        self.lasting = lasting
         self._work: Callable[[D], T] | None = work
         self._spoilt = spoilt
         self._bells: list[Bell] = []
@@ -242,6 +268,10 @@ class Writer(Generic[D]):
         self._worked_at = self._beaten_at = self._probed_at = self._watched_at = self._tidied_at = 0.0
         # Monotonic seconds: the last job, renewal, question to the event loops, look for changes, tidying.
         self._untidy = False
+        self._put_off: list[Job[Any, D]] = []
+        # Lasting jobs that the store was locked for, oldest first.
+        self._locked_since: float | None = None
+        # Monotonic seconds: when the first of them was put off.
         self._at_hand: list[Job[Any, D]] = []
         # Taken from the queue, and maybe not settled yet.
         self._broken: StoreError | None = None
@@ -288,7 +318,7 @@ class Writer(Generic[D]):
             jobs=self._jobs,
             largest_group=self._largest_group,
             leases=len(self.desk.holdings),
-            queued=self._queue.qsize(),
+            queued=self._queue.qsize() + len(self._put_off),
         )
 
     def _start(self) -> None:
@@ -316,6 +346,7 @@ class Writer(Generic[D]):
         )
         with self._lock:
             self._broken, self._thread = told, None
+            self._at_hand += self._put_off
             while not self._queue.empty():
                 self._at_hand += filter(None, [self._queue.get()])
             for job in self._at_hand:
@@ -337,13 +368,13 @@ class Writer(Generic[D]):
 
     def _group(self) -> list[Job[Any, D]]:
         """Return what is queued, oldest first; wait for it, but no longer than until some upkeep is due."""
-        try:
-            jobs = [self._queue.get(timeout=self._patience_s())]
-        except Empty:
-            return []
+        jobs: list[Job[Any, D] | None] = []
+        with suppress(Empty):
+            jobs.append(self._queue.get(timeout=RETRY_S if self._put_off else self._patience_s()))
         while len(jobs) < GROUP and not self._queue.empty():
             jobs.append(self._queue.get())
-        self._at_hand = [job for job in jobs if job is not None]
+        self._at_hand = [*self._put_off, *filter(None, jobs)]
+        self._put_off = []
         return self._at_hand
 
     def _patience_s(self) -> float:
@@ -360,6 +391,9 @@ class Writer(Generic[D]):
     def _serve(self, group: list[Job[Any, D]]) -> None:
         writes = [job for job in group if job.writes]
         reads = [job for job in group if not job.writes]
+        if reads and self._locked_since is not None:  # a lock keeps out who writes
+            self._transact(reads, write=False)
+            reads = []
         if writes:
             self._untidy = True
             self._jobs += len(writes)
@@ -383,6 +417,7 @@ class Writer(Generic[D]):
                 return
             break
         if write:
+            self._locked_since = None
             self._commits += 1
             self._largest_group = max(self._largest_group, len(jobs))
         settle(jobs)
@@ -395,9 +430,20 @@ class Writer(Generic[D]):
                 self._upkeep()  # one may wait long, for a lock that is its own trouble, and leases are held meanwhile
                 self._transact([job], write=write)
             return
+        lasting = [job for job in jobs if job.lasting]
+        if lasting and self.desk.is_locked(error) and self._may_put_off():
+            _log.warning("%d writes of runs wait until the store can be written: %s", len(lasting), self._told(error))
+            self._put_off += lasting
+            self._jobs -= len(lasting)
+            jobs = [job for job in jobs if not job.lasting]
         for job in jobs:
             job.spoil(self.desk, self._told(error))
         settle(jobs)
+
+    def _may_put_off(self) -> bool:
+        now = time.monotonic()
+        self._locked_since = now if self._locked_since is None else self._locked_since
+        return now < self._locked_since + LOCKED_S and not self._closing
 
     def _upkeep(self) -> None:
         now = time.monotonic()
@@ -424,7 +470,7 @@ class Writer(Generic[D]):
         """Whether nothing is left to do; then the desk is let go of, and the next job starts a new thread."""
         watches = bool(self.signals.topics) and self.desk.watch_s < math.inf
         idle = not self.desk.holdings and not watches and time.monotonic() >= self._worked_at + IDLE_S
-        if not (self._closing or idle) or not self._queue.empty():
+        if not (self._closing or idle) or self._put_off or not self._queue.empty():
             return False
         self._quietly(self.desk.close)  # not under the lock: it may take long, and `submit` must not wait
         with self._lock:

@@ -1,7 +1,9 @@
 """The subcommands, one by one: what each writes where, and how it ends."""
 
 import json
+import os
 import re
+import stat
 
 import anyio
 import pytest
@@ -227,6 +229,20 @@ def test_the_usual_store_is_kept_out_of_git(here):
     """What the command leaves is under `.agentfsm/`, which ignores itself."""
     here.run("app:adder")
     assert (here.folder / ".agentfsm" / ".gitignore").read_text(encoding="ascii") == "*\n"
+
+
+def test_others_of_the_machine_read_nothing(here):
+    """What the command makes is its owner's alone, under the usual umask; a folder that is there keeps its mode."""
+    (here.folder / "shared").mkdir(mode=0o755)
+    before = os.umask(0o022)
+    try:
+        here("run", "app:payer", "Pay.", code=3)
+        here("run", "app:payer", "Pay.", "--store", "shared/runs.db", code=3)
+    finally:
+        os.umask(before)
+    places = [".agentfsm", ".agentfsm/runs.db", "shared", "shared/runs.db"]
+    modes = [stat.S_IMODE((here.folder / place).stat().st_mode) for place in places]
+    assert modes == [0o700, 0o600, 0o755, 0o600]
 
 
 def test_a_store_that_cannot_be_made(here):

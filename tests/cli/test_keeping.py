@@ -90,3 +90,17 @@ def test_what_is_old_has_to_be_said(here, words):
     here.run("app:adder", "2 + 2", "--id", "sum")
     here("prune", *words, code=2)
     assert ids(here) == ["sum"]
+
+
+def test_the_room_of_removed_runs_is_given_back(here):
+    """A file becomes smaller, and what is left can be read; a server's store is not compacted."""
+    here.run("app:adder", "2 + 2", "--id", "kept")
+    here.run("app:adder", "x" * 100_000, "--id", "gone")
+    here("delete", "gone")
+    size = (here.folder / ".agentfsm" / "runs.db").stat().st_size
+    assert here("compact").endswith("bytes smaller\n")
+    assert (here.folder / ".agentfsm" / "runs.db").stat().st_size < size - 90_000
+    assert here.json("compact") == {"freed_bytes": 0}
+    assert ids(here) == ["kept"]
+    here("compact", "--store", "redis://localhost", code=2)
+    assert "only a SQLite file is compacted" in here.err

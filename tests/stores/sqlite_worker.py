@@ -6,7 +6,7 @@ import sys
 import anyio
 import attrs
 
-from agentfsm.core.errors import LeaseHeldError, MisuseError
+from agentfsm.core.errors import LeaseHeldError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin
 from agentfsm.stores import SQLiteStore
@@ -41,6 +41,19 @@ async def hold(store, run_id):
     say("held", driver.lease.token, driver.lease.crashes)
     await anyio.sleep_forever()
     assert driver  # kept until here: a lease that nobody keeps is let go of
+
+
+async def goes_on(store, first, second):
+    """Write a run, and once a line comes, try to write another: with this store, twice, and with a new one."""
+    await create(store, first)
+    say("written", first)
+    sys.stdin.readline()
+    for each in (store, store, SQLiteStore(store.path, patience_s=0.0)):
+        try:
+            await create(each, second)
+        except StoreError as error:
+            say(error)
+    say("ended")
 
 
 async def race(store, drives):

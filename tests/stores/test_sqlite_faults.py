@@ -290,10 +290,9 @@ async def test_a_lock_that_is_held_is_waited_for(frail, faults):
     assert faults.times == 0
 
 
-async def test_a_lock_that_is_never_released_is_reported(store, path, monkeypatch):
+async def test_a_lock_that_is_never_released_is_reported(path):
     """In the end the error says who is in the way and what to do; then the store works again. Reads do not wait."""
-    monkeypatch.setattr(sqlite_file, "BUSY_S", 0.05)
-    monkeypatch.setattr(sqlite_file, "TRY_S", 0.01)
+    store = SQLiteStore(path, patience_s=0.05)
     await finished(store)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -301,6 +300,7 @@ async def test_a_lock_that_is_never_released_is_reported(store, path, monkeypatc
             await store.lease("r1")
         assert len((await store.read("r1")).events) == 2
     assert await store.lease("r1")
+    await store.aclose()
 
 
 async def test_a_file_that_is_locked_while_it_is_opened_is_waited_for(frail, faults):
