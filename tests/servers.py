@@ -165,9 +165,6 @@ class Server(ABC):
 class PostgresServer(Server):
     """A PostgreSQL cluster of our own, with the superuser `postgres`."""
 
-    durable: bool = attrs.field(default=False, kw_only=True)
-    # Whether it waits for the disk. Without, it still survives that it is killed: the kernel has what it wrote.
-
     @property
     def url(self) -> str:
         return f"postgresql://postgres:{PASSWORD}@127.0.0.1:{self.port}/postgres"
@@ -187,7 +184,6 @@ class PostgresServer(Server):
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
             "unix_socket_directories": "",
-            "fsync": "on" if self.durable else "off",
             "dynamic_shared_memory_type": "mmap",  # in its folder, so that nothing of it outlives a kill
             **self.options,
         }

@@ -76,7 +76,7 @@ def test_killed_with_all_its_children():
 
 def test_stopped_postgres():
     """A PostgreSQL that is stopped in order waits for no client, and goes on where it was."""
-    with PostgresServer(durable=True) as server:
+    with PostgresServer() as server:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("CREATE UNLOGGED TABLE kept AS SELECT 1")  # empty after a kill
             server.stop()

@@ -165,6 +165,7 @@ class _PostgresLedger(Link):
 
     def create(self, opening: Opening, taker: Taker) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
+        self.check_durability(taker.durability)
         self._flush()
         header = opening.header
         is_alone = header.session is None and header.after is None
@@ -202,6 +203,7 @@ class _PostgresLedger(Link):
 
     def take(self, run_id: str, taker: Taker, *, takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
+        self.check_durability(taker.durability)
         self._flush()
         row = self._row(run_id)
         if not takeover and row.owner is not None and not self._is_dropped(run_id, row.owner):
@@ -217,6 +219,7 @@ class _PostgresLedger(Link):
 
     def claim(self, agent: str, limit: int, taker: Taker, *, suspects: bool) -> Claim:
         """Take the leases of runs that a worker can move on now."""
+        self.check_durability(taker.durability)
         self._flush()
         gone, living, company = self._ask(sql.OUTLOOK, self._outlook(agent, limit=1))
         if self._free_runs_of_the_dead(gone, living):
@@ -596,8 +599,9 @@ class PostgresStore(ThreadedStore[_PostgresLedger]):
     to `patience_s`. One whose server is silent for 20 seconds counts as lost. A commit whose reply was lost is looked
     up, so what is told of it is true. PgBouncer may stand in between and pool by transaction.
 
-    With durability "full" a commit waits as the server is set to, and for its disk at least. With "normal" it waits for
-    nothing: a crash of the server may lose what was acknowledged in the second before.
+    With durability "full" a commit waits as the server is set to, and for its disk at least; with a server that does
+    not wait for its disk (fsync = off) no run is driven so. With "normal" it waits for nothing: a crash of the server
+    may lose what was acknowledged in the second before. The store looks at fsync each time that it connects.
 
     Args:
         url: As libpq takes it: `postgresql://user:password@host:5432/database`. It is never shown.

@@ -223,6 +223,8 @@ class Link:
     outage: Outage = attrs.field(default=attrs.Factory(lambda self: Outage(self.lease_s), takes_self=True), init=False)
     _db: Database | None = attrs.field(default=None, init=False)
     _has_connected: bool = attrs.field(default=False, init=False)
+    _waits_for_disk: bool = attrs.field(default=True, init=False)
+    # Whether the server does, as it was when the connection was made.
     _begin: str = attrs.field(default="", init=False)
     # What has to come before the first statement of the transaction; empty once it was sent.
     _given: tuple[Any, ...] = attrs.field(default=(), init=False)
@@ -244,6 +246,18 @@ class Link:
         while cursor.nextset():
             pass
         return cursor
+
+    def check_durability(self, durability: Durability) -> None:
+        """Refuse to promise more than the server does; inside a transaction.
+
+        Raises:
+            MisuseError: when runs are to be durable in full, and the server does not wait for its disk.
+        """
+        if durability == "full" and not self._waits_for_disk:
+            raise MisuseError(
+                f"{self.address} does not wait for its disk (fsync = off), so a power cut may take or damage what "
+                "durability='full' has acknowledged: set fsync = on there, or drive runs with durability='normal'",
+            )
 
     def lead(self, sql: str, *parameters: Any) -> None:
         """Have a statement run before the first of the transaction, and be sent with it."""
@@ -438,7 +452,8 @@ class Link:
 
     def _version(self) -> int:
         """Return the version of the tables, 0 where there are none, if the schema is ours; nothing is changed."""
-        names, encoding = self.execute(_LOOK, (f'"{self.schema}"',)).fetchone() or ((), "")
+        names, encoding, fsync = self.execute(_LOOK, (f'"{self.schema}"',)).fetchone() or ((), "", "")
+        self._waits_for_disk = fsync != "off"
         if encoding != "UTF8":
             raise StoreError(f"{self.address} keeps text as {encoding}: make a database with ENCODING 'UTF8'")
         if not names:
@@ -510,7 +525,7 @@ RETURNING mark
 _LOOK: Final = """
 SELECT ARRAY(SELECT relname::text FROM pg_class
              WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'p', 'v', 'm', 'f')),
-       current_setting('server_encoding')
+       current_setting('server_encoding'), current_setting('fsync')
 """
 
 

@@ -160,6 +160,8 @@ class DatabaseFile:
     # Those of the connection; None where the path names no file of the operating system.
     _data_version: int = attrs.field(default=0, init=False)
     # Changes when another connection has written.
+    _watched: tuple[tuple[str, Inode], ...] = attrs.field(default=(), init=False)
+    # Those that are there, by path.
     _level: str = attrs.field(default="", init=False)
     # What the connection was told of durability.
     _after: list[Callable[[], None]] = attrs.field(factory=list, init=False)
@@ -321,6 +323,8 @@ class DatabaseFile:
             db.close()
             raise
         self._db, self._files, self._level = db, _files(self.path), ""
+        paths = zip(_paths(self.path), self._files, strict=True)
+        self._watched = tuple((path, inode) for path, inode in paths if inode is not None)
         _OPEN[id(db)] = os.getpid(), self._files
 
     def _make(self) -> None:
@@ -331,8 +335,18 @@ class DatabaseFile:
     # Files that were deleted or replaced.
 
     def _is_changed(self) -> bool:
-        """Whether a path no longer names the file that was opened: others do not find what is written there."""
-        return any(_differ(self._files, _files(self.path)))
+        """Whether a path no longer names the file that was opened: others do not find what is written there.
+
+        Asked in each transaction, so it makes nothing but the calls.
+        """
+        try:
+            for path, inode in self._watched:
+                found = os.stat(path)  # noqa: PTH116  a Path costs as much again
+                if (found.st_dev, found.st_ino) != inode:
+                    return True
+        except OSError:
+            return True
+        return False
 
     def _is_replaced(self) -> bool:
         """Whether the file is another one or gone, or another process has begun a log of its own."""
@@ -502,8 +516,13 @@ def _abandon(db: Connection) -> None:
     _ABANDONED.add(id(db))
 
 
+def _paths(path: str) -> tuple[str, str, str]:
+    return path, f"{path}-wal", f"{path}-shm"
+
+
 def _files(path: str) -> Files:
-    return _inode(path), _inode(f"{path}-wal"), _inode(f"{path}-shm")
+    file, log, index = map(_inode, _paths(path))
+    return file, log, index
 
 
 def _differ(opened: Files, now: Files) -> list[bool]:
@@ -513,7 +532,7 @@ def _differ(opened: Files, now: Files) -> list[bool]:
 
 def _inode(path: str) -> Inode | None:
     try:
-        found = os.stat(path)  # noqa: PTH116  in each transaction, and a Path would cost as much again
+        found = Path(path).stat()
     except OSError:
         return None
     return found.st_dev, found.st_ino

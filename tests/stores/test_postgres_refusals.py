@@ -9,10 +9,10 @@ from keeper import await_that
 from psycopg.conninfo import make_conninfo
 from servers import PASSWORD, PostgresServer
 
-from agentfsm.core.errors import StoreError
+from agentfsm.core.errors import MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.stores import PostgresStore, postgres_link
-from agentfsm.testing.conformance.driving import Driver, header
+from agentfsm.testing.conformance.driving import Driver, header, words
 
 # Fails so often, as two transactions do that the server cannot put one behind the other.
 FAILS = """
@@ -161,4 +161,36 @@ async def test_a_right_that_was_taken_away_is_named(clerk, desk):
     assert await other.append(Observed()).wait()
     await driver.release()
     assert await (await Driver.again(store, "r0")).append(Observed()).wait()
+    await store.aclose()
+
+
+async def test_a_server_that_does_not_wait_for_its_disk_promises_nothing_in_full():
+    """With fsync = off no run is created or taken with durability "full"; with "normal" all goes on, posts included."""
+    with PostgresServer({"fsync": "off"}) as server:
+        store = PostgresStore(server.url)
+        with pytest.raises(MisuseError, match=r"does not wait for its disk \(fsync = off\).*durability='normal'"):
+            await store.create(header())
+        _, lease = await store.create(header(), durability="normal")
+        await store.post("r1", "k", words("x"))
+        await store.release(lease).wait()
+        with pytest.raises(MisuseError, match="set fsync = on there"):
+            await store.lease("r1")
+        assert (await store.lease("r1", durability="normal")).newest == 1
+        await store.aclose()
+
+
+async def test_a_server_that_waits_for_its_disk_again_is_believed(server):
+    """What it is set to is asked at each connection."""
+    store = PostgresStore(server.url)
+    with psycopg.connect(server.url, autocommit=True) as desk:
+        desk.execute("ALTER SYSTEM SET fsync = off")
+        desk.execute("SELECT pg_reload_conf()")
+        await anyio.to_thread.run_sync(await_that, lambda: desk.execute("SHOW fsync").fetchone() == ("off",), "it is off")
+        with pytest.raises(MisuseError):
+            await store.create(header())
+        desk.execute("ALTER SYSTEM RESET fsync")
+        desk.execute("SELECT pg_reload_conf()")
+        await anyio.to_thread.run_sync(await_that, lambda: desk.execute("SHOW fsync").fetchone() == ("on",), "it is on")
+    store._writer.desk.shut()
+    await store.create(header())
     await store.aclose()
