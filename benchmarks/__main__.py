@@ -24,7 +24,7 @@ from benchmarks.one import chosen, entries
 OUT = Path(".agentfsm/bench.json")
 OTHERS = ("peers", "growth", "claims", "options", "selection")
 HEAD = (
-    f"{'row':<16}{'floor':>9}{'agentfsm':>10} {'unit':<6}{'spread':>6}{'ratio':>8}{'bare':>12}{'goal':>11}"
+    f"{'row':<16}{'floor':>9}{'agentfsm':>10} {'unit':<6}{'spread':>6}{'ratio':>8}{'bare':>12}{'goal':>13}"
     f"{'stretch':>11}     what"
 )
 
@@ -38,7 +38,7 @@ def line(row: Row, entry: dict[str, Any], bare: dict[str, Any]) -> str:
     return (
         f"{row.id:<16}{entry['floor']:>9.4g}{entry['own']:>10.4g} {row.unit:<6}{entry['own_spread']:>6.0%}"
         f"{entry['ratio']:>7.2f}x{wanted(row, reached(row, bare)) or 'fails':>12}"
-        f"{wanted(row, row.goal):>11}{wanted(row, row.stretch):>11} {mark:<4}{row.what}"
+        f"{wanted(row, row.goal):>13}{wanted(row, row.stretch):>11} {mark:<4}{row.what}"
     )
 
 
