@@ -112,6 +112,8 @@ LEASE_POLL_S: Final = 0.2
 WORKER_RUNS: Final = 100
 # Seconds between two looks of a worker: a question to the store costs less than 1 ms, and a user waits a second.
 WORKER_POLL_S: Final = 1.0
+# Of a run's nonce: enough that no two runs ever have the same.
+NONCE_BYTES: Final = 8
 
 Prompt = str | Part | tuple[Part, ...] | list[Part]
 
@@ -133,11 +135,6 @@ class Start(TypedDict, total=False):
 def new_id() -> str:
     """Return an id for a run: 80 bits by chance, short enough to type."""
     return urandom(10).hex()
-
-
-def new_nonce() -> str:
-    """Return what tells the keys of a run from those of any other: 64 bits by chance."""
-    return urandom(8).hex()
 
 
 def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
@@ -318,7 +315,7 @@ class Agent(Generic[A_co]):
     def _header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         return Header(
             id=id_of(self.new_id() if run_id is None else run_id, more.get("parent")),
-            nonce=new_nonce(),
+            nonce=urandom(NONCE_BYTES).hex(),
             prompt=prompt,
             created_at=date_of(self.clock.now()),
             agent=self.name,

@@ -91,7 +91,7 @@ class Room(Value):
     # What the groups shall come to together, at most. Where nothing may be kept it is below 0.
     limit_tokens: int
     # What they may come to at the very most: where more stays, the request may be refused.
-    history: tuple[Message, ...]
+    history: Sequence[Message]
     # Of the run, whole.
     model: Model
     # The agent's own.

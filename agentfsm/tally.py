@@ -65,6 +65,8 @@ FILE_CHARS: Final = 30
 # The same of a recording: 10 tokens a second (OpenAI), 16 to 32 KB a second.
 AUDIO_CHARS: Final = 1_000
 
+# Messages that are counted without a pause: up to 10 ms with a vocabulary.
+PORTION: Final = 500
 
 Count = Callable[[str], int]
 
@@ -215,15 +217,24 @@ class Tally:
         told.update(b"%d" % self._window + self._head_told)
         return str(told.hexdigest()[:8])
 
-    def follow(self, run: Run) -> None:
+    def follow(self, run: Run, most: int | None = None) -> bool:
         """Count what is new in the run: messages, and the head that a compaction has made.
+
+        Args:
+            run: The run that was counted so far, or one that goes on from it.
+            most: How many messages to count now, 1 or more; None for all.
+
+        Returns:
+            Whether all are counted; where not, call it again.
 
         Raises:
             MisuseError: when its history is shorter than what was counted.
         """
-        self._count(run.messages)
+        if not self._count(run.messages, most):
+            return False
         if run.head is not self._head or run.window != self._window:
             self._take_head(run)
+        return True
 
     def go_on(self, first: int) -> None:
         """Count on for a run that goes on from this one; its own messages start at `first`."""
@@ -251,20 +262,30 @@ class Tally:
             else:
                 yield count_message(message, self.counter)
 
-    def _count(self, messages: Sequence[Message]) -> None:
+    def _count(self, messages: Sequence[Message], most: int | None) -> bool:
         known = len(self)
         if len(messages) < known:
             msg = f"the history has {len(messages)} messages, but {known} were counted: a fork needs a Tally of its own"
             raise MisuseError(msg)
-        for index, message in enumerate(messages[known:], known):
+        news = messages[known:] if most is None else messages[known : known + most]
+        for index, message in enumerate(news, known):
             if self.task is None and index >= self.first and isinstance(message, UserMessage):
                 self.task = index
             self._sums.append(self._sums[-1] + count_message(message, self.counter))
             self._told.update(_SPOKEN[type(message)](message).encode("utf-8", "surrogatepass"))
+        return most is None or len(news) < most
 
-    def recount(self, run: Run, counter: TokenCounter) -> None:
-        """Count the whole history again, with a counter that has become available."""
-        self.counter, self._sums = counter, [0]
-        for message in run.messages:
-            self._sums.append(self._sums[-1] + count_message(message, counter))
+    def recounting(self, run: Run, counter: TokenCounter) -> Iterator[None]:
+        """Count the whole history again, with a counter that has become available.
+
+        Yields:
+            None, between two portions of the history; nothing is changed before the end.
+        """
+        sums = [0]
+        for start in range(0, len(run.messages), PORTION):
+            if start:
+                yield
+            for message in run.messages[start : start + PORTION]:
+                sums.append(sums[-1] + count_message(message, counter))
+        self.counter, self._sums = counter, sums
         self._take_head(run)

@@ -12,6 +12,7 @@ import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,7 @@ import anyio
 import pytest
 
 from agentfsm import Agent, Limits, tool
-from agentfsm.core.messages import Usage
+from agentfsm.core.messages import TextPart, Usage, UserMessage
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.gate import Gate
 from agentfsm.engine.queue.queue import ToolQueue
@@ -29,15 +30,17 @@ from agentfsm.stores import SQLiteStore
 WIDE = Limits(turns=1_000, tokens=100_000_000, tool_calls=1_000)
 # Turns of two runs: their difference is the cost of turns alone.
 SHORT, LONG = 20, 40
-# Calls of functions, Python's and C's, in a turn with one call of a tool, the model's own included: 448.5 with Python
+# Calls of functions, Python's and C's, in a turn with one call of a tool, the model's own included: 456.5 with Python
 # 3.11, and one or two more where the garbage collector or the gate come in between.
-CALLS_PER_TURN = 452
-# In a run without tools: 370.
-CALLS_PER_RUN = 373
+CALLS_PER_TURN = 460
+# In a run without tools: 383.
+CALLS_PER_RUN = 384
 # For each of 100 calls in one reply: 237.7.
 CALLS_PER_CALL = 239
 # That stay in memory for a turn with one call, with the journal of the memory store: 1,672.
 BYTES_PER_TURN = 1_750
+# That are taken at once in such a turn, for a while or to stay: 3,200.
+BYTES_PER_PEAK = 4_000
 # That a run holds while it waits for its first reply, with its task and its journal: 12,290.
 BYTES_PER_WAIT = 12_800
 
@@ -220,6 +223,33 @@ async def test_a_turn_leaves_no_more_in_memory_than_it_did():
         assert (await kept(LONG) - await kept(SHORT)) / (LONG - SHORT) <= BYTES_PER_TURN
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("before", [100, 30_000])
+async def test_a_turn_copies_nothing_of_the_history(before):
+    """Behind 30,000 messages, a turn takes for itself no more memory than behind 100, when it takes most."""
+    taken: list[int] = []
+
+    class Watched(Scripted):
+        async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+            _, most = tracemalloc.get_traced_memory()
+            taken.append(most - start[-1])
+            reply = await super().reply(request, emit)
+            tracemalloc.reset_peak()
+            start.append(tracemalloc.get_traced_memory()[0])
+            return reply
+
+    model = Watched(SHORT)
+    model.window_tokens = 1_000_000_000
+    start = [0]
+    agent = Agent(model, tools=[add], limits=WIDE)
+    said = [UserMessage(parts=(TextPart(text=f"message {number}"),)) for number in range(before)]
+    tracemalloc.start()
+    try:
+        await finished(agent, messages=said)
+    finally:
+        tracemalloc.stop()
+    assert median(taken[5:]) < BYTES_PER_PEAK
 
 
 async def test_a_run_that_waits_holds_no_more_than_it_did():

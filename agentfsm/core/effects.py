@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -74,7 +75,7 @@ class AskModel(Value):
 
     turn: int
     # The number that the reply will have, from 1.
-    messages: tuple[Message, ...]
+    messages: Sequence[Message]
     # What the model is shown: a valid history.
 
 

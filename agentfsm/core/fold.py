@@ -13,11 +13,13 @@ from agentfsm.core.calls import ERRORS, UNDECIDED, Fault, Inquiry, OpenCall, Pha
 from agentfsm.core.effects import Pending
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import Message, Outcome, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.machine import next_state
+from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
 from agentfsm.core.verdict import Action
 from agentfsm.core.view import Span, plain_layout, view
 
 if TYPE_CHECKING:
+    from agentfsm.core.history import History
     from agentfsm.core.run import Run
 
 Changes = dict[str, Any]
@@ -27,17 +29,33 @@ OfCall: TypeAlias = (
 )
 
 
+def apply(run: Run[Any], event: e.Event) -> None:
+    """Make a run the one after the event, in place: only for a value that nobody else has seen.
+
+    Raises:
+        IllegalTransitionError: when the state does not take it.
+        MisuseError: when it names a call that is not open.
+    """
+    fields = run.__dict__
+    state = next_state(run.state, event)
+    fields.update(FOLD[type(event)](run, event))
+    fields["state"] = state
+    fields["version"] += 1
+    fields["duration_s"] += event.took_s
+    fields["updated_at"] = event.at
+
+
 def _observed(run: Run[Any], event: e.Observed) -> Changes:
     history = run.messages or _opening(run)
     if not event.inputs:
         return {"messages": history}
-    messages = (*history, *[item.message for item in event.inputs])
+    messages = history.then(*[item.message for item in event.inputs])
     return {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
 
 
-def _opening(run: Run[Any]) -> tuple[Message, ...]:
+def _opening(run: Run[Any]) -> History:
     """Return the history at version 0: what the run goes on from, and the prompt."""
-    return (*run.prior, *run.header.history, UserMessage(parts=run.header.prompt))
+    return run.prior.then(*run.header.history, UserMessage(parts=run.header.prompt))
 
 
 def _replied(run: Run[Any], event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted) -> Changes:
@@ -55,7 +73,7 @@ def _tools_chosen(run: Run[Any], event: e.ToolsChosen) -> Changes:
 
 
 def _answered(run: Run[Any], event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
-    return {**_replied(run, event), "messages": (*run.messages, event.message), "consecutive_errors": 0}
+    return {**_replied(run, event), "messages": run.messages.then(event.message), "consecutive_errors": 0}
 
 
 def _answer_given(run: Run[Any], event: e.AnswerGiven) -> Changes:
@@ -237,7 +255,7 @@ def _errors_after(run: Run[Any], results: list[ToolResult]) -> int:
 def _continued(run: Run[Any], event: e.Continued) -> Changes:
     changes: Changes = {}
     if event.note:
-        changes["messages"] = (*run.messages, SystemMessage(text=event.note))
+        changes["messages"] = run.messages.then(SystemMessage(text=event.note))
     if event.loop:
         changes["loops"] = run.loops + 1
     if event.disabled:
@@ -296,7 +314,7 @@ def _closed(run: Run[Any], results: list[ToolResult]) -> Changes:
     """Move the open turn into the history: the assistant's message together with all its results."""
     if run.reply is None:
         return {} if run.messages else {"messages": _opening(run)}
-    return {"messages": (*run.messages, run.reply, *results), "reply": None, "open": ()}
+    return {"messages": run.messages.then(run.reply, *results), "reply": None, "open": ()}
 
 
 def _closing(entry: OpenCall, reason: StopReason) -> tuple[Outcome, str]:

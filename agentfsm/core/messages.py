@@ -470,14 +470,15 @@ def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
     """
     if isinstance(content, str):
         content = TextPart(text=content)
-    parts = tuple(content) if isinstance(content, tuple | list) else (content,)
-    for part in parts:
+    parts: list[Part] = []
+    for part in content if isinstance(content, tuple | list) else (content,):
         if not isinstance(part, Part):
             kinds = "TextPart, ImagePart, AudioPart and FilePart"
             raise MisuseError(f"a prompt is text or a sequence of {kinds}, not {type(part).__name__}")
-    # No provider takes a blank part back.
-    parts = tuple([part for part in parts if not isinstance(part, TextPart) or part.text.strip()])
-    parts = tuple([TextPart(text=encodable(part.text)) if isinstance(part, TextPart) else part for part in parts])
+        if not isinstance(part, TextPart):
+            parts.append(part)
+        elif part.text.strip():  # no provider takes a blank part back
+            parts.append(TextPart(text=encodable(part.text)))
     if not parts:
         raise MisuseError("the prompt is empty: say what the agent shall do, for example 'Summarise notes.md'")
-    return parts
+    return tuple(parts)

@@ -18,9 +18,10 @@ from agentfsm.core.calls import ERRORS, UNDECIDED, CallRecord, Fault, OpenCall, 
 from agentfsm.core.effects import AskModel, Effect, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import RunError
 from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.fold import FOLD, index_of
+from agentfsm.core.fold import apply, index_of
+from agentfsm.core.history import History, history_of
 from agentfsm.core.limits import StopReason
-from agentfsm.core.machine import START, State, next_state
+from agentfsm.core.machine import START, State
 from agentfsm.core.messages import (
     AssistantMessage,
     Message,
@@ -95,14 +96,14 @@ class Run(Generic[A_co]):
     """Where a run stands after `version` events. Not slotted: `apply` copies its dict, a tenth of what evolve costs."""
 
     header: Header
-    prior: tuple[Message, ...] = attrs.field(default=(), repr=False)
+    prior: History = attrs.field(factory=History, converter=history_of, repr=False)
     # The messages of the run that `header.after` names; never stored, read again by reference.
     version: int = 0
     # How many events were applied.
     state: State = START
     turn: int = 0
     # Model replies so far.
-    messages: tuple[Message, ...] = attrs.field(default=(), repr=False)
+    messages: History = attrs.field(factory=History, converter=history_of, repr=False)
     # The whole history, in order; every call has its result.
     turns_before: int = 0
     # The highest turn number among the call ids of the history that the run goes on from; its own count on from there.
@@ -169,23 +170,19 @@ class Run(Generic[A_co]):
             IllegalTransitionError: when the state does not take it; this run is untouched.
             MisuseError: when it names a call that is not open.
         """
-        state = next_state(self.state, event)
-        fields = self.__dict__.copy()
-        fields.update(FOLD[type(event)](self, event))
-        fields["state"] = state
-        fields["version"] = self.version + 1
-        fields["duration_s"] = self.duration_s + event.took_s
-        fields["updated_at"] = event.at
-        after: Run[A_co] = object.__new__(type(self))
-        object.__setattr__(after, "__dict__", fields)
-        return after
+        return self.fold((event,))
 
     def fold(self, events: Iterable[e.Event]) -> Run[A_co]:
-        """Apply events in order."""
-        run = self
+        """Apply events in order; for many at once, this is much less work than `apply` for each.
+
+        Raises:
+            IllegalTransitionError, MisuseError: as `apply`; this run is untouched.
+        """
+        after: Run[A_co] = object.__new__(type(self))
+        object.__setattr__(after, "__dict__", self.__dict__.copy())
         for event in events:
-            run = run.apply(event)
-        return run
+            apply(after, event)
+        return after
 
     @property
     def effect(self) -> Effect | None:

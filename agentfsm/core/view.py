@@ -61,12 +61,12 @@ class Summarised(Value):
 Shown: TypeAlias = Span | Removed | Summarised
 
 
-def view(layout: Sequence[Shown], messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def view(layout: Sequence[Shown], messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages that a layout shows; what is shown whole is the very object of the history."""
     return tuple([message for entry in layout for message in _shown(entry, messages)])
 
 
-def _shown(entry: Shown, messages: tuple[Message, ...]) -> Iterator[Message]:
+def _shown(entry: Shown, messages: Sequence[Message]) -> Iterator[Message]:
     if not isinstance(entry, Span):
         yield note(entry)
         return

@@ -72,7 +72,7 @@ def test_bytes_are_a_bound_until_there_is_a_vocabulary():
     tally.follow(run)
     assert tally.shown == sum(count_message(message, BYTES) for message in run.shown)
     assert tally.estimate == tally.shown // BYTES_PER_TOKEN
-    tally.recount(run, Words())
+    list(tally.recounting(run, Words()))
     assert tally.estimate == tally.shown == sum(count_message(message, Words()) for message in run.shown)
 
 

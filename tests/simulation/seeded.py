@@ -41,11 +41,11 @@ def _deterministic(seed: int) -> Iterator[None]:
     level, log.level = log.level, logging.CRITICAL + 1
     log.manager._clear_cache()
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True
-    nonce, agents.new_nonce = agents.new_nonce, lambda: f"{nonces.getrandbits(64):016x}"
+    urandom, agents.urandom = agents.urandom, nonces.randbytes
     try:
         yield
     finally:
-        agents.new_nonce = nonce
+        agents.urandom = urandom
         _run._ALLOW_DETERMINISTIC_SCHEDULING = before
         random.setstate(dice)
         log.level = level

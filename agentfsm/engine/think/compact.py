@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
+from anyio.lowlevel import checkpoint
 
 from agentfsm.compaction import AFTER_CUT, NOTE_TOKENS, Group, Room, groups_of, layout_of, tokens_of
 from agentfsm.core import events as e
@@ -15,7 +16,7 @@ from agentfsm.core.messages import Usage
 from agentfsm.core.view import Removed, Summarised, note
 from agentfsm.engine.think.beside import ask_beside
 from agentfsm.engine.think.offer import offered
-from agentfsm.tally import BYTES, count_message
+from agentfsm.tally import BYTES, PORTION, count_message
 
 if TYPE_CHECKING:
     from agentfsm.core.settings import Settings
@@ -31,7 +32,8 @@ REASON_CHARS: Final = 200
 async def compacted(drive: Drive, tools: Sequence[ToolDefinition], settings: Settings) -> e.Compacted | None:
     """Return the event that makes room in the context window; None where there is enough, or no more can be made."""
     engine, run, tally = drive.engine, drive.journal.run, drive.tally
-    tally.follow(run)
+    while not tally.follow(run, PORTION):
+        await checkpoint()  # a long history was opened: the event loop goes on while it is counted
     if tally.shown <= engine.allowance_tokens(tally, settings) or run.cuts:  # right behind one there is no more to cut
         return None
     await _count_tokens(drive, tools)
@@ -61,7 +63,8 @@ async def _count_tokens(drive: Drive, tools: Sequence[ToolDefinition]) -> None:
     if tally.counter is BYTES:
         counter = await engine.load_counter(engine.model.name)
         tally.overhead = engine.overhead_tokens(counter, tools)
-        tally.recount(drive.journal.run, counter)
+        for _ in tally.recounting(drive.journal.run, counter):
+            await checkpoint()
 
 
 async def _compacted(drive: Drive, target: float, limit: float, why: str) -> e.Compacted | None:

@@ -1,0 +1,89 @@
+"""The messages of a run: an immutable sequence that grows by the turn and is not copied for it.
+
+All values that follow from one another share one list, and each knows how much of it is its own. Only where two go
+different ways from the same beginning, as after a fork, does the second one take a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import overload
+
+from agentfsm.core.messages import Message
+
+
+class History(Sequence[Message]):
+    """Messages, oldest first. Compares, hashes, slices and shows itself as a tuple of them."""
+
+    __slots__ = ("_items", "_size")
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._items: list[Message] = list(messages)
+        # Shared; nothing in it is ever changed or removed.
+        self._size = len(self._items)
+        # How many of them are this one's.
+
+    def then(self, *news: Message) -> History:
+        """Return the history that goes on with these messages."""
+        items, size = self._items, self._size
+        end = size + len(news)
+        if not size:
+            items = list(news)
+        elif len(items) == size:
+            items += news  # one step: where two threads do this at once, the news of one are behind those of the other
+        if items[size:end] != list(news):
+            items = [*items[:size], *news]
+        after = object.__new__(History)
+        after._items, after._size = items, end
+        return after
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Message]:
+        return islice(self._items, self._size)
+
+    def __reversed__(self) -> Iterator[Message]:
+        return map(self._items.__getitem__, range(self._size - 1, -1, -1))
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Message, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Message | tuple[Message, ...]:
+        if type(index) is slice:
+            places = range(self._size)[index]
+            if places.step == 1:
+                return tuple(self._items[places.start : places.stop])
+            return tuple([self._items[place] for place in places])
+        return self._items[range(self._size)[index]]
+
+    def __add__(self, other: Sequence[Message]) -> tuple[Message, ...]:
+        return (*self, *other) if isinstance(other, tuple | History) else NotImplemented
+
+    def __radd__(self, other: Sequence[Message]) -> tuple[Message, ...]:
+        return (*other, *self) if isinstance(other, tuple) else NotImplemented
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, History):
+            if self._items is other._items:
+                return self._size == other._size
+            return self._size == other._size and tuple(self) == tuple(other)
+        return tuple(self) == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __reduce__(self) -> tuple[type[History], tuple[tuple[Message, ...]]]:
+        return History, (tuple(self),)
+
+
+def history_of(messages: Iterable[Message]) -> History:
+    """Return messages as a history; one that is a history already as it is."""
+    return messages if isinstance(messages, History) else History(messages)
