@@ -62,14 +62,15 @@ async def _asks_last(drive: Drive, gate: Gate, *, once: bool) -> bool:
     left_s = limits.seconds - journal.run.duration_s
     if drive.engine.last_answer and reached is None:
         left_s -= limits.last_s
-    with loop.create_cancel_scope(deadline=loop.current_time() + left_s) as journal.scope:
+    journal.scope = scope = loop.create_cancel_scope(deadline=loop.current_time() + left_s)
+    with scope:
         while not (before := journal.run).is_over:
             if before.state in _GATED and not gate.try_pass():
                 await gate.wait()
             await step(drive)
             if once or journal.run is before or journal.run.reached is not reached:
                 break
-    if journal.scope.cancelled_caught and (journal.run.reached is reached or journal.lease.cancelled):
+    if scope.cancelled_caught and (journal.run.reached is reached or journal.lease.cancelled):
         await _cut(drive)
     return not once and journal.run.reached is not reached and not journal.run.is_over
 
