@@ -103,6 +103,19 @@ def test_the_blocks_pass_a_type_checker(tmp_path: Path) -> None:
     assert f"in {len(checked)} source files" in done.stdout
 
 
+def test_each_fault_of_the_table_has_its_test() -> None:
+    """What docs/durability.md says of a fault is shown by a test that there is."""
+    page = (ROOT / "docs" / "durability.md").read_text()
+    _, _, table = page.partition("| fault | what happens | shown by |\n|---|---|---|\n")
+    rows = table.splitlines()
+    assert len(rows) >= 40
+    for row in rows:
+        named = re.findall(r"`((?:tests|agentfsm)/[\w/]+\.py)::(\w+)`", row)
+        assert named, f"no test is named: {row}"
+        for path, name in named:
+            assert re.search(rf"def {name}\(", (ROOT / path).read_text()), f"{path} has no {name}"
+
+
 def test_the_pages_have_blocks() -> None:
     """The search above finds what is there."""
     assert len(blocks()) >= 4

@@ -296,7 +296,7 @@ def _resumed(run: Run[Any], event: e.Resumed) -> Changes:
 
 def _limit_reached(run: Run[Any], event: e.LimitReached) -> Changes:
     changes = _stopped(run, event)
-    messages = (*changes.get("messages", run.messages), SystemMessage(text=event.note))
+    messages = changes.get("messages", run.messages).then(SystemMessage(text=event.note))
     return {**changes, "messages": messages, "verdict": None, "reached": event}
 
 

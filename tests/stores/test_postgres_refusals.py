@@ -102,12 +102,14 @@ async def test_a_connection_that_is_not_left_is_waited_for(clerk, desk, monkeypa
     await store.aclose()
 
 
-async def test_a_server_without_connections_is_told_in_its_own_words(clerk):
+async def test_a_server_without_connections_is_told_in_its_own_words(clerk, desk):
     """A first connection is not waited for; the same store works when one is free."""
     store = PostgresStore(clerk)
     told = r"connection slots are reserved.*lets nobody in.*see its own words"
     with psycopg.connect(clerk), psycopg.connect(clerk), pytest.raises(StoreError, match=told):
         await store.runs()
+    left = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'clerk'"  # a server ends a session in its own time
+    await anyio.to_thread.run_sync(await_that, lambda: desk.execute(left).fetchone() == (0,), "both are gone")
     assert await store.runs() == ()
     await store.aclose()
 
@@ -179,18 +181,19 @@ async def test_a_server_that_does_not_wait_for_its_disk_promises_nothing_in_full
         await store.aclose()
 
 
-async def test_a_server_that_waits_for_its_disk_again_is_believed(server):
+async def test_a_server_that_waits_for_its_disk_again_is_believed(server, desk):
     """What it is set to is asked at each connection."""
     store = PostgresStore(server.url)
-    with psycopg.connect(server.url, autocommit=True) as desk:
-        desk.execute("ALTER SYSTEM SET fsync = off")
+
+    def switch(how, value):
+        desk.execute(f"ALTER SYSTEM {how}")
         desk.execute("SELECT pg_reload_conf()")
-        await anyio.to_thread.run_sync(await_that, lambda: desk.execute("SHOW fsync").fetchone() == ("off",), "it is off")
-        with pytest.raises(MisuseError):
-            await store.create(header())
-        desk.execute("ALTER SYSTEM RESET fsync")
-        desk.execute("SELECT pg_reload_conf()")
-        await anyio.to_thread.run_sync(await_that, lambda: desk.execute("SHOW fsync").fetchone() == ("on",), "it is on")
+        await_that(lambda: desk.execute("SHOW fsync").fetchone() == (value,), f"fsync is {value}")
+
+    await anyio.to_thread.run_sync(switch, "SET fsync = off", "off")
+    with pytest.raises(MisuseError):
+        await store.create(header())
+    await anyio.to_thread.run_sync(switch, "RESET fsync", "on")
     store._writer.desk.shut()
     await store.create(header())
     await store.aclose()
