@@ -85,6 +85,8 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> Exit:
         return code
     found = found_by(args, terminal)
     absent: Answer = leave
+    if args.takeover:
+        anyio.run(_take_over, found.agent, args.id)
     if found.run.header.target == DEMO:
         from agentfsm.cli.demo import approving  # noqa: PLC0415  it brings a server and tools
 
@@ -93,6 +95,12 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> Exit:
         terminal=terminal, agent=found.agent, run=found.run, place=found.place, wakes=True, absent=absent
     )
     return attended.drive()
+
+
+async def _take_over(agent: Agent, run_id: str) -> None:
+    """Take a run from whoever drives it."""
+    lease = await agent.store.lease(run_id, takeover=True)
+    await agent.store.release(lease).wait()
 
 
 def _needless(args: argparse.Namespace, terminal: Terminal) -> Exit | None:

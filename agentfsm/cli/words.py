@@ -101,6 +101,7 @@ def _add_driving(add: AddParser) -> None:
     resume = _add(add, commands.resume, text="go on with a run, from where its journal ends; a pause ends")
     _take_id(resume)
     _take_other_agent(resume)
+    resume.add_argument("--takeover", action="store_true", help="take it from the worker that drives it, if that hangs")
 
 
 def _add_looking(add: AddParser) -> None:

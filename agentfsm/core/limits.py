@@ -29,6 +29,7 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"
     GUARD = "guard"
     PARKED = "parked"
+    # Only in journals of format 3 and older: today such a run is paused.
 
 
 # The reasons that a larger limit would have prevented.
