@@ -496,7 +496,7 @@ async def test_a_read_only_tool_that_started_early_may_ask(store, queued):
     agent = Agent(all_at_once(*calls), tools=[desk.tool], store=store, settings=STREAM)
     events, run = await watched(agent)
     assert [item.call_id for item in run.pending] == ["t1.0", "t1.1"][: len(calls)]
-    assert names(await agent.history(run.id))[1:3] == ["ToolsChosen", "ToolPaused"]
+    assert names(await agent.history(run.id))[1:4] == ["ToolsChosen", "ToolStarted", "ToolPaused"]
     told = [event.type for event in events if isinstance(event, ToolEvent) and event.call_id == "t1.0"]
     assert told == [ToolEventType.QUEUED, ToolEventType.STARTED, ToolEventType.PAUSED]
     for item in run.pending:

@@ -96,6 +96,7 @@ def _refuse(drive: Drive, entries: Sequence[OpenCall]) -> None:
 def _ready(drive: Drive) -> tuple[ToolCall, ...]:
     """Return the calls that may run now: those before the first one that still needs a decision."""
     ready: list[ToolCall] = []
+    drive.begun = frozenset([entry.call.id for entry in drive.journal.run.open if entry.attempts])
     for entry in drive.journal.run.open:
         call_id = entry.call.id
         if entry.phase in UNDECIDED and call_id not in drive.granted and call_id not in drive.woken:
@@ -147,6 +148,7 @@ class RunHost(Host):
             context_of(self.drive),
             call_id=call.id,
             idempotency_key=call.key,
+            fencing_token=self.drive.journal.lease.token,
             attempt=max(1, entry.attempts),
             inquiry=entry.inquiry or Inquiry(),
             deadline=deadline,
@@ -201,14 +203,17 @@ class RunHost(Host):
     async def starting(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Record that a call is about to run; what may have an effect does not start before that is durable."""
         read_only, granted, journal = tool.read_only, call.id in self.drive.granted, self.drive.journal
-        if read_only and not granted and not _entry_of(journal.run, call).attempts:
+        is_known = call.id in self.drive.begun
+        if read_only and not granted and not is_known:
             return
         facts, taken = self._spent(call.id)
-        if not read_only or _entry_of(journal.run, call).attempts:
+        if is_known or not read_only:
             facts.append(e.ToolStarted(call_id=call.id, repeatable=tool.repeatable, read_only=read_only))
         journal.commit(*facts, taken=taken)
         if not read_only or granted:
             await journal.flush()
+        if not read_only:
+            journal.check_time()
 
     def _spent(self, call_id: str) -> tuple[list[e.Event], list[int]]:
         """Spend the decision that lets a call run: return what is to be recorded of it, and its row in the inbox."""

@@ -237,7 +237,7 @@ def described(tool: Tool[..., Any], arguments: Arguments) -> str:
         return ""
     try:
         return encodable(str(tool.describe(arguments))[:DESCRIPTION_CHARS])
-    except Exception as error:  # noqa: BLE001  the person still sees the tool and its arguments
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the person still sees the tool and its arguments
         faults.tell("describe", tool.name, "only the arguments are shown", error)
         return f"(its description failed: {render.describe(error)})"
 

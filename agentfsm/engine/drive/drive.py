@@ -56,6 +56,8 @@ class Drive:
     # What paused calls waited for when they were last woken.
     warned: frozenset[str] = frozenset()
     # Limits of which it was told that the run nears them.
+    begun: frozenset[str] = frozenset()
+    # Calls that have started before and are taken up again.
     inherited: frozenset[str] = frozenset()
     # Calls that were open when an earlier worker died over the run.
 

@@ -15,7 +15,7 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm.core import events as e
-from agentfsm.core.errors import ConflictError, MisuseError, StoreError
+from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.inbox import Pause, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin
@@ -23,7 +23,7 @@ from agentfsm.core.times import date_of, duration_of
 from agentfsm.engine.watch.log import Facts
 from agentfsm.engine.watch.stream import Listener, StateChanged
 from agentfsm.ports import Clock, Commit, Durability, Lease, Store, lost
-from agentfsm.threads import event_loop, waker
+from agentfsm.threads import boot_clock, event_loop, waker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -266,6 +266,20 @@ class Journal:
             await self._last.wait()
         if self.lease.lost:
             raise lost(self.lease)
+
+    def check_time(self) -> None:
+        """Check that the lease still holds, by the clock alone, right before an effect.
+
+        A process may stand still for longer than its lease, between an append that was written and what follows it.
+
+        Raises:
+            LeaseLostError: when another worker may hold it by now.
+        """
+        if boot_clock() >= self.lease.valid_until:
+            raise LeaseLostError(
+                f"run {self.run.id!r}: the process stood still until its lease had ended, so the call that was about "
+                "to start was not made: load the run to see who goes on with it, or resume it",
+            )
 
     async def rows(self, *, afresh: bool = False) -> tuple[Posted, ...]:
         """Return what waits in the inbox and is due; asks the store only when it may hold something, or `afresh`.

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import isawaitable
-from types import CoroutineType
+from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
@@ -289,7 +289,7 @@ class _Tries:
             value = await self._value()
         except BaseException as error:  # noqa: BLE001  what a tool raises is its result, also the panic of a library in Rust
             return await self._raised(_unwrapped(error))
-        if isinstance(value, Ended):
+        if type(value) is Ended:
             return End(value.outcome, value.content, value.error_type, value.retryable, value.child, value.parts)
         text, parts = render.rendered(value)
         return End(Outcome.DONE, text, parts=parts)
@@ -322,7 +322,7 @@ class _Tries:
         if tool.is_async:
             value = await isolated(tool.function(*args, **kwargs), self.arm)
             # Of a coroutine that was returned and not awaited nothing has run: it would be told as done.
-            return await isolated(value, self.arm) if value.__class__ is CoroutineType else value
+            return await isolated(value, self.arm) if type(value) is CoroutineType else value
         return await self._threaded(partial(tool.function, *args, **kwargs))
 
     def _context(self) -> RunContext[Any]:
@@ -363,7 +363,7 @@ class _Tries:
             place.keep_for(self.dispatcher.owner)
             self.job.place = place
             raise
-        return await isolated(value) if isawaitable(value) else value
+        return await isolated(value) if _is_awaitable(value) else value
 
     async def _failed(self, error: BaseException) -> End | float:
         """Return the end that an exception is, or the seconds to wait before the next attempt."""
@@ -392,6 +392,11 @@ class _Tries:
         text = render.unavailable_text(error, tool, self.job.tries, passing.retry_after_s)
         retryable = tool.read_only or isinstance(error, RefusedError)
         return failed(text, kind, retryable=retryable)
+
+
+def _is_awaitable(value: object) -> bool:
+    """Whether a plain function has returned what is to be awaited; asks its type, since its attributes may raise."""
+    return hasattr(type(value), "__await__") or (type(value) is GeneratorType and isawaitable(value))
 
 
 def _unwrapped(error: BaseException) -> BaseException:

@@ -225,7 +225,7 @@ class ToolQueue:
             return await self.host.paused(job, pause)
 
     def _result(self, job: Job, end: End, duration_s: float) -> ToolResult:
-        tool, content = job.tool, render.kept(end.text)
+        tool, content = job.tool, end.text if len(end.text) <= render.PIECE_CHARS else render.kept(end.text)
         return ToolResult(
             call_id=job.call.id,
             tool=job.call.name,

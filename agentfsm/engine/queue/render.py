@@ -36,26 +36,36 @@ if TYPE_CHECKING:
 NAMES_SHOWN = 30
 # Characters of an error's own text: the cause stands at its beginning.
 ERROR_CHARS = 2_000
-# Characters of a result as JSON: a record of the journal holds 64 million, and more than the result.
+# Characters of a result as JSON: a record of the journal holds 67 million, and more than the result.
 RECORD_CHARS = 60_000_000
 # JSON may write a character as so many.
 ESCAPED_CHARS = 6
+# Characters of a long text that are written as JSON at once, to see how many they become.
+PIECE_CHARS = 1_000_000
 # What is kept may be denser than the whole: a little less each time makes two rounds enough.
 SLACK = 0.98
 # Three quarters of what is shown of a long result are its beginning.
 HEAD, WHOLE = 3, 4
 _PARTS: Final[frozenset[type]] = frozenset({TextPart, ImagePart, AudioPart, FilePart})
 _MAY_HOLD_PARTS: Final[frozenset[type]] = _PARTS | {list, tuple}
+_TEXTS: Final = (str, bytes, bytearray)
+_HOLD_TEXTS: Final[frozenset[type]] = frozenset({list, tuple, dict})
 _GENERATORS: Final[frozenset[type]] = frozenset({GeneratorType, AsyncGeneratorType})
 
 
 def rendered(value: object) -> tuple[str, tuple[Media, ...]]:
-    """Return what a tool returned as text, and its parts: it may be a part, or a list with parts among its items."""
-    if type(value) in _MAY_HOLD_PARTS:
-        items = value if isinstance(value, list | tuple) else [value]
-        if not _PARTS.isdisjoint(map(type, items)):
-            return with_parts([item if isinstance(item, Part) else result_text(item) for item in items])
-    return result_text(value), ()
+    """Return what a tool returned as text, and its parts: it may be a part, or a list with parts among its items.
+
+    Never raises, whatever the value's own methods do.
+    """
+    try:
+        if type(value) in _MAY_HOLD_PARTS:
+            items = value if isinstance(value, list | tuple) else [value]
+            if not _PARTS.isdisjoint(map(type, items)):
+                return with_parts([item if isinstance(item, Part) else result_text(item) for item in items])
+        return result_text(value), ()
+    except BaseException:  # noqa: BLE001  a type that cannot even be compared: the tool's effect stands
+        return "(done, but the result cannot be read)", ()
 
 
 def with_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
@@ -65,24 +75,31 @@ def with_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
         pieces: What was returned, in reading order.
     """
     text, parts = told(pieces)
-    return kept(encodable(text), RECORD_CHARS - PARTS_CHARS), parts
+    return encodable(kept(text, RECORD_CHARS - PARTS_CHARS)), parts
 
 
 def result_text(value: object) -> str:
-    """Return what a tool returned as text: a str as it is, everything else as JSON, not ASCII-escaped."""
+    """Return what a tool returned as text: a str as it is, everything else as JSON, not ASCII-escaped.
+
+    A text that is longer than a record is cut before anything else is done with it, since the event loop waits for
+    this; so are those that are items of a list, tuple or dict.
+    """
     if value is None:
         return "(done, no output)"
     if type(value) in _GENERATORS:  # reading it would run it, outside of the call
         return f"(done, but the result is an unread {type(value).__name__}: the tool has to return a list)"
     try:
-        return encodable(str.__str__(value)) if isinstance(value, str) else _json(value)
-    except Exception as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
+        if not isinstance(value, str):
+            return _json(_bounded(value))
+        text = str.__str__(value)
+        return encodable(text if len(text) <= PIECE_CHARS else kept(text))
+    except BaseException as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
         return f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe(error)})"
 
 
 def decided(entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
     """Return the result of a call whose end was decided elsewhere than by its tool."""
-    return entry.closed(outcome, kept(encodable(content)))
+    return entry.closed(outcome, encodable(kept(content)))
 
 
 def kept(text: str, room_chars: int = RECORD_CHARS) -> str:
@@ -92,21 +109,60 @@ def kept(text: str, room_chars: int = RECORD_CHARS) -> str:
         text: The result.
         room_chars: What it may take as JSON, characters.
     """
-    if len(text) * ESCAPED_CHARS <= room_chars or len(json.dumps(text, ensure_ascii=False)) <= room_chars:
+    if len(text) * ESCAPED_CHARS <= room_chars or _fits(text, room_chars):
         return text
     end = room_chars // ESCAPED_CHARS // 2
-    return f"{text[:end]}\n[... {len(text) - 2 * end} characters were dropped: too many to be kept ...]\n{text[-end:]}"
+    dropped = f"[... {len(text) - 2 * end} characters were dropped: too many to be kept ...]"
+    return f"{text[:end]}\n{dropped}\n{text[len(text) - end :]}"
+
+
+def _fits(text: str, room_chars: int) -> bool:
+    """Whether a text has no more characters as JSON; looks at no more of it than that takes."""
+    if len(text) > room_chars:
+        return False
+    for start in range(0, len(text), PIECE_CHARS):
+        room_chars -= len(json.dumps(text[start : start + PIECE_CHARS], ensure_ascii=False)) - 2  # its quotation marks
+        if room_chars < 0:
+            return False
+    return True
+
+
+def _bounded(value: object) -> object:
+    """Return a value in which the texts of a list, tuple or dict have no more characters together than a record."""
+    if type(value) not in _HOLD_TEXTS:
+        return _short(value, RECORD_CHARS)
+    items: Iterable[object] = value.values() if isinstance(value, dict) else value  # type: ignore[assignment]
+    if sum([len(item) for item in items if isinstance(item, _TEXTS)]) <= RECORD_CHARS:
+        return value
+    short = [_short(item, RECORD_CHARS // len(value)) for item in items]  # type: ignore[arg-type]
+    return dict(zip(value, short, strict=True)) if isinstance(value, dict) else short
+
+
+def _short(item: object, room: int) -> object:
+    if not isinstance(item, _TEXTS) or len(item) <= room:
+        return item
+    if isinstance(item, str):
+        return encodable(kept(item, room))
+    end = room // ESCAPED_CHARS // 2
+    head, tail = [part.decode(errors="replace") for part in (item[:end], item[len(item) - end :])]
+    return f"{head}\n[... {len(item) - 2 * end} bytes were dropped: too many to be kept ...]\n{tail}"
 
 
 def shown_chars(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> int | None:
-    """Return how many characters of a result the model is shown, within the tool's tokens and bytes; None for all."""
+    """Return how many characters of a result the model is shown, within the tool's tokens and bytes; None for all.
+
+    No more is counted than those bytes could be, since the event loop waits for this.
+    """
     if len(text) * 4 <= min(tool.shown_tokens, tool.shown_bytes):
         return None  # a character has four bytes at most, and a token one at least
-    shown, part = len(text), text
-    while (share := _share(part, tool, count)) < 1:
+    shown = min(len(text), tool.shown_bytes)
+    while (share := _share(_ends(text, shown), tool, count)) < 1:
         shown = int(shown * share * SLACK)
-        part = text[: shown * HEAD // WHOLE] + text[len(text) - shown // WHOLE :]
     return None if shown == len(text) else shown
+
+
+def _ends(text: str, chars: int) -> str:
+    return text if chars == len(text) else text[: chars * HEAD // WHOLE] + text[len(text) - chars // WHOLE :]
 
 
 def _share(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> float:
@@ -135,16 +191,19 @@ def _plain(value: Any) -> Any:
 
 def describe(error: BaseException) -> str:
     """Return the error's type and text; never raises, and never shows a traceback. Of a group, what is in it."""
-    if isinstance(error, BaseExceptionGroup):
-        return "; ".join(describe(each) for each in error.exceptions)[:ERROR_CHARS]
-    text = _words(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    try:
+        if isinstance(error, BaseExceptionGroup):
+            return "; ".join(describe(each) for each in error.exceptions)[:ERROR_CHARS]
+        text = _words(error)
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    except BaseException:  # noqa: BLE001  an attribute of it may raise anything, a wish to exit among them
+        return "an error that cannot be read"
 
 
 def _words(error: BaseException) -> str:
     try:
-        return encodable(str(error)[:ERROR_CHARS])
-    except Exception:  # noqa: BLE001  a broken __str__ must not hide the error
+        return encodable(str.__str__(str(error))[:ERROR_CHARS])
+    except BaseException:  # noqa: BLE001  a broken __str__ must not hide the error, nor end the program
         return "(its text cannot be read)"
 
 

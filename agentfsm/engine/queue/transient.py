@@ -98,7 +98,7 @@ def transient(error: BaseException) -> Transient | None:
     Returns:
         What is known of it, or None where calling again would not help, or nobody knows.
     """
-    with suppress(Exception):  # what `_get` lets through may still be a trap: a number, a class, a group in itself
+    with suppress(BaseException):  # what `_get` lets through may still be a trap: a number, a class, a group in itself
         return _group(error) if isinstance(error, BaseExceptionGroup) else _single(error)
     return None
 
@@ -168,7 +168,7 @@ def _asked_s(error: BaseException) -> float | None:
         if is_number and (seconds := finite_s(number)) is not None:
             return seconds
     headers = _get(_get(error, "response"), "headers") or _get(error, "headers")
-    with suppress(Exception):  # no mapping, or one of something else than text
+    with suppress(BaseException):  # no mapping, or one of something else than text
         return next(
             (seconds_of(value, time.time()) for name, value in headers.items() if name.lower() == "retry-after"), None
         )
@@ -176,6 +176,6 @@ def _asked_s(error: BaseException) -> float | None:
 
 
 def _get(holder: object, name: str) -> Any:
-    with suppress(Exception):  # a property may raise, and a response not be there
+    with suppress(BaseException):  # a property may raise, and a response not be there
         return getattr(holder, name, None)
     return None

@@ -83,7 +83,7 @@ def first_line(error: Exception) -> str:
     """Return the first sentence of an error; attrs puts more than its text into `args`."""
     try:
         text = str(error.args[0] if error.args else error)
-    except Exception:  # noqa: BLE001  the words of a foreign error may fail themselves
+    except BaseException:  # noqa: BLE001  the words of a foreign error may fail themselves
         text = "no reason could be read"
     return text[:_MAX_REASON_CHARS].partition("\n")[0].partition(". ")[0]
 

@@ -60,6 +60,10 @@ class RunContext(Generic[D]):
     call_id: str = ""
     idempotency_key: str = ""
     # The same on every attempt at this call: hand it to the service that must not act twice.
+    fencing_token: int = 0
+    # Of the lease that the run is driven under: larger for each later owner of the run. Hand it to the system that the
+    # tool writes to, if that refuses what comes with a smaller one than it has seen: then a process that stood still
+    # and was replaced changes nothing there. 0 where no run is behind the call.
     attempt: int = 1
     # 1, or more when an earlier attempt was cut off, is retried, or has asked a person.
     deadline: float = float("inf")

@@ -12,7 +12,7 @@ import traceback
 _log = logging.getLogger("agentfsm.tools")
 
 
-def tell(what: str, tool: str, instead: str, error: Exception) -> None:
+def tell(what: str, tool: str, instead: str, error: BaseException) -> None:
     """Tell the log that a function has failed.
 
     Args:
@@ -28,7 +28,7 @@ def writable(error: BaseException) -> BaseException:
     """Return the error, or what stands for it where its traceback cannot be written: a handler would raise at it."""
     try:
         traceback.format_exception(error)
-    except Exception:  # noqa: BLE001  an attribute of it, or of what it comes from, can raise anything
+    except BaseException:  # noqa: BLE001  an attribute of it, or of what it comes from, can raise anything
         told = f"{type(error).__name__}, which cannot be written"
         return RuntimeError(told).with_traceback(error.__traceback__)
     return error

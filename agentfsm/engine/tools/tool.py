@@ -221,7 +221,7 @@ def _flaw(tool: Tool[..., Any], validate: Callable[[Arguments], str | None], arg
 def _words(error: Exception) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  a broken __str__ must not hide that the rule said no
+    except BaseException:  # noqa: BLE001  a broken __str__ must not hide that the rule said no
         return ""
 
 
