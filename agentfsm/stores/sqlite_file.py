@@ -138,7 +138,7 @@ class Schema(Value):
 
 
 class _DeletedLogError(StoreError):
-    """Another connection of this process still uses a log that was deleted; it ends with its next transaction."""
+    """A log that was deleted is still used by other connections. That passes, as a lock does."""
 
     sqlite_errorcode = sqlite3.SQLITE_BUSY
 
@@ -372,12 +372,7 @@ class DatabaseFile:
                     "back, or resume from what is there now",
                 )
             raise self._foreign_log()
-        (is_busy, pages, moved) = self.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
-        if is_busy or pages != moved:
-            raise StoreError(
-                f"the log of {self.path} was deleted while it was open, and what it holds cannot be saved now, since "
-                "another process is writing or reading: leave this process running, and call again",
-            )
+        self._patiently(self._save)
         self.shut()
         index = f"{self.path}-shm"
         if _inode(index) == self._files[2]:  # for others that have the deleted log open: not for the next log
@@ -387,6 +382,15 @@ class DatabaseFile:
             "Leave these files alone while a process has the database open",
             self.path,
         )
+
+    def _save(self) -> None:
+        """Move all that a deleted log holds into the file."""
+        (is_busy, pages, moved) = self.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+        if is_busy or pages != moved:
+            raise _DeletedLogError(
+                f"the log of {self.path} was deleted while it was open, and what it holds cannot be saved now, since "
+                "another process is writing or reading: leave this process running, and call again",
+            )
 
     def _check_deleted_log(self) -> None:
         """Refuse to open a file while this process has it open with a log that was deleted.
