@@ -213,7 +213,7 @@ def postgres(url: str) -> Iterator[str | None]:
 
     with ExitStack() as stack:
         try:
-            found = stack.enter_context(PostgresServer(durable=True)).url
+            found = stack.enter_context(PostgresServer()).url
         except pytest.skip.Exception as word:
             print(f"PostgreSQL is left out: {word}")
             found = None
