@@ -745,7 +745,7 @@ class Agent(Generic[A_co]):
             key: Unique in the run: a second input of the same key is not taken in again.
 
         Raises:
-            ConflictError: when the run is over.
+            ConflictError: when the run is over, or 1,000 posts wait in its inbox: it has to take some in first.
             MisuseError: when there is no such kind or priority, or `at` is no time; nothing was posted.
         """
         check_id(run_id)

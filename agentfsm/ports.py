@@ -724,7 +724,7 @@ class Store(Protocol):
 
         Raises:
             RunNotFoundError: when there is no such run.
-            ConflictError: when it is over, or it is too late.
+            ConflictError: when it is over, or it is too late; or when it is input and 1,000 posts wait already.
         """
         ...
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import ConflictError, CorruptError, MisuseError
-from agentfsm.core.inbox import Approve, GiveInput, Reject, Rerun, Settle
+from agentfsm.core.inbox import Approve, GiveInput, Input, Reject, Rerun, Settle
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
@@ -33,6 +33,8 @@ FINAL: Final = frozenset({State.DONE, State.ERROR})
 PATIENCE_S: Final = 30.0
 # Characters of the prompt in a list of runs: a line or two.
 PROMPT_CHARS: Final = 200
+# Posts that wait in the inbox of one run, beyond which it takes no more input: each turn reads all of them, at 0.1 ms.
+INBOX_ROWS: Final = 1_000
 # The fields of a summary that are columns of a database; who drives a run is told by its lease.
 LISTED: Final = tuple([field.name for field in attrs.fields(Summary) if field.name != "driven"])
 
@@ -140,6 +142,24 @@ def check_in_time(run_id: str, before: float | None, now: float) -> None:
     """
     if before is not None and now >= before:
         raise ConflictError(f"run {run_id!r}: this was to be decided in time, and the time is up: that is a no")
+
+
+def check_room(run_id: str, item: InboxItem, waiting: int) -> None:
+    """Refuse more input for a run that has not taken in what it was sent; a decision is never refused for that.
+
+    Args:
+        run_id: The run.
+        item: What is posted.
+        waiting: How many rows of its inbox are not taken in yet, timers included.
+
+    Raises:
+        ConflictError: when there are too many.
+    """
+    if waiting >= INBOX_ROWS and isinstance(item, Input):
+        raise ConflictError(
+            f"run {run_id!r} has {waiting:,} posts waiting in its inbox, and takes no more input before it has taken "
+            "some in: have it driven, by a worker or agent.resume(), and send again; or put more into one input",
+        )
 
 
 def wakes_at(run: Run) -> float | None:

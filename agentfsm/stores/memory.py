@@ -20,6 +20,7 @@ from agentfsm.stores.common import (
     check_id,
     check_in_time,
     check_not_over,
+    check_room,
     check_same_prompt,
     checked_durability,
     checked_session,
@@ -313,6 +314,7 @@ class MemoryStore(Store):
                 return checked_winner(run_id, winner, item)
             check_not_over(run_id, record.run.state, record.run.stop_reason)
             check_in_time(run_id, before, self.clock.now())
+            check_room(run_id, item, len(record.inbox))
             row = Posted(number=next(self._numbers), key=key, item=item)
             record.keys[key] = record.inbox[row.number] = row
             if (lease := record.lease) is not None:

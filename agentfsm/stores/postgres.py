@@ -31,6 +31,7 @@ from agentfsm.stores.common import (
     check_in_time,
     check_not_over,
     check_patience_s,
+    check_room,
     check_same_prompt,
     checked_session,
     checked_winner,
@@ -386,11 +387,12 @@ class _PostgresLedger(Link):
         self._flush()
         run_id, item = post.run_id, post.item
         row = self._row(run_id)
-        now, number, *winner = self._ask(sql.BEFORE_POST, (row.number, row.number, post.key))
+        now, number, waiting, *winner = self._ask(sql.BEFORE_POST, (row.number, row.number, row.number, post.key))
         if winner[0] is not None:
             return checked_winner(run_id, posted(run_id, winner[0], post.key, winner[1].encode()), item)
         check_not_over(run_id, row.state, row.stop_reason)
         check_in_time(run_id, post.before, now)
+        check_room(run_id, item, waiting)
         is_cancel = isinstance(item, Cancel)
         self.execute(sql.POST, (row.number, number, post.key, post.text, is_cancel, post.due_at))
         self.execute(sql.POSTED, (post.due_at, row.number, self.channel))

@@ -264,7 +264,12 @@ EVENTS: Final = "SELECT version, body FROM events WHERE run = %s AND (version = 
 HEADER: Final = "SELECT body FROM events WHERE run = %s AND version = 0"
 OPEN: Final = "SELECT number, key, item FROM inbox WHERE run = %s AND NOT taken ORDER BY number"
 BEFORE_POST: Final = f"""
-SELECT {NOW}, (SELECT coalesce(max(number), 0) + 1 FROM inbox WHERE run = %s), first.number, first.item
+SELECT
+    {NOW},
+    (SELECT coalesce(max(number), 0) + 1 FROM inbox WHERE run = %s),
+    (SELECT count(*) FROM inbox WHERE run = %s AND NOT taken),
+    first.number,
+    first.item
 FROM (VALUES (1)) AS one LEFT JOIN inbox AS first ON first.run = %s AND first.key = %s
 """  # noqa: S608
 POST: Final = """

@@ -585,6 +585,7 @@ end
 
 function operations.post()
   local id, name, due_at, cancel, before, item = argument(), argument(), argument(), argument(), argument(), argument()
+  local most = tonumber(argument()) -- posts that may wait already; none where it is a decision
   local run = find(id)
   if not run then
     return { 'gone' }
@@ -599,6 +600,10 @@ function operations.post()
   end
   if before ~= '' and now >= tonumber(before) then
     return { 'late', after_now(0) }
+  end
+  local waiting = call('ZCARD', key('open', id))
+  if most and waiting >= most then
+    return { 'full', waiting }
   end
   local number = call('HLEN', inbox) + 1
   call('HSET', inbox, name, number .. ' ' .. due_at .. ' ' .. cancel .. ' ' .. item)

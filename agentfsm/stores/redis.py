@@ -24,13 +24,15 @@ from agentfsm.core.errors import (
     RunNotFoundError,
     StoreError,
 )
-from agentfsm.core.inbox import Cancel, Posted
+from agentfsm.core.inbox import Cancel, Input, Posted
 from agentfsm.core.run import Header
 from agentfsm.ports import Claim, Filter, Lease, Summary, lost
 from agentfsm.stores.common import (
+    INBOX_ROWS,
     PATIENCE_S,
     check_in_time,
     check_not_over,
+    check_room,
     check_same_prompt,
     checked_session,
     checked_winner,
@@ -245,7 +247,8 @@ class _RedisLedger(RedisServer):
         """Insert an item; the first of a key wins."""
         run_id, is_cancel = post.run_id, isinstance(post.item, Cancel)
         due_at = "-" if post.due_at is None else post.due_at
-        how, *rest = self._ask_of(run_id, "post", post.key, due_at, is_cancel, post.before, post.text)
+        most = INBOX_ROWS if isinstance(post.item, Input) else ""
+        how, *rest = self._ask_of(run_id, "post", post.key, due_at, is_cancel, post.before, post.text, most)
         if how == b"decided":
             number, item = _post(run_id, post.key, rest[0])
             return checked_winner(run_id, posted(run_id, number, post.key, item), post.item)
@@ -253,6 +256,8 @@ class _RedisLedger(RedisServer):
             check_not_over(run_id, *[word.decode() for word in rest])
         if how == b"late":
             check_in_time(run_id, post.before, float(rest[0]))
+        if how == b"full":
+            check_room(run_id, post.item, int(rest[0]))
         number = rest[0]
         self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))
         return Posted(number=number, key=post.key, item=post.item)

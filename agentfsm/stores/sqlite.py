@@ -36,6 +36,7 @@ from agentfsm.stores.common import (
     check_in_time,
     check_not_over,
     check_patience_s,
+    check_room,
     check_same_prompt,
     checked_session,
     checked_winner,
@@ -260,6 +261,7 @@ SELECT CAST(body AS BLOB) FROM events WHERE run = ? AND version BETWEEN ? AND ? 
 """
 _DROP: Final = "DELETE FROM events WHERE run = ? AND version BETWEEN ? AND ?"
 _OPEN: Final = "SELECT number, key, CAST(item AS BLOB) FROM inbox WHERE run = ? AND NOT taken ORDER BY number"
+_WAITING: Final = "SELECT count(*) FROM inbox WHERE run = ? AND NOT taken"
 _DUE_NUMBERS: Final = """
 SELECT number FROM inbox WHERE run = ? AND NOT taken AND (due_at IS NULL OR due_at <= ?) LIMIT ?
 """
@@ -555,6 +557,7 @@ class _SQLiteLedger(DatabaseFile):
             return checked_winner(run_id, posted(run_id, found[0], post.key, found[1]), item)
         check_not_over(run_id, row.state, row.stop_reason)
         check_in_time(run_id, post.before, self.now())
+        check_room(run_id, item, self.execute(_WAITING, (row.number,)).fetchone()[0])
         number = self.execute(_NEXT_NUMBER, (row.number,)).fetchone()[0]
         is_cancel = isinstance(item, Cancel)
         self.execute(_POST, (row.number, number, post.key, post.text, int(is_cancel), post.due_at))

@@ -268,13 +268,15 @@ class Journal:
             raise lost(self.lease)
 
     def check_time(self) -> None:
-        """Check that the lease still holds, by the clock alone, right before an effect.
+        """Check that the lease still holds, as far as is known without asking the store, right before an effect.
 
         A process may stand still for longer than its lease, between an append that was written and what follows it.
 
         Raises:
             LeaseLostError: when another worker may hold it by now.
         """
+        if self.lease.lost:
+            raise lost(self.lease)
         if boot_clock() >= self.lease.valid_until:
             raise LeaseLostError(
                 f"run {self.run.id!r}: the process stood still until its lease had ended, so the call that was about "

@@ -46,6 +46,23 @@ class Inbox:
         assert numbers == sorted(set(numbers))
         assert numbers[0] > 0
 
+    async def test_an_inbox_is_bounded(self, store: Store) -> None:
+        """1,000 posts may wait: more input is refused until some is taken in, and a decision never is."""
+        driver = await Driver.of(store)
+        most = 1_000
+        async with anyio.create_task_group() as tasks:
+            for number in range(most):
+                tasks.start_soon(store.post, "r1", f"k{number}", words("more", due_at=FAR if number % 2 else None))
+        with pytest.raises(ConflictError, match=r"1,000 posts waiting"):
+            await store.post("r1", "one more", words("more"))
+        assert (await store.post("r1", "k7", words("more", due_at=FAR))).key == "k7"  # it is there already
+        await store.post("r1", "approval:t1.0", Approve(call_id="t1.0"))
+        await store.post("r1", "cancel", Cancel())
+        rows = await store.inbox("r1")
+        assert len(rows) == most + 2
+        await driver.append(Observed(), taken=[row.number for row in rows[:3]]).wait()
+        await store.post("r1", "one more", words("more"))
+
     async def test_every_item_comes_back_as_it_was(self, store: Store) -> None:
         """No field of any item is lost."""
         items: list[InboxItem] = [
