@@ -31,7 +31,6 @@ from agentfsm.stores.common import (
     without_history,
 )
 from agentfsm.stores.signals import Signals, agent_topic, run_topic
-from agentfsm.threads import native_loop, try_call_soon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -77,19 +76,11 @@ class _Record:
     # Since or from when a worker may claim the run, seconds since 1970; None for never, or while it is driven.
     holder: weakref.ref[Lease] | None = None
     # Weak, so that an owner whose coroutine was thrown away holds nothing.
-    loop: weakref.ref[object] | None = None
-    # The event loop that took the lease.
 
     @property
     def lease(self) -> Lease | None:
         """The lease that is held now."""
         return self.holder() if self.holder is not None else None
-
-    @property
-    def is_stranded(self) -> bool:
-        """Whether the lease is held in an event loop that was closed."""
-        loop = self.loop() if self.loop is not None else None
-        return loop is None or not try_call_soon(loop, lambda: None)
 
     def is_news(self, row: Posted) -> bool:
         """Whether no owner has seen the row, or not when it was due."""
@@ -198,7 +189,7 @@ class MemoryStore(Store):
 
     def _take(self, record: _Record, durability: Durability, *, takeover: bool = False) -> Lease:
         if (held := record.lease) is not None:
-            if not takeover and not record.is_stranded:
+            if not takeover:
                 raise LeaseHeldError(
                     f"run {record.run.id!r} is being driven by another task; wait for it, or resume it"
                 )
@@ -214,7 +205,7 @@ class MemoryStore(Store):
             newest=max(record.inbox, default=0),
             cancelled=any(isinstance(row.item, Cancel) for row in record.inbox.values()),
         )
-        record.holder, record.loop = weakref.ref(lease, lambda _: self._let_go(record)), weakref.ref(native_loop())
+        record.holder = weakref.ref(lease, lambda _: self._let_go(record))
         record.ready_at = None
         return lease
 
@@ -222,13 +213,12 @@ class MemoryStore(Store):
         """Let a run that is driven no more be claimed, as soon as it can be moved on."""
         with self._lock:
             record.holder = None
-            now = self.clock.now()
-            self._put_ready(record, self._ready_at(record, now), now + rest_s)
+            if record.run.stop_reason is None and record.run.header.parent is None:
+                now = self.clock.now()
+                self._put_ready(record, self._ready_at(record, now), now + rest_s)
 
     def _ready_at(self, record: _Record, now: float) -> float | None:
         run = record.run
-        if run.is_over or run.header.parent is not None:
-            return None
         if not run.is_waiting:
             return now
         times = [due_at(row.item) or now for row in record.inbox.values() if record.is_news(row)]
@@ -301,7 +291,9 @@ class MemoryStore(Store):
             record = self._records.get(lease.run_id)
             if record is not None and record.lease is lease:
                 record.seen, record.seen_at = max(record.seen, lease.seen), max(record.seen_at, lease.seen_at)
-                self._let_go(record, lease.rest_s)
+                record.holder = None
+                if record.run.stop_reason is None:
+                    self._let_go(record, lease.rest_s)
         if record is not None and self._signals.topics:
             self._send(record.run, frees=not record.run.is_over)
         return WRITTEN
