@@ -13,6 +13,7 @@ from agentfsm.core.messages import ErrorType, ToolResult
 from agentfsm.ports import Emit, Model, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.subagent import GRACE_S
+from agentfsm.testing.conformance.driving import claimable
 from agentfsm.testing.models import ScriptedModel, call, fail, say
 
 CHILD, LEAF = "mine.t1.0", "mine.t1.0.t1.0"
@@ -336,7 +337,7 @@ async def test_a_waiting_agent_that_is_cancelled_wakes_its_callers(store, deep):
     await agent.worker(until_idle=True)
     run = await agent.load("mine")
     assert (run.output, bank.paid) == ("done", [])
-    assert await store.due("boss") == ()
+    assert await claimable(store, "boss") == ()
 
 
 @pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])

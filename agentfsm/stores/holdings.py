@@ -149,7 +149,11 @@ class Holdings:
 
     def renewable(self) -> list[LoopOwner]:
         """Return the event loops whose leases are to be renewed: those that run."""
-        return [owner for owner in self.owners() if owner.silent_s < self.blocked_s and not owner.is_closed]
+        return [owner for owner in self.owners() if self.is_renewable(owner)]
+
+    def is_renewable(self, owner: LoopOwner) -> bool:
+        """Whether the loop runs, as far as it is known."""
+        return owner.silent_s < self.blocked_s and not owner.is_closed
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -185,6 +189,11 @@ class Holdings:
         """Return the lease of the run, if somebody here has it and has not thrown it away."""
         held = self._held.get(run_id)
         return None if held is None else held.lease()
+
+    def holds(self, run_id: str, token: int) -> bool:
+        """Whether this lease is known here, dropped or not."""
+        held = self._held.get(run_id)
+        return held is not None and held.token == token
 
     def give_back(self, lease: Lease) -> None:
         """Hold it no longer, if it is this one."""

@@ -488,20 +488,25 @@ class _PostgresLedger(Link):
         """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
         with self.transaction(write=True, durability="normal"):
             held = list(self.holdings)
-            self._drop([(run_id, each) for run_id, each in held if each.lease() is None])
-            rows = self.execute(sql.RENEWED, ([run_id for run_id, _each in held],)).fetchall()
+            ids, owners = [run_id for run_id, _each in held], [owner.name for owner in self.holdings.owners()]
+            dropped = [(run_id, each.token, each.owner.name) for run_id, each in held if each.lease() is None]
+            self._drop([*dropped, *self.execute(sql.STRAY, (owners, ids)).fetchall()])
+            rows = self.execute(sql.RENEWED, (ids,)).fetchall()
             news = {(run_id, token, owner): row for run_id, token, owner, *row in rows}
             for run_id, each in held:
                 self._renewed(run_id, each, news.get((run_id, each.token, each.owner.name)))
 
-    def _drop(self, leases: Sequence[tuple[str, Held]]) -> None:
+    def _drop(self, leases: Sequence[tuple[str, int, str]]) -> None:
         """Let go of leases of which nobody knows any more, but of none whose row somebody else has locked.
 
         They are in no hurry, and to wait for one would cost those that are held.
+
+        Args:
+            leases: Run id, token and owner of each.
         """
         if leases:
-            ids = [run_id for run_id, _held in leases]
-            leaving = [(run_id, held.token, held.owner.name, 0, 0.0, 0.0) for run_id, held in leases]
+            ids = [run_id for run_id, *_rest in leases]
+            leaving = [(*lease, 0, 0.0, 0.0) for lease in leases]
             self.execute(sql.LET_GO_UNLOCKED, (ids, *_columns(leaving), ids, self.channel))
 
     def _renewed(self, run_id: str, held: Held, news: Sequence[Any] | None) -> None:
@@ -527,7 +532,7 @@ class _PostgresLedger(Link):
         try:
             if self._has_written:
                 with self.transaction(write=True, durability="normal"):
-                    self._drop(list(self.holdings))
+                    self._drop([(run_id, held.token, held.owner.name) for run_id, held in self.holdings])
                     self.execute("DELETE FROM workers WHERE starts_with(name, %s)", (self.worker,))
         finally:
             self._has_written = False

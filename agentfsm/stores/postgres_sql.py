@@ -259,6 +259,8 @@ recorded AS (
     FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS new (id, version, body) JOIN written USING (id))
 SELECT id, {NEWS}, CASE WHEN watched_until > {NOW} THEN pg_notify(%s, md5('run:' || id)) END FROM written AS runs
 """  # noqa: S608
+# Leases of ours that we do not know of: the reply that told of them was lost on its way.
+STRAY: Final = "SELECT id, token, owner FROM runs WHERE owner = ANY(%s) AND id <> ALL(%s)"
 RENEWED: Final = f"SELECT id, token, owner, {NEWS} FROM runs WHERE id = ANY(%s)"  # noqa: S608
 EVENTS: Final = "SELECT version, body FROM events WHERE run = %s AND (version = 0 OR version > %s) ORDER BY version"
 HEADER: Final = "SELECT body FROM events WHERE run = %s AND version = 0"

@@ -465,6 +465,11 @@ function operations.take()
   return { 'taken', unpack(hand_over(run, owner)) }
 end
 
+function operations.free()
+  free_runs_of_the_dead(set_of(arguments()))
+  return { 'freed' }
+end
+
 -- Return the leases that this very question has taken already, if it was asked before.
 local function claimed_before(owner)
   local leases = {}
@@ -479,12 +484,11 @@ end
 
 function operations.claim()
   local agent, owner, limit, suspects = argument(), argument(), tonumber(argument()), argument() == '1'
-  local free = set_of(arguments())
   local leases = claimed_before(owner)
   if #leases > 0 then
     return { 'claimed', 1, leases }
   end
-  free_runs_of_the_dead(free)
+  free_runs_of_the_dead({})
   local first = call('ZRANGEBYSCORE', key('suspects', agent), '-inf', after_now(0), 'LIMIT', 0, 1)[1]
   first = first and named(key('suspects', agent), first)
   local index, least = key(suspects and 'suspects' or 'ready', agent), 0
@@ -502,20 +506,36 @@ function operations.claim()
   return { 'claimed', first and 1 or 0, leases }
 end
 
+local function leave(run, seen, seen_at, rest_s)
+  let_go(run)
+  seen, seen_at = math.max(run.seen, seen), math.max(run.seen_at, seen_at)
+  call('HSET', key('run', run.id), 'seen', seen, 'seen_at', string.format('%.17g', seen_at))
+  local at = ready_at(run, seen, seen_at, rest_s)
+  set_ready(run, at, tonumber(run.crashes) > 1)
+  if at and at <= now then
+    call('PUBLISH', prefix .. 'changes', 'agent:' .. run.agent)
+  end
+end
+
 function operations.release()
   local id, owner, token, seen, seen_at, rest_s = argument(), argument(), argument(), argument(), argument(), argument()
   local run = find(id)
   if is_mine(run, owner, token) then
-    let_go(run)
-    seen, seen_at = math.max(run.seen, seen), math.max(run.seen_at, seen_at)
-    call('HSET', key('run', id), 'seen', seen, 'seen_at', string.format('%.17g', seen_at))
-    local at = ready_at(run, seen, seen_at, rest_s)
-    set_ready(run, at, tonumber(run.crashes) > 1)
-    if at and at <= now then
-      call('PUBLISH', prefix .. 'changes', 'agent:' .. run.agent)
-    end
+    leave(run, seen, seen_at, rest_s)
   end
   return { 'released' }
+end
+
+-- Let go of a lease that its owner does not know of.
+function operations.disown()
+  local owner, entry, token = argument(), argument(), argument()
+  local run = named(key('held', owner), entry)
+  if is_mine(run, owner, token) then
+    leave(run, 0, 0, 0)
+  elseif run then
+    call('ZREM', key('held', owner), entry)
+  end
+  return { 'disowned' }
 end
 
 -- Return the owners of runs.
@@ -523,9 +543,11 @@ function operations.workers()
   return { 'workers', call('HKEYS', prefix .. 'workers') }
 end
 
+-- Renew the leases of an owner, and return them: entries and tokens in turn.
 function operations.renew_owner()
-  renew(argument())
-  return { 'renewed' }
+  local owner = argument()
+  renew(owner)
+  return { 'renewed', call('ZRANGE', key('held', owner), 0, -1, 'WITHSCORES') }
 end
 
 function operations.forget()

@@ -64,6 +64,8 @@ from agentfsm.stores.threaded import (
 from agentfsm.threads import boot_clock
 
 PREFIX: Final = "agentfsm:"
+# Characters of the number with which an entry of an index begins; the id of the run follows.
+DIGITS: Final = 16
 
 # The fields of a summary, and how they are read.
 _LISTED: Final[dict[str, Callable[[bytes], Any]]] = {
@@ -136,6 +138,8 @@ class _RedisLedger(RedisServer):
     def take(self, run_id: str, taker: Taker, *, takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
         advice = "is being driven by another worker; wait for it, or resume it"
+        if (held := self.holdings.lease_of(run_id)) is not None:
+            self._keep(owner_of(held))
         how, *facts = self._ask_idle(("take", run_id, taker.owner.name, takeover), advice)
         if how == b"gone":
             raise self._not_found(run_id)
@@ -143,9 +147,12 @@ class _RedisLedger(RedisServer):
 
     def claim(self, agent: str, limit: int, taker: Taker, *, suspects: bool) -> Claim:
         """Take the leases of runs that a worker can move on now."""
+        for owner in self.holdings.owners():
+            self._keep(owner)
         _, names = self.ask("workers")
-        dead = [name for name in names if self._is_dead(name)]
-        _, has_suspects, found = self.ask("claim", agent, taker.owner.name, limit, suspects, *_counted(dead))
+        if dead := [name for name in names if self._is_dead(name)]:
+            self.ask("free", *_counted(dead))  # no part of the claim: asked in other words, that would be another one
+        _, has_suspects, found = self.ask("claim", agent, taker.owner.name, limit, suspects)
         leases = [self._lease(run_id.decode(), taker, facts) for run_id, *facts in found]
         return Claim(leases=tuple(leases), has_suspects=bool(has_suspects))
 
@@ -171,6 +178,12 @@ class _RedisLedger(RedisServer):
         owner.until = max(owner.until, until)
         if before is not None:
             self.holdings.lose(before)
+
+    def _keep(self, owner: LoopOwner) -> None:
+        """Renew the leases of an event loop that runs, where the machine has slept through the time for it."""
+        if owner.until - boot_clock() < self.lease_s / 2 and self.holdings.is_renewable(owner):
+            self.ask("renew_owner", owner.name)
+            self.after_commit(partial(setattr, owner, "until", self.asked_at + self.lease_s))
 
     def _ask_idle(self, words: Sequence[object], advice: str) -> list[Any]:
         """Ask for what is refused while a run is driven; ask again where its owner is no more.
@@ -211,6 +224,7 @@ class _RedisLedger(RedisServer):
         """Write events and strike inbox rows."""
         lease = entry.lease
         self.holdings.check(lease)
+        self._keep(owner_of(lease))
         numbers = (owner_of(lease).name, lease.token, entry.before, lease.newest, entry.final)
         lists = (*_counted(entry.taken), *_counted(_in_turn(entry.facts._asdict())), *_counted(entry.bodies))
         try:
@@ -339,6 +353,18 @@ class _RedisLedger(RedisServer):
                 self.holdings.lose(lease)
             else:
                 self.holdings.tell(lease.run_id, answer[1], cancelled=bool(answer[2]))
+        self._disown(owners, [list(zip(entries[::2], entries[1::2], strict=True)) for _, entries in answers[: len(owners)]])
+
+    def _disown(self, owners: Sequence[LoopOwner], leases: Sequence[Sequence[tuple[bytes, bytes]]]) -> None:
+        """Let go of leases that we do not know of: the answer that told of them was lost on its way."""
+        stray = [
+            ("disown", owner.name, entry, token)
+            for owner, held in zip(owners, leases, strict=True)
+            for entry, token in held
+            if not self.holdings.holds(entry[DIGITS:].decode(), int(token))
+        ]
+        if stray:
+            self.ask_all(stray)
 
     def tidy(self) -> None:
         """Strike from the lists what has expired."""

@@ -223,12 +223,13 @@ SELECT id, company FROM runs
 WHERE agent = ? AND suspect = ? AND ready_at <= ? AND company >= ? ORDER BY ready_at, number LIMIT ?
 """
 _RENEW: Final = "INSERT INTO workers VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET until = excluded.until"
-# The names of all owners; the index has an entry for each run, and only the first of each name is looked at.
+# All owners, of runs or not; the index has an entry for each run, and only the first of each name is looked at.
 _OWNERS: Final = """
 WITH RECURSIVE owners (name) AS (
     SELECT min(owner) FROM runs WHERE owner IS NOT NULL
     UNION ALL SELECT (SELECT min(owner) FROM runs WHERE owner > name) FROM owners WHERE name IS NOT NULL)
 SELECT name, until FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT NULL
+UNION SELECT name, until FROM workers
 """
 # Runs of agents that are called belong to the runs of their callers.
 _COMPANY: Final = "SELECT count(*) FROM runs WHERE owner = ? AND parent IS NULL"
@@ -441,7 +442,12 @@ class _SQLiteLedger(DatabaseFile):
         return [name for name, until in self.execute(_OWNERS).fetchall() if not self._lives(name, until)]
 
     def _free_runs_of_the_dead(self) -> None:
-        """Free the runs of owners that died, all of them at once: one of them may be what they died of."""
+        """Free the runs of owners that died, all of them at once: one of them may be what they died of.
+
+        Owners of ours that run are renewed first: the machine may have slept through the end of their leases.
+        """
+        for owner in self.holdings.renewable():
+            self._renew(owner, at_least_s=self.lease_s / 2)
         dead = self._dead()
         for names in by_process(dead):
             company = sum([self.execute(_COMPANY, (name,)).fetchone()[0] for name in names])

@@ -467,7 +467,7 @@ class DatabaseFile:
                 f"{self.path} was written by a newer agentfsm (tables {version}, this one knows {self.schema.version}):"
                 " upgrade agentfsm",
             )
-        if missing := self.schema.tables - tables:
+        if version == self.schema.version and (missing := self.schema.tables - tables):
             raise CorruptError(f"{self.path} lacks the tables {', '.join(sorted(missing))}: restore a backup")
         return int(version)
 

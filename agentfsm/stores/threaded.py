@@ -396,6 +396,8 @@ class ThreadedStore(Store, Generic[L]):
             return claimed, claimed.leases
 
         claimed, _ = await self._taking("", claim, durability)
+        for lease in claimed.leases:
+            lease.agent = agent
         return claimed
 
     def _taker(self, durability: Durability) -> Taker:

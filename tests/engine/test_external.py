@@ -27,6 +27,7 @@ from agentfsm import (
 from agentfsm.core.effects import Wait
 from agentfsm.core.events import ToolFinished
 from agentfsm.stores import SQLiteStore
+from agentfsm.testing.conformance.driving import claimable
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
 
 WEEK_S = 7 * 86_400
@@ -496,9 +497,9 @@ def test_a_wait_ends_with_a_timer():
         await agent.send(run.id, "wake up", kind=InputKind.TIMER, at=clock.now() + 300)
         await anyio.sleep(299)
         assert await agent.resume(run.id) == run
-        assert await store.due("agent") == ()
+        assert await claimable(store, "agent") == ()
         await anyio.sleep(1)
-        assert await store.due("agent") == (run.id,)
+        assert await claimable(store, "agent") == (run.id,)
         assert (await agent.resume(run.id)).output == "done"
 
     virtually(play)

@@ -10,6 +10,7 @@ PROGRAM = """
 import os, signal, sys
 import anyio
 from agentfsm import Agent, tool
+from agentfsm.ports import Claim
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 
@@ -20,9 +21,9 @@ def press():
     os.kill(os.getpid(), signal.SIGINT)
 
 class Pressing(MemoryStore):
-    async def due(self, agent, *, limit=100):
+    async def claim(self, agent, *, limit, durability="full", suspects=False):
         press()
-        return ()
+        return Claim()
 
 @tool(read_only=True)
 async def nap(at: int) -> str:

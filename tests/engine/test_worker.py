@@ -17,6 +17,7 @@ from agentfsm.core.messages import ToolResult
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, VirtualClock, run_virtual
+from agentfsm.testing.conformance.driving import claimable
 
 
 @attrs.define
@@ -129,7 +130,7 @@ async def test_a_waiting_run_is_driven_when_it_was_decided(store):
     assert (await agent.load("r")).version == waiting.version
     await agent.send("r", "hurry")  # it cannot help the run, and must not keep the worker busy
     await agent.worker(until_idle=True)
-    assert await store.due("clerk") == ()
+    assert await claimable(store, "clerk") == ()
     await agent.approve("r", "t1.0", by="ann")
     await agent.worker(until_idle=True)
     run = await agent.load("r")
@@ -213,7 +214,7 @@ async def test_a_worker_that_is_cancelled_gives_its_runs_back(store):
         others.start_soon(lambda: agent.worker(deps=desk))
         await until(lambda: desk.inside)
         others.cancel_scope.cancel()
-    assert await store.due("clerk") == ("r",)
+    assert await claimable(store, "clerk") == ("r",)
     await agent.worker(deps=Desk(), until_idle=True)
     assert [item.kind for item in (await agent.load("r")).pending] == [PendingKind.OUTCOME]
 
@@ -225,11 +226,11 @@ async def test_a_worker_outlives_a_store_that_fails(caplog):
     class Shaky(MemoryStore):
         asked: int = 0
 
-        async def due(self, agent, *, limit=100):
+        async def claim(self, agent, *, limit, durability="full", suspects=False):
             self.asked += 1
             if self.asked < 3:
                 raise StoreError("gone for a moment")
-            return await MemoryStore.due(self, agent, limit=limit)
+            return await MemoryStore.claim(self, agent, limit=limit, durability=durability, suspects=suspects)
 
     agent, desk = agent_of(Shaky()), Desk()
     await agent.submit("work", id="r")

@@ -4,26 +4,26 @@ import pytest
 
 from agentfsm.core.errors import StoreError
 from agentfsm.ports import Lease
-from agentfsm.stores.holdings import Holdings
+from agentfsm.stores.holdings import Holdings, LoopOwner
 
 
-def test_what_is_rolled_back_is_held_as_before():
+async def test_what_is_rolled_back_is_held_as_before():
     """A lease that was given back is still held, one that was taken is not; what came before stands."""
-    holdings = Holdings(lease_s=10.0)
+    holdings, owner = Holdings(lease_s=10.0), LoopOwner(name="here")
     given, taken, dropped = (Lease(run_id=run_id, token=1, version=0) for run_id in ("given", "taken", "dropped"))
     with holdings.transaction():
-        holdings.add(given)
-        holdings.add(dropped)
+        holdings.add(given, owner)
+        holdings.add(dropped, owner)
 
     def work() -> None:
         with holdings.transaction():
             holdings.give_back(given)
-            holdings.add(taken)
+            holdings.add(taken, owner)
             holdings.drop("dropped")
             raise StoreError("disk full")
 
     with pytest.raises(StoreError):
         work()
     assert {run_id for run_id, _ in holdings} == {"given", "dropped"}
-    assert holdings.is_held("given")
+    assert holdings.lease_of("given") is given
     holdings.check(given)

@@ -271,7 +271,7 @@ async def all_removed(said, other, _given):
 
 
 async def read(store, _given):
-    return await store.read("r1"), await store.runs(), await store.inbox("r1"), await store.due("")
+    return await store.read("r1"), await store.runs(), await store.inbox("r1")
 
 
 async def was_read(said, other, _given):

@@ -20,7 +20,18 @@ from agentfsm.stores.owner import Owner
 from agentfsm.stores.redis import RedisStore
 from agentfsm.stores.redis_server import RedisServer
 from agentfsm.testing.conformance import StoreConformance
-from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, ids, refused, rests, until, words
+from agentfsm.testing.conformance.driving import (
+    DONE,
+    Driver,
+    claimable,
+    finished,
+    header,
+    ids,
+    refused,
+    rests,
+    until,
+    words,
+)
 
 TTL_S = 1000.0
 
@@ -86,7 +97,16 @@ async def tidy(store):
 
 def end_lease(client, run_id="r1"):
     """Let the time of a lease be up."""
-    client.hset(f"agentfsm:run:{run_id}", "until", "1.5")
+    client.hset("agentfsm:workers", client.hget(f"agentfsm:run:{run_id}", "owner"), "1.5")
+
+
+def give(client, run_id, owner, seconds):
+    """Let an owner that is no store of this process have a lease for so long."""
+    run = f"agentfsm:run:{run_id}"
+    number, token = client.hmget(run, "number", "token")
+    client.hset(run, "owner", owner)
+    client.hset("agentfsm:workers", owner, client.time()[0] + seconds)
+    client.zadd(f"agentfsm:held:{owner}", {number + run_id.encode(): token})
 
 
 # What is written stays written, and apart.
@@ -156,7 +176,7 @@ async def test_awkward_names_stay_apart(make):
         assert (await store.read(name)).header.id == name
         assert [(row.key, row.item) for row in await store.inbox(name)] == [(name, words(name))]
         assert ids(await store.runs(Filter(session=name))) == [name]
-        assert await store.due(name) == (name,)
+        assert await claimable(store, name) == (name,)
     for name in names:
         await store.delete(name)
     assert await store.runs() == ()
@@ -168,7 +188,7 @@ async def test_what_is_no_text_is_the_callers_mistake(make):
     driver = await Driver.of(store)
     gate = hold(store)
     commit = driver.append(Observed())
-    read = store._do(lambda ledger: ledger.take("x\ud800", "full"))
+    read = store.lease("x\ud800")
     gate.set()
     with pytest.raises(MisuseError, match="text"):
         await read
@@ -188,7 +208,7 @@ async def test_deleting_leaves_no_key(make, client):
     assert await store.delete_session("s") == 2
     assert await store.prune(5.0) == 2
     answers = {key for key in client.scan_iter() if key.startswith(b"agentfsm:done:")}
-    assert set(client.scan_iter()) - answers == {b"agentfsm:count", b"agentfsm:schema"}
+    assert set(client.scan_iter()) - answers == {b"agentfsm:count", b"agentfsm:schema", b"agentfsm:workers"}
     assert all(0 < client.ttl(key) <= 3600 for key in answers)
 
 
@@ -217,6 +237,7 @@ async def test_a_lease_that_ended_and_that_nobody_took_goes_on(pair, client):
     first, second = pair
     driver = await Driver.of(first)
     end_lease(client)
+    driver.lease.term.until = 0.0  # it has slept, too
     assert await driver.append(Observed()).wait()
     with pytest.raises(LeaseHeldError):
         await second.lease("r1")
@@ -227,15 +248,16 @@ async def test_an_own_lease_that_ended_is_not_taken_twice(pair, client):
     store, _other = pair
     driver = await Driver.of(store)
     end_lease(client)
+    driver.lease.term.until = 0.0  # it has slept, too
     with pytest.raises(LeaseHeldError):
         await store.lease("r1")
     assert [line.driven for line in await store.runs()] == [True]
-    assert await store.due("") == ()
+    assert await claimable(store, "") == ()
     assert await driver.append(Observed()).wait()
 
 
 async def test_the_thread_renews_leases(pair, client):
-    """A worker whose event loop is blocked keeps its runs: the thread renews them, all in one pipeline."""
+    """A worker whose event loop is busy keeps its runs: the thread renews them, all in one pipeline."""
     first, second = pair
     drivers = [await Driver.of(first, header(f"r{number}")) for number in range(3)]
     for number in range(3):
@@ -288,10 +310,9 @@ async def test_a_dead_owner_on_this_machine_is_replaced_at_once(make, client):
     store = make()
     for run_id in ("r1", "r2"):
         await (await Driver.of(store, header(run_id, agent="a"))).release()
-        lease = {"owner": str(ended_process()), "until": client.time()[0] + 3000}
-        client.hset(f"agentfsm:run:{run_id}", mapping=lease)
+        give(client, run_id, str(ended_process()), 3000)
     assert [line.driven for line in await store.runs()] == [False, False]
-    assert set(await store.due("a")) == {"r1", "r2"}
+    assert set(await claimable(store, "a")) == {"r1", "r2"}
     assert (await store.lease("r1")).crashes == 1
     await store.delete("r2")
 
@@ -301,7 +322,7 @@ async def test_an_owner_elsewhere_is_waited_for(make, client, owner):
     """Of whom nothing can be seen here, a later format of his name included, the lease has to end."""
     store = make()
     await finished(store)
-    client.hset("agentfsm:run:r1", mapping={"owner": owner, "until": client.time()[0] + 60})
+    give(client, "r1", owner, 60)
     with pytest.raises(LeaseHeldError):
         await store.lease("r1")
     end_lease(client)
@@ -312,7 +333,7 @@ async def test_a_lease_that_no_clock_can_have_written_is_over(make, client):
     """When the server's clock was put back by hours, a lease from before does not hold for hours."""
     store = make()
     await finished(store)
-    client.hset("agentfsm:run:r1", mapping={"owner": "v2:somebody", "until": client.time()[0] + 4000})
+    give(client, "r1", "v2:somebody", 4000)
     assert await store.lease("r1")
 
 
@@ -402,7 +423,9 @@ async def test_long_lists_are_read_page_by_page(make):
     assert ids(await store.runs(Filter(user="u"), limit=4)) == newest_first[:4]
     assert ids(await store.runs(Filter(user="u", before=2.0))) == newest_first[3:]
     assert len(await store.runs()) == 27
-    assert set(await store.due("a")) == {f"r{number}" for number in range(9)}
+    pages = [(await store.claim("a", limit=100)).leases for _ in range(6)]
+    assert [len(page) for page in pages] == [2, 2, 2, 2, 1, 0]
+    assert {lease.run_id for page in pages for lease in page} == {f"r{number}" for number in range(9)}
     assert await store.prune(6.0) == 6
     assert ids(await store.runs(Filter(agent="b"))) == ["o8", "o7", "o6"]
 

@@ -576,7 +576,12 @@ if pid == 0:
     anyio.run(child)
     sys.exit()
 assert os.waitpid(pid, 0)[1] == 0
-anyio.run(end, driver)
+del driver  # its event loop is over, and so is its lease
+
+async def go_on():
+    await end(await Driver.again(store, "parent"))
+
+anyio.run(go_on)
 """
 
 

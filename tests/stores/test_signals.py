@@ -11,7 +11,7 @@ from agentfsm.core.events import Observed
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.stores.signals import EVERY_AGENT, Signals, agent_topic, run_topic
-from agentfsm.testing.conformance.driving import DONE, Driver, header, words
+from agentfsm.testing.conformance.driving import DONE, Driver, claimable, header, words
 from agentfsm.threads import waker
 
 
@@ -55,7 +55,7 @@ async def test_a_release_wakes_the_workers_of_the_runs_agent(store):
     _, lease = await store.create(header(agent="clerk"))
     await store.release(lease).wait()
     await own.wait()
-    assert await store.due("clerk") == ("r1",)
+    assert await claimable(store, "clerk") == ("r1",)
     assert other.count == 0
 
 

@@ -24,7 +24,7 @@ from agentfsm.stores.sqlite_file import connect_sqlite3
 from agentfsm.stores.writer import Job
 from agentfsm.testing import ScriptedModel
 from agentfsm.testing.conformance import StoreConformance
-from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, rests, words
+from agentfsm.testing.conformance.driving import DONE, Driver, claimable, finished, header, refused, rests, words
 
 
 @attrs.define
@@ -188,7 +188,7 @@ async def test_an_append_renews_the_lease(pair, time):
 
 
 async def test_the_thread_renews_leases(pair, time):
-    """A worker whose event loop is blocked keeps its runs: the thread renews them, all in one transaction."""
+    """A worker whose event loop is busy keeps its runs: the thread renews them, all in one transaction."""
     first, second = pair
     drivers = [await Driver.of(first, header(f"r{number}")) for number in range(3)]
     time.now += 9.0
@@ -248,7 +248,7 @@ async def test_a_lease_that_is_dropped_hides_no_news(pair):
     await second.post("r2", "k", words("x"))
     del drivers
     await beat(first)
-    assert await second.due("a") == ("r2",)
+    assert await claimable(second, "a") == ("r2",)
 
 
 async def test_an_owner_that_was_not_heard_of_has_crashed(pair, time):
@@ -275,7 +275,8 @@ async def test_a_lease_of_another_boot_is_over(pair, path):
     await Driver.of(first)
     lease = await first.lease("r1")
     with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE runs SET owner = 'another-boot' || substr(owner, 37), until = 1e9")
+        db.execute("UPDATE runs SET owner = 'another-boot' || substr(owner, 37)")
+        db.execute("UPDATE workers SET name = 'another-boot' || substr(name, 37), until = 1e9")
         db.commit()
     assert (await second.lease("r1")).token == lease.token + 1
 
@@ -286,7 +287,7 @@ async def test_a_lease_that_no_clock_of_this_boot_can_have_written_is_over(pair,
     await Driver.of(first)
     lease = await first.lease("r1")
     with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE runs SET until = 1e9")
+        db.execute("UPDATE workers SET until = 1e9")
         db.commit()
     assert (await second.lease("r1")).token == lease.token + 1
 
@@ -296,7 +297,8 @@ async def test_nobody_heard_of_counts_as_alive(pair, path, time):
     first, second = pair
     await finished(first)
     with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE runs SET owner = 'v2:somebody', until = ?", (time.now + 5,))
+        db.execute("UPDATE runs SET owner = 'v2:somebody'")
+        db.execute("INSERT INTO workers VALUES ('v2:somebody', ?)", (time.now + 5,))
         db.commit()
     with pytest.raises(LeaseHeldError):
         await second.lease("r1")

@@ -98,7 +98,7 @@ async def test_a_file_of_a_newer_agentfsm_is_refused(store, path):
     await finished(store)
     await store.aclose()
     change(path, "PRAGMA user_version = 99")
-    await refuses(path, TooNewError, "newer agentfsm .tables 99, this one knows 3.: upgrade")
+    await refuses(path, TooNewError, "newer agentfsm .tables 99, this one knows 4.: upgrade")
 
 
 async def test_a_file_that_lost_a_table_is_refused(store, path):
@@ -392,7 +392,7 @@ async def test_a_release_that_fails_with_its_append_is_harmless(frail, faults):
 async def test_a_renewal_that_fails_is_tried_again(frail, faults, caplog):
     """Nobody waits for a renewal; its failure is logged, and the lease is not given up."""
     driver = await Driver.of(frail)
-    faults.strike(sqlite3.SQLITE_FULL, "UPDATE runs SET until")
+    faults.strike(sqlite3.SQLITE_FULL, "INSERT INTO workers")
     frail._writer._beaten_at = float("-inf")
     await frail.runs()
     await frail.runs()

@@ -8,7 +8,7 @@ from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Approve
 from agentfsm.ports import Clock
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing.conformance.driving import DONE, Driver, header, words
+from agentfsm.testing.conformance.driving import DONE, Driver, claimable, header, words
 
 NOON = 1_800_000_000.0
 DAY_S = 86_400.0
@@ -61,9 +61,9 @@ async def test_a_timer_is_due_at_its_moment(store, calendar):
     for run_id in ("r1", "r2"):
         await store.post(run_id, "k", words("x", NOON + 60))
     calendar.date = NOON + 59.9
-    assert await store.due("a") == ()
+    assert await claimable(store, "a") == ()
     calendar.date = NOON + 60
-    assert await store.due("a") == ("r2",)
+    assert await claimable(store, "a") == ("r2",)
     assert await ends.append(Observed(), DONE, final=True).wait() is False
 
 
@@ -73,9 +73,9 @@ async def test_a_question_expires_at_its_moment(store, calendar):
     await driver.ask(expires_at=NOON + 60)
     await driver.release()
     calendar.date = NOON + 59.9
-    assert await store.due("a") == ()
+    assert await claimable(store, "a") == ()
     calendar.date = NOON + 60
-    assert await store.due("a") == ("r1",)
+    assert await claimable(store, "a") == ("r1",)
 
 
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])

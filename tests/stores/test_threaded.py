@@ -16,7 +16,7 @@ from agentfsm.core.errors import LeaseHeldError, LeaseLostError, MisuseError, St
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore, outage, threaded
-from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, ids, refused, words
+from agentfsm.testing.conformance.driving import DONE, Driver, claimable, finished, header, ids, refused, words
 
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
@@ -202,7 +202,7 @@ async def test_an_outage_costs_no_living_worker_its_runs(kind):
             group.start_soon(second.runs)
             await anyio.sleep(0.6)  # longer than the lease
             server.start()
-        assert await second.due("") == ()
+        assert await claimable(second, "") == ()
         with pytest.raises(LeaseHeldError):
             await second.lease("r1")
         gate.set()
