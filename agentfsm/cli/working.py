@@ -16,14 +16,17 @@ from agentfsm.cli.place import masked
 from agentfsm.cli.reach import named_by
 from agentfsm.cli.terminal import aside
 from agentfsm.core.clean import one_line
-from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
+    from agentfsm.ports import Lease
 
 # Characters of what is said of a run: its id, and what it waits for.
 LINE_CHARS: Final = 500
@@ -59,23 +62,18 @@ class _Shift:
     terminal: Terminal
     ends: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "stopped": 0, "waiting": 0}), init=False)
 
-    async def drive(self, run_id: str, deps: Any) -> Run:
-        """Drive a run, and say how it ended or what it waits for.
+    async def drive(self, before: Run, deps: Any, *, lease: Lease, see: Callable[[Run], None]) -> Run:
+        """Drive a run whose lease is held, and say how it ended or what it waits for.
 
         Raises:
-            LeaseHeldError: when somebody else was first.
             MisuseError: when it is of another agent by the same name.
         """
         agent = self.agent
-        before = await agent.load(run_id)
         target = before.header.target
         if target and target != agent.target:
             raise MisuseError(f"it is of {target}, an agent by the same name as {agent.target}: name each its own way")
-        try:
-            run = await agent.finish(before, deps=deps)
-        except ConflictError as error:
-            raise LeaseHeldError(str(error)) from error
+        run = await agent.driver.drive(before, deps, lease=lease, see=see)
         if run.version > before.version:
             self.ends[_ENDS.get(run.state, "waiting")] += 1
-            self.terminal.err(one_line(f"run {run_id} {how_it_ended(run)}", LINE_CHARS))
+            self.terminal.err(one_line(f"run {run.id} {how_it_ended(run)}", LINE_CHARS))
         return run

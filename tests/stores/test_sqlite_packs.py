@@ -4,6 +4,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from older import to_sqlite_3
 from sqlite_faults import Faults
 
 from agentfsm.core.errors import CorruptError, StoreError
@@ -137,7 +138,7 @@ async def test_a_file_without_packs_is_packed_from_now_on(store, path):
     for version in range(1, PACK + 10):
         body = f'{{"at":{version}.0,"is":"Observed"}}'
         change(path, "INSERT INTO events SELECT number, ?, ? FROM runs", version, body)
-    change(path, "PRAGMA user_version = 2")
+    to_sqlite_3(path, version=2)
     later = SQLiteStore(path)
     lease = await later.lease("r1")
     run = at_version(driver.run, 2 * PACK)

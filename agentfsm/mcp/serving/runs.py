@@ -20,7 +20,7 @@ from mcp import MCPError
 from pydantic import Field
 
 from agentfsm.core.codec import message_json
-from agentfsm.core.errors import AgentError, ArgumentsError, LeaseHeldError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import AgentError, ArgumentsError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.engine.drive.journal import header_of
@@ -36,6 +36,7 @@ from agentfsm.worker import Worker
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.core.run import Run
+    from agentfsm.ports import Lease
 
 P = ParamSpec("P")
 
@@ -168,12 +169,16 @@ class ServedRuns:
         for shift in shifts:
             await shift.ended.wait()
 
-    async def _drive(self, run_id: str, deps: Any) -> Run:
+    async def _drive(self, run: Run, deps: Any, *, lease: Lease, see: Callable[[Run], None]) -> Run:
+        run_id = run.id
+
+        def see_and_show(run: Run) -> None:
+            see(run)
+            self._see(run)
+
         self._troubles.pop(run_id, None)
         try:
-            return await self.agent.driver.drive(run_id, deps, see=self._see)
-        except LeaseHeldError:
-            raise
+            return await self.agent.driver.drive(run, deps, lease=lease, see=see_and_show)
         except Exception as error:
             self._troubles[run_id] = render.describe(error)
             if len(self._troubles) > TROUBLES:

@@ -1,0 +1,56 @@
+"""Tables and keys as earlier versions made them, from those of today: for tests of the upgrade."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+# What tables 4 of SQLite have and tables 3 had not, undone. Who drove a run was in its row alone.
+_SQLITE_3 = """
+ALTER TABLE runs ADD COLUMN until REAL;
+UPDATE runs SET until = (SELECT until FROM workers WHERE name = owner);
+DROP INDEX runs_ready;
+DROP INDEX runs_by_owner;
+DROP TABLE workers;
+ALTER TABLE runs DROP COLUMN alone;
+ALTER TABLE runs DROP COLUMN company;
+ALTER TABLE runs DROP COLUMN suspect;
+ALTER TABLE runs DROP COLUMN ready_at;
+CREATE INDEX runs_open ON runs (agent, updated_at) WHERE state NOT IN ('done', 'error');
+"""
+# The same of tables 2 of PostgreSQL.
+_POSTGRES_1 = """
+DROP INDEX {s}.runs_ready;
+DROP INDEX {s}.runs_by_owner;
+ALTER TABLE {s}.runs DROP COLUMN alone, DROP COLUMN company, DROP COLUMN suspect, DROP COLUMN ready_at,
+    DROP COLUMN watched_until;
+CREATE INDEX runs_open ON {s}.runs (agent) WHERE NOT over;
+UPDATE {s}.layout SET version = 1
+"""
+
+
+def to_sqlite_3(path, version=3):
+    """Make a file one of tables 3; those of 2 were the same."""
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(f"{_SQLITE_3}PRAGMA user_version = {version}")
+
+
+def to_postgres_1(desk, schema):
+    """Make a schema one of tables 1."""
+    desk.execute(_POSTGRES_1.replace("{s}", schema))
+
+
+def to_redis_1(client):
+    """Make the keys of the usual prefix those of schema 1: there, a run's hash said until when its lease held."""
+    for key in client.scan_iter(match="agentfsm:run:*"):
+        run = client.hgetall(key)
+        client.hdel(key, "alone", "company", "claim", "ready_at")
+        if b"owner" in run:
+            client.hset(key, "until", client.hget("agentfsm:workers", run[b"owner"]))
+        entry = run[b"number"] + key.removeprefix(b"agentfsm:run:")
+        if run[b"state"] not in (b"done", b"error") and b"parent" not in run:
+            client.zadd(b"agentfsm:agent:" + run[b"agent"], {entry: run[b"updated_at"]})
+    for pattern in ("held:*", "ready:*", "suspects:*", "workers"):
+        for key in client.scan_iter(match=f"agentfsm:{pattern}"):
+            client.delete(key)
+    client.set("agentfsm:schema", 1)
