@@ -2,6 +2,8 @@
 
 import anyio
 import pytest
+import redis
+from places import KINDS, place_of
 from servers import empty_schema
 
 from agentfsm.stores import PostgresStore, SQLiteStore
@@ -34,3 +36,23 @@ def schema(tables, postgres_desk):
     yield tables
     for table in ("events", "inbox", "runs", "workers"):
         postgres_desk.execute(f"DELETE FROM {tables}.{table}")  # noqa: S608  our own names
+
+
+@pytest.fixture
+def client(redis_url):
+    """A look at the server from outside."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture(params=KINDS)
+def empty_place(request):
+    return place_of(request.param, request.getfixturevalue)
+
+
+@pytest.fixture
+async def place(empty_place):
+    """A database of each kind in turn."""
+    yield empty_place
+    for store in empty_place.stores:
+        await store.aclose()

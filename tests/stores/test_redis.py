@@ -53,13 +53,6 @@ class TestRedisStore(StoreConformance):
 
 
 @pytest.fixture
-def client(redis_url):
-    """A look at the server from outside."""
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
-
-
-@pytest.fixture
 async def make(redis_url):
     """Make stores on the server, which are closed at the end of the test."""
     stores = []

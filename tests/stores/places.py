@@ -1,0 +1,61 @@
+"""One database of each kind, as several processes see it: for tests of what all stores with a thread have in common."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import attrs
+from older import to_postgres_1, to_redis_1, to_sqlite_3
+
+from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
+from agentfsm.stores.threaded import ThreadedStore
+
+KINDS = ("sqlite", "postgres", "redis")
+
+
+@attrs.define(eq=False)
+class Place:
+    """A database that is empty at first."""
+
+    open: Callable[..., ThreadedStore[Any]]
+    # Makes a store, given its options.
+    age: Callable[[], object]
+    # Makes the tables, or keys, those of the version before.
+    version: Callable[[], int]
+    # Of the tables, or keys.
+    stores: list[ThreadedStore[Any]] = attrs.field(factory=list)
+
+    def make(self, **options: Any) -> ThreadedStore[Any]:
+        """Return a store of another process, as far as the database can tell; it is closed with the test."""
+        self.stores.append(self.open(**options))
+        return self.stores[-1]
+
+
+def place_of(kind: str, given: Callable[[str], Any]) -> Place:
+    """Return the place of a kind; `given` returns the value of a fixture."""
+    match kind:
+        case "sqlite":
+            path = given("path")
+            return Place(lambda **options: SQLiteStore(path, **options), lambda: to_sqlite_3(path), lambda: _look(path))
+        case "postgres":
+            url, schema, desk = given("shared_postgres"), given("schema"), given("postgres_desk")
+            return Place(
+                lambda **options: PostgresStore(url, schema=schema, **options),
+                lambda: to_postgres_1(desk, schema),
+                lambda: desk.execute(f"SELECT version FROM {schema}.layout").fetchone()[0],  # noqa: S608  our own name
+            )
+        case _:
+            url, client = given("redis_url"), given("client")
+            return Place(
+                lambda **options: RedisStore(url, accept_loss="everything", **options),
+                lambda: to_redis_1(client),
+                lambda: int(client.get("agentfsm:schema")),
+            )
+
+
+def _look(path: Any) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
