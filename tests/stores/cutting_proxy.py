@@ -22,7 +22,10 @@ class CuttingProxy:
     # Of the server, on 127.0.0.1.
     cuts: int = attrs.field(default=0, init=False)
     # Made so far.
+    is_down: bool = attrs.field(default=False, init=False)
+    # Whether nobody gets through.
     _next: tuple[Side, int] | None = attrs.field(default=None, init=False)
+    _for_good: bool = attrs.field(default=False, init=False)
     _listener: socket.socket = attrs.field(factory=lambda: socket.create_server(("127.0.0.1", 0)), init=False)
 
     @property
@@ -30,14 +33,15 @@ class CuttingProxy:
         """Where it listens."""
         return self._listener.getsockname()[1]
 
-    def cut(self, side: Side, keep: int = 0) -> None:
+    def cut(self, side: Side, keep: int = 0, *, for_good: bool = False) -> None:
         """Cut the connection over which the next question, or the next answer, goes.
 
         Args:
             side: "question": the server does not hear of it. "answer": it does, but the client hears nothing.
             keep: Bytes of it that get through.
+            for_good: Whether nobody gets through after that, until `is_down` is made false.
         """
-        self._next = side, keep
+        self._next, self._for_good = (side, keep), for_good
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -55,6 +59,8 @@ class CuttingProxy:
                 threading.Thread(target=self._relay, args=(client,), daemon=True).start()
 
     def _relay(self, client: socket.socket) -> None:
+        if self.is_down:
+            return client.close()
         with client, suppress(OSError), socket.create_connection(("127.0.0.1", self.port)) as server:
             for each in (client, server):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -65,10 +71,10 @@ class CuttingProxy:
                     if self._next is not None and self._next[0] == side:
                         keep = self._next[1]
                         if keep < len(data):
-                            self._next, self.cuts = None, self.cuts + 1
+                            self._next, self.cuts, self.is_down = None, self.cuts + 1, self._for_good
                             target.sendall(data[:keep])
-                            return
+                            return None
                         self._next = side, keep - len(data)
                     if not data:
-                        return
+                        return None
                     target.sendall(data)

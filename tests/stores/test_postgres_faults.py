@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import struct
-import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import psycopg
 import pytest
 from held import hold
 from keeper import await_that
+from postgres_proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from renewal import beat as renew
 from servers import PostgresServer, empty_schema
@@ -21,110 +20,9 @@ from servers import PostgresServer, empty_schema
 from agentfsm.core.errors import AgentError, CorruptError, LeaseHeldError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
+from agentfsm.core.run import begin
 from agentfsm.stores import PostgresStore, postgres_link
 from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, words
-
-# The server's requests that the client answers, by the number that follows "R".
-PASSWORD_WANTED = (3, 5, 10, 11)
-# It is the client's turn, outside of a transaction.
-IDLE = b"Z\x00\x00\x00\x05I"
-
-
-@attrs.define(eq=False)
-class Proxy:
-    """Stands between stores and the server, and cuts a connection before a message arrives, or before its reply does.
-
-    The client sends one message and waits for the reply, so messages can be counted and named.
-    """
-
-    address: tuple[str, int]
-    cut: int | bytes | None = None
-    # Which message: the number of the next ones (0 for the next), or what it begins with.
-    after: bool = False
-    # Whether the server gets it, and answers to nobody.
-    seen: list[bytes] = attrs.field(factory=list)
-    # What the clients have asked.
-    cuts: int = 0
-    spare: socket.socket | None = None
-    # Another session of the server's: where there is one, each transaction goes to the one that the last did not.
-    _door: socket.socket = attrs.field(factory=lambda: socket.create_server(("127.0.0.1", 0)))
-
-    def __enter__(self):
-        threading.Thread(target=self._serve, daemon=True).start()
-        return self
-
-    def __exit__(self, *_exc):
-        self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
-
-    @property
-    def port(self):
-        return self._door.getsockname()[1]
-
-    def _serve(self):
-        with suppress(OSError):
-            while True:
-                client, _ = self._door.accept()
-                threading.Thread(target=self._guard, args=(client,), daemon=True).start()
-
-    def _guard(self, client):
-        with client, suppress(OSError), socket.create_connection(self.address) as server:
-            self._relay(client, server)
-
-    def _relay(self, client, server):
-        server.sendall(_read(client, 4, 0))
-        while True:
-            reply = self._reply(server)
-            if self.spare is not None and reply.endswith(IDLE):
-                server, self.spare = self.spare, server
-            client.sendall(reply)
-            request = _read(client, 5, 1)
-            is_cut = request[:1] == b"Q" and self._is_cut(request[5:])
-            if is_cut and not self.after:
-                return
-            server.sendall(request)
-            if is_cut:
-                self._reply(server)
-                return
-
-    def _is_cut(self, asked):
-        self.seen.append(b" ".join(asked.split()))
-        if isinstance(self.cut, int):
-            self.cut -= 1
-            hit = self.cut < 0
-        else:
-            hit = self.cut is not None and self.seen[-1].startswith(self.cut)
-        if hit:
-            self.cut = None
-            self.cuts += 1
-        return hit
-
-    def _reply(self, server):
-        """Return what the server says until it is the client's turn."""
-        said = b""
-        while True:
-            message = _read(server, 5, 1)
-            said += message
-            asks = message[:1] == b"R" and struct.unpack("!i", message[5:9])[0] in PASSWORD_WANTED
-            if message[:1] == b"Z" or asks:
-                return said
-
-
-def _read(source, head, start):
-    """Read one message: its length stands in the head, from `start` on, and counts itself."""
-    data = _exactly(source, head)
-    return data + _exactly(source, struct.unpack("!i", data[start : start + 4])[0] + start - head)
-
-
-def _exactly(source, count):
-    data = b""
-    while len(data) < count:
-        piece = source.recv(count - len(data))
-        if not piece:
-            raise ConnectionResetError
-        data += piece
-    return data
-
 
 @pytest.fixture
 def schema(postgres_desk):
@@ -278,6 +176,22 @@ async def was_read(said, other, _given):
     assert said == await read(other, None)
 
 
+async def two_that_rest(store):
+    for driver in await two_runs(store):
+        await driver.release()
+
+
+async def claim(store, _given):
+    return (await store.claim("", limit=10)).leases
+
+
+async def claimed(leases, other, _given):
+    assert [lease.run_id for lease in leases] == ["r0", "r1"]
+    assert (await other.claim("", limit=10)).leases == ()
+    for lease in leases:
+        assert await Driver(other, lease, begin(header(lease.run_id))).append(Observed()).wait()
+
+
 async def beat(store, drivers):
     store._writer._beaten_at = -1e9
     await store.runs()
@@ -304,6 +218,7 @@ async def beaten(_said, other, drivers):
         (a_finished_session, prune, all_removed),
         (a_finished_session, read, was_read),
         (two_runs, beat, beaten),
+        (two_that_rest, claim, claimed),
     ],
     ids=lambda value: value.__name__,
 )
