@@ -38,6 +38,8 @@ class LoopOwner(Term):
     Made in the loop, and then used by the store's thread.
     """
 
+    # Where that time has passed, a store that renews it sees first which of its leases were taken over: with the
+    # renewal all of them would look as if they held.
     name: str = ""
     # As the store knows it, unique.
     silent_s: float = attrs.field(default=0.0, init=False)
@@ -180,6 +182,11 @@ class Holdings:
         """Treat a lease that could not be given back as one that was thrown away: the next renewal lets go of it."""
         if (held := self._find(lease)) is not None:
             self._put(lease.run_id, Held(lambda: None, lease.token, held.owner))
+
+    def leases_of(self, owner: LoopOwner) -> list[Lease]:
+        """Return the leases of an event loop that nobody has thrown away."""
+        leases = [held.lease() for held in self._held.values() if held.owner is owner]
+        return [lease for lease in leases if lease is not None]
 
     def clear(self) -> None:
         """Hold nothing."""

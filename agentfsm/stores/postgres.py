@@ -82,6 +82,10 @@ Chains: TypeAlias = Mapping[str, Sequence[Entry]]
 Leaving: TypeAlias = tuple[str, int, str, int, float, float]
 
 
+# Of runs, by id, token and owner: the newest inbox number not taken yet, and whether the run is to end.
+News: TypeAlias = Mapping[tuple[str, int, str], tuple[int | None, bool]]
+
+
 class _NotAll(Exception):  # noqa: N818  not an error of anybody: it has the group done again
     """Some of the appends of a statement were not written."""
 
@@ -155,7 +159,19 @@ class _PostgresLedger(Link):
         if due:
             self.lead(sql.RENEW, self.lease_s, [owner.name for owner in due])
         for owner in due:
-            self.after_commit(partial(setattr, owner, "until", now + self.lease_s))
+            self._set_until(owner, now)
+
+    def _set_until(self, owner: LoopOwner, now: float) -> None:
+        """Let the leases of an event loop hold from now on; where they have ended meanwhile, see first which still do."""
+        leases = self.holdings.leases_of(owner) if owner.until <= now else []
+        if leases:
+            self._look_at(leases)
+        self.after_commit(partial(setattr, owner, "until", now + self.lease_s))
+
+    def _look_at(self, leases: Sequence[Lease]) -> None:
+        news = self._news([lease.run_id for lease in leases])
+        for lease in leases:
+            self._tell_all(lease, news)
 
     def now(self) -> float:
         """Seconds since 1970 by the server's clock."""
@@ -246,7 +262,7 @@ class _PostgresLedger(Link):
         now = boot_clock()
         if taker.owner.until - now < self.lease_s / 2:
             self.execute(sql.RENEW, (self.lease_s, [taker.owner.name]))
-            self.after_commit(partial(setattr, taker.owner, "until", now + self.lease_s))
+            self._set_until(taker.owner, now)
         return lease
 
     def _free_runs_of_the_dead(self, gone: Sequence[str], living: Sequence[str]) -> bool:
@@ -491,10 +507,13 @@ class _PostgresLedger(Link):
             ids, owners = [run_id for run_id, _each in held], [owner.name for owner in self.holdings.owners()]
             dropped = [(run_id, each.token, each.owner.name) for run_id, each in held if each.lease() is None]
             self._drop([*dropped, *self.execute(sql.STRAY, (owners, ids)).fetchall()])
-            rows = self.execute(sql.RENEWED, (ids,)).fetchall()
-            news = {(run_id, token, owner): row for run_id, token, owner, *row in rows}
+            news = self._news(ids)
             for run_id, each in held:
-                self._renewed(run_id, each, news.get((run_id, each.token, each.owner.name)))
+                lease = each.lease()
+                if lease is not None:
+                    self._tell_all(lease, news)
+                elif (run_id, each.token, each.owner.name) not in news:
+                    self.holdings.drop(run_id)
 
     def _drop(self, leases: Sequence[tuple[str, int, str]]) -> None:
         """Let go of leases of which nobody knows any more, but of none whose row somebody else has locked.
@@ -509,16 +528,18 @@ class _PostgresLedger(Link):
             leaving = [(*lease, 0, 0.0, 0.0) for lease in leases]
             self.execute(sql.LET_GO_UNLOCKED, (ids, *_columns(leaving), ids, self.channel))
 
-    def _renewed(self, run_id: str, held: Held, news: Sequence[Any] | None) -> None:
-        lease = held.lease()
-        if lease is None:
-            if news is None:
-                self.holdings.drop(run_id)
-        elif news is None:
+    def _news(self, run_ids: Sequence[str]) -> News:
+        """Return what is new of runs."""
+        rows = self.execute(sql.RENEWED, (run_ids,)).fetchall()
+        return {(run_id, token, owner): (newest, cancelled) for run_id, token, owner, newest, cancelled in rows}
+
+    def _tell_all(self, lease: Lease, news: News) -> None:
+        """Tell a lease what is new, or that it is lost."""
+        row = news.get((lease.run_id, lease.token, owner_of(lease).name))
+        if row is None:
             self.after_commit(partial(self.holdings.lose, lease))
         else:
-            newest, cancelled = news
-            self._tell(lease, newest, cancelled=cancelled)
+            self._tell(lease, row[0], cancelled=row[1])
 
     def tidy(self) -> None:
         """Forget workers that ended long ago, once."""

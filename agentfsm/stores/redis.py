@@ -116,6 +116,7 @@ class _RedisLedger(RedisServer):
     def create(self, opening: Opening, taker: Taker) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
         header, last = opening.header, b""
+        self._keep(taker.owner)
         while True:
             fields, records = _fields_of(header, opening.facts), (encode_header(header), *opening.bodies)
             words = (header.id, taker.owner.name, last, *_counted(fields), *_counted(records))
@@ -140,6 +141,7 @@ class _RedisLedger(RedisServer):
         advice = "is being driven by another worker; wait for it, or resume it"
         if (held := self.holdings.lease_of(run_id)) is not None:
             self._keep(owner_of(held))
+        self._keep(taker.owner)
         how, *facts = self._ask_idle(("take", run_id, taker.owner.name, takeover), advice)
         if how == b"gone":
             raise self._not_found(run_id)
@@ -148,7 +150,7 @@ class _RedisLedger(RedisServer):
     def claim(self, agent: str, limit: int, taker: Taker, *, suspects: bool) -> Claim:
         """Take the leases of runs that a worker can move on now."""
         for owner in self.holdings.owners():
-            self._keep(owner)
+            self._keep(owner)  # else they could count as dead
         _, names = self.ask("workers")
         if dead := [name for name in names if self._is_dead(name)]:
             self.ask("free", *_counted(dead))  # no part of the claim: asked in other words, that would be another one
@@ -182,8 +184,26 @@ class _RedisLedger(RedisServer):
     def _keep(self, owner: LoopOwner) -> None:
         """Renew the leases of an event loop that runs, where the machine has slept through the time for it."""
         if owner.until - boot_clock() < self.lease_s / 2 and self.holdings.is_renewable(owner):
-            self.ask("renew_owner", owner.name)
-            self.after_commit(partial(setattr, owner, "until", self.asked_at + self.lease_s))
+            if leases := self.holdings.leases_of(owner):
+                self._renew([owner], leases)
+
+    def _renew(self, owners: Sequence[LoopOwner], leases: Sequence[Lease]) -> list[list[bytes]]:
+        """Renew what event loops hold, and tell leases what is new, those first that are lost.
+
+        Returns:
+            What the server knows of each loop: entries and tokens in turn.
+        """
+        now = boot_clock()
+        news = [("renew", lease.run_id, owner_of(lease).name, lease.token, lease.newest) for lease in leases]
+        answers = self.ask_all([*news, *[("renew_owner", owner.name) for owner in owners]])
+        for lease, (how, *told) in zip(leases, answers, strict=False):
+            if how == b"lost":
+                self.holdings.lose(lease)
+            else:
+                self.holdings.tell(lease.run_id, told[0], cancelled=bool(told[1]))
+        for owner in owners:
+            owner.until = now + self.lease_s
+        return [held for _, held in answers[len(leases) :]]
 
     def _ask_idle(self, words: Sequence[object], advice: str) -> list[Any]:
         """Ask for what is refused while a run is driven; ask again where its owner is no more.
@@ -338,22 +358,14 @@ class _RedisLedger(RedisServer):
 
     def beat(self) -> None:
         """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
-        kept = [(lease, held.owner) for _, held in self.holdings if (lease := held.lease()) is not None]
+        kept = [lease for _, held in self.holdings if (lease := held.lease()) is not None]
         dropped = [(run_id, held) for run_id, held in self.holdings if held.lease() is None]
-        owners, now = self.holdings.renewable(), boot_clock()
-        renewals = [("renew_owner", owner.name) for owner in owners]
-        news = [("renew", lease.run_id, owner.name, lease.token, lease.newest) for lease, owner in kept]
-        answers = self.ask_all([*renewals, *news, *(_let_go(*each) for each in dropped)])
-        for owner in owners:
-            owner.until = now + self.lease_s
+        owners = self.holdings.renewable()
+        known = self._renew(owners, kept)
+        self.ask_all([_let_go(*each) for each in dropped])
         for run_id, _ in dropped:
             self.holdings.drop(run_id)
-        for (lease, _), answer in zip(kept, answers[len(owners) :], strict=False):
-            if answer[0] == b"lost":
-                self.holdings.lose(lease)
-            else:
-                self.holdings.tell(lease.run_id, answer[1], cancelled=bool(answer[2]))
-        self._disown(owners, [list(zip(entries[::2], entries[1::2], strict=True)) for _, entries in answers[: len(owners)]])
+        self._disown(owners, [list(zip(words[::2], words[1::2], strict=True)) for words in known])
 
     def _disown(self, owners: Sequence[LoopOwner], leases: Sequence[Sequence[tuple[bytes, bytes]]]) -> None:
         """Let go of leases that we do not know of: the answer that told of them was lost on its way."""

@@ -428,6 +428,8 @@ class _SQLiteLedger(DatabaseFile):
         now = self.boot_clock()
         if owner.until - now < at_least_s:
             until = now + self.lease_s
+            for lease in self.holdings.leases_of(owner) if owner.until <= now else ():
+                self._mine(lease)
             self.execute(_RENEW, (owner.name, until))
             self.after_commit(partial(setattr, owner, "until", until))
 

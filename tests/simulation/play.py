@@ -14,7 +14,7 @@ import attrs
 import trio
 from promises import broken_in
 from seeded import run_seeded
-from shared_disk import Handle
+from shared_disk import BLOCKED_S, Handle
 from world import World, agent_of, here
 
 from agentfsm import Agent, Run
@@ -26,7 +26,7 @@ from agentfsm.core.inbox import Cancel, Decision, InputKind, Priority
 ROUNDS: Final = 40
 # What a person waits for, to decide at the last moment.
 SOON_S: Final = 10.0
-STRIKES: Final = ("dies", "dies", "stalls", "stalls", "is cut off")
+STRIKES: Final = ("dies", "dies", "stalls", "stalls", "blocks", "is cut off")
 
 
 @attrs.define(eq=False)
@@ -58,6 +58,9 @@ class Process:
                 self.life.cancel()
             case "stalls":
                 self.world.tasks.start_soon(self.handle.stall, self.world.dice.choice((1.0, 3.5, 5.0, 5.0)))
+            case "blocks":
+                seconds = self.world.dice.choice((1.0, 4.0, 7.0))
+                self.world.tasks.start_soon(self.handle.stall, seconds, BLOCKED_S)
             case "is cut off" if self.drives:
                 self.drives[-1].cancel()
 

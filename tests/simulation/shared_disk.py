@@ -1,14 +1,15 @@
 """What all processes of a world share, and how each of them reaches it: late, or not at all, or without hearing so.
 
-`Disk` is a memory store with leases that end when their owner dies or falls silent. A `Handle` is one process's way to
-it: what it is asked for is done in order, as a store's thread does it, and the dice may delay it, refuse it, do it and
-lose the reply, hold it up until the lease is gone, or end the process in the middle.
+`Disk` is a memory store with leases that end when their owner dies or falls silent; then all its runs come free at
+once, and the deaths are counted as in the real stores. A `Handle` is one process's way to it: what it is asked for is
+done in order, as a store's thread does it, and the dice may delay it, refuse it, do it and lose the reply, hold it up
+until the lease is gone, or end the process in the middle.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +20,10 @@ from seeded import at_once
 from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
 from agentfsm.core.events import ToolFinished
 from agentfsm.core.inbox import Cancel, InboxItem, Posted
-from agentfsm.ports import ALL, Durability, Filter, Lease, Store, Stored, Summary
+from agentfsm.ports import ALL, Claim, Durability, Filter, Lease, Store, Stored, Summary, Term
 from agentfsm.stores import MemoryStore
+from agentfsm.stores.common import half_of
+from agentfsm.threads import boot_clock
 
 if TYPE_CHECKING:
     from world import World
@@ -33,6 +36,21 @@ if TYPE_CHECKING:
 LEASE_S: Final = 3.0
 # Until an owner that writes nothing hears what was posted.
 BEAT_S: Final = LEASE_S / 3
+# For which the leases of an event loop that stands still are renewed.
+BLOCKED_S: Final = 2.0
+
+
+class HandleTerm(Term):
+    """How long the leases of a process hold: virtual seconds from now on, as the boot clock would have it."""
+
+    def __init__(self, handle: Handle) -> None:
+        """Follow a handle."""
+        self.handle = handle
+
+    @property
+    def until(self) -> float:
+        """Seconds by the boot clock."""
+        return boot_clock() + self.handle.lapses_at - self.handle.disk.clock.now()
 
 
 @attrs.define(eq=False)
@@ -43,13 +61,6 @@ class Tenure:
     lease: Lease
     forgotten_at: float | None = None
     # When the reply that brought it was lost.
-
-    def has_ended(self, now: float) -> bool:
-        """Whether it ran out, since nobody has renewed it, or its owner is seen to be dead."""
-        if self.handle.died_at is not None and self.handle.is_seen_dead:
-            return True
-        silent = [at for at in (self.handle.died_at, self.handle.stalled_at, self.forgotten_at) if at is not None]
-        return bool(silent) and now >= min(silent) + LEASE_S
 
     def tell(self, record: Any) -> None:
         """Tell the owner what the inbox holds."""
@@ -70,39 +81,97 @@ class Accepted:
 
 
 @attrs.define(eq=False)
+class Deaths:
+    """What the disk knows of the owners of a run that died."""
+
+    crashes: int = 0
+    # Since it finished a turn or was paused.
+    alone: int = 0
+    # Those that drove no other run.
+    company: int = 0
+    # Runs that the last of them drove.
+
+
+@attrs.define(eq=False)
 class Disk(MemoryStore):
     """A memory store whose leases end, and whose owners hear of posts with their next append or renewal."""
 
     tenures: dict[str, Tenure] = attrs.field(factory=dict, init=False)
-    crashes: Counter[str] = attrs.field(factory=Counter, init=False)
-    # Owners that never gave the lease back since the run last finished a turn.
+    deaths: dict[str, Deaths] = attrs.field(factory=dict, init=False)
     accepted: list[Accepted] = attrs.field(factory=list, init=False)
 
-    def taken(self, handle: Handle, run_id: str, take: Callable[[], Any]) -> Any:
-        """Take a lease by calling `take`; one that has ended does not stand in its way."""
+    def taken(self, handle: Handle, run_id: str, take: Callable[[], Any], *, takeover: bool = False) -> Any:
+        """Take a lease by calling `take`; one that has ended does not stand in its way, nor any in a takeover's."""
+        self.free_runs_of_the_dead(handle)
         tenure = self.tenures.get(run_id)
-        if tenure is not None and self.is_free(tenure, handle):
+        if tenure is not None and (takeover or (tenure.handle is handle and tenure.forgotten_at is not None)):
             self._records[run_id].holder = None
             del self.tenures[run_id]
-            self.crashes[run_id] += tenure.handle is not handle
         value = take()
-        lease = _lease_of(value)
-        lease.crashes = self.crashes[run_id]
-        self.tenures[run_id] = Tenure(handle, lease)
+        self._held(handle, _lease_of(value))
         return value
 
-    def is_free(self, tenure: Tenure, handle: Handle | None = None) -> bool:
-        """Whether a run may be taken from whoever has it."""
-        is_own = tenure.handle is handle and tenure.forgotten_at is not None
-        return is_own or tenure.has_ended(self.clock.now())
+    def claimed(self, handle: Handle, agent: str, limit: int, durability: Durability, *, suspects: bool) -> Claim:
+        """Take the leases of runs that a worker can move on, as real stores do."""
+        self.free_runs_of_the_dead(handle)
+        now = self.clock.now()
+        ready = sorted(
+            (record.ready_at, run_id)
+            for run_id, record in self._records.items()
+            if record.run.header.agent == agent and record.ready_at is not None and record.ready_at <= now
+        )
+        under_suspicion = [run_id for _, run_id in ready if self._deaths_of(run_id).crashes > 1]
+        if suspects:
+            company = self._deaths_of(under_suspicion[0]).company if under_suspicion else 0
+            found = [run_id for run_id in under_suspicion if self._deaths_of(run_id).company >= company]
+            limit = min(limit, half_of(company))
+        else:
+            found = [run_id for _, run_id in ready if run_id not in under_suspicion]
+        leases = [at_once(self.lease(run_id, durability=durability)) for run_id in found[:limit]]
+        for lease in leases:
+            self._held(handle, lease)
+        return Claim(leases=tuple(leases), has_suspects=bool(under_suspicion))
+
+    def _held(self, handle: Handle, lease: Lease) -> None:
+        deaths = self._deaths_of(lease.run_id)
+        lease.term = handle.term
+        lease.crashes = deaths.alone if deaths.crashes else 0
+        lease.is_suspect = deaths.crashes > 1
+        self.tenures[lease.run_id] = Tenure(handle, lease)
+        handle.leases[lease.run_id] = lease
+
+    def _deaths_of(self, run_id: str) -> Deaths:
+        return self.deaths.setdefault(run_id, Deaths())
+
+    def free_runs_of_the_dead(self, asking: Handle) -> None:
+        """Free the runs of processes that died or fell silent, all of one process at once."""
+        now = self.clock.now()
+        for handle in list({id(each.handle): each.handle for each in self.tenures.values()}.values()):
+            if handle is not asking and (handle.is_seen_dead or now >= handle.lapses_at):
+                runs = [run_id for run_id, each in self.tenures.items() if each.handle is handle]
+                company = sum(self._records[run_id].run.header.parent is None for run_id in runs)
+                for run_id in runs:
+                    deaths = self._deaths_of(run_id)
+                    deaths.alone = (deaths.alone if deaths.crashes else 0) + (company <= 1)
+                    deaths.crashes, deaths.company = deaths.crashes + 1, company
+                self._free(runs)
+
+    def free_forgotten(self, handle: Handle) -> None:
+        """Free the runs of a process that it does not know it has."""
+        self._free([run_id for run_id, each in self.tenures.items() if each.handle is handle and each.forgotten_at])
+
+    def _free(self, run_ids: Iterable[str]) -> None:
+        for run_id in run_ids:
+            del self.tenures[run_id]
+            self._let_go(self._records[run_id])
 
     def write(self, lease: Lease, run: Run, events: Sequence[Event], taken: Sequence[int], *, final: bool) -> bool:
         """Append, and tell the owner what is new."""
         record = self._records[lease.run_id]
         turn = record.run.turn
         written = at_once(self.append(lease, run, events, taken=taken, final=final).wait())
-        if run.turn != turn:
-            self.crashes[lease.run_id] = 0
+        if run.turn != turn or run.paused is not None:
+            self._deaths_of(lease.run_id).crashes = 0
         if (tenure := self.tenures.get(lease.run_id)) is not None and tenure.lease is lease:
             tenure.tell(record)
         return written
@@ -122,6 +191,8 @@ class Disk(MemoryStore):
             row = at_once(self.post(run_id, key, item, before=before))
         finally:
             record.holder = holder
+            if run_id in self.tenures:
+                record.ready_at = None
         if not any(each.row is row for each in self.accepted):
             self.accepted.append(Accepted(run_id, self.clock.now(), row))
         return row
@@ -131,16 +202,6 @@ class Disk(MemoryStore):
         tenure, record = self.tenures.get(run_id), self._records.get(run_id)
         if tenure is not None and record is not None and tenure.handle.is_heard:
             tenure.tell(record)
-
-    def _is_in_reach(self, record: Any) -> bool:
-        tenure = self.tenures.get(record.run.id)
-        holder = record.holder
-        if tenure is not None and self.is_free(tenure):
-            record.holder = None
-        try:
-            return MemoryStore._is_in_reach(self, record)
-        finally:
-            record.holder = holder
 
 
 @attrs.define(eq=False)
@@ -187,6 +248,11 @@ class Handle(Store):
     is_seen_dead: bool = False
     # Whether others see at once that it is dead, as on one machine.
     stalled_at: float | None = None
+    lapsed_at: float | None = None
+    # When its leases end or have ended, seconds since 1970; None while they are renewed all the time.
+    term: Term = attrs.field(init=False, default=attrs.Factory(HandleTerm, takes_self=True))
+    leases: dict[str, Lease] = attrs.field(init=False, factory=dict)
+    # As its process knows, by run.
     strike: Callable[[], object] = attrs.field(default=lambda: None)
     # Lets fate strike its process.
     told: set[tuple[str, str]] = attrs.field(factory=set)
@@ -203,6 +269,11 @@ class Handle(Store):
         """Whether renewals come through."""
         return self.died_at is None and self.stalled_at is None
 
+    @property
+    def lapses_at(self) -> float:
+        """When its leases end, as far as it is known, seconds since 1970."""
+        return self.disk.clock.now() + LEASE_S if self.lapsed_at is None else self.lapsed_at
+
     def die(self) -> None:
         """Cut it off for ever; what waits in line is lost, but for the first jobs, which the disk had begun."""
         self.world.look_at_results(self)
@@ -210,19 +281,38 @@ class Handle(Store):
             with suppress(AgentError):
                 job.work()
         self.died_at, self.is_seen_dead = self.disk.clock.now(), self.world.chance(0.5)
+        self.lapsed_at = min(self.lapses_at, self.died_at + LEASE_S)
         for job in self._line:
             job.settle(error=StoreError("the process is dead"))
         self._line.clear()
         self._awake.set()
 
-    async def stall(self, seconds: float) -> None:
-        """Let nothing through for a while: no renewal either, so that leases end."""
+    async def stall(self, seconds: float, renewed_s: float = 0.0) -> None:
+        """Let nothing through for a while, so that leases end.
+
+        Args:
+            seconds: How long.
+            renewed_s: For which the leases are renewed all the same: the store's thread runs, and the loop does not.
+        """
         if not self.is_heard:
             return
         self.stalled_at, self._awake = self.disk.clock.now(), anyio.Event()
+        self.lapsed_at = self.stalled_at + renewed_s + LEASE_S
         await anyio.sleep(seconds)
         self.stalled_at = None
         self._awake.set()
+        self.world.later(self.world.dice.choice((0.0, 0.25)), self._renew)
+
+    def _renew(self) -> None:
+        """Learn which leases are lost; the others hold again."""
+        if not self.is_heard:
+            return
+        for run_id, lease in list(self.leases.items()):
+            tenure = self.disk.tenures.get(run_id)
+            if tenure is None or tenure.lease is not lease:
+                del self.leases[run_id]
+                _lose(lease)
+        self.lapsed_at = None
 
     # Jobs
 
@@ -261,9 +351,7 @@ class Handle(Store):
             value = job.work()
         except LeaseLostError as error:
             if job.lease is not None:
-                job.lease.lost = True
-                if job.lease.wake is not None:
-                    job.lease.wake()
+                _lose(job.lease)
             return job.settle(error=error)
         except AgentError as error:
             return job.settle(error=error)
@@ -281,23 +369,32 @@ class Handle(Store):
     async def _do(self, what: str, work: Callable[[], Any]) -> Any:
         return await self._submit(Job(work), what).wait()
 
-    async def _take(self, run_id: str, take: Callable[[], Any]) -> Any:
-        job = Job(lambda: self.disk.taken(self, run_id, take))
-        forget = job.undone = lambda: job.value is not None and self._forget(_lease_of(job.value))
+    async def _take(self, take: Callable[[], Any]) -> Any:
+        job = Job(take)
+
+        def forget() -> None:
+            for lease in _leases_of(job.value):
+                self._forget(lease)
+
+        def give_back() -> None:
+            for lease in _leases_of(job.value):
+                self.disk.give_back(lease)
+
+        job.undone = forget
         try:
             return await self._submit(job, "take").wait()
         except AgentError:
             raise
-        except BaseException:  # the wait was cancelled: nobody will know of the lease, so it is given back
-            give_back = lambda: job.value is None or self.disk.give_back(_lease_of(job.value))  # noqa: E731  as below
+        except BaseException:  # the wait was cancelled: nobody will know of the leases, so they are given back
             self._submit(Job(give_back, undone=forget), "release")
             raise
 
     def _forget(self, lease: Lease) -> None:
-        """Nobody holds the lease, and the disk does not know: it ends by itself."""
+        """Nobody holds the lease, and the disk does not know: the next renewal of the process lets go of it."""
         tenure = self.disk.tenures.get(lease.run_id)
         if tenure is not None and tenure.lease is lease:
             tenure.forgotten_at = self.disk.clock.now()
+            self.world.later(BEAT_S, lambda: self.is_heard and self.disk.free_forgotten(self))
 
     # The port
 
@@ -309,12 +406,18 @@ class Handle(Store):
         self, header: Header, *, events: Sequence[Event] = (), durability: Durability = "full"
     ) -> tuple[Header, Lease]:
         """Create and lease."""
-        create = self.disk.create
-        return await self._take(header.id, lambda: at_once(create(header, events=events, durability=durability)))
+        disk = self.disk
+        create = lambda: at_once(disk.create(header, events=events, durability=durability))  # noqa: E731  as below
+        return await self._take(lambda: disk.taken(self, header.id, create))
 
-    async def lease(self, run_id: str, *, durability: Durability = "full") -> Lease:
+    async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
         """Lease."""
-        return await self._take(run_id, lambda: at_once(self.disk.lease(run_id, durability=durability)))
+        lease = lambda: at_once(self.disk.lease(run_id, durability=durability))  # noqa: E731  as below
+        return await self._take(lambda: self.disk.taken(self, run_id, lease, takeover=takeover))
+
+    async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
+        """Claim."""
+        return await self._take(lambda: self.disk.claimed(self, agent, limit, durability, suspects=suspects))
 
     def append(
         self,
@@ -355,10 +458,6 @@ class Handle(Store):
         """List."""
         return await self._do("read", lambda: at_once(self.disk.runs(where, limit=limit)))
 
-    async def due(self, agent: str, *, limit: int = 100) -> tuple[str, ...]:
-        """List what is due."""
-        return await self._do("read", lambda: at_once(self.disk.due(agent, limit=limit)))
-
     async def delete(self, run_id: str) -> None:
         """Nobody deletes here."""
         raise NotImplementedError
@@ -375,5 +474,19 @@ class Handle(Store):
         """Nothing is open."""
 
 
+def _lose(lease: Lease) -> None:
+    if not lease.lost:
+        lease.lost = True
+        if lease.wake is not None:
+            lease.wake()
+
+
 def _lease_of(taken: Any) -> Lease:
     return taken[1] if isinstance(taken, tuple) else taken
+
+
+def _leases_of(taken: Any) -> Sequence[Lease]:
+    """Return what was taken; nothing where it was not done."""
+    if isinstance(taken, Claim):
+        return taken.leases
+    return () if taken is None else (_lease_of(taken),)

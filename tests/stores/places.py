@@ -24,6 +24,8 @@ class Place:
     # Makes a store, given its options.
     age: Callable[[], object]
     # Makes the tables, or keys, those of the version before.
+    end_leases: Callable[[], object]
+    # Lets the time of all leases be up.
     version: Callable[[], int]
     # Of the tables, or keys.
     stores: list[ThreadedStore[Any]] = attrs.field(factory=list)
@@ -39,12 +41,18 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
     match kind:
         case "sqlite":
             path = given("path")
-            return Place(lambda **options: SQLiteStore(path, **options), lambda: to_sqlite_3(path), lambda: _look(path))
+            return Place(
+                lambda **options: SQLiteStore(path, **options),
+                lambda: to_sqlite_3(path),
+                lambda: _ask(path, "UPDATE workers SET until = 0 RETURNING 1"),
+                lambda: _ask(path, "PRAGMA user_version"),
+            )
         case "postgres":
             url, schema, desk = given("shared_postgres"), given("schema"), given("postgres_desk")
             return Place(
                 lambda **options: PostgresStore(url, schema=schema, **options),
                 lambda: to_postgres_1(desk, schema),
+                lambda: desk.execute(f"UPDATE {schema}.workers SET until = 0"),  # noqa: S608  our own name
                 lambda: desk.execute(f"SELECT version FROM {schema}.layout").fetchone()[0],  # noqa: S608  our own name
             )
         case _:
@@ -52,10 +60,11 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
             return Place(
                 lambda **options: RedisStore(url, accept_loss="everything", **options),
                 lambda: to_redis_1(client),
+                lambda: [client.hset("agentfsm:workers", owner, 1) for owner in client.hkeys("agentfsm:workers")],
                 lambda: int(client.get("agentfsm:schema")),
             )
 
 
-def _look(path: Any) -> int:
-    with closing(sqlite3.connect(path)) as db:
-        return int(db.execute("PRAGMA user_version").fetchone()[0])
+def _ask(path: Any, statement: str) -> int:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        return int(db.execute(statement).fetchall()[0][0])

@@ -19,6 +19,7 @@ from agentfsm.ports import Lease
 from agentfsm.stores import PostgresStore, RedisStore
 from agentfsm.stores.redis_server import RedisServer
 from agentfsm.testing.conformance.driving import Driver, claimable, header
+from agentfsm.threads import boot_clock
 
 RUNS = 60
 STORES = 4
@@ -67,6 +68,18 @@ async def test_two_loops_of_a_store_share_what_is_there(place):
         for _ in range(3):
             workers.start_soon(claim)
     assert sorted(lease.run_id for each in claims for lease in each.leases) == sorted(ids)
+
+
+async def test_a_lease_that_was_lost_is_told_before_its_owner_is_renewed(place):
+    """It would look as if it held, else, and an effect of its run be made by two workers."""
+    store, other = place.make(), place.make()
+    before = [await Driver.of(store, header(run_id)) for run_id in ("r1", "r2")]
+    before[0].lease.term.until = 0.0  # the process has slept
+    place.end_leases()
+    await other.lease("r1")
+    now = await Driver.of(store, header("r3"))
+    assert (now.lease.valid_until > boot_clock(), now.lease.lost) == (True, False)
+    assert [driver.lease.lost for driver in before] == [True, True]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -182,14 +183,15 @@ async def two_that_rest(store):
 
 
 async def claim(store, _given):
-    return (await store.claim("", limit=10)).leases
+    return store, (await store.claim("", limit=10)).leases
 
 
-async def claimed(leases, other, _given):
+async def claimed(said, other, _given):
+    store, leases = said
     assert [lease.run_id for lease in leases] == ["r0", "r1"]
     assert (await other.claim("", limit=10)).leases == ()
     for lease in leases:
-        assert await Driver(other, lease, begin(header(lease.run_id))).append(Observed()).wait()
+        assert await Driver(store, lease, begin(header(lease.run_id))).append(Observed()).wait()
 
 
 async def beat(store, drivers):
