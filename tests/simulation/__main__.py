@@ -1,4 +1,4 @@
-"""Play worlds again, and tell everything that happens in them: `python tests/simulation SEED...`."""
+"""Play worlds again, and tell everything that happens in them: `python tests/simulation [NAME=NUMBER...] SEED...`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def tell(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
-def main(seeds: list[str]) -> int:
-    """Play each seed; return 1 where a promise was broken."""
-    broken = False
-    for seed in seeds:
+def main(words: list[str]) -> int:
+    """Play each seed in a world with these fields; return 1 where a promise was broken."""
+    broken, given = False, {name: float(value) for name, _, value in (word.partition("=") for word in words) if value}
+    for seed in (word for word in words if "=" not in word):
         tell(f"seed {seed}")
-        world = play(int(seed), tell)
+        world = play(int(seed), tell, **given)
         for run_id, record in world.disk._records.items():
             run = record.run
             tell(f"{run_id}: {run.state}, {run.stop_reason}, version {run.version}, turn {run.turn}")

@@ -241,7 +241,7 @@ class Person:
                 await agent.settle(item.run_id, item.call_id, by=by, **how)
             case PendingKind.INPUT:
                 await self.send(item.run_id)
-            case PendingKind.PAUSE:
+            case PendingKind.PAUSE | PendingKind.CRASH:
                 await self.resume(item.run_id)
 
     async def send(self, run_id: str) -> None:

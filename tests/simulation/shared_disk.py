@@ -18,7 +18,7 @@ import attrs
 from seeded import at_once
 
 from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
-from agentfsm.core.events import ToolFinished
+from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.inbox import Cancel, InboxItem, Posted
 from agentfsm.ports import ALL, Claim, Durability, Filter, Lease, Store, Stored, Summary, Term
 from agentfsm.stores import MemoryStore
@@ -211,7 +211,7 @@ class Job:
     work: Callable[[], Any]
     delay_s: float = 0.0
     fault: str = ""
-    # "before" it is done, or "after".
+    # "before" it is done, or "after"; "stall": the process stands still between that and the word of it.
     lease: Lease | None = None
     # Of an append: no later one is written after one that was not.
     undone: Callable[[], object] = lambda: None
@@ -320,7 +320,8 @@ class Handle(Store):
         if self.died_at is not None:
             job.settle(error=StoreError("the process is dead"))
             return job
-        job.delay_s, job.fault = self.world.trip(what)
+        delay_s, fault = self.world.trip(what)
+        job.delay_s, job.fault = delay_s, fault or job.fault
         if self._line or job.delay_s or self.stalled_at is not None:
             self._line.append(job)
             if not self._served:
@@ -358,7 +359,14 @@ class Handle(Store):
         if job.fault == "after":
             job.value = value
             return self._spoil(job, "the connection was lost")
+        if job.fault == "stall":
+            return self.world.tasks.start_soon(self._stall_and_settle, job, value)
         return job.settle(value)
+
+    async def _stall_and_settle(self, job: Job, value: Any) -> None:
+        self.world.note(self.owner, lambda: "stalls before it begins what it has just said")
+        await self.stall(self.world.dice.choice((3.5, 5.0)))
+        job.settle(value, None if self.died_at is None else StoreError("the process is dead"))
 
     def _spoil(self, job: Job, why: str) -> None:
         if job.lease is not None:
@@ -433,7 +441,9 @@ class Handle(Store):
         self.world.tempt_fate(self, 0.1)
         self.told |= {(run.id, event.result.call_id) for event in events if isinstance(event, ToolFinished)}
         work = lambda: self.disk.write(lease, run, events, taken, final=final)  # noqa: E731  it reads best in place
-        return self._submit(Job(work, lease=lease), "append")
+        begins = any(isinstance(event, ToolStarted) for event in events)
+        fault = "stall" if begins and self.world.stalls_at(self) else ""
+        return self._submit(Job(work, lease=lease, fault=fault), "append")
 
     def release(self, lease: Lease) -> Commit:
         """Release, some time."""

@@ -85,6 +85,12 @@ class World:
     delays: float = attrs.field(init=False)
     tool_faults: float = attrs.field(init=False)
     # How likely each of these is.
+    stalls: float = 0.0
+    # How likely a process stands still between the durable word that a call begins and its beginning.
+    poison: float = 0.0
+    # How likely a run is one that ends whoever drives it.
+    reuses: bool = False
+    # Whether the ids of runs that are over are used again.
     runs: int = attrs.field(init=False)
     # That are begun.
     streams: bool = attrs.field(init=False)
@@ -126,6 +132,10 @@ class World:
         if fault or delay_s:
             self.note("disk", lambda: f"takes {delay_s} s {f'and fails {fault} ' if fault else ''}to {what}")
         return delay_s, fault
+
+    def stalls_at(self, handle: Handle) -> bool:
+        """Whether a process stands still now."""
+        return self.stalls > 0 and not self.is_calm and handle.is_heard and self.chance(self.stalls)
 
     def tempt_fate(self, handle: Handle, share: float) -> None:
         """Let fate strike a process, so likely, soon: while what it has just begun is under way."""
