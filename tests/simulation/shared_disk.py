@@ -312,6 +312,7 @@ class Handle(Store):
             if tenure is None or tenure.lease is not lease:
                 del self.leases[run_id]
                 _lose(lease)
+        self.disk.free_forgotten(self)
         self.lapsed_at = None
 
     # Jobs
