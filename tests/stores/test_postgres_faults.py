@@ -392,6 +392,7 @@ async def test_a_dropped_lease_whose_row_is_locked_costs_no_other(store, shared_
     with session(shared_postgres, schema) as locker:
         locker.execute("UPDATE workers SET until = 0")
         locker.commit()
+        kept.lease.term.until = 0.0  # it has slept, too
         locker.execute("UPDATE runs SET turn = 1 WHERE id = 'r1'")
         del dropped
         await renew(store)
@@ -411,9 +412,10 @@ async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgr
     other = PostgresStore(shared_postgres, schema=schema)
     await finished(store)
     gate, entered = threading.Event(), threading.Event()
+    taker = store._taker("full")
 
     def stand_still(ledger):
-        lease = ledger.take("r1", "full")
+        lease = ledger.take("r1", taker)
         entered.set()
         gate.wait(30)
         return ledger.execute("SELECT count(*) FROM runs").fetchall(), lease
