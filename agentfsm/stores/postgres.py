@@ -41,7 +41,7 @@ from agentfsm.stores.common import (
     summary_from,
     without_history,
 )
-from agentfsm.stores.holdings import Held, Holdings, LoopOwner, owner_of
+from agentfsm.stores.holdings import Holdings, LoopOwner, owner_of
 from agentfsm.stores.listener import Listener
 from agentfsm.stores.owner import Owner, by_process
 from agentfsm.stores.postgres_link import NOW, Address, Link, announcements, digest_of
@@ -162,7 +162,7 @@ class _PostgresLedger(Link):
             self._set_until(owner, now)
 
     def _set_until(self, owner: LoopOwner, now: float) -> None:
-        """Let the leases of an event loop hold from now on; where they have ended meanwhile, see first which still do."""
+        """Let the leases of an event loop hold from now on; where they have ended, see first which are lost."""
         leases = self.holdings.leases_of(owner) if owner.until <= now else []
         if leases:
             self._look_at(leases)

@@ -183,9 +183,10 @@ class _RedisLedger(RedisServer):
 
     def _keep(self, owner: LoopOwner) -> None:
         """Renew the leases of an event loop that runs, where the machine has slept through the time for it."""
-        if owner.until - boot_clock() < self.lease_s / 2 and self.holdings.is_renewable(owner):
-            if leases := self.holdings.leases_of(owner):
-                self._renew([owner], leases)
+        if owner.until - boot_clock() > self.lease_s / 2 or not self.holdings.is_renewable(owner):
+            return
+        if leases := self.holdings.leases_of(owner):
+            self._renew([owner], leases)
 
     def _renew(self, owners: Sequence[LoopOwner], leases: Sequence[Lease]) -> list[list[bytes]]:
         """Renew what event loops hold, and tell leases what is new, those first that are lost.

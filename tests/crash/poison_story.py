@@ -73,7 +73,9 @@ async def reply(request: Request) -> object:
 
 def agent_on(store: Store) -> Agent:
     """Return the agent of all these runs."""
-    return Agent(FunctionModel(reply), tools=[pay, die], name="cashier", store=store, limits=Limits(crashes=CRASHES, parallel=1))
+    return Agent(
+        FunctionModel(reply), tools=[pay, die], name="cashier", store=store, limits=Limits(crashes=CRASHES, parallel=1)
+    )
 
 
 async def submit(store_of: Callable[[], Store], ids: list[str]) -> None:

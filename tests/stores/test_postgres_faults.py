@@ -4,11 +4,10 @@ import os
 import signal
 import socket
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
-import attrs
 import psycopg
 import pytest
 from held import hold
@@ -24,6 +23,7 @@ from agentfsm.core.inbox import Cancel
 from agentfsm.core.run import begin
 from agentfsm.stores import PostgresStore, postgres_link
 from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, words
+
 
 @pytest.fixture
 def schema(postgres_desk):

@@ -7,7 +7,6 @@ import sys
 import anyio
 import attrs
 import pytest
-import redis
 from held import hold
 from renewal import Renewal, beat
 
