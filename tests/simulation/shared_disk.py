@@ -136,7 +136,7 @@ class Disk(MemoryStore):
         deaths = self._deaths_of(lease.run_id)
         lease.term = handle.term
         lease.crashes = deaths.alone if deaths.crashes else 0
-        lease.is_suspect = deaths.crashes > 1
+        lease.abandoned = deaths.crashes > 0
         self.tenures[lease.run_id] = Tenure(handle, lease)
         handle.leases[lease.run_id] = lease
 

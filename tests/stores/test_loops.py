@@ -94,7 +94,7 @@ async def test_a_blocked_loop_loses_its_runs_to_its_neighbour(place, neighbour, 
         assert "stand_still" in caplog.text
         gate.set()
         await heard(lambda: "runs again" in caplog.text)
-    assert (theirs.lease.lost, lease.crashes, lease.is_suspect) == (True, 1, False)
+    assert (theirs.lease.lost, lease.crashes, lease.abandoned) == (True, 1, True)
     assert (await neighbour.do(outcome, theirs)) is LeaseLostError
     assert not mine.lease.lost
     assert await mine.append(Observed()).wait()
@@ -123,7 +123,7 @@ async def test_what_a_closed_loop_drove_is_free(place, neighbour):
     mine = await Driver.of(store, header("mine", agent="a"))
     neighbour.close()
     lease = await taken_over(other, "theirs")
-    assert (lease.crashes, lease.is_suspect) == (0, False)
+    assert (lease.crashes, lease.abandoned) == (0, False)
     with pytest.raises(LeaseHeldError):
         await other.lease("mine")
     await refused(theirs.append(Observed()), LeaseLostError)
