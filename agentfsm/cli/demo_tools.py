@@ -38,7 +38,7 @@ SPARE_S: Final = 2.0
 # Bytes of a result: more than any here can have, so that the JSON is never cut in its middle.
 SHOWN_BYTES: Final = 96_000
 # No two keys in this form make the same name, so it need not hold a hash.
-_PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9]{1,64}:t\d{1,9}\.\d{1,9}")
+_PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9]{1,64}:t\d{1,9}\.\d{1,9}(:[0-9a-f]{8})?")
 
 Folder = RunContext[Any]
 

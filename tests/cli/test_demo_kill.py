@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from checks import valid_history
+from checks import keys_of, valid_history
 from commandline import Shell
 
+from agentfsm.cli.demo_tools import safe_name
 from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.machine import State
 
@@ -64,7 +65,7 @@ def crash(folder: Path, seed: int) -> str:
         assert finished(events)[call_id] == event
         assert f"  {call_id} " not in resumed.err, f"{call_id} ran again, though its result was durable"
     (report,) = shell.reports()
-    assert report.name == f"{run_id}-t3-0.md"
+    assert report.stem == safe_name(keys_of(run)["t3.0"])
     assert report.name in run.output
     return f"seed {seed}: killed in {last.upper()} at version {len(before)}, resumed to {len(events)}"
 
@@ -113,7 +114,7 @@ def test_killed_while_the_report_is_written(shell, patch, left):
     assert [path.suffix[1:] for path in shell.reports()] == left
     shell("resume", process.run_id)
     (report,) = shell.reports()
-    assert report.name == f"{process.run_id}-t3-0.md"
+    assert report.stem == safe_name(keys_of(shell.load(process.run_id))["t3.0"])
     started = [event.call_id for event in shell.events(process.run_id) if isinstance(event, ToolStarted)]
     assert started == ["t3.0", "t3.0"]
 

@@ -248,6 +248,9 @@ def test_no_two_keys_share_a_name():
         "a:t1:0",
         "a:t1.0\n",
         "A:t1.0",
+        "a:t1.0:deadbeef",
+        "a:t1.0-deadbeef",
+        "a:t1.0:deadbee",
         "x" * 150,
         "x" * 151,
     ]

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import attrs
 from anyio.lowlevel import checkpoint
-from checks import calls_of, names, results_of, sound, starts_of
+from checks import calls_of, keys_of, names, results_of, sound, starts_of
 
 from agentfsm import Agent, Limits, Outcome, PendingKind, Run, RunContext, Settings, tool
 from agentfsm.core import codec
@@ -273,7 +273,7 @@ async def decide(agent: Agent, world: World, run: Run) -> None:
         if item.kind is PendingKind.APPROVAL:
             await agent.approve(item.run_id, item.call_id, by=PERSON)
         else:
-            done = world.effects(f"{item.run_id}:{item.call_id}")
+            done = world.effects(keys_of(await agent.load(item.run_id))[item.call_id])
             saying = {"result": done[-1][2]} if done else {"rerun": True}
             await agent.settle(item.run_id, item.call_id, by=PERSON, **saying)
         tell((item.run_id, item.call_id))
