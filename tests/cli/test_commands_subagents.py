@@ -152,7 +152,7 @@ def test_a_person_may_change_the_arguments(here):
     assert '  t1.0 transfer(account="Ann", cents=4)\n       done in ' in text
     assert "       approved by eve\n" in text
     assert '       the model\'s own arguments, which were changed: account="Bob", cents=5\n' in text
-        assert '"by": "eve", "arguments": {"account": "Ann", "cents": 4}, "key": "' in text
+    assert '"by": "eve", "arguments": {"account": "Ann", "cents": 4}, "key": "' in text
     call = here.json("show", "t")["tree"][0]["calls"][0]
     assert (call["approved_by"], call["proposed"]) == ("eve", {"account": "Bob", "cents": 5})
     assert call["arguments"] == {"account": "Ann", "cents": 4}
