@@ -497,7 +497,7 @@ async def test_a_result_in_the_journal_is_not_asked_for_again(store):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "outcomes"), [(0.5, []), (1.5, [Outcome.DONE, Outcome.SKIPPED])], ids=["streaming", "waiting"]
+    ("seconds", "outcomes"), [(0.5, []), (1.5, [Outcome.DONE, Outcome.CANCELLED])], ids=["streaming", "waiting"]
 )
 def test_the_time_of_the_run_ends_early_calls(seconds, outcomes):
     """While the reply streams nothing is known of them; when it is whole, what has no result yet is closed."""
@@ -557,7 +557,7 @@ async def test_somebody_else_may_cancel_while_early_calls_run(store, phase):
             await Agent(ScriptedModel(), store=store).cancel("mine", by="ann")
     (run,) = ends
     assert (run.stop_reason, run.stop_message) == (StopReason.CANCELLED, "cancelled by ann")
-    assert [r.outcome for r in results_of(run.messages)] == ([] if phase == "streaming" else [Outcome.SKIPPED])
+    assert [r.outcome for r in results_of(run.messages)] == ([] if phase == "streaming" else [Outcome.CANCELLED])
     assert (list(world.cut), world.running) == (["old"], 0)
     await sound(agent, run)
 

@@ -236,7 +236,7 @@ class Heir(Wrapped):
     async def lease(self, *args: object, **options: object) -> Lease:
         """Count the crash."""
         lease = await self.inner.lease(*args, **options)
-        lease.crashes = 1
+        lease.abandoned = True
         return lease
 
 
@@ -315,7 +315,8 @@ def check_call(world: World, record: AuditRecord, result: ToolResult | None, *, 
 
 def check_stream(world: World) -> None:
     """A call is told as started and then as ended, for each dispatch; as completed only where its body returned."""
-    seen = [event for event in world.watched if event.type not in (ToolEventType.QUEUED, ToolEventType.DRAINED)]
+    asides = (ToolEventType.QUEUED, ToolEventType.DRAINED)
+    seen = [event for event in world.watched if event.run_id == "run" and event.type not in asides]
     for call_id in {event.call_id for event in seen}:
         told = [event.type for event in seen if event.call_id == call_id]
         notes = [
