@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
-import anyio
 import attrs
 
 from agentfsm.core.calls import Phase
@@ -141,9 +140,13 @@ class Driver(Generic[A_co]):
             self._keep(journal.run, drive.tally)
             drive.close()
             return cast("Run[A_co]", journal.run)
-        except anyio.get_cancelled_exc_class() as cancellation:
-            journal.lease.rest_s = 0.0  # it is no fault of the run
+        except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: it can wait for nothing more
+            journal.release()
+            raise
+        except BaseException as cancellation:
             if not is_foreign(cancellation):
+                if not isinstance(cancellation, Exception):
+                    journal.lease.rest_s = 0.0  # it is no fault of the run
                 raise
             raise AgentError(
                 f"run {journal.run.id!r} stopped in {journal.run.state.upper()}: what was awaited there, such as a "

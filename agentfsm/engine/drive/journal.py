@@ -134,6 +134,7 @@ class Journal:
     # Whether `listen` is told of changes of state by `tell_changes` only: what led to them is told first.
     _changes: list[StateChanged] = attrs.field(factory=list)
     # Those that it was not told of.
+    _is_released: bool = False
     _last: Commit | None = None
     _mark: float = 0.0
     # The clock's reading at the newest event.
@@ -311,17 +312,29 @@ class Journal:
         """Whether the store has told of rows in the inbox that nobody here has seen."""
         return self.lease.newest > self.lease.seen
 
-    async def close(self) -> None:
-        """Give the lease back, behind the appends that are under way, and wait for both: shielded, bounded in time.
-
-        Whoever is told that a driving call has ended may take the lease at once.
-        """
+    def release(self) -> Commit:
+        """Give the lease back, behind the appends that are under way, without waiting for either."""
         self.lease.wake = None
-        released = self.store.release(self.lease)
+        self._is_released = True
+        return self.store.release(self.lease)
+
+    async def close(self) -> None:
+        """Give the lease back, unless that was done, and wait for it and the appends: shielded, bounded in time.
+
+        Whoever is told that a driving call has ended may take the lease at once. Where no event loop runs any more,
+        nothing is waited for: the store writes what it was given by itself.
+        """
+        if self._is_released:
+            return None
+        released = self.release()
         commits = [released] if self._last is None else [self._last, released]
         if all(each.is_settled for each in commits):
             return await self._settle(commits)
-        with _shielded() as scope:
+        try:
+            shield = _shielded()
+        except anyio.NoEventLoopError:
+            return None
+        with shield as scope:
             await self._settle(commits)
         if scope.cancelled_caught:
             self.log.error("journal_not_written", seconds=SETTLE_S)

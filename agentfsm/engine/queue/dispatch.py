@@ -296,6 +296,8 @@ class _Tries:
 
     async def _raised(self, error: BaseException) -> End | float:
         """Return the end that a tool's exception is, or the seconds to wait; raise what is not the tool's."""
+        if isinstance(error, GeneratorExit):  # the coroutine was closed, perhaps after its event loop
+            raise error
         if isinstance(error, ModelRetry):
             return failed(render.retry_text(error), ErrorType.RETRY, retryable=True)
         if isinstance(error, anyio.get_cancelled_exc_class()) and not is_foreign(error):
@@ -312,7 +314,7 @@ class _Tries:
             return error.subgroup(KeyboardInterrupt) is not None
         if self.tool.kind is ToolKind.AGENT and (isinstance(error, StoreError) or not isinstance(error, Exception)):
             return True
-        return isinstance(error, Paused | KeyboardInterrupt | GeneratorExit)
+        return isinstance(error, Paused | KeyboardInterrupt)
 
     async def _value(self) -> Any:
         tool, (args, kwargs) = self.tool, self.bound
@@ -359,9 +361,10 @@ class _Tries:
         self.arm()
         try:
             value = await handed.wait()
-        except anyio.get_cancelled_exc_class():
-            place.keep_for(self.dispatcher.owner)
-            self.job.place = place
+        except BaseException:
+            if not place.is_free:  # it was not the function that has raised this
+                place.keep_for(self.dispatcher.owner)
+                self.job.place = place
             raise
         return await isolated(value) if _is_awaitable(value) else value
 

@@ -1,0 +1,86 @@
+"""A driving call whose coroutine is closed, or whose event loop ends, gives its lease back and says how far it came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from checks import HANG_S
+
+from agentfsm import Agent, Outcome, tool
+from agentfsm.ports import Store
+from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.testing.models import ScriptedModel, call, say
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A store that outlives event loops; the tests close it."""
+    return MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "runs.db")
+
+
+def worker(store: Store, begun: list[str], **options: object) -> Agent:
+    """An agent whose tool never returns while nobody has begun it before."""
+
+    @tool(**options)
+    async def hold() -> str:
+        """Hold."""
+        begun.append("hold")
+        if len(begun) == 1:
+            await asyncio.get_running_loop().create_future()
+        return "held"
+
+    return Agent(ScriptedModel(say("", call("hold")), "done"), tools=[hold], store=store)
+
+
+async def driven_until(begun: list[str], driving: Coroutine[Any, Any, object]) -> None:
+    """Drive a coroutine by hand, as no task does, until its tool has begun."""
+    while not begun:
+        wish = driving.send(None)
+        if wish is None:
+            await asyncio.sleep(0)
+        elif not begun:
+            wish._asyncio_future_blocking = False
+            await asyncio.wait([wish])
+
+
+async def taken_up(store: Store, agent: Agent) -> None:
+    """Another worker goes on, as soon as the store has written what it was given."""
+    with anyio.fail_after(HANG_S):
+        assert (await store.runs())[0].driven is False
+        run = await Agent(ScriptedModel("done"), tools=list(agent.tools), store=store).resume("run")
+    assert run.output == "done"
+    [record] = await agent.audit("run")
+    assert (record.status, record.attempts) == (Outcome.DONE, 2)
+    await store.aclose()
+
+
+@pytest.mark.parametrize("options", [{"read_only": True}, {"idempotent": True}], ids=["look", "put"])
+def test_a_coroutine_that_is_closed_gives_its_lease_back(shelf, options):
+    """Whoever closes it waits for nothing, and how far its call has come is in the journal."""
+
+    async def play() -> None:
+        begun: list[str] = []
+        agent = worker(shelf, begun, **options)
+        driving = agent.run("go", id="run")
+        await driven_until(begun, driving)
+        driving.close()
+        await taken_up(shelf, agent)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("options", [{"read_only": True}, {"idempotent": True}], ids=["look", "put"])
+def test_a_coroutine_that_outlives_its_loop_gives_its_lease_back(shelf, options):
+    """It is closed where no event loop runs, as when it is collected: anyio's scopes complain, the lease is free."""
+    begun: list[str] = []
+    agent = worker(shelf, begun, **options)
+    driving = agent.run("go", id="run")
+    asyncio.run(driven_until(begun, driving))
+    with pytest.raises(RuntimeError):
+        driving.close()
+    asyncio.run(taken_up(shelf, agent))
