@@ -478,6 +478,10 @@ class Term:
     # Seconds by `threads.boot_clock`. From then on another worker may hold the leases.
 
 
+# Of a lease that ends only when it is given back.
+FOR_EVER: Final = Term()
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Lease:
     """The right to append to one run, until it is released, lost or dropped. A store keeps it alive by itself."""
@@ -489,7 +493,7 @@ class Lease:
     # How many events the journal held when the lease was taken.
     durability: Durability = "full"
     # Of its appends.
-    term: Term = attrs.field(factory=Term)
+    term: Term = FOR_EVER
     # Of its owner. Before a tool has an effect the engine sees whether the lease still holds.
     crashes: int = 0
     # How many owners died while they drove this run and no other, since it last finished a turn or was resumed.

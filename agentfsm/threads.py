@@ -68,7 +68,10 @@ def _entrance(asyncios: str = "call_soon_threadsafe") -> CallSoon:
 
 def native_loop() -> object:
     """Return the event loop that runs: asyncio's own, or trio's token for it."""
-    return event_loop().current_token()
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return event_loop().current_token()
 
 
 def try_call_soon(native: Any, function: Callable[[], object]) -> bool:

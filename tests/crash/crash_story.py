@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import attrs
 from anyio.lowlevel import checkpoint
-from checks import calls_of, keys_of, names, results_of, sound, starts_of
+from checks import calls_of, names, results_of, sound, starts_of
 
 from agentfsm import Agent, Limits, Outcome, PendingKind, Run, RunContext, Settings, tool
 from agentfsm.core import codec
@@ -231,12 +231,14 @@ async def lives(
 
 
 async def drive(agent: Agent, world: World, stepwise: bool) -> None:
-    """Drive the run to its end, and decide what it waits for; tell what was acknowledged before going on."""
+    """Drive the run to its end or its parking; decide what it waits for, and tell what was acknowledged before that."""
     run = await begun(agent, world.run_id)
     while not run.is_over:
         before = run
         run = await (agent.step(run, deps=world) if stepwise else agent.finish(run, deps=world))
         tell((run.id, run.version, run.updated_at))
+        if any(item.kind is PendingKind.CRASH for item in run.pending):
+            return  # too many workers died of it: a person looks at it
         if run.is_waiting:
             await decide(agent, world, run)
         else:
@@ -273,7 +275,8 @@ async def decide(agent: Agent, world: World, run: Run) -> None:
         if item.kind is PendingKind.APPROVAL:
             await agent.approve(item.run_id, item.call_id, by=PERSON)
         else:
-            done = world.effects(keys_of(await agent.load(item.run_id))[item.call_id])
+            asking = await agent.load(item.run_id)
+            done = world.effects(asking.entry(item.call_id).call.key)
             saying = {"result": done[-1][2]} if done else {"rerun": True}
             await agent.settle(item.run_id, item.call_id, by=PERSON, **saying)
         tell((item.run_id, item.call_id))

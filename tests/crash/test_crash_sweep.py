@@ -14,7 +14,7 @@ import pytest
 from checks import sound_run
 from crash_story import World, agent_on, check, life, lives
 
-from agentfsm import Run, StopReason
+from agentfsm import PendingKind, Run
 from agentfsm.ports import Store
 from agentfsm.testing.crash import ForkServer, ProcessResult
 
@@ -170,15 +170,16 @@ def test_workers_may_be_killed_at_random_on_a_server_for_long(scene):
 
 @on(("sqlite", "postgres"))
 def test_a_run_that_kills_its_workers_is_parked(scene):
-    """Where five workers die over one turn, the sixth ends the run, says why, and does nothing else."""
+    """Where five workers die over one turn, the sixth pauses the run, says why, and does nothing else."""
     world = scene.new_world("parked")
     for effect in (4, 1, 1, 1, 1):  # behind what the second call does, and then before whatever comes next
         assert scene.run(world, kill_at=("effect", effect), crashes=5).killed
     told = len(world.effects())
     assert not scene.run(world, crashes=5).killed
     run = anyio.run(loaded, world)
-    assert run.stop_reason is StopReason.PARKED
-    assert run.stop_message.startswith("5 workers died over it in ACT")
+    ((kind, why),) = [(item.kind, item.description) for item in run.pending]
+    assert kind is PendingKind.CRASH
+    assert "5 workers died while they drove it and no other run, in ACT" in why
     assert len(world.effects()) == told
     sound_run(run)
 
