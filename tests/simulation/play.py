@@ -53,9 +53,8 @@ class Process:
             return
         self.world.note(self.name, lambda: deed)
         match deed:
-            case "dies":  # nothing that it still does reaches the disk or the world
-                self.handle.die()
-                self.life.cancel()
+            case "dies":
+                self.die()
             case "stalls":
                 self.world.tasks.start_soon(self.handle.stall, self.world.dice.choice((1.0, 3.5, 5.0, 5.0)))
             case "blocks":
@@ -63,6 +62,12 @@ class Process:
                 self.world.tasks.start_soon(self.handle.stall, seconds, BLOCKED_S)
             case "is cut off" if self.drives:
                 self.drives[-1].cancel()
+
+    def die(self) -> None:
+        """End without manners: nothing that it still does reaches the disk or the world."""
+        if self.handle.died_at is None:
+            self.handle.die()
+            self.life.cancel()
 
     async def drive(self, what: Callable[[], Awaitable[Run | None]]) -> None:
         """Do one driving call, which fate may cut off; note what it returns."""
@@ -89,7 +94,10 @@ class Process:
 
     def _look_at_waits(self, run: Run, began: float) -> None:
         """See that nothing is waited for whose time was up when the run was taken up."""
-        inbox = self.world.disk._records[run.id].inbox.values()
+        record = self.world.disk._records.get(run.id)
+        if record is None or record.run.header.nonce != run.header.nonce:  # it was deleted in between
+            return
+        inbox = record.inbox.values()
         decided = {row.item.call_id for row in inbox if isinstance(row.item, Decision)}  # behind another one's wait
         for item in run.pending if run.paused is None else ():
             is_late = item.expires_at is not None and item.expires_at <= began
@@ -104,7 +112,13 @@ class Process:
             live = [each for each in sorted(ids) if ids[each].run.header.parent is None and not ids[each].run.is_over]
             if ids and not live and len(ids) >= world.runs and world.chance(0.5):
                 return
-            if not ids or (len(ids) < world.runs and world.chance(0.3)):
+            over = [each for each in sorted(ids) if self._is_deletable(each)] if world.reuses else []
+            if over and world.chance(0.5):
+                reused = world.dice.choice(over)
+                world.note(self.name, lambda reused=reused: f"deletes {reused}, and begins it again")
+                world.bury(reused)
+                await self._begin(reused)
+            elif not ids or (len(ids) < world.runs and world.chance(0.3)):
                 await self._begin(f"r{len(ids)}")
             elif (ready := [each for each in live if self._is_worth_it(each)]) or world.chance(0.2):
                 await self._go_on(world.dice.choice(ready or live or ["r0"]))
@@ -116,6 +130,16 @@ class Process:
         is_due = any(item.expires_at is not None and item.expires_at <= soon for item in record.run.pending)
         is_free = tenure is None or not tenure.handle.is_heard
         return is_free and (is_due or bool(record.inbox) or not record.run.is_waiting)
+
+    def _is_deletable(self, run_id: str) -> bool:
+        """Whether a run is over, nobody drives it, and none that is left has begun with a part of it."""
+        records, tenures = self.world.disk._records, self.world.disk.tenures
+        header = records[run_id].run.header
+        below = [each for each, record in records.items() if record.run.header.parent == run_id]
+        family = {run_id, *below}
+        forks = any(record.run.header.forked_from in family for record in records.values())
+        is_idle = all(records[each].run.is_over and each not in tenures for each in family)
+        return is_idle and not forks and header.parent is None and header.forked_from is None
 
     async def _begin(self, run_id: str) -> None:
         agent, deps = self.agent, self.handle
@@ -332,7 +356,7 @@ async def _slot(world: World, name: str) -> None:
     """One process after the other."""
     for life in range(1_000):
         process = Process(world, f"{name}.{life}", drifted=world.drifts and world.chance(0.5))
-        process.handle.strike = process.strike
+        process.handle.strike, process.handle.end = process.strike, process.die
         with process.life:
             await process.live()
         if process.handle.died_at is None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from checks import sound_run, valid_history
-from world import UNSAFE
+from world import CRASHES, UNSAFE
 
 from agentfsm import Outcome, Run, State, StopReason
 from agentfsm.core import codec
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
+from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Input, Rerun
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
@@ -93,6 +94,8 @@ def _acknowledged(world: World, stories: dict[str, Story]) -> Iterator[str]:
     """What a driving call has returned is in the journal, as it was."""
     for run in world.returned:
         story = stories.get(run.id)
+        if story is not None and story.run.header.nonce != run.header.nonce:
+            continue  # of the run that had this id before
         if story is None or run.version >= len(story.versions) or story.versions[run.version] != run:
             yield f"P1: {run.id} v{run.version} was returned, and the journal says otherwise"
 
@@ -172,7 +175,7 @@ def _keys(world: World) -> Iterator[str]:
     """
     effects: dict[tuple[str, str], set[str]] = {}
     # By run and effect.
-    for attempt in world.attempts:
+    for attempt in (*world.attempts, *world.buried):
         effect = f"{attempt.call_id} {attempt.tool} {json.dumps(attempt.arguments, sort_keys=True)}"
         effects.setdefault((attempt.run_id, effect), set()).add(attempt.key)
     sharing: dict[str, set[tuple[str, str]]] = {}
@@ -189,7 +192,8 @@ def _keys(world: World) -> Iterator[str]:
 
 def _root(world: World, run_id: str) -> str:
     """Return the run at the beginning of its forks."""
-    while (source := world.disk._records[run_id].run.header.forked_from) is not None:
+    records = world.disk._records
+    while run_id in records and (source := records[run_id].run.header.forked_from) is not None:
         run_id = source
     return run_id
 
@@ -314,7 +318,19 @@ def _asked_first(story: Story) -> Iterator[str]:
             yield f"P7: {attempt.tool} {call_id} ran with {n}, and not with {arguments[call_id]}"
 
 
+# Parking
+
+
+def _parked(story: Story) -> Iterator[str]:
+    """A run is paused for the deaths of its owners only where it was alone with them: no other can be the reason."""
+    times = sum(isinstance(event, e.Paused) and event.kind is PendingKind.CRASH for _, event in story.own())
+    alone = story.world.disk.alone[story.run.id]
+    if alone < times * CRASHES:
+        yield f"P11: parked {times} times, and alone with an owner that died {alone} times"
+
+
 CHECKS: Final = (
+    _parked,
     _inputs_come_in,
     _starts,
     _nothing_hidden,

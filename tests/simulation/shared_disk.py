@@ -8,8 +8,8 @@ until the lease is gone, or end the process in the middle.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,6 +98,8 @@ class Disk(MemoryStore):
 
     tenures: dict[str, Tenure] = attrs.field(factory=dict, init=False)
     deaths: dict[str, Deaths] = attrs.field(factory=dict, init=False)
+    alone: Counter[str] = attrs.field(factory=Counter, init=False)
+    # How many owners of a run died ever that drove no other one.
     accepted: list[Accepted] = attrs.field(factory=list, init=False)
 
     def taken(self, handle: Handle, run_id: str, take: Callable[[], Any], *, takeover: bool = False) -> Any:
@@ -154,6 +156,7 @@ class Disk(MemoryStore):
                     deaths = self._deaths_of(run_id)
                     deaths.alone = (deaths.alone if deaths.crashes else 0) + (company <= 1)
                     deaths.crashes, deaths.company = deaths.crashes + 1, company
+                    self.alone[run_id] += company <= 1
                 self._free(runs)
 
     def free_forgotten(self, handle: Handle) -> None:
@@ -196,6 +199,13 @@ class Disk(MemoryStore):
         if not any(each.row is row for each in self.accepted):
             self.accepted.append(Accepted(run_id, self.clock.now(), row))
         return row
+
+    def forget(self, run_ids: Collection[str]) -> None:
+        """Forget what was known of runs that were deleted."""
+        self.accepted = [each for each in self.accepted if each.run_id not in run_ids]
+        for run_id in run_ids:
+            self.deaths.pop(run_id, None)
+            self.alone.pop(run_id, None)
 
     def renewed(self, run_id: str) -> None:
         """Tell who drives the run what its inbox holds, as a renewal does."""
@@ -255,6 +265,8 @@ class Handle(Store):
     # As its process knows, by run.
     strike: Callable[[], object] = attrs.field(default=lambda: None)
     # Lets fate strike its process.
+    end: Callable[[], object] = attrs.field(default=lambda: None)
+    # Ends its process.
     told: set[tuple[str, str]] = attrs.field(factory=set)
     # Run and call of every result that was handed in.
     _awake: anyio.Event = attrs.field(factory=anyio.Event)

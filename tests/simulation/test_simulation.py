@@ -22,9 +22,11 @@ from play import play
 from shared_disk import Disk, HandleTerm
 from world import World, here
 
+import agentfsm.agent as agents
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.inbox import Approve
+from agentfsm.core.run import Header
 from agentfsm.engine import perform
 from agentfsm.engine.act import decide
 from agentfsm.engine.act.calls import RunHost
@@ -63,6 +65,12 @@ def hold(seeds: range, **given: Any) -> None:
 def test_the_promises_hold_in_every_world(first):
     """Nothing is lost, repeated or hidden, whoever dies, stalls, decides or changes their mind, and whenever."""
     hold(range(first, first + IN_A_ROW))
+
+
+@pytest.mark.parametrize("given", [{"poison": True, "runs": 4}, {"reuses": True}], ids=["poison", "reused ids"])
+def test_the_promises_hold_in_harder_worlds(given):
+    """Where one run ends every process that drives it, and where an id comes to name another run."""
+    hold(range(IN_A_ROW), **given)
 
 
 @pytest.mark.xfail(strict=True, reason="the engine does not look at Lease.valid_until before a call begins")
@@ -262,6 +270,22 @@ def lose_input(patch: Any) -> None:
     patch.setattr(MemoryStore, "append", append_anyhow)
 
 
+def share_a_nonce(patch: Any) -> None:
+    """The keys of a run are those of any other with its id."""
+    patch.setattr(agents, "Header", lambda **fields: Header(**{**fields, "nonce": ""}))
+
+
+def park_for_the_deaths_of_others(patch: Any) -> None:
+    """Each death counts against all runs that the process drove."""
+    held = Disk._held
+
+    def count_all(disk: Disk, handle: Any, lease: Any) -> None:
+        held(disk, handle, lease)
+        lease.crashes = disk.deaths[lease.run_id].crashes
+
+    patch.setattr(Disk, "_held", count_all)
+
+
 def trust_the_lease(patch: Any) -> None:
     """A lease holds for ever, as far as its owner is concerned."""
     patch.setattr(HandleTerm, "until", math.inf)
@@ -285,6 +309,8 @@ FAULTS: dict[Callable[[Any], None], tuple[int, int, str, dict[str, Any]]] = {
     leave_children: (42, 500, "P6", {"faults": 0.0}),
     lose_input: (39, 300, "P1", {}),
     trust_the_lease: (10, 100, "P4", {"stalls": 0.3}),
+    share_a_nonce: (8, 100, "P3", {"reuses": True}),
+    park_for_the_deaths_of_others: (141, 1000, "P11", {"poison": True, "runs": 4}),
 }
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 from anyio.abc import TaskGroup
+from seeded import at_once
 from shared_disk import Disk, Handle
 from wire_rules import RefusedError, check_wires
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 TICKS: Final = (0.0, 0.0, 0.25, 0.5, 1.0, 2.0)
 TOOL_TIMEOUT_S: Final = 4.0
 HANG_S: Final = 1_000.0
+# Owners that die while they drive one run alone, after which it is paused.
+CRASHES: Final = 4
 
 
 @attrs.define(eq=False)
@@ -87,10 +90,12 @@ class World:
     # How likely each of these is.
     stalls: float = 0.0
     # How likely a process stands still between the durable word that a call begins and its beginning.
-    poison: float = 0.0
-    # How likely a run is one that ends whoever drives it.
+    poison: bool = False
+    # Whether the first run ends each process in which a call of it begins.
     reuses: bool = False
-    # Whether the ids of runs that are over are used again.
+    # Whether runs that are over are deleted, and their ids used again.
+    buried: list[Attempt] = attrs.field(factory=list)
+    # Of runs that were deleted.
     runs: int = attrs.field(init=False)
     # That are begun.
     streams: bool = attrs.field(init=False)
@@ -179,6 +184,8 @@ class World:
         if not tool.read_only:
             self._may_begin(handle, tool, attempt)
         self.attempts.append(attempt)
+        if self.poison and not self.is_calm and ctx.run_id == "r0":
+            self.later(0.0, handle.end)
         self.tempt_fate(handle, 0.4)
         return attempt
 
@@ -214,6 +221,19 @@ class World:
             is_over = each.handle is handle and each.returned and (each.ended_at or 0.0) < anyio.current_time()
             if is_over and each.tool != "look" and (each.run_id, each.call_id) not in handle.told:
                 self.blame(f"P1: the result of {each.tool} {each.run_id} {each.call_id} was not written")
+
+    def bury(self, run_id: str) -> None:
+        """Delete a run that is over, with the agents below it; what it did stays done."""
+        gone = {run_id, *(each for each, r in self.disk._records.items() if r.run.header.parent == run_id)}
+        nonce = self.disk._records[run_id].run.header.nonce
+        at_once(self.disk.delete(run_id))
+        for each in self.attempts:
+            if each.run_id in gone:
+                self.buried.append(attrs.evolve(each, run_id=f"{each.run_id} of {nonce}"))
+        self.attempts = [each for each in self.attempts if each.run_id not in gone]
+        self.returned = [run for run in self.returned if run.id not in gone]
+        self.disk.forget(gone)
+        self.numbers = 0  # the next run may ask for the very same
 
     def look_at_request(self, request: Request) -> None:
         """See whether the vendors would take it; what asks for a run that it has lost already does not count."""
@@ -304,7 +324,7 @@ async def find_out(ctx: RunContext[Any], _arguments: Arguments) -> Any:
     """Say what became of a call, as far as one can see."""
     world = here.get()
     await anyio.sleep(world.tick())
-    if any(each.key == ctx.idempotency_key and each.acted for each in world.attempts):
+    if any(each.key == ctx.idempotency_key and each.acted for each in (*world.attempts, *world.buried)):
         return Found("booked")
     return world.dice.choice(("ask", "fail", "nonsense"))
 
@@ -415,7 +435,7 @@ def cast(expires_s: float, *, drifted: bool) -> Agent:
     below = tools_of(expires_s, drifted=drifted)
     known = ("look", "pay", "sign", "ask_user", "quiz")
     _BELOW[expires_s, drifted] = tuple(below.values())
-    limits = Limits(turns=8, tool_timeout_s=TOOL_TIMEOUT_S, model_retries=1, retry_wait_s=0.5, crashes=4)
+    limits = Limits(turns=8, tool_timeout_s=TOOL_TIMEOUT_S, model_retries=1, retry_wait_s=0.5, crashes=CRASHES)
     helper = Agent(Script(known, last=2), tools=[below[name] for name in known], name="helper", limits=limits)
     every = [*tools.values(), helper.as_tool(timeout_s=15.0)]
     return Agent(Script((*tools, "helper", "pay", "sign"), last=4), tools=every, name="top", limits=limits)
