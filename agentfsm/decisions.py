@@ -210,7 +210,7 @@ async def wake_callers(store: Store, run_id: str, parent: str | None, why: str) 
 def _key(run: Run, item: Pending) -> str:
     """Return the key under which one decision on this very question can be posted."""
     if item.kind is PendingKind.OUTCOME:
-        return f"outcome:{item.call_id}:{run.entry(item.call_id).attempts}"
+        return f"outcome:{item.call_id}:{run.entry(item.call_id).losses}"
     # The time tells two questions of one digest apart: a tool may change, and change back.
     return (
         f"{item.kind}:{item.call_id}:{item.digest}:{item.expires_at}" if item.digest else f"{item.kind}:{item.call_id}"

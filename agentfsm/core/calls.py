@@ -57,6 +57,8 @@ class OpenCall(Value):
     phase: Phase = Phase.INTENDED
     attempts: int = 0
     # How many times its tool was tried, as far as the journal tells.
+    losses: int = 0
+    # How many times its worker died, or gave it up, while it was under way.
     started_at: float = 0.0
     # When it was last taken up, seconds since 1970; 0 where it never was.
     duration_s: float = 0.0

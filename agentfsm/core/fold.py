@@ -200,7 +200,8 @@ def _tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
 
 
 def _tool_lost(run: Run[Any], event: e.ToolLost) -> Changes:
-    return _evolved(run, event, phase=Phase.LOST, expires_at=None, digest="", waits=())
+    losses = run.entry(event.call_id).losses + 1
+    return _evolved(run, event, phase=Phase.LOST, losses=losses, expires_at=None, digest="", waits=())
 
 
 def _tool_paused(run: Run[Any], event: e.ToolPaused) -> Changes:

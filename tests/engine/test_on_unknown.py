@@ -14,7 +14,7 @@ from checks import keys_of, names, results_of, sound, starts_of, virtually
 from test_crash import Killed, Mortal
 
 from agentfsm import Agent, Found, Limits, MisuseError, Outcome, PendingKind, Run, RunContext, tool
-from agentfsm.core.events import ToolFinished
+from agentfsm.core.events import ApprovalGiven, ToolCutOff, ToolFinished, ToolLost, ToolStarted
 from agentfsm.engine.tools.tool import Arguments, Tool
 from agentfsm.testing.models import ScriptedModel, call, say
 
@@ -308,3 +308,22 @@ def test_a_read_only_tool_has_no_policy():
 def test_without_a_word_only_what_may_be_repeated_is(options, policy):
     """What the author does not say is not assumed."""
     assert Bank().tool(**options).on_unknown == policy
+
+
+async def test_a_rerun_that_did_not_begin_is_decided_on_anew(store):
+    """The person's word is spent on a start that was taken back: the question that follows can be answered."""
+    _, bank, agent = await recovered(store)
+    await agent.settle("mine", "t1.0", rerun=True, by="ann")
+    (row,) = await store.inbox("mine")
+    run, lease = await agent.load("mine"), await store.lease("mine")
+    events = (
+        ApprovalGiven(call_id="t1.0", by="ann"),
+        ToolStarted(call_id="t1.0", repeatable=False),
+        ToolCutOff(call_id="t1.0", started_at=1.0, duration_s=0.0, undone=True),
+        ToolLost(call_id="t1.0"),
+    )
+    assert await store.append(lease, run.fold(events), events, taken=[row.number]).wait()
+    await store.release(lease).wait()
+    await agent.settle("mine", "t1.0", rerun=True, by="bob")
+    run = await agent.resume("mine")
+    assert (run.is_over, bank.paid) == (True, [bank.paid[0]] * 2)
