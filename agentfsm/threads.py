@@ -109,6 +109,21 @@ def waker(function: Callable[[], object]) -> Callable[[], None]:
     return partial(_call, _entrance(), function)
 
 
+def is_stranded(wake: Callable[[], None] | None) -> bool:
+    """Whether what `waker` returned belongs to an event loop that was closed."""
+    if not isinstance(wake, partial):
+        return False
+    try:
+        wake.args[0](_nothing)
+    except RuntimeError:  # as above
+        return True
+    return False
+
+
+def _nothing() -> None:
+    return
+
+
 class Bell:
     """What a coroutine waits for, and `ring` sets off from any thread."""
 

@@ -31,6 +31,7 @@ from agentfsm.stores.common import (
     without_history,
 )
 from agentfsm.stores.signals import Signals, agent_topic, run_topic
+from agentfsm.threads import is_stranded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -189,7 +190,7 @@ class MemoryStore(Store):
 
     def _take(self, record: _Record, durability: Durability, *, takeover: bool = False) -> Lease:
         if (held := record.lease) is not None:
-            if not takeover:
+            if not takeover and not is_stranded(held.wake):
                 raise LeaseHeldError(
                     f"run {record.run.id!r} is being driven by another task; wait for it, or resume it"
                 )

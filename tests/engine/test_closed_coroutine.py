@@ -48,10 +48,10 @@ async def driven_until(begun: list[str], driving: Coroutine[Any, Any, object]) -
             await asyncio.wait([wish])
 
 
-async def taken_up(store: Store, agent: Agent) -> None:
-    """Another worker goes on, as soon as the store has written what it was given."""
+async def taken_up(store: Store, agent: Agent, *, is_seen: bool = True) -> None:
+    """Another worker goes on, as soon as the store has written what it was given, or has seen that the loop is gone."""
     with anyio.fail_after(HANG_S):
-        assert (await store.runs())[0].driven is False
+        assert not is_seen or (await store.runs())[0].driven is False
         run = await Agent(ScriptedModel("done"), tools=list(agent.tools), store=store).resume("run")
     assert run.output == "done"
     [record] = await agent.audit("run")
@@ -84,3 +84,20 @@ def test_a_coroutine_that_outlives_its_loop_gives_its_lease_back(shelf, options)
     with pytest.raises(RuntimeError):
         driving.close()
     asyncio.run(taken_up(shelf, agent))
+
+
+def test_a_loop_that_is_closed_under_a_run_keeps_no_lease(shelf):
+    """Nobody has closed the coroutine, whose task is still there: the run can be taken up all the same."""
+    begun: list[str] = []
+    agent = worker(shelf, begun, idempotent=True)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(agent.run("go", id="run"))
+    while not begun:
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    loop.close()
+    asyncio.run(taken_up(shelf, agent, is_seen=False))
+    assert not task.done()
+    task._log_destroy_pending = False
+    with pytest.raises(RuntimeError):
+        task.get_coro().close()
