@@ -222,7 +222,7 @@ class DatabaseFile:
         """Whether another process has committed something since the last look."""
         if self._db is None:
             with self.transaction(write=False):
-                pass
+                return True  # nobody has looked while it was closed
         before, (self._data_version,) = self._data_version, self.execute("PRAGMA data_version").fetchone()
         return before != self._data_version
 
@@ -319,6 +319,7 @@ class DatabaseFile:
         try:
             db.execute(f"PRAGMA busy_timeout = {int(min(TRY_S, self.patience_s) * 1000)}")
             self._patiently(lambda: self._prepare(db))
+            (self._data_version,) = db.execute("PRAGMA data_version").fetchone()
         except BaseException:
             db.close()
             raise

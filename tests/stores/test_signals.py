@@ -18,6 +18,7 @@ from agentfsm.threads import waker
 @pytest.fixture(params=["memory", "sqlite"])
 async def store(request, tmp_path):
     made = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "runs.db")
+    await made.runs()  # a file that is opened later may have changed until then, as far as anybody knows
     yield made
     await made.aclose()
 
