@@ -58,6 +58,8 @@ ASKED: dict[str, Any] = {
     "resume": lambda agent, odd: agent.resume(odd),
     "load": lambda agent, odd: agent.load(odd),
     "history": lambda agent, odd: agent.history(odd),
+    "events": lambda agent, odd: anext(agent.events(odd)),
+    "wait": lambda agent, odd: agent.wait(odd),
     "audit": lambda agent, odd: agent.audit(odd),
     "fork": lambda agent, odd: agent.fork(odd),
     "replay": lambda agent, odd: agent.replay(odd),

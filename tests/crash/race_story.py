@@ -13,6 +13,7 @@ from crash_story import DYING, Speaker, World, refund
 
 from agentfsm import Agent, RunContext, tool
 from agentfsm.core.errors import AgentError, LeaseHeldError
+from agentfsm.engine.drive.journal import Journal
 from agentfsm.ports import Store
 from agentfsm.stores import sqlite
 from agentfsm.stores.writer import Writer
@@ -125,6 +126,7 @@ def unchecked() -> None:
             return True
 
     sqlite._SQLiteLedger.append = appended
+    Journal.check_time = lambda _journal: None  # the engine's own look before an effect
 
 
 def granted_unchecked() -> None:

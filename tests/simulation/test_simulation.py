@@ -73,7 +73,6 @@ def test_the_promises_hold_in_harder_worlds(given):
     hold(range(IN_A_ROW), **given)
 
 
-@pytest.mark.xfail(strict=True, reason="the engine does not look at Lease.valid_until before a call begins")
 def test_an_owner_that_stalled_makes_no_effect():
     """A process that stands still between the durable word and the call begins nothing that another one may begin."""
     hold(range(IN_A_ROW), stalls=0.3)

@@ -111,9 +111,10 @@ async def may_go_on(store: Store, item: Pending, now: float) -> bool:
     if item.expires_at is not None and now >= item.expires_at:
         return True
     try:
-        if item not in (await load(store, item.run_id)).pending:
-            return True  # somebody has driven it on
-        return any(_concerns(row, item) for row in await store.inbox(item.run_id))
+        # The inbox first: what has gone from it by then is in the journal.
+        if any(_concerns(row, item) for row in await store.inbox(item.run_id)):
+            return True
+        return item not in (await load(store, item.run_id)).pending  # somebody has driven it on
     except RunNotFoundError:  # deleted, further down: the agent above it will tell
         return True
 
