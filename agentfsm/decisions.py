@@ -62,7 +62,7 @@ async def awaited(
             return run, item
     gone = (Phase.APPROVED, Phase.RUNNING, Phase.FINISHED)
     decided = {entry.call.id for entry in run.open if entry.phase in gone}
-    if call_id in decided | {record.call_id for record in run.calls}:
+    if run.paused is None and call_id in decided | {record.call_id for record in run.calls}:
         by = await _decided_by(store, run_id, call_id)
         raise ConflictError(f"run {run_id!r} waits for no {kind} of {call_id} any more: it was decided already{by}")
     waits = ", ".join(_wait(item, run_id) for item in run.pending) or "nothing"
@@ -73,7 +73,7 @@ async def awaited(
 # What a run itself may wait for, and not one of its calls.
 _ITSELF = {
     PendingKind.PAUSE: "the end of its pause",
-    PendingKind.CRASH: "the end of its pause",
+    PendingKind.CRASH: "the end of its pause after crashes",
     PendingKind.INPUT: "input",
 }
 

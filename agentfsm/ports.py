@@ -774,6 +774,9 @@ class Store(Protocol):
 
         Args:
             before: Seconds since 1970.
+
+        Raises:
+            MisuseError: when it is no such number; nothing is removed.
         """
         ...
 

@@ -101,7 +101,9 @@ class Worker:
         except StoreError as error:  # it may be back soon, and nothing is lost while it is not
             _log.warning("the store cannot be asked for runs, and is asked again: %s", error)
             return None
-        if alone:
+        if alone and claim.leases:
+            ids = ", ".join(lease.run_id for lease in claim.leases)
+            _log.warning("workers died of one of these runs, which are now driven apart from all others: %s", ids)
             self._suspects.update(lease.run_id for lease in claim.leases)
         self._has_suspects = claim.has_suspects and not alone
         return claim.leases

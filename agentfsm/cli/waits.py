@@ -37,11 +37,18 @@ _WISHES: Final = {
 }
 
 
+# What a run itself waits for.
+_OF_A_RUN: Final = {
+    PendingKind.INPUT: "your word",
+    PendingKind.PAUSE: "the end of a pause",
+    PendingKind.CRASH: "the end of a pause after crashes",
+}
+
+
 def wish(item: Pending, run_id: str = "") -> str:
     """Return what a run waits for in a few words: "the approval of t1.0"."""
     if not item.call_id:
-        is_input = item.kind is PendingKind.INPUT
-        return f"{'your word' if is_input else 'the end of a pause'}{_elsewhere(item, run_id)}"
+        return f"{_OF_A_RUN[item.kind]}{_elsewhere(item, run_id)}"
     return f"{_WISHES[item.kind]} {place_of(item, run_id)}"
 
 

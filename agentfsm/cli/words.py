@@ -226,7 +226,7 @@ def _add_keeping(add: AddParser) -> None:
         "--before", metavar="TIME", type=moments.date, help="for example 2026-01-31, or seconds since 1970"
     )
     long.add_argument("--older-than", metavar="DAYS", type=moments.days, help="by the store's clock")
-    _add(add, keeping.compact, text="give the room of removed runs back to the disk (a SQLite file, no worker running)")
+    _add(add, keeping.compact, text="give the room of removed runs back to the disk (a SQLite file, nothing driven)")
 
 
 def _add_mcp(add: AddParser) -> None:

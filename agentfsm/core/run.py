@@ -359,7 +359,9 @@ def _no_output(run: Run[Any]) -> str:
 def _wish(item: Pending) -> str:
     if item.call_id:
         return f"{item.kind} of {item.tool} ({item.call_id})"
-    return f"an answer to: {item.description}" if item.kind is PendingKind.INPUT else "the end of a pause"
+    if item.kind is PendingKind.INPUT:
+        return f"an answer to: {item.description}"
+    return "the end of a pause after crashes" if item.kind is PendingKind.CRASH else "the end of a pause"
 
 
 # What has to happen next, by state.

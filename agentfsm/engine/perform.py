@@ -125,6 +125,7 @@ async def _park(drive: Drive) -> None:
     message = (
         f"{crashes} workers died while they drove it and no other run, {where}; see what they died of, then resume"
     )
+    journal.log.error("run_paused", reason=message)
     journal.commit(e.Paused(kind=PendingKind.CRASH, message=message))
     await journal.flush()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -28,6 +29,11 @@ _DONE: Final[Mapping[type, str]] = {
     GiveInput: "answered",
     Rerun: "set to run again",
 }
+# What is said of a run that somebody else drives.
+DRIVEN: Final = (
+    "is being driven by another worker; wait for it, or take it over by agent.resume(run_id, takeover=True) if that "
+    "one hangs"
+)
 FINAL: Final = frozenset({State.DONE, State.ERROR})
 # Seconds. Long enough for a server that restarts, and for most failovers; a managed one takes 10 to 30 seconds.
 PATIENCE_S: Final = 30.0
@@ -166,6 +172,19 @@ def wakes_at(run: Run) -> float | None:
     """Return when what a run waits for is decided by time, seconds since 1970; None for never."""
     times = [item.expires_at for item in run.pending if item.expires_at is not None]
     return min(times) if times and run.paused is None else None
+
+
+def check_moment(before: object) -> None:
+    """Refuse what is no moment to prune by, before anything is removed.
+
+    Raises:
+        MisuseError: when it is none.
+    """
+    if isinstance(before, bool) or not isinstance(before, int | float) or not math.isfinite(before):
+        raise MisuseError(
+            f"prune({before!r:.80}): give seconds since 1970, such as time.time() - 30 * 86400, or when.timestamp() of "
+            "a datetime",
+        )
 
 
 def half_of(company: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -52,6 +53,8 @@ class LoopOwner(Term):
     # Whether the loop has still to answer.
     _looked_at: float = attrs.field(default=0.0, init=False)
     # By the caller's clock.
+    _asked_at: float = attrs.field(default=0.0, init=False)
+    # Monotonic seconds.
     _is_logged: bool = attrs.field(default=False, init=False)
 
     def probe(self, now: float) -> None:
@@ -67,14 +70,15 @@ class LoopOwner(Term):
             if self.silent_s >= BLOCKED_LOG_S and not self._is_logged:
                 self._log_block()
         else:
-            loop, self._asked = self._loop(), True
+            loop, self._asked, self._asked_at = self._loop(), True, time.monotonic()
             self.is_closed = loop is None or not try_call_soon(loop, self._answer)
         self._looked_at = now
 
     def _answer(self) -> None:
         """Run in the loop."""
         if self._is_logged:
-            _log.warning("the event loop of thread %d runs again after %.1f s", self._thread, self.silent_s)
+            stood_s = time.monotonic() - self._asked_at
+            _log.warning("the event loop of thread %d runs again after %.1f s", self._thread, stood_s)
         self._asked, self._is_logged, self.silent_s = False, False, 0.0
 
     def _log_block(self) -> None:
@@ -216,7 +220,7 @@ class Holdings:
         """
         held = self._find(lease)
         if held is None:
-            raise LeaseLostError(f"run {lease.run_id!r}: this lease was given back or lost; take it again")
+            raise LeaseLostError(f"run {lease.run_id!r}: its lease was given back or taken over: load it to see")
         if held.failed:
             raise StoreError(f"run {lease.run_id!r}: an earlier append was not written, nor is this one: {held.failed}")
 

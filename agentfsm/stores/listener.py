@@ -19,7 +19,8 @@ LOOK_S: Final = 0.5
 # Seconds between two attempts to reach a server that is away; subscribers poll meanwhile.
 PAUSE_S: Final = 1.0
 
-# Yields what the server announces, and an empty text after each LOOK_S in which it announced nothing.
+# Yields what the server announces; and an empty text at the beginning, when it listens, and after each LOOK_S in which
+# nothing was announced.
 Announcements = Callable[[], Iterator[str]]
 
 
@@ -67,10 +68,14 @@ class Listener:
 
     def _listen(self) -> None:
         refreshed_at = -self.refresh_s
+        is_new = True
         for announcement in self.announcements():
             topics = list(self.signals.topics)
             if not topics:
                 return
+            if is_new:  # what was announced before it listened was missed
+                self.signals.send(topics)
+                is_new = False
             if time.monotonic() >= refreshed_at + self.refresh_s:
                 self.refresh(topics)
                 refreshed_at = time.monotonic()

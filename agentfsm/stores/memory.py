@@ -17,8 +17,10 @@ from agentfsm.core.run import Header, Run, begin
 from agentfsm.core.value import Value
 from agentfsm.ports import ALL, Claim, Clock, Durability, Filter, Lease, Store, Stored, Summary, SystemClock
 from agentfsm.stores.common import (
+    DRIVEN,
     check_id,
     check_in_time,
+    check_moment,
     check_not_over,
     check_room,
     check_same_prompt,
@@ -191,9 +193,7 @@ class MemoryStore(Store):
     def _take(self, record: _Record, durability: Durability, *, takeover: bool = False) -> Lease:
         if (held := record.lease) is not None:
             if not takeover and not is_stranded(held.wake):
-                raise LeaseHeldError(
-                    f"run {record.run.id!r} is being driven by another task; wait for it, or resume it"
-                )
+                raise LeaseHeldError(f"run {record.run.id!r} {DRIVEN}")
             held.lost = True
             if held.wake is not None:
                 held.wake()
@@ -246,7 +246,7 @@ class MemoryStore(Store):
             before = run.version - len(events)
             if record is None or record.lease is not lease:
                 return _Written(
-                    LeaseLostError(f"run {lease.run_id!r}: this lease was given back or lost; take it again")
+                    LeaseLostError(f"run {lease.run_id!r}: its lease was given back or taken over: load it to see")
                 )
             if record.run.version != before:
                 return _Written(ConflictError(f"run {run.id!r} is at version {record.run.version}, not {before}"))
@@ -360,6 +360,7 @@ class MemoryStore(Store):
 
     async def prune(self, before: float) -> int:
         """Remove what is over and old, and nothing still needs."""
+        check_moment(before)
         with self._lock:
             runs = {run_id: record.run for run_id, record in self._records.items()}
             kept = {run_id for run_id, run in runs.items() if not run.is_over or run.updated_at >= before}

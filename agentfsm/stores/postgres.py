@@ -26,6 +26,7 @@ from agentfsm.core.value import Value
 from agentfsm.ports import Claim, Durability, Filter, Lease, Summary, lost
 from agentfsm.stores import postgres_sql as sql
 from agentfsm.stores.common import (
+    DRIVEN,
     LISTED,
     PATIENCE_S,
     check_in_time,
@@ -45,7 +46,7 @@ from agentfsm.stores.holdings import Holdings, LoopOwner, owner_of
 from agentfsm.stores.listener import Listener
 from agentfsm.stores.owner import Owner, by_process
 from agentfsm.stores.postgres_link import NOW, Address, Link, announcements, digest_of
-from agentfsm.stores.signals import run_topic
+from agentfsm.stores.signals import Signals, run_topic
 from agentfsm.stores.threaded import (
     LEASE_S,
     Entry,
@@ -225,7 +226,7 @@ class _PostgresLedger(Link):
         row = self._row(run_id)
         if not takeover and row.owner is not None and not self._is_dropped(run_id, row.owner):
             if row.owner in self._living():
-                raise LeaseHeldError(f"run {run_id!r} is being driven by another worker; wait for it, or resume it")
+                raise LeaseHeldError(f"run {run_id!r} {DRIVEN}")
             gone, living, _company = self._ask(sql.OUTLOOK, self._outlook("", limit=0))
             self._free_runs_of_the_dead(gone, living)
             row = self._row(run_id)
@@ -277,7 +278,7 @@ class _PostgresLedger(Link):
         """
         dead = [*gone, *[name for name in living if not self._is_ours(name) and Owner.parse(name).is_dead]]
         for names in by_process(dead):
-            (company,) = self._ask(sql.COMPANY, (names,))
+            (company,) = self._ask(sql.COMPANY, (names, names))
             self.execute(sql.FREE, (company, int(company <= 1), names))
         return bool(dead)
 
@@ -441,9 +442,10 @@ class _PostgresLedger(Link):
         values: dict[str, Any] = dict(zip(LISTED, facts, strict=True))
         return summary_from(values, driven=self._is_driven(values["id"], owner, living))
 
-    def watch(self, run_ids: Sequence[str], seconds: float) -> None:
-        """Have appends to these runs announced for a while."""
+    def watch(self, run_ids: Sequence[str], seconds: float, signals: Signals) -> None:
+        """Have appends to these runs announced for a while; what came before that is looked for once."""
         self.execute(sql.WATCH, (seconds, list(run_ids)))
+        self.after_commit(partial(signals.send, [run_topic(run_id) for run_id in run_ids]))
 
     # The end of runs.
 
@@ -667,7 +669,7 @@ class PostgresStore(ThreadedStore[_PostgresLedger]):
         run_ids = [topic.removeprefix(_RUN) for topic in topics if topic.startswith(_RUN)]
         if run_ids:
             with suppress(AgentError):  # the store is closed, or its server away: whoever watches polls as well
-                writer.submit(Job(lambda ledger: ledger.watch(run_ids, WATCHED_S), durability="normal"))
+                writer.submit(Job(lambda ledger: ledger.watch(run_ids, WATCHED_S, writer.signals), durability="normal"))
 
     def _ledger(self) -> _PostgresLedger:
         return _PostgresLedger(

@@ -538,6 +538,7 @@ def announcements(address: Address, channel: str) -> Iterator[str]:
     """Listen to a channel, on a connection of its own; see `listener.Announcements`."""
     with psycopg.connect(**address.settings, autocommit=True) as db:
         db.execute(f"LISTEN {channel}".encode())
+        yield ""
         while True:
             for notice in db.notifies(timeout=LOOK_S):
                 yield notice.payload

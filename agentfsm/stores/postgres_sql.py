@@ -61,7 +61,8 @@ TABLES: Final = Tables(
         CREATE TABLE workers (
             name  text PRIMARY KEY,
             until float8 NOT NULL,  -- the end of its leases, seconds since 1970 by the server's clock
-            mark  bigint NOT NULL   -- its last transaction: tells whether a commit was made whose reply was lost
+            mark  bigint NOT NULL,  -- its last transaction: tells whether a commit was made whose reply was lost
+            company bigint NOT NULL DEFAULT 0  -- runs that its process drove when it was seen to be dead
         ) WITH (fillfactor = 50);
 
         CREATE SEQUENCE tokens;
@@ -124,6 +125,7 @@ TABLES: Final = Tables(
     upgrades={
         1: f"""
         DROP INDEX runs_open;
+        ALTER TABLE workers ADD COLUMN company bigint NOT NULL DEFAULT 0;
         ALTER TABLE runs {", ".join(f"ADD COLUMN {line}" for line in _columns(_LEASE_COLUMNS))};
         UPDATE runs SET ready_at = {_ready_at("runs.seen", "runs.seen_at", "0")} WHERE owner IS NULL;
         {_LEASE_INDEXES}
@@ -195,16 +197,19 @@ taken AS (
 SELECT id, token, version, crashes, alone, {NEWS} FROM taken AS runs JOIN found USING (number)
 ORDER BY found.ready_at, number
 """  # noqa: S608
-# Runs of agents that are called belong to the runs of their callers.
+# Runs of agents that are called belong to the runs of their callers. It is written down, since a run that somebody has
+# locked is freed later, when the others are gone.
 COMPANY: Final = """
-SELECT count(*) FILTER (WHERE parent IS NULL)
-FROM (SELECT parent FROM runs WHERE owner = ANY(%s) ORDER BY number FOR NO KEY UPDATE) AS held
+WITH held AS (SELECT count(*) AS runs FROM runs WHERE owner = ANY(%s) AND parent IS NULL),
+noted AS (
+    UPDATE workers SET company = greatest(company, held.runs) FROM held WHERE name = ANY(%s) RETURNING company)
+SELECT greatest((SELECT runs FROM held), (SELECT max(company) FROM noted))
 """
 FREE: Final = f"""
 UPDATE runs
 SET owner = NULL, ready_at = {_ready_at("runs.seen", "runs.seen_at", "0")}, suspect = crashes >= 1, company = %s,
     alone = CASE WHEN crashes > 0 THEN alone ELSE 0 END + %s, crashes = crashes + 1
-WHERE owner = ANY(%s)
+WHERE number = ANY(ARRAY(SELECT number FROM runs WHERE owner = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED))
 """  # noqa: S608
 # What may be claimed at once is announced. Locked in a statement of its own: see DUE_NUMBERS.
 _LET_GO: Final = f"""

@@ -28,6 +28,7 @@ from agentfsm.core.inbox import Cancel, Input, Posted
 from agentfsm.core.run import Header
 from agentfsm.ports import Claim, Filter, Lease, Summary, lost
 from agentfsm.stores.common import (
+    DRIVEN,
     INBOX_ROWS,
     PATIENCE_S,
     check_in_time,
@@ -138,11 +139,10 @@ class _RedisLedger(RedisServer):
 
     def take(self, run_id: str, taker: Taker, *, takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
-        advice = "is being driven by another worker; wait for it, or resume it"
         if (held := self.holdings.lease_of(run_id)) is not None:
             self._keep(owner_of(held))
         self._keep(taker.owner)
-        how, *facts = self._ask_idle(("take", run_id, taker.owner.name, takeover), advice)
+        how, *facts = self._ask_idle(("take", run_id, taker.owner.name, takeover), DRIVEN)
         if how == b"gone":
             raise self._not_found(run_id)
         return self._lease(run_id, taker, facts)

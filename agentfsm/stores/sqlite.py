@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
+import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -31,6 +31,7 @@ from agentfsm.core.run import Header
 from agentfsm.core.value import Value
 from agentfsm.ports import Claim, Clock, Durability, Filter, Lease, Summary, SystemClock, lost
 from agentfsm.stores.common import (
+    DRIVEN,
     LISTED,
     PATIENCE_S,
     check_in_time,
@@ -71,8 +72,6 @@ from agentfsm.threads import boot_clock, in_thread
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-# Bits of the number from which tokens count on: a run is not deleted and made again often enough to meet the same.
-TOKEN_BITS: Final = 40
 # Events written by one statement at most: it has three variables each, and SQLite may stop at 999.
 RECORDS: Final = 100
 
@@ -333,6 +332,8 @@ class _SQLiteLedger(DatabaseFile):
     boot_clock: Callable[[], float]
     holdings: Holdings
     worker: str = attrs.field(factory=lambda: str(Owner.here()), init=False)
+    _newest_token: int = attrs.field(default=0, init=False)
+    # That a new run was given here.
 
     @contextmanager
     def transaction(
@@ -370,8 +371,9 @@ class _SQLiteLedger(DatabaseFile):
         """Insert a run, ours to drive."""
         body, prompt = encode_header(header), prompt_of(header)
         names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
-        # Tokens count on from a number by chance: a late word of a deleted run's owner is none to its successor.
-        token = secrets.randbits(TOKEN_BITS)
+        # Tokens count on from the time: those of a later run with the same id are larger, and no late word of a deleted
+        # run's owner is one of its successor's.
+        token = self._newest_token = max(self._newest_token + 1, time.time_ns() // 1000)
         *facts, _paused = opening.facts
         self.execute(_INSERT_RUN, (*names, prompt, header.created_at, *facts, token, taker.owner.name))
         (number,) = self.execute("SELECT last_insert_rowid()").fetchone()
@@ -383,7 +385,7 @@ class _SQLiteLedger(DatabaseFile):
         row = self._row(run_id)
         if not takeover and row.owner is not None and not self._is_dropped(run_id, row.owner):
             if self._is_driven(run_id, row.owner):
-                raise LeaseHeldError(f"run {run_id!r} is being driven by another worker; wait for it, or resume it")
+                raise LeaseHeldError(f"run {run_id!r} {DRIVEN}")
             self._free_runs_of_the_dead()
             row = self._row(run_id)
         return self._take(run_id, row, taker)

@@ -29,7 +29,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.run import Header, Run, begin
 from agentfsm.core.value import Value
 from agentfsm.ports import ALL, Claim, Durability, Filter, Lease, Store, Stored, Summary
-from agentfsm.stores.common import check_id, checked_durability, wakes_at
+from agentfsm.stores.common import check_id, check_moment, checked_durability, wakes_at
 from agentfsm.stores.holdings import LoopOwner
 from agentfsm.stores.listener import Listener
 from agentfsm.stores.writer import Desk, Job, Statistics, Writer
@@ -327,7 +327,7 @@ class LedgerWriter(Writer[L]):
 
 def _check_blocked_s(store: object, _attribute: object, value: float) -> None:
     """Refuse a time that no event loop may stand still for."""
-    if not 0 < value < math.inf:
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise MisuseError(f"{type(store).__name__}(blocked_s={value!r}): give a finite number of seconds above 0")
 
 
@@ -510,7 +510,14 @@ class ThreadedStore(Store, Generic[L]):
         """Remove what is over and has not changed since that moment; return how many runs that were.
 
         It goes in portions, each in a transaction of its own: what was removed before an error stays removed.
+
+        Args:
+            before: Seconds since 1970.
+
+        Raises:
+            MisuseError: when it is no such number; nothing is removed.
         """
+        check_moment(before)
         removed = start = 0
 
         def portion(ledger: L) -> tuple[int, int]:

@@ -22,6 +22,7 @@ CREATE INDEX runs_open ON runs (agent, updated_at) WHERE state NOT IN ('done', '
 _POSTGRES_1 = """
 DROP INDEX {s}.runs_ready;
 DROP INDEX {s}.runs_by_owner;
+ALTER TABLE {s}.workers DROP COLUMN company;
 ALTER TABLE {s}.runs DROP COLUMN alone, DROP COLUMN company, DROP COLUMN suspect, DROP COLUMN ready_at,
     DROP COLUMN watched_until;
 CREATE INDEX runs_open ON {s}.runs (agent) WHERE NOT over;

@@ -344,6 +344,8 @@ class Journal:
         for commit in commits:
             try:
                 await commit.wait()
+            except LeaseLostError:
+                self.log.warning("lease_lost")  # another worker goes on with the run
             except StoreError as error:
                 self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
