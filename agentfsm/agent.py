@@ -421,6 +421,7 @@ class Agent(Generic[A_co]):
             except LeaseHeldError:
                 if not wait:
                     raise
+                takeover = False  # once: whoever drives it now may be well
             else:
                 await wake_callers(self.store, run_id, run.header.parent, f"resumed:{run.version}")
                 return run

@@ -506,7 +506,9 @@ class Lease:
     seen_at: float = 0.0
     # When it last looked for timers, seconds since 1970 by the store's clock: what fell due later is news, too.
     rest_s: float = 0.0
-    # Seconds for which no worker claims the run after the release; what is posted in between ends that rest.
+    # Seconds for which no worker claims the run after the release; a newer post than the next ends that rest.
+    rest_newest: int = 0
+    # The newest inbox number when the rest was decided on.
     cancelled: bool = False
     # Whether somebody asked for the end of the run.
     lost: bool = False

@@ -210,8 +210,12 @@ class _Call:
         try:
             return await drive(run)
         except ConflictError as error:
-            if above is None or isinstance(error, LeaseHeldError):
+            if self.parent is None:
                 raise
+            if isinstance(error, LeaseHeldError):
+                if not self.parent.takeover:
+                    raise
+                return await drive(run.id, takeover=True)
             return await drive(run.id)  # it began before, with a first message that came out otherwise
 
     def _see(self, run: Run) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -91,13 +92,17 @@ class Worker:
 
     async def _claim(self) -> Sequence[Lease] | None:
         """Take leases of runs, as many as there is room for; None where the store cannot be asked."""
-        alone = self._has_suspects and not self._busy
-        if self._suspects or (self._has_suspects and self._busy) or len(self._busy) >= self.parallel:
+        if self._suspects or len(self._busy) >= self.parallel:
             return ()
+        alone = self._has_suspects and not self._busy
         room = self.parallel - len(self._busy)
-        durability = self.agent.driver.durability
+        claim_of = partial(self.agent.store.claim, self.agent.name, durability=self.agent.driver.durability)
         try:
-            claim = await self.agent.store.claim(self.agent.name, limit=room, durability=durability, suspects=alone)
+            if self._has_suspects and self._busy:
+                self._has_suspects = (await claim_of(limit=0)).has_suspects  # another worker may have had them
+                if self._has_suspects:
+                    return ()
+            claim = await claim_of(limit=room, suspects=alone)
         except StoreError as error:  # it may be back soon, and nothing is lost while it is not
             _log.warning("the store cannot be asked for runs, and is asked again: %s", error)
             return None
@@ -114,6 +119,7 @@ class Worker:
         rest_s, _ = self._resting.pop(run_id, (0.0, False))
         rest_s = min(max(REST_S, rest_s * 2), MAX_REST_S)
         lease.rest_s = rest_s * random.uniform(1.0, 1.5)  # noqa: S311  spreads
+        lease.rest_newest = lease.newest
         try:
             await self._drive(lease)
         except AgentError as error:

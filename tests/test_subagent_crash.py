@@ -18,11 +18,11 @@ from anyio.lowlevel import checkpoint
 from checks import HANG_S, Trap, Wrapped, calls_of, no_leases, results_of, sound, sound_run
 
 from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, tool
-from agentfsm.core.errors import StoreError
+from agentfsm.core.errors import LeaseLostError, StoreError
 from agentfsm.core.messages import Usage
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing.models import FunctionModel
+from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 
 # The runs by their ids: the caller, two agents, and a third with an agent of its own.
 FAMILY = ["", ".t1.0", ".t1.1", ".t1.2", ".t1.2.t1.0"]
@@ -373,3 +373,38 @@ async def test_a_worker_that_is_killed_while_it_cancels_leaves_what_can_be_ended
             break
         await forget(store)
     assert 2 < at < 99
+
+
+async def test_a_family_that_hangs_is_taken_over_whole(tmp_path):
+    """Who takes a run from a worker that hangs takes the runs of its agents, too."""
+    begun: list[str] = []
+    entered = anyio.Event()
+
+    @tool(idempotent=True)
+    async def paint() -> str:
+        """Paint."""
+        begun.append("paint")
+        if len(begun) == 1:
+            entered.set()
+            await anyio.sleep_forever()
+        return "painted"
+
+    def family(store: SQLiteStore, said: list[Any], below: list[Any]) -> Agent:
+        child = Agent(ScriptedModel(*below), tools=[paint], name="painter")
+        return Agent(ScriptedModel(*said), tools=[child.as_tool()], store=store, name="boss")
+
+    one, two = (SQLiteStore(tmp_path / "runs.db") for _ in range(2))
+    first = family(one, [say("", call("painter", query="x")), "done"], [say("", call("paint")), "done"])
+
+    async def hang() -> None:
+        with pytest.raises(LeaseLostError):
+            await first.run("go", id="r")
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hang)
+            await entered.wait()
+            run = await family(two, ["done"], ["painted"]).resume("r", takeover=True)
+    assert (run.output, begun) == ("done", ["paint", "paint"])
+    for store in (one, two):
+        await store.aclose()

@@ -135,7 +135,9 @@ class Driver(Generic[A_co]):
                 if is_stored:
                     self.check_price()
                 self._take_up(journal, resume=resume)
-            drive = drive_of(engine, journal, deps, self._tally_of(journal.run), above, resume=resume)
+            drive = drive_of(
+                engine, journal, deps, self._tally_of(journal.run), above, resume=resume, takeover=takeover
+            )
             await (apply_requests(drive) if obeys else run_steps(drive, gate, once=once))
             self._keep(journal.run, drive.tally)
             drive.close()

@@ -237,7 +237,14 @@ PERFORM: Final[Mapping[type[Effect], Performer]] = {
 
 
 def drive_of(
-    engine: Engine, journal: Journal, deps: Any, tally: Tally, above: Budget | None = None, *, resume: bool = False
+    engine: Engine,
+    journal: Journal,
+    deps: Any,
+    tally: Tally,
+    above: Budget | None = None,
+    *,
+    resume: bool = False,
+    takeover: bool = False,
 ) -> Drive:
     """Return a driving call.
 
@@ -248,6 +255,7 @@ def drive_of(
         tally: The count of the run's tokens.
         above: The budget of the run that this one works for.
         resume: Whether somebody has resumed the run, and not a worker.
+        takeover: Whether the run was taken from whoever drove it.
     """
     return Drive(
         engine=engine,
@@ -257,5 +265,6 @@ def drive_of(
         budget=Budget(engine.limits, journal, above, engine.last_answer),
         make_queue=queue_of,
         is_resumed=resume,
+        takes_over=takeover,
         inherited=frozenset([entry.call.id for entry in journal.run.open]) if journal.lease.abandoned else frozenset(),
     )

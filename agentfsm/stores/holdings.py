@@ -65,13 +65,14 @@ class LoopOwner(Term):
         Args:
             now: Seconds by a monotonic clock.
         """
+        loop = self._loop()
         if self._asked:
             self.silent_s += min(now - self._looked_at, 2 * PROBE_S)
-            if self.silent_s >= BLOCKED_LOG_S and not self._is_logged:
-                self._log_block()
         else:
-            loop, self._asked, self._asked_at = self._loop(), True, time.monotonic()
-            self.is_closed = loop is None or not try_call_soon(loop, self._answer)
+            self._asked, self._asked_at = True, time.monotonic()
+        self.is_closed = loop is None or not try_call_soon(loop, self._answer)
+        if self.silent_s >= BLOCKED_LOG_S and not (self._is_logged or self.is_closed):
+            self._log_block()
         self._looked_at = now
 
     def _answer(self) -> None:

@@ -210,25 +210,22 @@ class MemoryStore(Store):
         record.ready_at = None
         return lease
 
-    def _let_go(self, record: _Record, rest_s: float = 0.0) -> None:
-        """Let a run that is driven no more be claimed, as soon as it can be moved on."""
+    def _let_go(self, record: _Record, rest_s: float = 0.0, newest: int = 0) -> None:
+        """Let a run that is driven no more be claimed, as soon as it can be moved on; see `Lease.rest_s`."""
         with self._lock:
             record.holder = None
             if record.run.stop_reason is None and record.run.header.parent is None:
                 now = self.clock.now()
-                self._put_ready(record, self._ready_at(record, now), now + rest_s)
+                rest = now + rest_s if rest_s else 0.0
+                at = wakes_at(record.run) if record.run.is_waiting else now
+                news = [row for row in record.inbox.values() if record.is_news(row)]
+                times = [max(due_at(row.item) or now, rest if row.number <= newest else 0.0) for row in news]
+                self._put_ready(record, min([*times, *([] if at is None else [max(at, rest)])], default=None))
 
-    def _ready_at(self, record: _Record, now: float) -> float | None:
-        run = record.run
-        if not run.is_waiting:
-            return now
-        times = [due_at(row.item) or now for row in record.inbox.values() if record.is_news(row)]
-        return min([*times, *([at] if (at := wakes_at(run)) is not None else [])], default=None)
-
-    def _put_ready(self, record: _Record, at: float | None, rest_until: float = 0.0) -> None:
-        record.ready_at = at if at is None else max(at, rest_until)
-        if record.ready_at is not None:
-            entry = (record.ready_at, next(self._numbers), record.run.id)
+    def _put_ready(self, record: _Record, at: float | None) -> None:
+        record.ready_at = at
+        if at is not None:
+            entry = (at, next(self._numbers), record.run.id)
             heapq.heappush(self._ready.setdefault(record.run.header.agent, []), entry)
 
     def append(
@@ -294,7 +291,7 @@ class MemoryStore(Store):
                 record.seen, record.seen_at = max(record.seen, lease.seen), max(record.seen_at, lease.seen_at)
                 record.holder = None
                 if record.run.stop_reason is None:
-                    self._let_go(record, lease.rest_s)
+                    self._let_go(record, lease.rest_s, lease.rest_newest)
         if record is not None and self._signals.topics:
             self._send(record.run, frees=not record.run.is_over)
         return WRITTEN

@@ -79,8 +79,8 @@ STATEMENT_CHARS: Final = 4_000_000
 # Appends by run id; those of one run follow on each other.
 Chains: TypeAlias = Mapping[str, Sequence[Entry]]
 # A lease to be let go of: run id, token, owner, the newest inbox number that the owner has looked at, when it last
-# looked for timers, and the seconds for which the run is to rest.
-Leaving: TypeAlias = tuple[str, int, str, int, float, float]
+# looked for timers, the seconds for which the run is to rest, and the inbox number up to which that holds.
+Leaving: TypeAlias = tuple[str, int, str, int, float, float, int]
 
 
 # Of runs, by id, token and owner: the newest inbox number not taken yet, and whether the run is to end.
@@ -301,7 +301,17 @@ class _PostgresLedger(Link):
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
         self.holdings.give_back(lease)
-        self._leaving.append((lease.run_id, lease.token, owner_of(lease).name, lease.seen, lease.seen_at, lease.rest_s))
+        self._leaving.append(
+            (
+                lease.run_id,
+                lease.token,
+                owner_of(lease).name,
+                lease.seen,
+                lease.seen_at,
+                lease.rest_s,
+                lease.rest_newest,
+            )
+        )
         return True
 
     # The journal.
@@ -527,7 +537,7 @@ class _PostgresLedger(Link):
         """
         if leases:
             ids = [run_id for run_id, *_rest in leases]
-            leaving = [(*lease, 0, 0.0, 0.0) for lease in leases]
+            leaving = [(*lease, 0, 0.0, 0.0, 0) for lease in leases]
             self.execute(sql.LET_GO_UNLOCKED, (ids, *_columns(leaving), ids, self.channel))
 
     def _news(self, run_ids: Sequence[str]) -> News:

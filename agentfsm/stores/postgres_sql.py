@@ -34,17 +34,23 @@ def _columns(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def _ready_at(seen: str, seen_at: str, rest: str) -> str:
-    """Return when a worker may claim a run that nobody drives, as an expression: NULL for never."""
+def _ready_at(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -> str:
+    """Return when a worker may claim a run that nobody drives, as an expression: NULL for never.
+
+    Args:
+        seen: The newest inbox number that its owners have looked at.
+        seen_at: When one last looked for timers.
+        rest: The earliest time.
+        newest: The inbox number up to which that holds for what has come.
+    """
     return f"""
-        CASE WHEN runs.over OR runs.parent IS NOT NULL THEN NULL
-             WHEN NOT runs.waiting THEN greatest({NOW}, {rest})
-             ELSE (
-                 SELECT CASE WHEN min(at) IS NOT NULL THEN greatest(min(at), {rest}) END FROM (
-                     SELECT runs.wakes_at AS at
-                     UNION ALL
-                     SELECT coalesce(due_at, {NOW}) FROM inbox
-                     WHERE run = runs.number AND NOT taken AND (number > {seen} OR due_at > {seen_at})) AS times)
+        CASE WHEN NOT runs.over AND runs.parent IS NULL THEN (
+            SELECT min(at) FROM (
+                SELECT CASE WHEN NOT runs.waiting THEN greatest({NOW}, {rest})
+                            WHEN runs.wakes_at IS NOT NULL THEN greatest(runs.wakes_at, {rest}) END AS at
+                UNION ALL
+                SELECT greatest(coalesce(due_at, {NOW}), CASE WHEN number > {newest} THEN 0 ELSE {rest} END) FROM inbox
+                WHERE run = runs.number AND NOT taken AND (number > {seen} OR due_at > {seen_at})) AS times)
         END"""  # noqa: S608  of our own names, as all below
 
 
@@ -127,7 +133,7 @@ TABLES: Final = Tables(
         DROP INDEX runs_open;
         ALTER TABLE workers ADD COLUMN company bigint NOT NULL DEFAULT 0;
         ALTER TABLE runs {", ".join(f"ADD COLUMN {line}" for line in _columns(_LEASE_COLUMNS))};
-        UPDATE runs SET ready_at = {_ready_at("runs.seen", "runs.seen_at", "0")} WHERE owner IS NULL;
+        UPDATE runs SET ready_at = {_ready_at("runs.seen", "runs.seen_at")} WHERE owner IS NULL;
         {_LEASE_INDEXES}
         """,  # noqa: S608
     },
@@ -207,7 +213,7 @@ SELECT greatest((SELECT runs FROM held), (SELECT max(company) FROM noted))
 """
 FREE: Final = f"""
 UPDATE runs
-SET owner = NULL, ready_at = {_ready_at("runs.seen", "runs.seen_at", "0")}, suspect = crashes >= 1, company = %s,
+SET owner = NULL, ready_at = {_ready_at("runs.seen", "runs.seen_at")}, suspect = crashes >= 1, company = %s,
     alone = CASE WHEN crashes > 0 THEN alone ELSE 0 END + %s, crashes = crashes + 1
 WHERE number = ANY(ARRAY(SELECT number FROM runs WHERE owner = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED))
 """  # noqa: S608
@@ -222,10 +228,11 @@ WITH left_alone AS (
         "greatest(runs.seen, gone.seen)",
         "greatest(runs.seen_at, gone.seen_at)",
         f"CASE WHEN gone.rest_s > 0 THEN {NOW} + gone.rest_s ELSE 0 END",
+        "gone.newest",
     )
 }
-    FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::float8[], %s::float8[])
-         AS gone (id, token, owner, seen, seen_at, rest_s)
+    FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[])
+         AS gone (id, token, owner, seen, seen_at, rest_s, newest)
     WHERE runs.id = gone.id AND runs.token = gone.token AND runs.owner = gone.owner {{more}}
     RETURNING runs.agent, runs.ready_at)
 SELECT pg_notify(%s, md5('agent:' || agent)) FROM left_alone WHERE ready_at <= {NOW} GROUP BY agent

@@ -292,21 +292,22 @@ end
 
 -- Leases.
 
--- Return when a worker may claim a run that nobody drives; nil for never.
-local function ready_at(run, seen, seen_at, rest_s)
+-- Return when a worker may claim a run that nobody drives; nil for never. A rest holds for what has come up to `newest`.
+local function ready_at(run, seen, seen_at, rest_s, newest)
   if FINAL[run.state] or run.parent then
     return nil
   end
+  local rest = tonumber(rest_s) > 0 and now + rest_s or 0
   local at = run.waiting == '0' and now or tonumber(run.wakes_at or '')
-  if run.waiting ~= '0' then
-    each_open(run.id, function(number, post)
-      local _, due_at = is_due(post)
-      if number > tonumber(seen) or (due_at and due_at > tonumber(seen_at)) then
-        at = math.min(at or math.huge, due_at or now)
-      end
-    end)
-  end
-  return at and tonumber(rest_s) > 0 and math.max(at, now + rest_s) or at
+  at = at and math.max(at, rest)
+  each_open(run.id, function(number, post)
+    local _, due_at = is_due(post)
+    if number > tonumber(seen) or (due_at and due_at > tonumber(seen_at)) then
+      local come = math.max(due_at or now, number > tonumber(newest) and 0 or rest)
+      at = math.min(at or math.huge, come)
+    end
+  end)
+  return at
 end
 
 local function set_ready(run, at, is_suspect)
@@ -383,7 +384,7 @@ local function free_runs_of_the_dead(free)
       local before = tonumber(run.crashes)
       local alone = (before > 0 and tonumber(run.alone or 0) or 0) + (company <= 1 and 1 or 0)
       call('HSET', key('run', run.id), 'crashes', before + 1, 'alone', alone, 'company', company)
-      set_ready(run, ready_at(run, run.seen, run.seen_at, 0), before >= 1)
+      set_ready(run, ready_at(run, run.seen, run.seen_at, 0, 0), before >= 1)
     end
     for _, owner in ipairs(owners) do
       call('HDEL', prefix .. 'workers', owner)
@@ -506,11 +507,11 @@ function operations.claim()
   return { 'claimed', first and 1 or 0, leases }
 end
 
-local function leave(run, seen, seen_at, rest_s)
+local function leave(run, seen, seen_at, rest_s, newest)
   let_go(run)
   seen, seen_at = math.max(run.seen, seen), math.max(run.seen_at, seen_at)
   call('HSET', key('run', run.id), 'seen', seen, 'seen_at', string.format('%.17g', seen_at))
-  local at = ready_at(run, seen, seen_at, rest_s)
+  local at = ready_at(run, seen, seen_at, rest_s, newest)
   set_ready(run, at, tonumber(run.crashes) > 1)
   if at and at <= now then
     call('PUBLISH', prefix .. 'changes', 'agent:' .. run.agent)
@@ -518,10 +519,11 @@ local function leave(run, seen, seen_at, rest_s)
 end
 
 function operations.release()
-  local id, owner, token, seen, seen_at, rest_s = argument(), argument(), argument(), argument(), argument(), argument()
+  local id, owner, token, seen = argument(), argument(), argument(), argument()
+  local seen_at, rest_s, newest = argument(), argument(), argument()
   local run = find(id)
   if is_mine(run, owner, token) then
-    leave(run, seen, seen_at, rest_s)
+    leave(run, seen, seen_at, rest_s, newest)
   end
   return { 'released' }
 end
@@ -531,7 +533,7 @@ function operations.disown()
   local owner, entry, token = argument(), argument(), argument()
   local run = named(key('held', owner), entry)
   if is_mine(run, owner, token) then
-    leave(run, 0, 0, 0)
+    leave(run, 0, 0, 0, 0)
   elseif run then
     call('ZREM', key('held', owner), entry)
   end
@@ -781,7 +783,7 @@ function operations.upgrade()
         call('HSET', prefix .. 'workers', run.owner, ends)
         call('ZADD', key('held', run.owner), run.token, run.entry)
       elseif not run.owner then
-        set_ready(run, ready_at(run, run.seen, run.seen_at, 0), false)
+        set_ready(run, ready_at(run, run.seen, run.seen_at, 0, 0), false)
       end
     end
     if run then

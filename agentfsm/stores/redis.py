@@ -234,7 +234,7 @@ class _RedisLedger(RedisServer):
 
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
-        looked = (lease.seen, lease.seen_at, lease.rest_s)
+        looked = (lease.seen, lease.seen_at, lease.rest_s, lease.rest_newest)
         self.ask("release", lease.run_id, owner_of(lease).name, lease.token, *looked)
         self.after_commit(partial(self.holdings.give_back, lease))
         return True
@@ -410,7 +410,7 @@ class _RedisLedger(RedisServer):
 
 def _let_go(run_id: str, held: Held) -> tuple[object, ...]:
     """Return the release of a lease by which nobody has seen anything new."""
-    return "release", run_id, held.owner.name, held.token, 0, 0.0, 0.0
+    return "release", run_id, held.owner.name, held.token, 0, 0.0, 0.0, 0
 
 
 def _counted(words: Collection[object]) -> tuple[object, ...]:

@@ -92,22 +92,25 @@ CREATE TABLE workers (
 ) WITHOUT ROWID
 """
 # When a worker may claim the run, if nobody drives it; NULL for never. The parameters are named: `seen` and `seen_at`
-# are what its last owner has looked at, `now` is the time, and `rest` the earliest time.
+# are what its last owner has looked at, `now` is the time, and `rest` the earliest time; of rows of the inbox that are
+# newer than `newest` it does not hold.
 _READY: Final = """
-CASE WHEN state IN ('done', 'error') OR parent IS NOT NULL THEN NULL
-     WHEN NOT waiting THEN max(:now, :rest)
-     ELSE max(:rest, (
-         SELECT min(at) FROM (
-             SELECT wakes_at AS at
-             UNION ALL
-             SELECT coalesce(due_at, :now) FROM inbox
-             WHERE run = runs.number AND NOT taken AND (number > max(seen, :seen) OR due_at > max(seen_at, :seen_at)))))
+CASE WHEN state NOT IN ('done', 'error') AND parent IS NULL THEN (
+    SELECT min(at) FROM (
+        SELECT max(CASE WHEN waiting THEN wakes_at ELSE :now END, :rest) AS at
+        UNION ALL
+        SELECT max(coalesce(due_at, :now), CASE WHEN number > :newest THEN 0 ELSE :rest END) FROM inbox
+        WHERE run = runs.number AND NOT taken AND (number > max(seen, :seen) OR due_at > max(seen_at, :seen_at))))
 END
 """
 
 # The same for runs of an older file, which no owner of today has looked at.
 _READY_ONCE: Final = (
-    _READY.replace(":now", "updated_at").replace(":rest", "0").replace(":seen_at", "0").replace(":seen", "0")
+    _READY.replace(":now", "updated_at")
+    .replace(":newest", "0")
+    .replace(":rest", "0")
+    .replace(":seen_at", "0")
+    .replace(":seen", "0")
 )
 
 SCHEMA: Final = Schema(
@@ -457,7 +460,8 @@ class _SQLiteLedger(DatabaseFile):
             company = sum([self.execute(_COMPANY, (name,)).fetchone()[0] for name in names])
             now = self.now()
             for name in names:
-                values = {"owner": name, "company": company, "now": now, "rest": now, "seen": 0, "seen_at": 0.0}
+                free = {"owner": name, "company": company, "now": now}
+                values = {**free, "rest": 0.0, "newest": 0, "seen": 0, "seen_at": 0.0}
                 self.execute(_FREE, values)
                 self.execute(_FORGET, (name,))
 
@@ -491,10 +495,11 @@ class _SQLiteLedger(DatabaseFile):
     def _let_go(self, run_id: str, token: int, owner: LoopOwner, lease: Lease | None = None) -> None:
         """Let go of a lease; what its owner has looked at is known from the lease, where that is not lost."""
         now = self.now()
-        values: dict[str, Any] = {"id": run_id, "token": token, "owner": owner.name, "now": now, "rest": 0.0}
+        values: dict[str, Any] = {"id": run_id, "token": token, "owner": owner.name, "now": now}
+        values |= {"rest": 0.0, "newest": 0}
         values |= {"seen": 0, "seen_at": 0.0} if lease is None else {"seen": lease.seen, "seen_at": lease.seen_at}
         if lease is not None and lease.rest_s:
-            values["rest"] = now + lease.rest_s
+            values |= {"rest": now + lease.rest_s, "newest": lease.rest_newest}
         self.execute(_LET_GO, values)
 
     # The journal.

@@ -179,6 +179,7 @@ class RunHost(Host):
             clock=journal.clock,
             budget=drive.budget,
             depth_limit=drive.engine.limits.depth,
+            takeover=drive.takes_over,
         )
 
     def absence(self, tool: Tool[..., Any]) -> End | None:

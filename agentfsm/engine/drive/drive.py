@@ -41,6 +41,8 @@ class Drive:
     tally: Tally
     # Counts the run's messages, each once.
     budget: Budget
+    takes_over: bool = False
+    # Whether the run was taken from whoever drove it: so are those of its agents.
     is_resumed: bool = False
     # Whether somebody has resumed the run: what rests below it for crashes goes on as well.
     make_queue: Callable[[Drive], ToolQueue]

@@ -24,6 +24,8 @@ class Parent(Value):
     budget: Budget
     depth_limit: int
     # How many runs may stand below the first one.
+    takeover: bool = False
+    # Whether runs of agents are taken from whoever drives them.
 
 
 def child_id(run_id: str, call_id: str) -> str:

@@ -344,6 +344,18 @@ class Lists:
         with pytest.raises(LeaseHeldError):
             await store.lease("r1")
 
+    async def test_what_came_while_a_run_was_driven_ends_its_rest(self, store: Store) -> None:
+        """A rest is for what its owner knew: a decision that came behind that is not kept waiting."""
+        for run_id in ("r1", "r2"):
+            await rests(store, header(run_id, agent="a"))
+            await store.post(run_id, "k", words("x"))
+        for lease in (await store.claim("a", limit=2)).leases:
+            lease.rest_s, lease.rest_newest = 3600.0, lease.newest
+            if lease.run_id == "r2":
+                await store.post("r2", "decision", Approve(call_id="t1.0"))
+            await store.release(lease).wait()
+        assert await claimable(store, "a") == ("r2",)
+
     async def test_a_run_that_is_to_rest_is_not_claimed(self, store: Store) -> None:
         """An owner may say that a run rests after it; what is posted ends that."""
         for run_id in ("r1", "r2"):
