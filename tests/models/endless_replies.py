@@ -96,12 +96,20 @@ EVENTS = b"content-type: text/event-stream\r\n"
 HEAD, BOMB = compressed(WHOLE["responses"], FILLING * 64)
 STREAM_HEAD, STREAM_BOMB = compressed(b"data: ", FILLING * 64)
 
+# Many values behind few commas.
+NESTED = (b"[" * 12 + b"]" * 12 + b",") * 2**18
+OBJECTS = b"[{}]," * 2**21
+
 # By the wire, the way of asking and what has no end; each would take hundreds of megabytes.
 ANSWERS = {
     "chat-whole-body": Endless(WHOLE["chat"], FILLING),
     "responses-whole-gzip": Endless(HEAD, BOMB, times=128, headers=GZIP),
     "anthropic-streamed-gzip": Endless(STREAM_HEAD, STREAM_BOMB, times=128, headers=GZIP + EVENTS),
     "chat-whole-values": Endless(b'{"choices": [', b"[]," * 2**20, times=20),
+    "chat-whole-nested": Endless(b'{"choices": [', NESTED, times=1),
+    "chat-whole-objects": Endless(b'{"choices": [', OBJECTS, times=1),
+    "responses-streamed-nested": Endless(b"data: [", NESTED + b"0]\n\n", times=1, headers=EVENTS),
+    "anthropic-streamed-objects": Endless(b"data: [", OBJECTS + b"0]\n\n", times=1, headers=EVENTS),
     "chat-streamed-line": Endless(b"data: ", FILLING, headers=EVENTS),
     **{
         f"{wire}-streamed-{what}": Endless(head, piece, headers=EVENTS)

@@ -30,6 +30,8 @@ UNREAD_BYTES = 32 * 2**20
 BOUNDS = {
     "body": "more than 67,108,864 bytes",
     "values": "more than 2,097,152 values in its JSON",
+    "nested": "more than 2,097,152 values in its JSON",
+    "objects": "more than 2,097,152 values in its JSON",
     "gzip": "more than 67,108,864 bytes",
     "line": "more than 67,108,864 bytes in one event",
     "text": "more than 8,388,608 characters of text, thinking and arguments",
