@@ -5,15 +5,18 @@ It sends by another client, which opens the connections: one of ours, or one of 
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 import httpx
 import httpx2
 
+from agentfsm.models.wire import SizeError
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncIterator
 
 # Of the body of an error, bytes: the words of a server are few, and a page behind them is of no use.
 MAX_ERROR_BYTES: Final = 64 * 2**10
@@ -27,7 +30,45 @@ _DRAIN_S: Final = 0.1
 _DRAIN_BYTES: Final = 2**20
 
 # How reading fails.
-_BROKEN: Final = (httpx.HTTPError, httpx.StreamError, httpx2.HTTPError, httpx2.StreamError, OSError, anyio.EndOfStream)
+_BROKEN: Final = (
+    httpx.HTTPError,
+    httpx.StreamError,
+    httpx2.HTTPError,
+    httpx2.StreamError,
+    OSError,
+    anyio.EndOfStream,
+    SizeError,
+)
+
+
+class _Bounded(httpx.AsyncByteStream, httpx2.AsyncByteStream):
+    """A body as it came over the network, which fails beyond a number of bytes.
+
+    What is decompressed cannot be counted alone: nothing comes of the bytes behind the end of a gzip member.
+    """
+
+    def __init__(self, stream: httpx2.AsyncByteStream, most: int) -> None:
+        self._stream = stream
+        self._most = most
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        parts = aiter(self._stream)
+        try:
+            async for part in parts:
+                size += len(part)
+                if size > self._most:
+                    await self._stream.aclose()
+                    await _exhaust(parts)  # as in `finish`
+                    msg = f"more than {self._most:,} bytes"
+                    raise SizeError(msg)
+                yield part
+        finally:
+            if isinstance(parts, AsyncGenerator):
+                await parts.aclose()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 class GuardedClient(httpx2.AsyncClient):
@@ -102,8 +143,21 @@ async def _cut(response: httpx2.Response) -> httpx2.Response:
     return cut
 
 
+def bounded(response: httpx2.Response, most: int) -> AsyncGenerator[bytes]:
+    """Iterate over a body after decompression, and bound the bytes that come over the network.
+
+    Raises:
+        SizeError: while iterating, when more than `most` bytes came; the connection is closed.
+        httpx2.HTTPError, httpx.HTTPError: while iterating, as `beginning`.
+    """
+    response.stream = _Bounded(cast("httpx2.AsyncByteStream", response.stream), most)
+    return response.aiter_bytes()
+
+
 async def beginning(response: httpx2.Response, most: int) -> tuple[list[bytes], bool]:
-    """Read a body up to a number of bytes, as they are after decompression, and drop the connection where more come.
+    """Read a body up to a number of bytes, and drop the connection where more come.
+
+    The bytes are counted twice: as they come over the network, and after decompression.
 
     Returns:
         The body in parts, of which the last may go beyond `most`; and whether the body ended within it.
@@ -113,16 +167,17 @@ async def beginning(response: httpx2.Response, most: int) -> tuple[list[bytes], 
     """
     parts: list[bytes] = []
     size = 0
-    data = response.aiter_bytes()
+    data = bounded(response, most)
     is_over = False
     try:
-        while size <= most:
-            part = await anext(data, None)
-            if part is None:
-                is_over = True
-                break
-            parts.append(part)
-            size += len(part)
+        with suppress(SizeError):
+            while size <= most:
+                part = await anext(data, None)
+                if part is None:
+                    is_over = True
+                    break
+                parts.append(part)
+                size += len(part)
     finally:
         if not is_over:
             await finish(response, data, reusable=False)
@@ -143,7 +198,7 @@ async def finish(response: httpx2.Response, data: AsyncGenerator[bytes], *, reus
     await data.aclose()
 
 
-async def _exhaust(data: AsyncGenerator[bytes]) -> None:
+async def _exhaust(data: AsyncIterator[bytes]) -> None:
     size = 0
     with suppress(*_BROKEN):
         while size < _DRAIN_BYTES and (part := await anext(data, None)) is not None:

@@ -26,10 +26,10 @@ from agentfsm.core.errors import ClosedError, MisuseError, ModelError
 from agentfsm.core.messages import Usage
 from agentfsm.core.value import Value
 from agentfsm.models import trouble as t
-from agentfsm.models.guarded_client import beginning, finish
+from agentfsm.models.guarded_client import beginning, bounded, finish
 from agentfsm.models.prices import list_cost_usd, price_of
 from agentfsm.models.windows import window_tokens_of
-from agentfsm.models.wire import MAX_HELD_BYTES, Assembly, FormError, SizeError, Written, error_in
+from agentfsm.models.wire import MAX_HELD_BYTES, MAX_STREAM_BYTES, Assembly, FormError, SizeError, Written, error_in
 from agentfsm.ports import Model
 from agentfsm.reply_size import excess
 from agentfsm.retry_after import finite_s, seconds_of
@@ -299,7 +299,7 @@ class VendorModel(Model, ABC):
             raise
 
     async def _put_together(self, response: httpx2.Response, assembly: Assembly, emit: Emit) -> Reply:
-        data = response.aiter_bytes()
+        data = bounded(response, MAX_STREAM_BYTES)
         try:
             # `emit` stands outside of what is translated: its errors are not the server's.
             while not assembly.is_done and (pieces := await self._pulled(data, assembly)) is not None:

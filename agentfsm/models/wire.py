@@ -33,10 +33,11 @@ Refuses: TypeAlias = "Callable[[Part], str | None]"
 # written anew when they go on.
 KEPT_BYTES: Final = 64 * 2**20
 
-# Bytes of a reply that came whole, or of one event of a stream, after decompression: both are held until they end, and
-# may hold pictures in base64. The last event of OpenAI's responses is the whole reply once more.
+# Bytes of a reply that came whole, before and after decompression; or of one event of a stream, after it. Both are held
+# until they end, and may hold pictures in base64. The last event of OpenAI's responses is the whole reply once more.
 MAX_HELD_BYTES: Final = 64 * 2**20
-# Bytes of all events of a stream: 1 KiB for each of 128,000 tokens, where most servers send 150 to 500 bytes.
+# Bytes of all events of a stream, before and after decompression: 1 KiB for each of 128,000 tokens, where most servers
+# send 150 to 500 bytes.
 MAX_STREAM_BYTES: Final = 128 * 2**20
 # Blocks or items of a reply, its calls among them: pieces of text with their sources, searches, thoughts.
 MAX_ITEMS: Final = 10_000

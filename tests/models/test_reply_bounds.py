@@ -5,6 +5,7 @@ The bounds are those of docs/models.md.
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import httpx
 import httpx2
 import pytest
 from asking_anthropic import REQUEST, both_ways
-from endless_replies import ADAPTERS, ANSWERS, ERRORS, STREAMS
+from endless_replies import ADAPTERS, ANSWERS, ERRORS, FILLING, GZIP, STREAMS
 from endless_server import Endless, EndlessServer
 
 from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
@@ -66,6 +67,7 @@ async def test_replies_without_end_are_broken_off(anyio_backend_name):
 def tight(monkeypatch):
     """Bounds that are soon reached."""
     monkeypatch.setattr(vendor, "MAX_HELD_BYTES", 2**20)
+    monkeypatch.setattr(vendor, "MAX_STREAM_BYTES", 2**21)
     monkeypatch.setattr(wire, "MAX_HELD_BYTES", 2**20)
     monkeypatch.setattr(wire, "MAX_STREAM_BYTES", 2**21)
 
@@ -103,6 +105,25 @@ async def test_a_client_of_ones_own_reads_no_more(library, name):
             with pytest.raises(kind, match=words):
                 await model.reply(REQUEST, emit)
     assert server.sent[name] < 2**20 + UNREAD_BYTES
+
+
+@pytest.mark.usefixtures("tight")
+@pytest.mark.parametrize("library", [httpx, httpx2])
+@pytest.mark.parametrize("behind", [FILLING, gzip.compress(b"") * 2**12], ids=["junk", "members"])
+@pytest.mark.parametrize("status", [b"200 OK", b"500 Oops"])
+@both_ways
+async def test_what_follows_a_compressed_body_is_bounded(library, behind, status, streamed):
+    """Bytes from which nothing is decompressed count too, in a reply and in an error."""
+    head = gzip.compress(b'{"error": {"message": "Out of order"}}')
+    kind, words = (ModelReplyError, r"more than [12],[0-9,]+ bytes\)")
+    if status != b"200 OK":
+        kind, words = ModelUnavailableError, "Out of order"
+    with EndlessServer({"gzip": Endless(head, behind, headers=GZIP, status=status)}) as server:
+        async with library.AsyncClient() as client:
+            model = OpenAIChat("m", base_url=f"{server.url}/gzip", http_client=client)
+            with pytest.raises(kind, match=words):
+                await model.reply(REQUEST, [].append if streamed else None)
+    assert server.sent["gzip"] < 2**21 + UNREAD_BYTES
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS.values())
