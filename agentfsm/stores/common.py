@@ -180,7 +180,7 @@ def check_moment(before: object) -> None:
     Raises:
         MisuseError: when it is none.
     """
-    if isinstance(before, bool) or not isinstance(before, int | float) or not math.isfinite(before):
+    if isinstance(before, bool) or not isinstance(before, int | float) or math.isnan(before):
         raise MisuseError(
             f"prune({before!r:.80}): give seconds since 1970, such as time.time() - 30 * 86400, or when.timestamp() of "
             "a datetime",
