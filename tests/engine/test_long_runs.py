@@ -77,7 +77,7 @@ async def test_a_long_history_is_counted_in_portions(memory, monkeypatch):
     portion = 8
     monkeypatch.setattr(compact, "PORTION", portion)
     monkeypatch.setattr(tally, "PORTION", portion)
-    counted: list[int] = []
+    counted: list[int] = [0]
     count_message = tally.count_message
 
     def counting(*args: Any) -> int:
