@@ -76,8 +76,12 @@ def native_loop() -> object:
 
 def try_call_soon(native: Any, function: Callable[[], object]) -> bool:
     """Make an event loop call a function soon, from any thread; return whether it is still open."""
+    return _reaches(getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon, function)
+
+
+def _reaches(entrance: CallSoon, function: Callable[[], object]) -> bool:
     try:
-        (getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon)(function)
+        entrance(function)
     except RuntimeError:  # asyncio: the loop is closed; trio.RunFinishedError is one too
         return False
     return True
@@ -111,17 +115,7 @@ def waker(function: Callable[[], object]) -> Callable[[], None]:
 
 def is_stranded(wake: Callable[[], None] | None) -> bool:
     """Whether what `waker` returned belongs to an event loop that was closed."""
-    if not isinstance(wake, partial):
-        return False
-    try:
-        wake.args[0](_nothing)
-    except RuntimeError:  # as above
-        return True
-    return False
-
-
-def _nothing() -> None:
-    return
+    return isinstance(wake, partial) and not _reaches(wake.args[0], lambda: None)
 
 
 class Bell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,19 @@ PAUSE_S: Final = 1.0
 # Yields what the server announces; and an empty text at the beginning, when it listens, and after each LOOK_S in which
 # nothing was announced.
 Announcements = Callable[[], Iterator[str]]
+
+
+class Announced:
+    """The part of a desk whose server announces changes, so that the store's thread need not look for them."""
+
+    @property
+    def watch_s(self) -> float:
+        """Seconds between two looks: infinity, for none."""
+        return math.inf
+
+    def has_changed(self) -> bool:
+        """Return False: the listener hears of changes."""
+        return False
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

@@ -9,7 +9,6 @@ costs two round trips, one for its statement and one for the commit.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from psycopg.types.string import StrDumper, TextLoader
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
 from agentfsm.ports import Durability
-from agentfsm.stores.listener import LOOK_S
+from agentfsm.stores.listener import LOOK_S, Announced
 from agentfsm.stores.outage import Outage
 
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ class Address(Value):
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class Link:
+class Link(Announced):
     """The connection. It belongs to the thread that uses it."""
 
     address: Address
@@ -309,15 +308,6 @@ class Link:
         time.sleep(min(self._pause_s, left_s))  # in the store's own thread
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
         return True
-
-    @property
-    def watch_s(self) -> float:
-        """Infinity: the server announces changes."""
-        return math.inf
-
-    def has_changed(self) -> bool:
-        """Return False: as above."""
-        return False
 
     def is_locked(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a file would
         """Return False: what waits for a lock is one run, and not the store."""

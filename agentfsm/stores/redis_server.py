@@ -10,7 +10,6 @@ in `after_commit` only, and what the script does is whole whenever it is asked.
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
 from collections import Counter
@@ -40,7 +39,7 @@ from redis.exceptions import TimeoutError as SilentError
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
 from agentfsm.ports import Durability
-from agentfsm.stores.listener import LOOK_S
+from agentfsm.stores.listener import LOOK_S, Announced
 from agentfsm.stores.outage import Outage
 from agentfsm.threads import boot_clock
 
@@ -177,7 +176,7 @@ class Promise(Value):
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class RedisServer:
+class RedisServer(Announced):
     """The server, reached when it is needed. It belongs to the thread that uses it."""
 
     url: str = attrs.field(repr=False)
@@ -344,15 +343,6 @@ class RedisServer:
             return True
         self._questions.clear()
         self._away_since = None
-        return False
-
-    @property
-    def watch_s(self) -> float:
-        """Infinity: the server announces changes."""
-        return math.inf
-
-    def has_changed(self) -> bool:
-        """Return False: as above."""
         return False
 
     def is_locked(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a file would
