@@ -405,9 +405,9 @@ class Agent(Generic[A_co]):
             run_id: A run that is over is returned as it is.
             deps: As in `run`.
             wait: Whether to wait while somebody else drives it.
-            takeover: Whether to take the run from whoever drives it, at once: for a person who knows that the other
-                worker hangs. That worker writes nothing more to the run's journal; a call that it has under way there
-                is treated as after a crash, but may still have its effect.
+            takeover: Take the run from the worker that drives it now, without waiting for its lease to end. Use it
+                when you know that the other worker hangs. That worker can no longer write to the run's journal. A call
+                that it has in flight is treated as after a crash, and may still have its effect.
 
         Raises:
             RunNotFoundError: when the store holds no such run.
@@ -421,7 +421,7 @@ class Agent(Generic[A_co]):
             except LeaseHeldError:
                 if not wait:
                     raise
-                takeover = False  # once: whoever drives it now may be well
+                takeover = False  # only once: the worker that drives it now may be healthy
             else:
                 await wake_callers(self.store, run_id, run.header.parent, f"resumed:{run.version}")
                 return run
@@ -589,10 +589,11 @@ class Agent(Generic[A_co]):
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[JournalEvent]:
         """Return the events of a run's journal, as they are written: `async for item in agent.events(run_id): ...`.
 
-        Any process may drive the run; watching it costs that process nothing. The events end with the run. While it
-        waits for a person, or nobody drives it, the iterator waits for as long: leave it, or cancel the task, at any
-        time. The store wakes it where it can; it looks by itself each second, and each 0.1 s while it finds what the
-        store did not tell of, as a SQLite file cannot of other processes.
+        Any process may drive the run; watching it costs that process nothing. The iteration ends with the run. While
+        the run waits for a person, or no worker drives it, the iterator waits too. It is safe to break out of the loop
+        or to cancel the task at any time. The store wakes the iterator where it can. The iterator also polls each
+        second, and each 0.1 s while it finds events that the store did not announce, as with a SQLite file that
+        another process writes.
 
         Args:
             run_id: The run.
@@ -609,8 +610,8 @@ class Agent(Generic[A_co]):
     async def wait(self, run_id: str) -> Run[A_co]:
         """Return a run that others drive, once it is over or waits for a person, for input or for a time.
 
-        A decision that was posted counts before it is taken in: after `approve` this waits for what comes of it. Where
-        nobody drives the run it waits for ever; bound it by `anyio.fail_after`.
+        A posted decision counts before a worker has read it: after `approve` this waits for the outcome. If no worker
+        drives the run, this waits for ever; set a bound with `anyio.fail_after`.
 
         Raises:
             RunNotFoundError: when the store holds no such run, or no longer.

@@ -502,7 +502,7 @@ class Lease:
     newest: int = 0
     # The newest inbox number that the store has told of.
     seen: int = 0
-    # The newest inbox number that the owner has looked at; kept by the release, so that `due` tells of what is newer.
+    # The newest inbox number that the owner has looked at; kept by the release, so that `claim` sees what is newer.
     seen_at: float = 0.0
     # When it last looked for timers, seconds since 1970 by the store's clock: what fell due later is news, too.
     rest_s: float = 0.0
@@ -667,7 +667,7 @@ class Store(Protocol):
         Args:
             run_id: The run.
             durability: Of the lease's appends.
-            takeover: Take it from whoever has it, too: that owner is refused at its next append.
+            takeover: Take the lease even if another owner holds it; that owner is refused at its next append.
 
         Raises:
             RunNotFoundError: when there is none.

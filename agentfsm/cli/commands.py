@@ -98,7 +98,7 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 
 async def _take_over(agent: Agent, run_id: str) -> None:
-    """Take a run from whoever drives it."""
+    """Take a run from the worker that drives it."""
     lease = await agent.store.lease(run_id, takeover=True)
     await agent.store.release(lease).wait()
 

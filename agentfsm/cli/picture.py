@@ -31,7 +31,7 @@ BOLD: Final = ("[[", "]]", "doubleoctagon")
 
 @attrs.frozen(kw_only=True)
 class Node(Value):
-    """What is drawn as a shape with lines of text."""
+    """A node of the picture: a shape with lines of text."""
 
     lines: tuple[str, ...]
     shape: tuple[str, str, str] = BOX

@@ -30,7 +30,7 @@ OfCall: TypeAlias = (
 
 
 def apply(run: Run[Any], event: e.Event) -> None:
-    """Make a run the one after the event, in place: only for a value that nobody else has seen.
+    """Apply an event to a run in place. Use it only for a value that has not been shared.
 
     Raises:
         IllegalTransitionError: when the state does not take it.

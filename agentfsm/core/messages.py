@@ -326,7 +326,7 @@ class ToolResult(Value):
     started_at: float = 0.0
     # When the call was taken up, seconds since 1970; 0 where it never was.
     duration_s: float = 0.0
-    # Seconds from then to its end; 0 also where nobody knows, since a worker died over it.
+    # Seconds from then to its end; also 0 where it is unknown because a worker died.
     attempts: int = 1
     # How many times the tool was tried in this dispatch, 0 where something else came first; of a result that comes
     # from elsewhere than the tool, in all dispatches.

@@ -95,7 +95,7 @@ class Driver(Generic[A_co]):
             once: Whether to perform a single effect.
             obeys: Whether to do only what the run's inbox asks for, such as to end it.
             resume: Whether a pause of the run ends.
-            takeover: Whether to take the run from whoever drives it.
+            takeover: Whether to take the run from the worker that drives it.
             lease: Of this very run, where the caller holds it: it is given back with the end of this call.
             listen: Takes what is streamed.
             see: Takes each new value of the run.

@@ -255,7 +255,7 @@ def drive_of(
         tally: The count of the run's tokens.
         above: The budget of the run that this one works for.
         resume: Whether somebody has resumed the run, and not a worker.
-        takeover: Whether the run was taken from whoever drove it.
+        takeover: Whether the run was taken from the worker that drove it.
     """
     return Drive(
         engine=engine,

@@ -266,7 +266,7 @@ class RunHost(Host):
                 self.drive.journal.commit(*each)
 
     def drop(self) -> None:
-        """Forget what was held back: the reply that asked for it is not used. Whoever watches is told so."""
+        """Discard the results of early calls, since the reply that asked for them is not used; watchers see the end."""
         self.is_dropped = True
         for each in self.held or ():
             if isinstance(each, ToolEvent):
@@ -284,7 +284,7 @@ class RunHost(Host):
             self.held.append(event)
 
     def cut_off(self, job: Job, duration_s: float) -> None:
-        """Record how far a call has come that is cut off, so that whoever ends the run, or goes on, knows it."""
+        """Record how far a cut-off call has come, for the end of the run or the next worker."""
         journal = self.drive.journal
         if self.held is not None or journal.lease.lost:
             return  # the journal does not know the call, or takes nothing more

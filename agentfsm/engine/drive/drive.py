@@ -42,7 +42,7 @@ class Drive:
     # Counts the run's messages, each once.
     budget: Budget
     takes_over: bool = False
-    # Whether the run was taken from whoever drove it: so are those of its agents.
+    # Whether the run was taken from the worker that drove it; the runs of its agents are then taken, too.
     is_resumed: bool = False
     # Whether somebody has resumed the run: what rests below it for crashes goes on as well.
     make_queue: Callable[[Drive], ToolQueue]

@@ -25,7 +25,7 @@ class Parent(Value):
     depth_limit: int
     # How many runs may stand below the first one.
     takeover: bool = False
-    # Whether runs of agents are taken from whoever drives them.
+    # Whether runs of agents are taken from the workers that drive them.
 
 
 def child_id(run_id: str, call_id: str) -> str:

@@ -167,7 +167,7 @@ class Journal:
             listen: Told of each change of state.
             see: Given each new value of the run.
             lease: Of this run at this version, where the caller holds it already.
-            takeover: Whether to take the lease from whoever has it, too.
+            takeover: Whether to take the lease even if another owner holds it.
             exact: Whether a run at version 0 must be new, too.
             durability: Of what is appended.
             pause_before: States that the run rests before, until it is resumed.
