@@ -122,6 +122,8 @@ class Holdings:
     # How long one lasts that is not renewed, seconds.
     blocked_s: float = 60.0
     # Seconds for which a loop may stand still until its leases are renewed no more.
+    worker: str = ""
+    # The name of the store object, with which the names of its event loops begin.
     _held: dict[str, Held] = attrs.field(factory=dict, init=False)
     _before: dict[str, Held | None] | None = attrs.field(default=None, init=False)
     # What was held of each run that has changed in the transaction; None outside of one.
@@ -201,6 +203,14 @@ class Holdings:
         """Return the lease of the run, if somebody here has it and has not thrown it away."""
         held = self._held.get(run_id)
         return None if held is None else held.lease()
+
+    def is_ours(self, owner: str) -> bool:
+        """Whether the owner is an event loop of this store object."""
+        return owner.startswith(self.worker)
+
+    def is_dropped(self, run_id: str, owner: str) -> bool:
+        """Whether the lease is ours, and the coroutine that had it has thrown it away."""
+        return self.is_ours(owner) and self.lease_of(run_id) is None
 
     def holds(self, run_id: str, token: int) -> bool:
         """Whether this lease is known here, dropped or not."""

@@ -224,7 +224,7 @@ class _PostgresLedger(Link):
         self.check_durability(taker.durability)
         self._flush()
         row = self._row(run_id)
-        if not takeover and row.owner is not None and not self._is_dropped(run_id, row.owner):
+        if not takeover and row.owner is not None and not self.holdings.is_dropped(run_id, row.owner):
             if row.owner in self._living():
                 raise LeaseHeldError(f"run {run_id!r} {DRIVEN}")
             gone, living, _company = self._ask(sql.OUTLOOK, self._outlook("", limit=0))
@@ -276,27 +276,20 @@ class _PostgresLedger(Link):
         Returns:
             Whether there were any.
         """
-        dead = [*gone, *[name for name in living if not self._is_ours(name) and Owner.parse(name).is_dead]]
+        dead = [*gone, *[name for name in living if not self.holdings.is_ours(name) and Owner.parse(name).is_dead]]
         for names in by_process(dead):
             (company,) = self._ask(sql.COMPANY, (names, names))
             self.execute(sql.FREE, (company, int(company <= 1), names))
         return bool(dead)
 
-    def _is_ours(self, owner: str) -> bool:
-        return owner.startswith(self.worker)
-
-    def _is_dropped(self, run_id: str, owner: str) -> bool:
-        """Whether the lease is ours, and whoever had it has thrown it away."""
-        return self._is_ours(owner) and self.holdings.lease_of(run_id) is None
-
     def _is_driven(self, run_id: str, owner: str | None, living: frozenset[str]) -> bool:
         """Whether somebody who may be alive holds the lease. Of our own leases we know; others' end with their time."""
-        return owner in living and not self._is_dropped(run_id, owner)
+        return owner in living and not self.holdings.is_dropped(run_id, owner)
 
     def _living(self) -> frozenset[str]:
         """Return the owners whose leases have not ended, and of whom it cannot be seen that they are dead."""
         names = [name for (name,) in self.execute(sql.LIVING, (self.outage.seconds,)).fetchall()]
-        return frozenset(name for name in names if self._is_ours(name) or not Owner.parse(name).is_dead)
+        return frozenset(name for name in names if self.holdings.is_ours(name) or not Owner.parse(name).is_dead)
 
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
@@ -682,12 +675,13 @@ class PostgresStore(ThreadedStore[_PostgresLedger]):
                 writer.submit(Job(lambda ledger: ledger.watch(run_ids, WATCHED_S, writer.signals), durability="normal"))
 
     def _ledger(self) -> _PostgresLedger:
+        worker = str(Owner.here())
         return _PostgresLedger(
             address=self._address,
             schema=self.schema,
             tables=sql.TABLES,
-            worker=str(Owner.here()),
+            worker=worker,
             lease_s=self.lease_s,
             patience_s=self.patience_s,
-            holdings=Holdings(self.lease_s, self.blocked_s),
+            holdings=Holdings(self.lease_s, self.blocked_s, worker),
         )

@@ -225,12 +225,11 @@ class _RedisLedger(RedisServer):
 
     def _is_dropped(self, run_id: str, owner: bytes, token: bytes) -> bool:
         """Whether the lease is ours, and whoever had it has thrown it away."""
-        is_known = self.holdings.lease_of(run_id) is not None or self.is_answered(b"taken", token)
-        return owner.decode().startswith(self.worker) and not is_known
+        return self.holdings.is_dropped(run_id, owner.decode()) and not self.is_answered(b"taken", token)
 
     def _is_dead(self, owner: bytes) -> bool:
         name = owner.decode()
-        return not name.startswith(self.worker) and Owner.parse(name).is_dead
+        return not self.holdings.is_ours(name) and Owner.parse(name).is_dead
 
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
@@ -547,6 +546,6 @@ class RedisStore(ThreadedStore[_RedisLedger]):
             patience_s=self.patience_s,
             worker=worker,
             lease_s=self.lease_s,
-            holdings=Holdings(self.lease_s, self.blocked_s),
+            holdings=Holdings(self.lease_s, self.blocked_s, worker),
             outage=Outage(self.lease_s),
         )

@@ -334,7 +334,7 @@ class _SQLiteLedger(DatabaseFile):
     clock: Clock
     boot_clock: Callable[[], float]
     holdings: Holdings
-    worker: str = attrs.field(factory=lambda: str(Owner.here()), init=False)
+    worker: str
     _newest_token: int = attrs.field(default=0, init=False)
     # That a new run was given here.
 
@@ -386,7 +386,7 @@ class _SQLiteLedger(DatabaseFile):
     def take(self, run_id: str, taker: Taker, *, takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
         row = self._row(run_id)
-        if not takeover and row.owner is not None and not self._is_dropped(run_id, row.owner):
+        if not takeover and row.owner is not None and not self.holdings.is_dropped(run_id, row.owner):
             if self._is_driven(run_id, row.owner):
                 raise LeaseHeldError(f"run {run_id!r} {DRIVEN}")
             self._free_runs_of_the_dead()
@@ -467,23 +467,16 @@ class _SQLiteLedger(DatabaseFile):
 
     def _is_driven(self, run_id: str, owner: str | None) -> bool:
         """Whether somebody who may be alive holds the lease. Of our own leases we know; others' end with their time."""
-        if owner is None or self._is_dropped(run_id, owner):
+        if owner is None or self.holdings.is_dropped(run_id, owner):
             return False
         (until,) = self.execute("SELECT max(until) FROM workers WHERE name = ?", (owner,)).fetchone()
         return self._lives(owner, until)
-
-    def _is_dropped(self, run_id: str, owner: str) -> bool:
-        """Whether the lease is ours, and whoever had it has thrown it away."""
-        return self._is_ours(owner) and self.holdings.lease_of(run_id) is None
-
-    def _is_ours(self, owner: str) -> bool:
-        return owner.startswith(self.worker)
 
     def _lives(self, owner: str, until: float | None) -> bool:
         """Whether an owner may be alive: its time is not up, and it cannot be seen that it is dead."""
         other = Owner.parse(owner)
         left_s = -math.inf if until is None else until - self.boot_clock()
-        is_seen_dead = not self._is_ours(owner) and other.is_dead
+        is_seen_dead = not self.holdings.is_ours(owner) and other.is_dead
         return other.is_of_this_boot and -self.outage.seconds < left_s <= MAX_LEASE_S and not is_seen_dead
 
     def release(self, lease: Lease) -> bool:
@@ -788,7 +781,9 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
         return sum(file.stat().st_size for name in ("", "-wal") if (file := Path(f"{self.path}{name}")).exists())
 
     def _ledger(self) -> _SQLiteLedger:
+        worker = str(Owner.here())
         return _SQLiteLedger(
+            worker=worker,
             path=self.path,
             schema=SCHEMA,
             connect=self.connect,
@@ -797,5 +792,5 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
             lease_s=self.lease_s,
             clock=self.clock,
             boot_clock=self._clock,
-            holdings=Holdings(self.lease_s, self.blocked_s),
+            holdings=Holdings(self.lease_s, self.blocked_s, worker),
         )
