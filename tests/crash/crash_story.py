@@ -314,7 +314,7 @@ def forgetful() -> None:
 
     def forget(ledger: Any, run_id: str, after: int) -> Any:
         row = ledger._row(run_id)
-        if row.owner is not None and not ledger._is_ours(row.owner):
+        if row.owner is not None and not ledger.holdings.is_ours(row.owner):
             number, kept = row.number, max(row.version - 1, 0)
             ledger.execute("DELETE FROM events WHERE run = ? AND version > ?", (number, kept))
             ledger.execute("UPDATE runs SET version = ?, owner = NULL WHERE number = ?", (kept, number))
