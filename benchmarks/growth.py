@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import statistics
-import sys
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -208,8 +207,7 @@ def postgres(url: str) -> Iterator[str | None]:
     if url:
         yield url
         return
-    sys.path.append(str(Path(__file__).parent.parent / "tests"))
-    from servers import PostgresServer  # noqa: PLC0415  it is not a package, and only this needs it
+    from tests.support.database_servers import PostgresServer  # noqa: PLC0415  only this needs it
 
     with ExitStack() as stack:
         try:

@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["servers"]
+pytest_plugins = ["tests.support.database_servers"]
 
 # A slow machine is no bug.
 ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import closing, redirect_stdout
 from itertools import pairwise
@@ -21,20 +19,7 @@ import pytest
 from agentfsm import ModelRetry, Outcome, Run, RunContext, State
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.messages import ToolResult
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-def example(name: str) -> ModuleType:
-    """Load an example anew, since its scripts are used up by a run."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # where annotations are looked up
-    spec.loader.exec_module(module)
-    return module
-
+from tests.support.example_modules import example
 
 # The coordinator.
 

@@ -12,6 +12,7 @@ import agentfsm
 
 ROOT = Path(agentfsm.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+TESTS = Path(__file__).parent
 
 CORE = {"core"}
 PORTS = CORE | {"compaction", "ports", "reply_size", "retry_after", "threads", "tally"}
@@ -145,8 +146,19 @@ def test_the_core_needs_nothing():
 
 def test_one_process_can_load_all_tests():
     """No two files of tests have one name: pytest imports them by it, and `make soak` runs all in one process."""
-    names = [path.name for path in Path(__file__).parent.rglob("*.py") if path.name != "conftest.py"]
+    names = [path.name for path in TESTS.rglob("*.py") if path.name not in {"conftest.py", "__init__.py"}]
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_test_file_imports_another():
+    """What two of them need stands in `tests/support`, which imports no test file either; so does no conftest."""
+    wrong = {
+        (path.relative_to(TESTS).as_posix(), module)
+        for path in TESTS.rglob("*.py")
+        for module in imports_of(path.read_text(encoding="utf-8"))
+        if any(part.startswith("test_") or part == "conftest" for part in module.split("."))
+    }
+    assert not wrong
 
 
 @pytest.mark.parametrize(

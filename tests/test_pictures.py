@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from draw import PAGES, drawn
+
+from tests.draw import PAGES, drawn
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

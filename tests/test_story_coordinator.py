@@ -12,7 +12,6 @@ from collections.abc import Callable
 import anyio
 import attrs
 import pytest
-from checks import newest, results_of, sound, starts_of, texts, valid_history, virtually
 
 from agentfsm import Agent, Outcome, Run, State, tool
 from agentfsm.core.errors import ModelUnavailableError
@@ -23,6 +22,7 @@ from agentfsm.engine.watch.stream import AgentEvent, ToolEvent
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.subagent import COORDINATION
 from agentfsm.testing.models import FunctionModel, Line, ScriptedModel, call, fail, say
+from tests.support.checks import newest, results_of, sound, starts_of, texts, valid_history, virtually
 
 QUESTION = "我 30 岁, 硕士, 想移民香港, 请评估并记住。"
 ANSWER = "您适合高才通 B 类, 评分 75。"

@@ -22,12 +22,12 @@ import anyio
 import attrs
 import httpx
 import pytest
-from checks import HANG_S, sound
-from test_examples import example
 
 from agentfsm import MisuseError, ModelRetry, Outcome, State, StopReason
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
+from tests.support.checks import HANG_S, sound
+from tests.support.example_modules import example
 
 ROOT = Path(__file__).parent.parent
 TURN = ["think", "act", "reflect", "observe"]

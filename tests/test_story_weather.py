@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from checks import names, sound, valid_history
 
 from agentfsm import Agent, MisuseError, Outcome, Run, State, StopReason, tool
 from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
 from agentfsm.engine.watch.stream import RunEnded, StateChanged, TextDelta, ToolEvent
 from agentfsm.ports import FinishReason
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from tests.support.checks import names, sound, valid_history
 
 QUESTION = "北京今天天气怎么样"
 ANSWER = "北京今天晴天 28°C 湿度 45%。"

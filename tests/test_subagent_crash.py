@@ -15,7 +15,6 @@ import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, Trap, Wrapped, calls_of, no_leases, results_of, sound, sound_run
 
 from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, tool
 from agentfsm.core.errors import LeaseLostError, StoreError
@@ -23,6 +22,7 @@ from agentfsm.core.messages import Usage
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from tests.support.checks import HANG_S, Trap, Wrapped, calls_of, no_leases, results_of, sound, sound_run
 
 # The runs by their ids: the caller, two agents, and a third with an agent of its own.
 FAMILY = ["", ".t1.0", ".t1.1", ".t1.2", ".t1.2.t1.0"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from checks import HANG_S, no_leases, results_of, sound, virtually
 
 from agentfsm import Agent, ConflictError, Limits, MisuseError, Outcome, Run, RunContext, State, StopReason, tool
 from agentfsm.core.errors import ModelError, ModelUnavailableError, StoreError
@@ -15,6 +14,7 @@ from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.subagent import GRACE_S
 from agentfsm.testing.conformance.driving import claimable
 from agentfsm.testing.models import ScriptedModel, call, fail, say
+from tests.support.checks import HANG_S, no_leases, results_of, sound, virtually
 
 CHILD, LEAF = "mine.t1.0", "mine.t1.0.t1.0"
 

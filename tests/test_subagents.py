@@ -6,7 +6,6 @@ import json
 
 import anyio
 import pytest
-from checks import HANG_S, keys_of, newest, no_leases, results_of, sound, texts, virtually
 
 from agentfsm import Agent, MisuseError, Outcome, Run, RunContext, State, StopReason, tool
 from agentfsm.core.errors import ModelUnavailableError, StoreError
@@ -20,6 +19,7 @@ from agentfsm.engine.watch.stream import AgentEvent, AgentEventType, ToolEvent, 
 from agentfsm.ports import Reply, Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from tests.support.checks import HANG_S, keys_of, newest, no_leases, results_of, sound, texts, virtually
 
 NO_RETRY = Limits(model_retries=0, errors=10)
 

@@ -8,16 +8,6 @@ from typing import Any
 
 import attrs
 import pytest
-from wire_rules import (
-    RefusedError,
-    anthropic_body,
-    check_anthropic,
-    check_anthropic_body,
-    check_openai,
-    check_responses,
-    openai_of,
-    responses_of,
-)
 
 from agentfsm import Outcome
 from agentfsm.core.messages import (
@@ -30,6 +20,16 @@ from agentfsm.core.messages import (
     ToolCall,
     ToolResult,
     UserMessage,
+)
+from tests.support.wire_rules import (
+    RefusedError,
+    anthropic_body,
+    check_anthropic,
+    check_anthropic_body,
+    check_openai,
+    check_responses,
+    openai_of,
+    responses_of,
 )
 
 HISTORY = (

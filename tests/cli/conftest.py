@@ -3,11 +3,13 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commandline import APP, OURS, Here, Shell
+
+from tests.support.command_line import APP, OURS, Here, Shell
+from tests.support.terminal import Terminal
 
 
 @pytest.fixture
@@ -31,6 +33,22 @@ def here(shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.delitem(sys.modules, "app", raising=False)
     yield Here(capsys, shell.folder)
     sys.modules.pop("app", None)
+
+
+@pytest.fixture
+def terminal(shell: Shell) -> Iterator[Callable[..., Terminal]]:
+    """A function that runs a command at a terminal."""
+    started: list[Terminal] = []
+
+    def run(*words: str, **env: str) -> Terminal:
+        started.append(Terminal(shell, *words, **env))
+        return started[-1]
+
+    yield run
+    for each in started:
+        if each.popen.poll() is None:
+            each.popen.kill()
+            each.end()
 
 
 @pytest.fixture(autouse=True, scope="session")

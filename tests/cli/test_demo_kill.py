@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from checks import keys_of, valid_history
-from commandline import Shell
 
 from agentfsm.cli.demo_tools import safe_name
 from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.machine import State
+from tests.support.checks import keys_of, valid_history
+from tests.support.command_line import Shell
 
 SEEDS = range(1, 8, 2)
 SOAK = range(100, 150)

@@ -1,11 +1,8 @@
 """What a tool asks in the middle of its call: shown and answered on the command line, and at a terminal."""
 
 import pytest
-from test_sending import printed
-from test_terminal import terminal
 
-# The fixture.
-__all__ = ["terminal"]
+from tests.support.command_line import printed
 
 
 def test_a_question_is_shown_with_all_that_it_takes_to_answer(here):

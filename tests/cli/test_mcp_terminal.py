@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_terminal import Terminal
+
+from tests.support.terminal import Terminal
 
 SERVER = Path(__file__).with_name("plain_server.py.txt")
 NOTE = {"name": "note", "description": "Note it.", "inputSchema": {"type": "object", "properties": {}}}

@@ -4,12 +4,12 @@ import secrets
 import sys
 
 import pytest
-from servers import PASSWORD, RedisServer
 
 from agentfsm.cli import place
 from agentfsm.cli.place import Way, known_store, masked
 from agentfsm.core.errors import MisuseError
 from agentfsm.stores import SQLiteStore
+from tests.support.database_servers import PASSWORD, RedisServer
 
 
 @pytest.mark.parametrize(

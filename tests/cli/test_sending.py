@@ -10,13 +10,9 @@ from agentfsm import Limits, State
 from agentfsm.cli.target import load_agent
 from agentfsm.core.events import Paused
 from agentfsm.stores import SQLiteStore
+from tests.support.command_line import printed
 
 HIDDEN = set("\x1b\x07\u202e\u202c\u200b\U000e0041")
-
-
-def printed(here):
-    """The command lines that a report prints."""
-    return [line.strip() for line in here.err.splitlines() if "agentfsm " in line]
 
 
 def test_a_question_waits_for_its_answer(here):

@@ -10,82 +10,9 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from commandline import HANG_S
 
 from agentfsm.cli import terminal as cli_terminal
-
-CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\r\x07]")
-
-
-class Terminal:
-    """The command on a pseudo terminal, and what its screen was sent."""
-
-    def __init__(self, shell, *words, **env):
-        ours, theirs = pty.openpty()
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "agentfsm", *words],
-            cwd=shell.folder,
-            env=shell.env | {"COLUMNS": "120", "LINES": "50"} | env,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
-        os.close(theirs)
-        self.fd = ours
-        self.raw = ""
-        self._news = threading.Condition()
-        self._open = True
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self):
-        while True:
-            try:
-                data = os.read(self.fd, 65536)
-            except OSError:  # the other end is closed
-                data = b""
-            with self._news:
-                self.raw += data.decode("utf-8", "replace")
-                self._open = bool(data)
-                self._news.notify_all()
-            if not data:
-                return
-
-    @property
-    def text(self):
-        return CONTROLS.sub("", self.raw)
-
-    def wait_for(self, text, times=1):
-        with self._news:
-            found = self._news.wait_for(lambda: self.text.count(text) >= times or not self._open, HANG_S)
-        assert found, f"{text!r} never came"
-        assert self.text.count(text) >= times, f"{text!r} never came:\n{self.text}"
-
-    def type(self, text):
-        os.write(self.fd, text.encode())
-
-    def end(self):
-        code = self.popen.wait(HANG_S)
-        self._reader.join(HANG_S)
-        os.close(self.fd)
-        return code
-
-
-@pytest.fixture
-def terminal(shell):
-    """A function that runs a command at a terminal."""
-    started = []
-
-    def run(*words, **env):
-        started.append(Terminal(shell, *words, **env))
-        return started[-1]
-
-    yield run
-    for each in started:
-        if each.popen.poll() is None:
-            each.popen.kill()
-            each.end()
+from tests.support.command_line import HANG_S
 
 
 def effects(shell):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import attrs
 import pytest
-from histories import GROUPS, Words, history_of, room_of, run_of, tally_of, turn, user
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,8 @@ from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, Message, Outcome, SystemMessage
 from agentfsm.core.view import Removed, Span, Summarised, view
+from tests.support.histories import GROUPS, history_of, room_of, run_of, tally_of, turn, user
+from tests.support.word_counter import WordCounter
 
 
 def compaction(start, head):
@@ -25,7 +26,7 @@ def test_what_is_left_is_what_is_shown(groups, picks):
     """Whichever groups are dropped or shortened: the layout shows exactly the others, and counts each message once."""
     run = run_of((user("task"), *history_of(groups), user("newest")))
     for _ in range(2):  # the second time in what the first has left
-        tally = tally_of(run, Words())
+        tally = tally_of(run, WordCounter())
         before = groups_of(run, tally)
         assert [m for group in before for m in group.messages] == [m for m in run.shown if not is_gap(m)]
         assert tokens_of(before) + sum(4 + len(m.text.split()) for m in run.shown if is_gap(m)) == tally.shown
@@ -40,7 +41,7 @@ def test_what_is_left_is_what_is_shown(groups, picks):
         after = run.apply(compaction(start, head))
         assert [m for group in left for m in group.messages] == [m for m in after.shown if not is_gap(m)]
         assert sum(entry.end - entry.start if isinstance(entry, Span) else entry.count for entry in head) == start
-        assert tally_of(after, Words()).shown == sum(room.count(m) for m in after.shown)
+        assert tally_of(after, WordCounter()).shown == sum(room.count(m) for m in after.shown)
         run, picks = after, picks[::-1]
 
 
@@ -61,7 +62,7 @@ def test_a_group_says_what_it_is():
         *turn(3, [1]),
         user("and"),
     )
-    groups = groups_of(run_of(history), tally_of(run_of(history), Words()))
+    groups = groups_of(run_of(history), tally_of(run_of(history), WordCounter()))
     kinds = [
         Kind.USER,
         Kind.RESULTS,
@@ -84,7 +85,7 @@ def test_neighbours_that_are_shown_alike_are_one_entry():
     """So the event stays small, however many turns there are."""
     history = (user("task"), *(m for number in range(1, 50) for m in turn(number, [30])), user("newest"))
     run = run_of(history)
-    groups = groups_of(run, tally_of(run, Words()))
+    groups = groups_of(run, tally_of(run, WordCounter()))
     room = room_of(run, 10)
     left = [groups[0], *[room.shortened(group, 40, 0) for group in groups[9:40]], *groups[40:]]
     start, head = layout_of(left, len(history))
@@ -96,7 +97,7 @@ def test_the_note_on_the_gap_goes_first_before_the_models_own_words():
     """A provider wants somebody else to begin."""
     history = (user("old"), AssistantMessage(text="yes"), user("task"), *turn(1, [1]), *turn(2, [1]), user("newest"))
     run = run_of(history)
-    groups = groups_of(run, tally_of(run, Words()))
+    groups = groups_of(run, tally_of(run, WordCounter()))
     start, head = layout_of([groups[1], *groups[-2:]], len(history))
     assert head == (Removed(count=4), Span(start=1, end=2))
     assert start == 5
@@ -107,12 +108,12 @@ def test_a_summary_is_a_group_and_stays_one():
     """It counts the messages that it stands for, and the next compaction finds it."""
     history = (user("task"), *(m for number in range(1, 9) for m in turn(number, [3])), user("newest"))
     run = run_of(history)
-    groups = groups_of(run, tally_of(run, Words()))
+    groups = groups_of(run, tally_of(run, WordCounter()))
     told = room_of(run, 10).summarised(groups[1:5], "four turns went by")
     start, head = layout_of([groups[0], told, *groups[6:]], len(history))
     assert head == (Span(start=0, end=1), Summarised(count=8, text="four turns went by"), Removed(count=2))
     after = run.apply(compaction(start, head))
-    again = groups_of(after, tally_of(after, Words()))
+    again = groups_of(after, tally_of(after, WordCounter()))
     assert again[1] == told
     assert again[1].is_summary
     assert layout_of(again, len(history)) == (start, head)
@@ -123,7 +124,7 @@ def test_shortened_again_it_is_as_the_journal_will_show_it():
     history = (user("task"), *turn(1, [300], kind="list"), user("newest"))
     run = run_of(history)
     room = room_of(run, 10)
-    group = groups_of(run, tally_of(run, Words()))[1]
+    group = groups_of(run, tally_of(run, WordCounter()))[1]
     twice = room.shortened(room.shortened(group, 2_000, 5), 60, 5)
     assert twice.messages == view((twice.shown,), run.messages)
     assert twice.tokens == sum(room.count(m) for m in twice.messages)
@@ -138,7 +139,7 @@ def test_the_hash_of_a_request_tells_heads_apart():
     cut = run_of(history, compaction(3, (Span(start=0, end=1), Span(start=1, end=3, chars=50))))
     told = run_of(history, compaction(3, (Span(start=0, end=1), Summarised(count=2, text="a"))))
     other = run_of(history, compaction(3, (Span(start=0, end=1), Summarised(count=2, text="b"))))
-    digests = [tally_of(run, Words()).digest for run in (plain, same, cut, told, other, run_of(history))]
+    digests = [tally_of(run, WordCounter()).digest for run in (plain, same, cut, told, other, run_of(history))]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 5
 

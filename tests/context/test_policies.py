@@ -8,11 +8,8 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import sound, valid_history
-from histories import GROUPS, TURNS, Words, content_of, history_of, newest_group
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from wire_rules import check_wires
 
 from agentfsm import Agent, Limits, Outcome, Settings, tool
 from agentfsm.context import (
@@ -33,10 +30,14 @@ from agentfsm.core.view import Removed, Span, note
 from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
 from agentfsm.tally import count_message, count_tools
 from agentfsm.testing.models import FunctionModel
+from tests.support.checks import sound, valid_history
+from tests.support.histories import GROUPS, TURNS, content_of, history_of, newest_group
+from tests.support.wire_rules import check_wires
+from tests.support.word_counter import WordCounter
 
 ANSWER_TOKENS = 50
 # What saves less than the note on it takes is not left out.
-A_NOTE = count_message(note(Removed(count=99)), Words())
+A_NOTE = count_message(note(Removed(count=99)), WordCounter())
 WIDE = Limits(turns=1_000, tokens=10**9, errors=1_000)
 
 
@@ -111,9 +112,9 @@ async def look(name: str, size: int, kind: str, fails: bool) -> str:
 @pytest.fixture(autouse=True)
 def words(monkeypatch):
     """Vocabularies are words here."""
-    counter = Words()
+    counter = WordCounter()
 
-    async def load(_model_name: str) -> Words:
+    async def load(_model_name: str) -> WordCounter:
         return counter
 
     monkeypatch.setattr("agentfsm.agent.load_counter", load)
@@ -147,7 +148,7 @@ def assert_told(run: Run) -> None:
 
 def fits(request: Request, model: Model) -> bool:
     """Whether the request stays within three quarters of the room."""
-    counter = Words()
+    counter = WordCounter()
     overhead = counter.count(request.instructions) + count_tools(request.tools, counter)
     room = model.window_tokens - ANSWER_TOKENS - overhead
     return sum(count_message(message, counter) for message in request.messages) <= 0.75 * room
@@ -157,7 +158,7 @@ def spare(request: Request, run: Run) -> int:
     """Return the tokens of what could still have gone: all but the task, the newest group and the notes."""
     older = request.messages[: -len(newest_group(run.messages))]
     own = {id(message) for message in run.messages} - {id(run.messages[run.first])}
-    return sum(count_message(m, Words()) for m in older if id(m) in own or isinstance(m, ToolResult))
+    return sum(count_message(m, WordCounter()) for m in older if id(m) in own or isinstance(m, ToolResult))
 
 
 async def played(

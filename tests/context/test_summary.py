@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from histories import IMAGE, Words, room_of, run_of, tally_of, turn, user
 
 from agentfsm.compaction import groups_of, layout_of, tokens_of
 from agentfsm.context import Summarise
@@ -13,6 +12,8 @@ from agentfsm.core.errors import MisuseError, ModelUnavailableError
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
 from agentfsm.core.view import Span, Summarised
 from agentfsm.testing.models import ScriptedModel
+from tests.support.histories import IMAGE, room_of, run_of, tally_of, turn, user
+from tests.support.word_counter import WordCounter
 
 LONG = [m for number in range(1, 21) for m in turn(number, [50])]
 
@@ -37,7 +38,7 @@ class Writer:
 async def summarised(policy, history, tokens, writer, model=None):
     """Return the run, its groups, and what is left of them."""
     run = history if not isinstance(history, list) else run_of(tuple(history))
-    groups = groups_of(run, tally_of(run, Words()))
+    groups = groups_of(run, tally_of(run, WordCounter()))
     return run, groups, list(await policy.compact(groups, room_of(run, tokens, ask=writer, model=model)))
 
 

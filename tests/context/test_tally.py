@@ -5,9 +5,7 @@ from types import MappingProxyType
 
 import attrs
 import pytest
-from histories import GROUPS, Words, group_of, history_of, run_of, tally_of, turn, user
 from hypothesis import given
-from wire_rules import anthropic_body, openai_of, responses_of
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError
@@ -39,12 +37,15 @@ from agentfsm.tally import (
     count_tools,
 )
 from agentfsm.tokens.estimate import EstimatedCounter
+from tests.support.histories import GROUPS, group_of, history_of, run_of, tally_of, turn, user
+from tests.support.wire_rules import anthropic_body, openai_of, responses_of
+from tests.support.word_counter import WordCounter
 
 
 @given(groups=GROUPS)
 def test_a_history_that_grows_counts_each_message_once(groups):
     """However often it is followed; and a head whose messages are shown whole costs only its note."""
-    words, messages = Words(), ()
+    words, messages = WordCounter(), ()
     tally = Tally(words)
     for number, drawn in enumerate([("user", 3), *groups], 1):
         messages = (*messages, *group_of(number, drawn))
@@ -52,14 +53,14 @@ def test_a_history_that_grows_counts_each_message_once(groups):
         tally.follow(run_of(messages))
     pieces = [1 + 2 * len(m.calls) if isinstance(m, AssistantMessage) else 1 for m in messages]
     assert words.asked.total() == sum(pieces)
-    assert tally.shown == sum(count_message(message, Words()) for message in messages)
+    assert tally.shown == sum(count_message(message, WordCounter()) for message in messages)
     if len(messages) < 3:
         return
     head = (Span(start=0, end=1), Removed(count=len(messages) - 2))
     cut = run_of(messages, e.Compacted(start=len(messages) - 1, head=head, tokens_before=9, tokens_after=8, why=""))
     tally.follow(cut)
     assert words.asked.total() == sum(pieces) + 1
-    assert tally.shown == sum(count_message(message, Words()) for message in cut.shown)
+    assert tally.shown == sum(count_message(message, WordCounter()) for message in cut.shown)
 
 
 def test_bytes_are_a_bound_until_there_is_a_vocabulary():
@@ -72,8 +73,8 @@ def test_bytes_are_a_bound_until_there_is_a_vocabulary():
     tally.follow(run)
     assert tally.shown == sum(count_message(message, BYTES) for message in run.shown)
     assert tally.estimate == tally.shown // BYTES_PER_TOKEN
-    list(tally.recounting(run, Words()))
-    assert tally.estimate == tally.shown == sum(count_message(message, Words()) for message in run.shown)
+    list(tally.recounting(run, WordCounter()))
+    assert tally.estimate == tally.shown == sum(count_message(message, WordCounter()) for message in run.shown)
 
 
 @given(groups=GROUPS)
@@ -92,12 +93,12 @@ def test_all_that_a_message_carries_is_counted():
     """Calls count with their ids, names and arguments; results as the model reads them; images at a flat rate."""
     call = ToolCall(id="t1.0", name="look", arguments='{"at": 1}', key="k")
     said = AssistantMessage(text="two words", calls=(call, call))
-    assert count_message(said, Words()) == MESSAGE_TOKENS + 2 + 2 * (CALL_TOKENS + 3)
+    assert count_message(said, WordCounter()) == MESSAGE_TOKENS + 2 + 2 * (CALL_TOKENS + 3)
     result = ToolResult(call_id="t1.0", tool="look", outcome=Outcome.DONE, content="x" * 900, shown_chars=100)
     assert count_message(result, BYTES) == MESSAGE_TOKENS + CALL_TOKENS + len(result.text) < 300
     url = "data:image/png;base64," + "A" * 10_000
     seen = UserMessage(parts=(TextPart(text="see"), ImagePart(url=url), ImagePart(url=url, detail="low")))
-    assert count_message(seen, Words()) == MESSAGE_TOKENS + 1 + IMAGE_TOKENS + LOW_IMAGE_TOKENS
+    assert count_message(seen, WordCounter()) == MESSAGE_TOKENS + 1 + IMAGE_TOKENS + LOW_IMAGE_TOKENS
 
 
 def test_thinking_that_goes_back_counts():
@@ -105,9 +106,9 @@ def test_thinking_that_goes_back_counts():
     thought = Native(provider="anthropic", content="x" * 3_000)
     said = AssistantMessage(text="two words", native=thought)
     assert count_message(said, BYTES) == MESSAGE_TOKENS + 3_000
-    assert count_message(said, Words()) == MESSAGE_TOKENS + 3_000 // BYTES_PER_TOKEN
+    assert count_message(said, WordCounter()) == MESSAGE_TOKENS + 3_000 // BYTES_PER_TOKEN
     short = attrs.evolve(said, native=attrs.evolve(thought, content="x"))
-    assert count_message(short, Words()) == MESSAGE_TOKENS + 2
+    assert count_message(short, WordCounter()) == MESSAGE_TOKENS + 2
 
 
 def test_parts_of_results_count_like_those_of_the_user():
@@ -116,7 +117,7 @@ def test_parts_of_results_count_like_those_of_the_user():
     parts = (ImagePart(url=url), ImagePart(url=url, detail="low"), FilePart(url="https://a.test/a.pdf"))
     bare = ToolResult(call_id="t1.0", tool="look", outcome=Outcome.DONE, content="seen")
     held = IMAGE_TOKENS + LOW_IMAGE_TOKENS + UNSEEN_TOKENS + 3 * PART_TOKENS
-    assert count_message(attrs.evolve(bare, parts=parts), Words()) == count_message(bare, Words()) + held
+    assert count_message(attrs.evolve(bare, parts=parts), WordCounter()) == count_message(bare, WordCounter()) + held
 
 
 @pytest.mark.parametrize("wire", [openai_of, responses_of, anthropic_body])

@@ -4,7 +4,6 @@ import json
 
 import attrs
 import pytest
-from histories import Words, room_of, run_of, tally_of, turn, user
 
 from agentfsm.compaction import Kind, groups_of, tokens_of
 from agentfsm.context import (
@@ -17,6 +16,8 @@ from agentfsm.context import (
 )
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, SystemMessage, ToolResult
+from tests.support.histories import room_of, run_of, tally_of, turn, user
+from tests.support.word_counter import WordCounter
 
 LONG = [m for number in range(1, 21) for m in turn(number, [200])]
 
@@ -24,7 +25,7 @@ LONG = [m for number in range(1, 21) for m in turn(number, [200])]
 async def left_of(policy, history, tokens, limit=None):
     """Return the groups before and after."""
     run = run_of(tuple(history))
-    groups = groups_of(run, tally_of(run, Words()))
+    groups = groups_of(run, tally_of(run, WordCounter()))
     return groups, list(await policy.compact(groups, room_of(run, tokens, limit)))
 
 

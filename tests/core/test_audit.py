@@ -6,7 +6,16 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_runs import (
+
+from agentfsm.core import events as e
+from agentfsm.core.audit import audit
+from agentfsm.core.calls import Phase, arguments_of
+from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult
+from agentfsm.core.run import begin
+from tests.support.run_walks import EARLIER, ending, going_on, stamp
+from tests.support.run_walks import GIVEN as HISTORY
+from tests.support.sample_runs import (
     APPROVED,
     ASKED,
     GIVEN,
@@ -20,15 +29,6 @@ from sample_runs import (
     header,
     thinking,
 )
-from test_walk import EARLIER, ending, going_on, stamp
-from test_walk import GIVEN as HISTORY
-
-from agentfsm.core import events as e
-from agentfsm.core.audit import audit
-from agentfsm.core.calls import Phase, arguments_of
-from agentfsm.core.effects import Pending, PendingKind
-from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult
-from agentfsm.core.run import begin
 
 OBSERVED = e.Observed()
 QUESTION = e.ToolPaused(

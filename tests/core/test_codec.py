@@ -13,7 +13,6 @@ import attrs
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sample_runs import PROMPT, SAMPLES, finished, header
 
 from agentfsm.core import codec
 from agentfsm.core import events as e
@@ -23,6 +22,7 @@ from agentfsm.core.inbox import Approve, Cancel, GiveInput, InboxItem, Input, Pa
 from agentfsm.core.messages import AgentCost, AudioPart, FilePart, ImagePart, Outcome, TextPart, ToolResult, Usage
 from agentfsm.core.run import FORMAT, Header
 from agentfsm.core.settings import Settings
+from tests.support.sample_runs import PROMPT, SAMPLES, finished, header
 
 ITEMS = typing.get_args(InboxItem)
 encode_event = partial(codec.encode_event, header=header())

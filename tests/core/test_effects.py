@@ -2,7 +2,14 @@
 
 import attrs
 import pytest
-from sample_runs import (
+
+from agentfsm.core import events as e
+from agentfsm.core.calls import Phase
+from agentfsm.core.effects import AskModel, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.machine import State
+from agentfsm.core.messages import Outcome
+from tests.support.sample_runs import (
     APPROVED,
     ASKED,
     CHANGED,
@@ -20,13 +27,6 @@ from sample_runs import (
     run_in,
     thinking,
 )
-
-from agentfsm.core import events as e
-from agentfsm.core.calls import Phase
-from agentfsm.core.effects import AskModel, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.machine import State
-from agentfsm.core.messages import Outcome
 
 
 def asked(number, expires_at=500.0):

@@ -4,7 +4,6 @@ import copy
 import pickle
 
 import pytest
-from sample_runs import observing
 
 from agentfsm.core import errors
 from agentfsm.core.errors import (
@@ -24,6 +23,7 @@ from agentfsm.core.errors import (
     first_error,
 )
 from agentfsm.core.messages import Usage
+from tests.support.sample_runs import observing
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
 

@@ -7,7 +7,6 @@ read; nobody writes them any more.
 from pathlib import Path
 
 import attrs
-from sample_runs import ADDED_IN_4, sound_history
 
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event, decode_header, decode_item, encode_event, encode_header, encode_item
@@ -42,6 +41,7 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.run import FORMAT, Header, begin
+from tests.support.sample_runs import ADDED_IN_4, sound_history
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -6,7 +6,6 @@ What format 1 already had stands in its own test, and is written here in format 
 from enum import StrEnum
 
 import attrs
-from sample_runs import ADDED_IN_4, sound_history
 from test_format_v1 import FURTHER as FURTHER_1
 from test_format_v1 import HEADER as HEADER_1
 from test_format_v1 import ITEMS as ITEMS_1
@@ -22,6 +21,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, AssistantMessage, ErrorType, Outcome, TextPart, ToolResult, Usage
 from agentfsm.core.run import Header, begin
+from tests.support.sample_runs import ADDED_IN_4, sound_history
 
 AGENT = Fingerprint(instructions="9f86d081", model="gpt-4o", tools={"pay": "60303ae2", "look_up": "fd61a03a"})
 HEADER = attrs.evolve(HEADER_1, fingerprint=AGENT, forked_from="order-9", forked_at=12, format=2)

@@ -4,7 +4,6 @@ What the older formats already had stands in their own tests, and is written her
 """
 
 import attrs
-from sample_runs import ADDED_IN_4, sound_history
 from test_format_v1 import lines, shown
 from test_format_v2 import FURTHER as FURTHER_2
 from test_format_v2 import HEADER as HEADER_2
@@ -35,6 +34,7 @@ from agentfsm.core.run import begin
 from agentfsm.core.settings import Settings
 from agentfsm.core.verdict import Action, Score, Verdict
 from agentfsm.core.view import Removed, Span, Summarised
+from tests.support.sample_runs import ADDED_IN_4, sound_history
 
 SETTINGS = Settings(
     temperature=0.25,

@@ -5,7 +5,6 @@ already had stands in their own tests, and is written here in format 4.
 """
 
 import attrs
-from sample_runs import sound_history
 from test_format_v1 import lines, shown
 from test_format_v2 import IMPLIED, words
 from test_format_v2 import JOURNAL as JOURNAL_2
@@ -22,6 +21,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.core.run import begin
 from agentfsm.core.verdict import Action
+from tests.support.sample_runs import sound_history
 
 HEADER = attrs.evolve(HEADER_3, nonce="9f3c61d07a5be284", format=4)
 FURTHER = (

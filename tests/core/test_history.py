@@ -7,13 +7,13 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sample_runs import acting, answer, finished, header, round_trip, thinking
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import IllegalTransitionError
 from agentfsm.core.history import History, history_of
 from agentfsm.core.messages import SystemMessage
 from agentfsm.core.run import begin
+from tests.support.sample_runs import acting, answer, finished, header, round_trip, thinking
 
 
 def said(*texts: str) -> tuple[SystemMessage, ...]:

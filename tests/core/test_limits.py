@@ -4,12 +4,12 @@ import math
 
 import attrs
 import pytest
-from sample_runs import header, observing
 
 from agentfsm.core.calls import Fault
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import OUT_OF_BUDGET, Limits, StopReason
 from agentfsm.core.messages import Usage
+from tests.support.sample_runs import header, observing
 
 FIELDS = [field.name for field in attrs.fields(Limits)]
 LIMITS = Limits(turns=5, tokens=1_000, seconds=60.0, usd=0.5, errors=3, tool_calls=7)

@@ -6,11 +6,11 @@ A turn is written as a letter: equal letters are equal calls. Results differ fro
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_runs import TASK, answer, call, result
 
 from agentfsm.core import loops
 from agentfsm.core.loops import LONGEST, REPEATS, find
 from agentfsm.core.messages import AssistantMessage, ImagePart, SystemMessage, UserMessage
+from tests.support.sample_runs import TASK, answer, call, result
 
 
 def turn(number, name="look", arguments="{}", content=None, text=""):

@@ -3,12 +3,12 @@
 from itertools import product
 
 import pytest
-from sample_runs import BEFORE, SAMPLES, run_in
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import IllegalTransitionError, MisuseError
 from agentfsm.core.fold import FOLD
 from agentfsm.core.machine import START, TABLE, State, next_state
+from tests.support.sample_runs import BEFORE, SAMPLES, run_in
 
 # Copied by hand from the architecture, so that a slip in the table is not its own proof.
 DESIGN = """

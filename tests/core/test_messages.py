@@ -4,7 +4,6 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_runs import call, result
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import (
@@ -19,6 +18,7 @@ from agentfsm.core.messages import (
     check_history,
     parts_of,
 )
+from tests.support.sample_runs import call, result
 
 TEXT, IMAGE = TextPart(text="hi"), ImagePart(url="https://example.com/a.png", detail="low")
 

@@ -2,7 +2,16 @@
 
 import attrs
 import pytest
-from sample_runs import (
+
+from agentfsm.core import events as e
+from agentfsm.core.calls import CallRecord, Fault, Phase, arguments_of, turns_of
+from agentfsm.core.errors import MisuseError, RunError
+from agentfsm.core.inbox import Input, InputKind
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import State
+from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, Usage, UserMessage
+from agentfsm.core.run import begin
+from tests.support.sample_runs import (
     APPROVED,
     ASKED,
     CUT,
@@ -31,15 +40,6 @@ from sample_runs import (
     sound_history,
     thinking,
 )
-
-from agentfsm.core import events as e
-from agentfsm.core.calls import CallRecord, Fault, Phase, arguments_of, turns_of
-from agentfsm.core.errors import MisuseError, RunError
-from agentfsm.core.inbox import Input, InputKind
-from agentfsm.core.limits import StopReason
-from agentfsm.core.machine import State
-from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, Usage, UserMessage
-from agentfsm.core.run import begin
 
 # Document A's example: what the weather is in Beijing today.
 WEATHER = [

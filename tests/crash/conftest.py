@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from crash_story import prepare
-from servers import empty_schema
 
 from agentfsm.ports import Store
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
 from agentfsm.testing.crash import ForkServer, connect
+from tests.support.crash_story import prepare
+from tests.support.database_servers import empty_schema
 
 # A killed process loses nothing that the kernel has, so a real disk would only take time.
 MEMORY = Path("/dev/shm")  # noqa: S108  the folders in it have names of their own

@@ -11,12 +11,12 @@ from pathlib import Path
 import anyio
 import attrs
 import pytest
-from checks import sound_run
-from crash_story import World, agent_on, check, life, lives
 
 from agentfsm import PendingKind, Run
 from agentfsm.ports import Store
 from agentfsm.testing.crash import ForkServer, ProcessResult
+from tests.support.checks import sound_run
+from tests.support.crash_story import World, agent_on, check, life, lives
 
 # Runs that one worker takes over at once from as many that were killed.
 HEIRS = 20

@@ -8,8 +8,6 @@ from functools import partial
 import anyio
 import pytest
 from anyio.to_thread import run_sync
-from checks import keys_of, valid_history
-from servers import PostgresServer, RedisServer
 
 from agentfsm import Agent, Filter, RunContext, State, tool
 from agentfsm.core.events import ToolFinished, ToolStarted
@@ -17,6 +15,8 @@ from agentfsm.core.messages import ToolResult
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import PostgresStore, RedisStore
 from agentfsm.testing import FunctionModel
+from tests.support.checks import keys_of, valid_history
+from tests.support.database_servers import PostgresServer, RedisServer
 
 # Runs that a worker drives at once.
 PARALLEL = 100

@@ -6,10 +6,10 @@ import signal
 
 import anyio
 import pytest
-from poison_story import POISON, Books, agent_on, hold, submit, work
 
 from agentfsm import PendingKind, State
 from agentfsm.ports import Filter
+from tests.support.poison_story import POISON, Books, agent_on, hold, submit, work
 
 RUNS = 20
 # Workers that die before the run is alone (two with all runs, then with 10, 5, 2 and 1), and may die after that.

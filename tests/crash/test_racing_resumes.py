@@ -10,13 +10,13 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import keys_of, starts_of
-from crash_story import World
-from race_story import approved, payer, racer, stopping
 
 from agentfsm.core.events import AnswerGiven, ToolLost
 from agentfsm.ports import Store
 from agentfsm.testing.crash import ForkServer
+from tests.support.checks import keys_of, starts_of
+from tests.support.crash_story import World
+from tests.support.race_story import approved, payer, racer, stopping
 
 # Runs that both workers resume at the same moment.
 HEAT = 10

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 import trio
-from checks import busy_threads, no_leases, settled
 
 from agentfsm.stores import MemoryStore
+from tests.support.checks import busy_threads, no_leases, settled
 
 STORES = ["memory", *(["sqlite"] if find_spec("agentfsm.stores.sqlite") else [])]
 

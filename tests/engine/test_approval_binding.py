@@ -6,7 +6,6 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import Wrapped, names, results_of, sound, virtually
 
 from agentfsm import Agent, ConflictError, Outcome, PendingKind, Run, State, ToolCall, tool
 from agentfsm.core.events import ApprovalAsked
@@ -14,6 +13,7 @@ from agentfsm.core.inbox import Approve, Cancel
 from agentfsm.engine.tools.tool import Tool
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.checks import Wrapped, names, results_of, sound, virtually
 
 PAYS = say("", call("pay", to="Ann", cents=5))
 

@@ -8,7 +8,6 @@ from itertools import permutations
 
 import anyio
 import pytest
-from checks import HANG_S, names, results_of, sound, sound_run, virtually
 
 from agentfsm import Agent, ConflictError, Limits, MisuseError, Outcome, PendingKind, Run, RunError, State, tool
 from agentfsm.core.calls import Phase
@@ -17,6 +16,7 @@ from agentfsm.core.events import ApprovalAsked, ApprovalGiven, Event, ToolFinish
 from agentfsm.ports import Commit, Lease
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
+from tests.support.checks import HANG_S, names, results_of, sound, sound_run, virtually
 
 WEEK_S = 7 * 86_400
 

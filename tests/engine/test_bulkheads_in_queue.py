@@ -12,7 +12,6 @@ import attrs
 import pytest
 import trio
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, settled
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
@@ -22,6 +21,7 @@ from agentfsm.engine.tools.breaker import FAILURES, OPEN_S
 from agentfsm.engine.tools.bulkhead import Bulkhead
 from agentfsm.engine.tools.tool import Tool
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
+from tests.support.checks import HANG_S, settled
 
 # Long enough to start a thread, short enough to wait for.
 SHORT_S = 0.01

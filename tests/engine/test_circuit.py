@@ -7,7 +7,6 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import names, results_of, sound, sound_run, virtually
 
 from agentfsm import Agent, Limits, ModelRetry, Outcome, RunContext, Tool, ToolQueue, ToolRegistry, tool
 from agentfsm.core.errors import TransientError
@@ -16,6 +15,7 @@ from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.engine.tools.breaker import FAILURES, OPEN_S, BreakerState
 from agentfsm.engine.tools.permission import Permissions, Rule
 from agentfsm.testing import ScriptedModel, VirtualClock, call, say
+from tests.support.checks import names, results_of, sound, sound_run, virtually
 
 OPEN = ErrorType.CIRCUIT_OPEN
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import HANG_S
 
 from agentfsm import Agent, Outcome, tool
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.checks import HANG_S
 
 
 @pytest.fixture(params=["memory", "sqlite"])

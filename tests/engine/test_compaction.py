@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from checks import names, no_leases, sound, valid_history
 
 from agentfsm import Agent, Limits, Settings, StopReason, tool
 from agentfsm.core.events import Compacted
 from agentfsm.core.messages import SystemMessage, UserMessage
 from agentfsm.ports import Model, ProposedCall, Reply, Request, TokenCounter
 from agentfsm.testing.models import ScriptedModel
+from tests.support.checks import names, no_leases, sound, valid_history
+from tests.support.word_counter import WordCounter
 
 TASK = "count the stones on the beach"
-
-
-class Words(TokenCounter):
-    """Counts words, so that a test can be read."""
-
-    encoding = "words"
-    exact = True
-
-    def count(self, text: str) -> int:
-        """Count."""
-        return len(text.split())
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +22,7 @@ def loads(monkeypatch):
 
     async def load(model_name: str) -> TokenCounter:
         asked.append(model_name)
-        return Words()
+        return WordCounter()
 
     monkeypatch.setattr("agentfsm.agent.load_counter", load)
     return asked

@@ -11,12 +11,12 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from checks import HANG_S, results_of, settled, sound, virtually
 
 from agentfsm import Agent, Limits, Outcome, Run, RunContext, State, tool
 from agentfsm.engine.tools.context import Ending
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.checks import HANG_S, results_of, settled, sound, virtually
 
 Event = Any
 

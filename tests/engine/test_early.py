@@ -5,73 +5,28 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import anyio
 import attrs
 import pytest
-from checks import HANG_S, calls_of, names, results_of, sound, virtually
 
 from agentfsm import Agent, Limits, Outcome, RunContext, Settings, State, ToolRegistry, tool
 from agentfsm.core.calls import Phase
 from agentfsm.core.events import Event, ToolFinished
-from agentfsm.engine.watch.stream import StateChanged, StreamEvent, ToolEvent, ToolEventType, UsageReported
-from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request
+from agentfsm.engine.watch.stream import StateChanged, ToolEvent, ToolEventType, UsageReported
+from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Reply
 from agentfsm.testing.models import Call, ScriptedModel, call, raw_call, say
-
-STREAM = Settings(stream=True)
-
-
-def nobody(_chunk: object) -> None:
-    """Take what nobody streams."""
-
-
-class Telling(Model):
-    """Answers each request with the next of its functions, each of which is given `emit`."""
-
-    name = "telling"
-
-    def __init__(self, *lines: Callable[[Emit], Awaitable[Reply]]) -> None:
-        """Take the functions."""
-        self.lines = lines
-        self.requests: list[Request] = []
-
-    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Call the next one."""
-        self.requests.append(request)
-        return await self.lines[len(self.requests) - 1](emit or nobody)
-
-
-def reply_of(*calls: Call) -> Reply:
-    """A reply that asks for these calls."""
-    proposed = [ProposedCall(id=f"p{n}", name=each.name, arguments=each.arguments) for n, each in enumerate(calls)]
-    return Reply(calls=tuple(proposed), finish_reason=FinishReason.TOOL_CALLS)
-
-
-def chunk_of(index: int, wanted: Call) -> CallChunk:
-    """A call in one piece."""
-    return CallChunk(index=index, name=wanted.name, arguments=wanted.arguments)
-
-
-FINISH = FinishChunk(reason=FinishReason.TOOL_CALLS)
-
-
-async def done(_emit: Emit) -> Reply:
-    """Answer."""
-    return Reply(text="done")
-
-
-def all_at_once(*calls: Call, then: Callable[[], Awaitable[object]] = anyio.wait_all_tasks_blocked) -> Model:
-    """A model that streams the calls and waits until all that may start has; then it gives them whole, and answers."""
-
-    async def line(emit: Emit) -> Reply:
-        for index, each in enumerate(calls):
-            emit(chunk_of(index, each))
-        emit(FINISH)
-        await then()
-        return reply_of(*calls)
-
-    return Telling(line, done)
+from tests.support.checks import HANG_S, calls_of, names, results_of, sound, virtually
+from tests.support.streaming_models import (
+    FINISH,
+    STREAM,
+    StreamingModel,
+    all_at_once,
+    chunk_of,
+    done,
+    reply_of,
+    watched,
+)
 
 
 @attrs.define(eq=False)
@@ -112,14 +67,6 @@ class World:
 async def write(at: str = "") -> str:
     """Write."""
     return f"wrote {at}"
-
-
-async def watched(agent: Agent, prompt: str = "go") -> tuple[list[StreamEvent], object]:
-    """All events of a run, and the run."""
-    with anyio.fail_after(HANG_S):
-        async with agent.stream(prompt) as stream:
-            events = [event async for event in stream]
-    return events, stream.run
 
 
 def one_result_each(events: tuple[Event, ...], ids: list[str]) -> None:
@@ -168,7 +115,7 @@ def test_a_call_starts_when_the_next_begins_and_the_last_with_the_reason_to_stop
             await anyio.sleep(1)
             return reply_of(*calls)
 
-        agent = Agent(Telling(line, done), tools=[world.sleeper()], store=store, clock=clock, settings=STREAM)
+        agent = Agent(StreamingModel(line, done), tools=[world.sleeper()], store=store, clock=clock, settings=STREAM)
         await sound(agent, await agent.run("go"))
         return world.begun
 
@@ -189,7 +136,7 @@ async def test_a_reason_that_says_cut_off_starts_nothing_more(store, reason):
         early.extend(world.begun)
         return reply_of(*calls)
 
-    agent = Agent(Telling(line, done), tools=[world.looker()], store=store, settings=STREAM)
+    agent = Agent(StreamingModel(line, done), tools=[world.looker()], store=store, settings=STREAM)
     run = await agent.run("go")
     assert early == (["a"] if reason in {FinishReason.STOP, FinishReason.TOOL_CALLS} else [])
     assert [r.content for r in results_of(run.messages)] == ["saw a", "saw b"]

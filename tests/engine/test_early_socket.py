@@ -10,13 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import anyio
 import pytest
-from checks import HANG_S, names, results_of, sound
 
 from agentfsm import Agent, Limits, Settings, tool
 from agentfsm.core.events import ToolFinished
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType, UsageReported
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.testing import LocalServer, Say
+from tests.support.checks import HANG_S, names, results_of, sound
 
 STREAM = Settings(stream=True)
 CALLS = tuple(("look", {"at": at, "why": "to know what is there"}) for at in "abcd")

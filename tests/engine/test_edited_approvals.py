@@ -8,7 +8,6 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import calls_of, keys_of, names, results_of, sound, sound_run, virtually
 
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, State, Tool, tool
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven, ToolsChosen
@@ -17,6 +16,7 @@ from agentfsm.engine.tools.permission import Permissions, Rule
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
+from tests.support.checks import calls_of, keys_of, names, results_of, sound, sound_run, virtually
 
 
 class Bank:

@@ -13,7 +13,6 @@ import anyio
 import attrs
 import httpx
 import pytest
-from checks import results_of, sound, virtually
 
 from agentfsm import Agent, ModelError, ModelRetry, Outcome, Tool, tool
 from agentfsm.core.errors import RefusedError, TransientError
@@ -24,6 +23,7 @@ from agentfsm.engine.tools.permission import Permissions, Rule
 from agentfsm.ports import Request
 from agentfsm.testing import ScriptedModel, call, fail, raw_call, say
 from agentfsm.testing.models import Call, Line
+from tests.support.checks import results_of, sound, virtually
 
 SAFE, UNSAFE = {"read_only": True}, {}
 AGAIN, CHECK = "It may be called again", "check before you call it again"

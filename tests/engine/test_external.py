@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from checks import results_of, sound, texts, virtually
-from test_crash import Killed, Mortal
 
 from agentfsm import (
     Agent,
@@ -29,6 +27,8 @@ from agentfsm.core.events import ToolFinished
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.conformance.driving import claimable
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
+from tests.support.checks import results_of, sound, texts, virtually
+from tests.support.failing_stores import CrashingStore, WorkerKilled
 
 WEEK_S = 7 * 86_400
 ASKED = say("", call("ask_user", question="Which colour?"))
@@ -230,13 +230,13 @@ async def test_an_agent_without_the_tool_may_end_the_run_but_not_answer_for_it(s
 async def test_a_worker_may_die_at_any_write_around_a_question(store, written):
     """The question is asked once more or not at all, the answer is not lost, and nothing else changes."""
     for at in range(1, 20):
-        mortal, name = Mortal(store, at, written=written), f"run-{at}"
+        mortal, name = CrashingStore(store, at, written=written), f"run-{at}"
         dying = asking(mortal)
         try:
             run = await dying.run("go", id=name)
             await dying.answer(name, "t1.0", "blue")
             run = await dying.resume(name)
-        except Killed:
+        except WorkerKilled:
             fresh = asking(store, *([ASKED] if not (await store.read(name)).events[1:] else []), "done")
             run = await fresh.resume(name)
             if run.is_waiting:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from checks import no_leases, results_of, sound, texts
 
 from agentfsm import Agent, Outcome, Run, State, Tool, tool
 from agentfsm.context import AllTools, BySimilarity
@@ -15,6 +14,7 @@ from agentfsm.engine.tools.permission import Permissions
 from agentfsm.ports import Request, Selection, ToolDefinition, ToolSelector
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.checks import no_leases, results_of, sound, texts
 
 QUESTION = "Is it raining where our orders database server stands?"
 MORE = "There are 10 more tools that you do not see."

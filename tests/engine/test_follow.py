@@ -10,13 +10,13 @@ import sys
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, names
 
 from agentfsm import Agent, JournalEvent, MisuseError, PendingKind, RunNotFoundError, StopReason, tool
 from agentfsm.core import codec, events
 from agentfsm.engine import follow
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, VirtualClock, call, run_virtual, say
+from tests.support.checks import HANG_S, names
 
 # A process that drives the runs of the agent "clerk" in a SQLite file until it is ended.
 WORKER = """

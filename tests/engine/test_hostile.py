@@ -6,7 +6,6 @@ import json
 
 import anyio
 import pytest
-from checks import HANG_S, calls_of, results_of, sound
 
 from agentfsm import Agent, Limits, Outcome, StopReason, TextPart, tool
 from agentfsm.core.errors import ModelUnavailableError
@@ -15,6 +14,7 @@ from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Reque
 from agentfsm.reply_size import MAX_CALLS
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from tests.support.checks import HANG_S, calls_of, results_of, sound
 
 SURROGATE = "\ud83d"
 

@@ -8,12 +8,12 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from test_queue_results import ran
 
 from agentfsm import Agent, Outcome, tool
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import Host
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.tool_calls import ran
 
 
 class Liar:

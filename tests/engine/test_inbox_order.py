@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from checks import names, sound, texts, virtually
 
 from agentfsm import Agent, InputKind, Priority, Settings, State
 from agentfsm.core.events import Observed
 from agentfsm.ports import Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, say
+from tests.support.checks import names, sound, texts, virtually
 
 # Tokens: small, so that a few inputs fill it.
 WINDOW = 4_000

@@ -5,13 +5,13 @@ from __future__ import annotations
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, names, newest, sound, sound_run, texts
 
 from agentfsm import Agent, ConflictError, InputKind, Limits, MisuseError, RunContext, State, TextPart, tool
 from agentfsm.core.events import Observed
 from agentfsm.core.messages import AssistantMessage, SystemMessage, UserMessage
 from agentfsm.ports import Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from tests.support.checks import HANG_S, names, newest, sound, sound_run, texts
 
 
 @tool(requires_approval=True)

@@ -7,8 +7,6 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from checks import names, results_of, sound, virtually
-from test_early import STREAM, all_at_once, watched
 
 from agentfsm import (
     Agent,
@@ -34,6 +32,8 @@ from agentfsm.engine.tools.questions import ANSWER_CHARS, MAX_QUESTIONS, ROUNDS,
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.checks import names, results_of, sound, virtually
+from tests.support.streaming_models import STREAM, all_at_once, watched
 
 TEXT = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
 WHO = Question(key="who", message="Who travels?", schema=TEXT)

@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from checks import HANG_S
+
+from tests.support.checks import HANG_S
 
 PROGRAM = """
 import os, signal, sys

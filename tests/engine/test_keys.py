@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from checks import keys_of, sound
 
 from agentfsm import Agent, RunContext, tool
 from agentfsm.core.events import ApprovalGiven, Observed, ToolsChosen
 from agentfsm.core.messages import AssistantMessage, ToolCall
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
+from tests.support.checks import keys_of, sound
 
 
 class Provider:

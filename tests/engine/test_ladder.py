@@ -7,7 +7,6 @@ import gc
 import anyio
 import attrs
 import pytest
-from checks import HANG_S, calls_of, names, reach, sound, texts, valid_history
 
 from agentfsm import (
     Agent,
@@ -26,6 +25,7 @@ from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.ports import Model, Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from tests.support.checks import HANG_S, calls_of, names, reach, sound, texts, valid_history
 
 
 def echo_agent(store, **options) -> Agent:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import anyio
 import attrs
 import pytest
-from checks import results_of, sound, sound_run, texts, virtually
 
 from agentfsm import Agent, Limits, ModelRetry, Outcome, Run, State, StopReason, tool
 from agentfsm.core.errors import ModelUnavailableError
@@ -13,6 +12,7 @@ from agentfsm.core.events import Failed, LimitReached, ModelFaltered
 from agentfsm.core.messages import AssistantMessage, Usage
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from tests.support.checks import results_of, sound, sound_run, texts, virtually
 
 SO_FAR = "So far: three of five. Two are missing."
 

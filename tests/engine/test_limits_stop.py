@@ -6,7 +6,6 @@ from functools import partial
 
 import anyio
 import pytest
-from checks import HANG_S, names, results_of, sound, sound_run, virtually
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, Run, RunContext, RunError, Settings, State, StopReason, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError
@@ -14,6 +13,7 @@ from agentfsm.core.events import AnswerDrafted
 from agentfsm.core.messages import AssistantMessage, Usage
 from agentfsm.ports import FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from tests.support.checks import HANG_S, names, results_of, sound, sound_run, virtually
 
 
 @tool(read_only=True)

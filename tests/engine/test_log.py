@@ -11,12 +11,12 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import names
 
 from agentfsm import Agent, Limits, ModelRetry, RefusedError, RunContext, StopReason, tool
 from agentfsm.core.errors import ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.testing import VirtualClock, run_virtual
 from agentfsm.testing.models import ScriptedModel, call, fail, say
+from tests.support.checks import names
 
 PROMPT, ARGUMENT, RESULT, ANSWER = "prompt-of-ann", "argument-of-ann", "result-of-ann", "answer-for-ann"
 WORDS, KEY = "words-of-an-error", "sk-abcdefghijklmnop1234567890"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from checks import names, no_leases, results_of, sound, sound_run
 
 from agentfsm import Agent, Limits, Outcome, Settings, State, StopReason, Tool, Usage, tool
 from agentfsm.context import AllTools, AutoSelect, BySimilarity
@@ -17,6 +16,7 @@ from agentfsm.engine.tools.permission import Permissions
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, fail, say
+from tests.support.checks import names, no_leases, results_of, sound, sound_run
 
 
 @pytest.fixture

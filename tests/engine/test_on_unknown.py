@@ -10,53 +10,14 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import keys_of, names, results_of, sound, starts_of, virtually
-from test_crash import Killed, Mortal
 
-from agentfsm import Agent, Found, Limits, MisuseError, Outcome, PendingKind, Run, RunContext, tool
+from agentfsm import Agent, Found, Limits, MisuseError, Outcome, PendingKind, RunContext
 from agentfsm.core.events import ApprovalGiven, ToolCutOff, ToolFinished, ToolLost, ToolStarted
-from agentfsm.engine.tools.tool import Arguments, Tool
+from agentfsm.engine.tools.tool import Arguments
 from agentfsm.testing.models import ScriptedModel, call, say
-
-
-class Bank:
-    """Pays, and remembers the keys under which it did."""
-
-    def __init__(self) -> None:
-        """Begin with nothing paid."""
-        self.paid: list[str] = []
-        self.asked: list[tuple[RunContext[Any], Arguments]] = []
-        # What functions that find out were given.
-
-    def tool(self, mortal: Mortal | None = None, **options: object) -> Tool[..., Any]:
-        """A tool that pays; with a mortal store its process dies right after."""
-
-        @tool(**options)
-        async def pay(ctx: RunContext[Any], to: str, cents: int = 5) -> str:
-            """Pay."""
-            self.paid.append(ctx.idempotency_key)
-            if mortal is not None:
-                mortal.dead = True
-                raise Killed
-            return f"paid {to} {cents}"
-
-        return pay
-
-
-async def crashed(store: Any, bank: Bank, mortal: Callable[..., Mortal] = Mortal, **options: object) -> str:
-    """Kill a worker right after its effect; return the id of the run."""
-    dying = mortal(store, 1_000, written=False)
-    agent = Agent(ScriptedModel(say("", call("pay", to="Ann"))), tools=[bank.tool(dying, **options)], store=dying)
-    with pytest.raises(Killed):
-        await agent.run("go", id="mine")
-    return "mine"
-
-
-async def recovered(store: Any, **options: Any) -> tuple[Run, Bank, Agent]:
-    """Kill a worker in mid-call, and let another one go on."""
-    bank = Bank()
-    agent = Agent(ScriptedModel("done"), tools=[bank.tool(**options)], store=store)
-    return await agent.resume(await crashed(store, bank, **options)), bank, agent
+from tests.support.checks import keys_of, names, results_of, sound, starts_of, virtually
+from tests.support.failing_stores import CrashingStore, WorkerKilled
+from tests.support.unknown_outcomes import Bank, crashed, recovered
 
 
 async def test_rerun_runs_it_again_under_its_key(store):
@@ -262,8 +223,8 @@ async def test_what_was_found_out_is_found_out_once(store):
 
     await crashed(store, bank, on_unknown=find)
     for at, written in ((1, False), (1, True)):
-        dying = Mortal(store, at, written=written)
-        with pytest.raises(Killed):
+        dying = CrashingStore(store, at, written=written)
+        with pytest.raises(WorkerKilled):
             await Agent(ScriptedModel(), tools=[bank.tool(on_unknown=find)], store=dying).resume("mine")
     agent = Agent(ScriptedModel("done"), tools=[bank.tool(on_unknown=find)], store=store)
     run = await agent.resume("mine")
@@ -280,11 +241,11 @@ async def test_the_edited_arguments_are_those_that_are_asked_about(store):
         return Found("paid")
 
     options = {"on_unknown": find, "requires_approval": True}
-    dying = Mortal(store, 1_000, written=False)
+    dying = CrashingStore(store, 1_000, written=False)
     first = Agent(ScriptedModel(say("", call("pay", to="Ann"))), tools=[bank.tool(dying, **options)], store=dying)
     await first.run("go", id="mine")
     await first.approve("mine", "t1.0", arguments={"to": "Bob", "cents": 7})
-    with pytest.raises(Killed):
+    with pytest.raises(WorkerKilled):
         await first.resume("mine")
     run = await Agent(ScriptedModel("done"), tools=[bank.tool(**options)], store=store).resume("mine")
     assert run.output == "done"

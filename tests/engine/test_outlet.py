@@ -11,13 +11,13 @@ import weakref
 
 import anyio
 import pytest
-from checks import HANG_S, settled
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine.watch import outlet as module
 from agentfsm.engine.watch.log import LOGGER
 from agentfsm.engine.watch.outlet import BUFFER, Outlet
 from agentfsm.testing import run_virtual
+from tests.support.checks import HANG_S, settled
 
 
 class Listener:

@@ -6,8 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from checks import Wrapped, names, sound
-from test_crash import Killed, Mortal
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, State, StopReason, ask_user, tool
 from agentfsm.core.effects import PendingKind
@@ -16,6 +14,8 @@ from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Header, begin
 from agentfsm.ports import Lease
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.checks import Wrapped, names, sound
+from tests.support.failing_stores import CrashingStore, WorkerKilled
 
 
 class Haunted(Wrapped):
@@ -45,15 +45,15 @@ def agent_on(store, *script: object, **options: object) -> Agent:
 
 async def in_flight(store) -> str:
     """Kill a worker in mid-call."""
-    mortal = Mortal(store, 1_000, written=False)
+    mortal = CrashingStore(store, 1_000, written=False)
 
     @tool(name="crunch", idempotent=True)
     async def dies(_ctx: RunContext[None]) -> str:
         """Crunch."""
         mortal.dead = True
-        raise Killed
+        raise WorkerKilled
 
-    with pytest.raises(Killed):
+    with pytest.raises(WorkerKilled):
         await agent_on(mortal).with_(tools=[dies, ask_user]).run("go", id="mine")
     return "mine"
 
@@ -121,17 +121,17 @@ async def test_a_run_that_is_over_is_left_alone(store):
 async def test_an_agent_below_is_paused_in_sight_of_its_caller(store):
     """The caller waits for the paused run of its agent, and resuming the caller resumes that as well."""
     child = Agent(ScriptedModel(say("", call("crunch")), "painted"), tools=[crunch], name="painter")
-    mortal = Mortal(store, 1_000, written=False)
+    mortal = CrashingStore(store, 1_000, written=False)
 
     @tool(name="crunch", idempotent=True)
     async def dies() -> str:
         """Crunch."""
         mortal.dead = True
-        raise Killed
+        raise WorkerKilled
 
     script = (say("", call("painter", query="x")), "done")
     deadly = child.with_(tools=[dies], model=ScriptedModel(say("", call("crunch"))))
-    with pytest.raises(Killed):
+    with pytest.raises(WorkerKilled):
         await Agent(ScriptedModel(*script), tools=[deadly.as_tool()], store=mortal).run("go", id="mine")
 
     class HauntedBelow(Haunted):

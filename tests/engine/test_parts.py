@@ -6,8 +6,6 @@ import json
 
 import attrs
 import pytest
-from checks import results_of, sound
-from test_on_unknown import recovered
 
 from agentfsm import (
     Agent,
@@ -30,6 +28,8 @@ from agentfsm.core.run import Header
 from agentfsm.engine.queue import parts, render
 from agentfsm.engine.tools.context import Ended
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.checks import results_of, sound
+from tests.support.unknown_outcomes import recovered
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 37
 IMAGE = ImagePart.of(PNG)

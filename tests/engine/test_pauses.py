@@ -7,8 +7,6 @@ from itertools import pairwise
 
 import anyio
 import pytest
-from checks import HANG_S, Wrapped, names, results_of, sound, sound_run, texts, virtually
-from test_crash import Killed, Mortal
 
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, State, StopReason, tool
 from agentfsm.core.effects import Wait
@@ -17,6 +15,8 @@ from agentfsm.core.inbox import Pause, Posted
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from tests.support.checks import HANG_S, Wrapped, names, results_of, sound, sound_run, texts, virtually
+from tests.support.failing_stores import CrashingStore, WorkerKilled
 
 # How often the run of `worker` comes into each state by an arrow.
 RESTS = {State.OBSERVE: 1, State.THINK: 2, State.ACT: 1, State.REFLECT: 1}
@@ -94,9 +94,9 @@ async def test_no_crash_skips_a_pause(store, state, written):
     """The pause is in the very append that leads to the state: killed at any append, a run still rests there."""
     for at in range(1, 40):
         world, name = World(idempotent=True), f"run-{at}"
-        mortal = Mortal(store, at, written=written)
+        mortal = CrashingStore(store, at, written=written)
         dying, run = world.agent(mortal, pause_before={state}), None
-        with contextlib.suppress(Killed):
+        with contextlib.suppress(WorkerKilled):
             run = await dying.run("go", id=name)
             while not run.is_over:
                 run = await dying.resume(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from checks import no_leases, results_of, sound
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, Settings, Tool, tool
 from agentfsm.core.messages import ErrorType
@@ -13,6 +12,7 @@ from agentfsm.engine.tools.permission import Level, Permissions, Rule
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
+from tests.support.checks import no_leases, results_of, sound
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, Keeping
 
 from agentfsm import MisuseError, ModelRetry, Outcome, ToolQueue, ToolRegistry, tool
 from agentfsm.core.errors import DuplicateToolError
@@ -15,6 +14,7 @@ from agentfsm.engine.queue.queue import QueueStatistics
 from agentfsm.engine.tools.context import ToolKind
 from agentfsm.engine.watch.stream import ToolEvent
 from agentfsm.testing.clock import VirtualClock, run_virtual
+from tests.support.checks import HANG_S, Keeping
 
 
 def calls(*wanted: str | tuple[str, str]) -> list[ToolCall]:

@@ -15,30 +15,16 @@ import anyio
 import attrs
 import pydantic
 import pytest
-from checks import HANG_S
 
 from agentfsm import Agent, ModelRetry, Outcome, RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.events import ToolFinished
-from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
+from agentfsm.core.messages import ErrorType, ToolCall
 from agentfsm.engine.watch.stream import ToolEvent
 from agentfsm.tally import BYTES_PER_TOKEN
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
+from tests.support.tool_calls import ran
 
 SURROGATE = "\ud83d"
-
-
-async def ran(function, arguments: str = "{}", *, beside: bool = False, **options: object) -> ToolResult:
-    """Run one call of a function as a tool, alone or in a batch of two, and return its result."""
-    made = tool(name="act", concurrency_safe=beside, **options)(function)
-    queue = ToolQueue(registry=ToolRegistry.of([made]))
-    wanted = [ToolCall(id=f"t1.{n}", name="act", arguments=arguments, key=f"k{n}") for n in range(1 + beside)]
-    with anyio.fail_after(HANG_S):
-        results = await queue.execute_all(wanted)
-    assert len(results) == len(wanted)
-    assert queue.statistics().running == 0
-    assert all(result.outcome is results[0].outcome for result in results)
-    results[0].text.encode()
-    return results[0]
 
 
 # Values

@@ -7,7 +7,6 @@ import threading
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S
 
 from agentfsm import RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import Outcome, ToolCall
@@ -16,6 +15,7 @@ from agentfsm.engine.tools.context import ToolKind
 from agentfsm.engine.watch.outlet import BUFFER
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.testing.clock import VirtualClock, run_virtual
+from tests.support.checks import HANG_S
 
 ENDS = {"tool_completed", "tool_error"}
 

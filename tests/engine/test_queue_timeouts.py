@@ -7,11 +7,11 @@ import threading
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, Keeping, settled, sound, virtually
 
 from agentfsm import Agent, ErrorType, Limits, Outcome, RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.checks import HANG_S, Keeping, settled, sound, virtually
 
 # Long enough to start a thread, short enough to wait for.
 SHORT_S = 0.01

@@ -6,7 +6,6 @@ import re
 
 import attrs
 import pytest
-from checks import reach, results_of, sound
 
 from agentfsm import Agent, MisuseError, Outcome, Permissions, Run, RunContext, Settings, State, tool
 from agentfsm.core.events import ToolFinished
@@ -16,6 +15,7 @@ from agentfsm.ports import Request, TokenCounter
 from agentfsm.stores import MemoryStore
 from agentfsm.tally import BYTES_PER_TOKEN
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.checks import reach, results_of, sound
 
 SCRIPTS = {
     "ascii": "".join(f"line {n}\n" for n in range(6_000)),

@@ -6,7 +6,6 @@ import logging
 
 import anyio
 import pytest
-from checks import HANG_S, names, reach, sound
 
 from agentfsm import Agent, MisuseError, Outcome, Settings, State, tool
 from agentfsm.core.errors import LeaseHeldError, RunNotFoundError
@@ -14,6 +13,7 @@ from agentfsm.core.events import Resumed
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from tests.support.checks import HANG_S, names, reach, sound
 
 
 @tool(read_only=True)

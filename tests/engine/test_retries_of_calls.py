@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from checks import keys_of, names, results_of, sound, sound_run, starts_of, virtually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from agentfsm.core.errors import ModelUnavailableError, RefusedError, TransientE
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, VirtualClock, call, say
+from tests.support.checks import keys_of, names, results_of, sound, sound_run, starts_of, virtually
 
 # Seconds since 1970: what a service's clock says in these tests.
 TODAY = 1_790_000_000

@@ -6,7 +6,6 @@ import asyncio
 
 import anyio
 import pytest
-from checks import names, sound, virtually
 
 from agentfsm import Agent, AgentError, Limits, State, StopReason, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
@@ -14,6 +13,7 @@ from agentfsm.core.events import ModelFaltered
 from agentfsm.engine.watch.stream import CallDelta, Stream, StreamEvent, TextDelta
 from agentfsm.ports import Emit, Model, Reply, Request, TextChunk
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from tests.support.checks import names, sound, virtually
 
 
 class Timed(ScriptedModel):

@@ -6,7 +6,6 @@ from typing import Any
 
 import anyio
 import pytest
-from checks import calls_of, no_leases, results_of, sound, virtually
 
 from agentfsm import (
     Agent,
@@ -24,6 +23,7 @@ from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.engine.tools.breaker import BreakerState
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
+from tests.support.checks import calls_of, no_leases, results_of, sound, virtually
 
 
 @pytest.fixture

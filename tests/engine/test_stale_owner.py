@@ -8,13 +8,13 @@ from collections.abc import Callable
 import anyio
 import attrs
 import pytest
-from checks import HANG_S, Wrapped
 
 from agentfsm import Agent, LeaseLostError, RunContext, TransientError, tool
 from agentfsm.core.events import Event, ToolCutOff, ToolStarted
 from agentfsm.engine.drive import journal as journals
 from agentfsm.ports import Commit, Lease, Store
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.checks import HANG_S, Wrapped
 
 
 @attrs.define

@@ -11,7 +11,6 @@ from contextlib import aclosing
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, names, no_leases, sound
 
 from agentfsm import Agent, ConflictError, MisuseError, Run, State, StopReason, StoreError, tool
 from agentfsm.core.errors import LeaseHeldError, ModelError
@@ -31,6 +30,7 @@ from agentfsm.engine.watch.stream import (
 from agentfsm.ports import CallChunk, Emit, Model, ProposedCall, Reply, Request, TextChunk
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from tests.support.checks import HANG_S, names, no_leases, sound
 
 VISITED = ["think", "act", "reflect", "observe", "think", "done"]
 

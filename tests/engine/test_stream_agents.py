@@ -8,7 +8,6 @@ from typing import get_args
 import anyio
 import attrs
 from anyio.lowlevel import checkpoint
-from checks import HANG_S
 
 from agentfsm import Agent, Run, State, Usage, ask_user, tool
 from agentfsm.core.messages import ToolResult
@@ -29,6 +28,7 @@ from agentfsm.engine.watch.stream import (
     UsageReported,
 )
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.checks import HANG_S
 
 
 @tool(read_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import anyio
 import attrs
 import pytest
-from checks import HANG_S
 
 from agentfsm import Agent, Limits, ModelRetry, Run, RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.errors import ModelUnavailableError
@@ -17,6 +16,7 @@ from agentfsm.engine.queue.dispatch import Host
 from agentfsm.engine.watch.stream import StateChanged, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.ports import CallChunk, Emit, Model, Reply, Request
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.checks import HANG_S
 
 ENDS = {ToolEventType.COMPLETED, ToolEventType.ERROR, ToolEventType.PAUSED}
 # The events of the journal that change the state of a run.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from checks import keys_of, names, sound, valid_history
 
 from agentfsm import (
     Agent,
@@ -25,6 +24,7 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.events import Answered, Resumed, ToolFinished, ToolLost
 from agentfsm.core.messages import Outcome, UserMessage
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
+from tests.support.checks import keys_of, names, sound, valid_history
 
 
 @attrs.define

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from test_valid_history import IMAGE, RUN, taken
-from wire_rules import check_wires, openai_of
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, State, tool
 from agentfsm.core.inbox import Approve, Posted
@@ -22,6 +20,8 @@ from agentfsm.core.messages import (
 from agentfsm.ports import FinishReason, Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from tests.support.valid_histories import IMAGE, RUN, taken
+from tests.support.wire_rules import check_wires, openai_of
 
 
 @tool(read_only=True)

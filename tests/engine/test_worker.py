@@ -9,7 +9,6 @@ import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import sound
 
 from agentfsm import Agent, InputKind, MisuseError, PendingKind, RunContext, State, ask_user, tool, wait
 from agentfsm.core.errors import StoreError
@@ -18,6 +17,7 @@ from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, VirtualClock, run_virtual
 from agentfsm.testing.conformance.driving import claimable
+from tests.support.checks import sound
 
 
 @attrs.define

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from listening import listening
 
 import agentfsm
 from agentfsm import Agent, MisuseError, Outcome, PendingKind
@@ -16,6 +15,7 @@ from agentfsm.core.messages import ToolResult
 from agentfsm.mcp import MCPServer
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.port_servers import listening
 
 HEAD = """
 import os

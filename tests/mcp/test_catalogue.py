@@ -1,11 +1,11 @@
 """What a server lists on a new connection is compared with what was admitted, before any call goes there."""
 
 import pytest
-from worlds import heard, leftovers, lives, one_call, rude, until
 
 from agentfsm import Agent
 from agentfsm.core.messages import ErrorType, Outcome, ToolResult
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.mcp_calls import heard, leftovers, lives, one_call, rude, until
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import keeper
 import pytest
-from listening import listening
-from node import program
-from suite import (
+
+from tests.support import server_reaper
+from tests.support.mcp_conformance import (
     PACKAGE,
     REVISIONS,
     environment,
@@ -20,6 +19,8 @@ from suite import (
     run_servers,
     wanted,
 )
+from tests.support.node_packages import program
+from tests.support.port_servers import listening
 
 EXTENSION = "it is an extension that the SDK's client does not have"
 EVER = {
@@ -86,7 +87,9 @@ def door(tmp_path_factory):
     script = Path(__file__).parent / "conformance_client.py"
     with subprocess.Popen([sys.executable, script, path], env=environment()) as client:
         try:
-            keeper.await_that(lambda: path.exists() or client.poll() is not None, "our client waits for the suite")
+            server_reaper.await_that(
+                lambda: path.exists() or client.poll() is not None, "our client waits for the suite"
+            )
             assert client.poll() is None
             yield path
         finally:

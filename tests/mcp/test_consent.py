@@ -6,11 +6,11 @@ import sys
 
 import anyio
 import pytest
-from listing import listed, names, tool
 
 from agentfsm import Agent
 from agentfsm.mcp import MCPServer, MCPServerError, MemoryPins, PinFile, Wish
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.listing_server import listed, names, tool
 
 
 class Person:

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import mcp.types as m
 import pytest
-from checks import results_of
 
 from agentfsm import Agent, AudioPart, FilePart, ImagePart, Outcome, TextPart
 from agentfsm.mcp import MCPServer
 from agentfsm.mcp.content import content_of, parts_of_block, parts_of_resource
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.checks import results_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 37
 WAV = b"RIFF\0\0\0\0WAVE"

@@ -1,12 +1,12 @@
 """Servers that an agent finds by itself: connected to after a person's yes, and there in the next process too."""
 
 import pytest
-from listing import listed, names, tool
 
 from agentfsm import Agent
 from agentfsm.mcp import Candidate, FoundServers, MCPServerError, MemoryPins, PinFile, Sandbox
 from agentfsm.stores.sqlite import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.listing_server import listed, names, tool
 
 
 class Shelf:

@@ -5,13 +5,13 @@ from contextlib import nullcontext
 
 import anyio
 import pytest
-from rude_http import serving
-from worlds import one_call, until
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.connection import bounded
+from tests.support.mcp_calls import one_call, until
+from tests.support.misbehaving_http import serving
 
 
 def far(server, **options):

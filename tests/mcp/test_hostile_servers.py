@@ -4,12 +4,12 @@ import threading
 
 import anyio
 import pytest
-from worlds import at_home, heard, leftovers, lives, one_call, rude
 
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.tools.breaker import BreakerState
 from agentfsm.mcp import MCPServerError
 from agentfsm.mcp.connection import stdio
+from tests.support.mcp_calls import at_home, heard, leftovers, lives, one_call, rude
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from listening import listening
-from node import program
-from suite import AGENTFSM, environment
+
+from tests.support.mcp_conformance import AGENTFSM, environment
+from tests.support.node_packages import program
+from tests.support.port_servers import listening
 
 INSPECTOR = "@modelcontextprotocol/inspector"
 # The handshake of 2025-11-25, and 2026-07-28.

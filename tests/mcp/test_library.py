@@ -9,7 +9,6 @@ import anyio
 import mcp.types as m
 import pytest
 from mcp import MCPError
-from worlds import heard, one_call, rude
 
 from agentfsm import Agent
 from agentfsm.core.errors import MisuseError
@@ -25,6 +24,7 @@ from agentfsm.mcp.connection import changes
 from agentfsm.mcp.errors import NoAnswerError
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.testing.clock import run_virtual
+from tests.support.mcp_calls import heard, one_call, rude
 
 PNG = b64encode(b"\x89PNG\r\n\x1a\n").decode()
 

@@ -11,7 +11,6 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from mcp.client import session
 from mcp.shared.message import SessionMessage
-from worlds import heard, leftovers, lives, one_call, rude, until
 
 from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, RefusedError
@@ -20,6 +19,7 @@ from agentfsm.engine.tools.context import RunContext
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.connection import client, home, link
 from agentfsm.testing import ScriptedModel, say
+from tests.support.mcp_calls import heard, leftovers, lives, one_call, rude, until
 
 
 @pytest.fixture

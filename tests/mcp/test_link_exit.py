@@ -6,9 +6,10 @@ import sys
 import textwrap
 
 import pytest
-from checks import settled
-from rude_http import serving
-from worlds import RUDE, environment, heard, leftovers, lives
+
+from tests.support.checks import settled
+from tests.support.mcp_calls import RUDE, environment, heard, leftovers, lives
+from tests.support.misbehaving_http import serving
 
 STDIO = 'MCPServer.stdio(sys.executable, [{rude!r}, {habit!r}, {record!r}], name="rude", confirm=False)'
 PROGRAM = """

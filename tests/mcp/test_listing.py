@@ -4,7 +4,6 @@ import anyio
 import mcp.types as m
 import pytest
 from anyio.lowlevel import checkpoint
-from listing import listed, names, tool
 
 from agentfsm import Agent
 from agentfsm.core.parts import in_words
@@ -12,6 +11,7 @@ from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.library import Listing
 from agentfsm.mcp.trust.admission import admitted
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.listing_server import listed, names, tool
 
 TWENTY = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(40)}
 

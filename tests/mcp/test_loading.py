@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from worlds import environment
+from tests.support.mcp_calls import environment
 
 PROGRAM = """
 import sys

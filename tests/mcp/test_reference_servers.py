@@ -4,8 +4,6 @@ import json
 import os
 
 import pytest
-from listening import listening
-from node import program
 
 from agentfsm import Agent
 from agentfsm.cli import demo
@@ -13,6 +11,8 @@ from agentfsm.core.messages import ErrorType, ImagePart, ToolResult
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import LocalServer, Say, ScriptedModel, call, say
+from tests.support.node_packages import program
+from tests.support.port_servers import listening
 
 EVERYTHING = "@modelcontextprotocol/server-everything"
 FILESYSTEM = "@modelcontextprotocol/server-filesystem"

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from listing import listed, names, tool
-from servers import debian
 
 from agentfsm import Agent, MisuseError
 from agentfsm.mcp import MCPServer, MCPServerError, Sandbox
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.database_servers import debian
+from tests.support.listing_server import listed, names, tool
 
 WORLD = """
 import json, os, socket, sys

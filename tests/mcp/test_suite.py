@@ -1,7 +1,8 @@
 """What is made of the official suite's verdicts."""
 
 import pytest
-from suite import MAX_AGAIN, Outcome, lasting
+
+from tests.support.mcp_conformance import MAX_AGAIN, Outcome, lasting
 
 EXPECTED = {"a": "All of it.", "b:2": "One check."}
 

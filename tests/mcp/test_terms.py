@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import mcp.types as m
 import pytest
-from listing import listed, names, tool
 
 from agentfsm import Agent, MisuseError
 from agentfsm.engine.tools.permission import Permissions
 from agentfsm.mcp.trust.terms import Terms, described
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.listing_server import listed, names, tool
 
 HINTS = m.ToolAnnotations(read_only_hint=True, idempotent_hint=True, destructive_hint=False)
 

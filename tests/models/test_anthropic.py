@@ -10,7 +10,6 @@ import attrs
 import httpx
 import httpx2
 import pytest
-from asking_anthropic import KEY, REQUEST, ask, both_ways, forget_keys
 
 from agentfsm.core.errors import (
     ClosedError,
@@ -32,6 +31,7 @@ from agentfsm.ports import (
     ToolDefinition,
 )
 from agentfsm.testing import LocalServer, Say
+from tests.support.anthropic_requests import KEY, REQUEST, ask, both_ways, forget_keys
 
 CALLS = (("weather", {"city": "Rome"}), ("clock", {"zone": "Europe/Rome"}))
 

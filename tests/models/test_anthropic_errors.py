@@ -7,7 +7,6 @@ import anthropic
 import anyio
 import httpx2
 import pytest
-from asking_anthropic import KEY, REQUEST, both_ways, failure, forget_keys
 
 from agentfsm.core.errors import (
     ContextTooLongError,
@@ -17,6 +16,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.models.anthropic import Anthropic
 from agentfsm.testing import LocalServer, Say
+from tests.support.anthropic_requests import KEY, REQUEST, both_ways, failure, forget_keys
 
 
 @pytest.fixture(autouse=True)

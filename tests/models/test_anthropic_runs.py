@@ -5,8 +5,6 @@ from itertools import pairwise
 import anyio
 import pydantic
 import pytest
-from asking_anthropic import forget_keys
-from wire_rules import check_anthropic_body
 
 from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, tool
 from agentfsm.models import Fallback, Throttled
@@ -15,6 +13,8 @@ from agentfsm.models.prices import Price
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, Say
 from agentfsm.testing.anthropic_replies import SIGNATURE
+from tests.support.anthropic_requests import forget_keys
+from tests.support.wire_rules import check_anthropic_body
 
 THOUGHT = {"type": "thinking", "thinking": "Two cities.", "signature": SIGNATURE}
 TALK = (

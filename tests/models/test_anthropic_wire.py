@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import attrs
 import pytest
-from wire_rules import check_anthropic_body
 
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import (
@@ -28,6 +27,7 @@ from agentfsm.models import anthropic_wire as wire
 from agentfsm.models.anthropic_wire import encode, memory, refuses, wire_id
 from agentfsm.ports import OutputForm, Request, ToolDefinition
 from agentfsm.testing.anthropic_replies import flaw
+from tests.support.wire_rules import check_anthropic_body
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
 TOOL = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object"})

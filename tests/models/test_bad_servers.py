@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 
 import attrs
 import pytest
-from checks import names, results_of, sound
-from spoiling_proxy import Spoil, SpoilingProxy
-from wire_rules import check_anthropic_body, check_openai, check_responses, check_wires
 
 from agentfsm import Agent, Limits, Settings, StopReason, tool
 from agentfsm.models import Anthropic, Fallback, OpenAIChat, OpenAIResponses, Price
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import LocalServer, Say
+from tests.support.checks import names, results_of, sound
+from tests.support.spoiling_proxy import Spoil, SpoilingProxy
+from tests.support.wire_rules import check_anthropic_body, check_openai, check_responses, check_wires
 
 # Each adapter, and what its provider takes as the body of a request.
 ADAPTERS = [

@@ -2,7 +2,6 @@
 
 import pytest
 from openai.types.chat import ChatCompletionMessage
-from wire_rules import check_openai
 
 from agentfsm import Agent, tool
 from agentfsm.core.errors import MisuseError
@@ -20,6 +19,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.models import from_openai, to_openai
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.wire_rules import check_openai
 
 PDF = "data:application/pdf;base64,JVBERg=="
 PICTURE = {"type": "image_url", "image_url": {"url": "https://a.test/a.png", "detail": "low"}}

@@ -6,7 +6,6 @@ import traceback
 import attrs
 import openai
 import pytest
-from wire_rules import check_responses
 
 from agentfsm import Agent, ModelRetry, Outcome, State, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
@@ -17,6 +16,7 @@ from agentfsm.models.openai_responses import OpenAIResponses
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, OutputMode, Request, TextChunk, ThinkingChunk
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, Say
+from tests.support.wire_rules import check_responses
 
 KEY = "sk-very-secret-key"
 REQUEST = Request(instructions="Help.", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))

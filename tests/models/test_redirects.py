@@ -5,11 +5,11 @@ from __future__ import annotations
 import httpx
 import httpx2
 import pytest
-from asking_anthropic import REQUEST, both_ways
 
 from agentfsm.core.errors import ModelError
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 from agentfsm.testing import LocalServer, Say
+from tests.support.anthropic_requests import REQUEST, both_ways
 
 KEY = "sk-very-secret-key"
 ADAPTERS = [OpenAIChat, OpenAIResponses, Anthropic]

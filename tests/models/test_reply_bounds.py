@@ -14,14 +14,14 @@ import anyio
 import httpx
 import httpx2
 import pytest
-from asking_anthropic import REQUEST, both_ways
-from endless_replies import ADAPTERS, ANSWERS, ERRORS, FILLING, GZIP, STREAMS
-from endless_server import Endless, EndlessServer
 
 from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
 from agentfsm.models import OpenAIChat, guarded_client, vendor, wire
 from agentfsm.reply_size import MAX_CHARS
 from agentfsm.testing import LocalServer, Say
+from tests.support.anthropic_requests import REQUEST, both_ways
+from tests.support.endless_replies import ADAPTERS, ANSWERS, ERRORS, FILLING, GZIP, STREAMS
+from tests.support.endless_server import Endless, EndlessServer
 
 # Of the process that reads them all, one after the other, with three adapters loaded. A body is held in parts, and
 # twice where it is put together.
@@ -40,14 +40,16 @@ BOUNDS = {
     "arguments": "more than 8,388,608 characters of text, thinking and arguments",
     "calls": "more than 512 calls",
 }
+ROOT = Path(__file__).parents[2]
 STATUSES = {"chat": "500", "responses": "429", "anthropic": "529"}
 
 
 async def test_replies_without_end_are_broken_off(anyio_backend_name):
     """Each adapter says which bound was crossed, the server is rid of the client, and memory stays within a figure."""
-    script = str(Path(__file__).with_name("asking_endless.py"))
     with EndlessServer(ANSWERS | ERRORS) as server:
-        done = await anyio.run_process([sys.executable, script, anyio_backend_name, server.url])
+        done = await anyio.run_process(
+            [sys.executable, "-m", "tests.support.endless_client", anyio_backend_name, server.url], cwd=ROOT
+        )
     told = json.loads(done.stdout)
     for name in ANSWERS:
         kind, words = told["errors"][name]

@@ -6,7 +6,6 @@ from typing import get_args
 import pytest
 from openai.types.responses import ResponseError
 from openai.types.responses.response_status import ResponseStatus
-from wire_rules import check_responses, responses_of
 
 from agentfsm.core.errors import ModelError
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, Usage, UserMessage
@@ -16,6 +15,7 @@ from agentfsm.models.wire import FormError, SentError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
 from agentfsm.testing.responses_replies import stream, whole
 from agentfsm.testing.saying import Say
+from tests.support.wire_rules import check_responses, responses_of
 
 SEALED = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "xyz", "status": "completed"}
 BARE = {"type": "reasoning", "summary": [], "encrypted_content": "xyz"}

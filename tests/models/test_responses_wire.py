@@ -5,7 +5,6 @@ from types import MappingProxyType
 
 import attrs
 import pytest
-from wire_rules import check_responses
 
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import (
@@ -26,6 +25,7 @@ from agentfsm.models import responses_wire
 from agentfsm.models.responses_wire import encode, memory, refuses
 from agentfsm.ports import OutputForm, Request, ToolDefinition
 from agentfsm.testing.responses_replies import flaw
+from tests.support.wire_rules import check_responses
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
 TOOL = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object"})

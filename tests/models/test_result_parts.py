@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from wire_rules import anthropic_body, check_anthropic_body, check_openai, check_responses, openai_of, responses_of
 
 from agentfsm import Agent, tool
 from agentfsm.core.messages import (
@@ -24,6 +23,14 @@ from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses, anthropic_wi
 from agentfsm.models.anthropic_wire import refuses
 from agentfsm.ports import Request, ToolDefinition
 from agentfsm.testing import LocalServer, Say
+from tests.support.wire_rules import (
+    anthropic_body,
+    check_anthropic_body,
+    check_openai,
+    check_responses,
+    openai_of,
+    responses_of,
+)
 
 ASK = UserMessage(parts=(TextPart(text="go"),))
 IMAGE = ImagePart.of(b"\x89PNG")

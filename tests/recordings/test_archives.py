@@ -4,10 +4,11 @@ import gzip
 import hashlib
 from base64 import b64encode
 
-import archives
 import pytest
-from archives import ARCHIVES, Archive, fetched
-from cassettes import Wire, cut, recordings
+
+from tests.support import recording_archives
+from tests.support.cassettes import Wire, cut, recordings
+from tests.support.recording_archives import ARCHIVES, Archive, fetched
 
 KEPT = b"an archive"
 ARCHIVE = Archive(name="some-recordings", version="1.0", sha256=hashlib.sha256(KEPT).hexdigest())
@@ -31,7 +32,7 @@ def cache(tmp_path, monkeypatch):
 def test_what_is_kept_is_not_fetched_again(cache, monkeypatch):
     """An archive whose sum is right is used as it is."""
     (cache / ARCHIVE.file).write_bytes(KEPT)
-    monkeypatch.setattr(archives, "_fetch", None)
+    monkeypatch.setattr(recording_archives, "_fetch", None)
     assert fetched(ARCHIVE).read_bytes() == KEPT
 
 

@@ -3,15 +3,15 @@
 from functools import partial
 
 import pytest
-import sdk_readings
-from agreement import PORTIONS, asked, check_dead, check_hostile, compare, fed, others_than
-from cassettes import Wire, named, of
-from sdk_readings import Reading, ours, with_parsed_arguments
 
 from agentfsm.core.errors import ModelError, ModelReplyError
 from agentfsm.models.anthropic import Anthropic
 from agentfsm.models.anthropic_wire import AnthropicAssembly, decode
 from agentfsm.ports import FinishReason
+from tests.support import sdk_readings
+from tests.support.cassettes import Wire, named, of
+from tests.support.recording_checks import PORTIONS, asked, check_dead, check_hostile, compare, fed, others_than
+from tests.support.sdk_readings import Reading, ours, with_parsed_arguments
 
 LANGCHAIN = "langchain-anthropic"
 OTEL = "opentelemetry-instrumentation-anthropic"

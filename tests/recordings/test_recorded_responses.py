@@ -4,15 +4,15 @@ from functools import partial
 
 import openai
 import pytest
-import sdk_readings
-from agreement import PORTIONS, asked, check_dead, check_hostile, compare, fed, others_than
-from cassettes import OK, Wire, named, of, recordings
-from sdk_readings import Reading, ours
 
 from agentfsm.core.errors import ModelError, ModelReplyError
 from agentfsm.models.openai_responses import OpenAIResponses
 from agentfsm.models.responses_wire import ResponsesAssembly, decode
 from agentfsm.ports import FinishReason
+from tests.support import sdk_readings
+from tests.support.cassettes import OK, Wire, named, of, recordings
+from tests.support.recording_checks import PORTIONS, asked, check_dead, check_hostile, compare, fed, others_than
+from tests.support.sdk_readings import Reading, ours
 
 LANGCHAIN = "langchain-openai"
 OTEL = "opentelemetry-instrumentation-openai"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # as pytest does, for what the tests share
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as pytest does, for `tests.support`
 
 from play import play
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-from checks import sound_run, valid_history
 from world import CRASHES, UNSAFE
 
 from agentfsm import Outcome, Run, State, StopReason
@@ -20,6 +19,7 @@ from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Input, Rerun
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.core.run import begin
+from tests.support.checks import sound_run, valid_history
 
 if TYPE_CHECKING:
     from shared_disk import Accepted

@@ -18,7 +18,6 @@ import attrs
 from anyio.abc import TaskGroup
 from seeded import at_once
 from shared_disk import Disk, Handle
-from wire_rules import RefusedError, check_wires
 
 from agentfsm import Agent, InputRequired, Limits, Question, Run, RunContext, Settings, ask_user, tool, wait
 from agentfsm.core.errors import ModelUnavailableError, TransientError
@@ -30,6 +29,7 @@ from agentfsm.engine.tools.context import Found
 from agentfsm.engine.tools.tool import Arguments, Tool
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.clock import VirtualClock
+from tests.support.wire_rules import RefusedError, check_wires
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Posted

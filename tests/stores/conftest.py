@@ -4,9 +4,9 @@ import anyio
 import pytest
 import redis
 from places import KINDS, place_of
-from servers import empty_schema
 
 from agentfsm.stores import PostgresStore, SQLiteStore
+from tests.support.database_servers import empty_schema
 
 
 @pytest.fixture

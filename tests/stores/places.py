@@ -8,10 +8,10 @@ from contextlib import closing
 from typing import Any
 
 import attrs
-from older import to_postgres_1, to_redis_1, to_sqlite_3
 
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
 from agentfsm.stores.threaded import ThreadedStore
+from tests.support.older_tables import to_postgres_1, to_redis_1, to_sqlite_3
 
 KINDS = ("sqlite", "postgres", "redis")
 

@@ -6,11 +6,8 @@ from collections import Counter
 
 import anyio
 import pytest
-from cutting_proxy import CuttingProxy
-from postgres_proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from redis.connection import parse_url
-from renewal import beat
 
 from agentfsm.core.errors import StoreError
 from agentfsm.core.events import Observed
@@ -20,6 +17,9 @@ from agentfsm.stores import PostgresStore, RedisStore
 from agentfsm.stores.redis_server import RedisServer
 from agentfsm.testing.conformance.driving import Driver, claimable, header
 from agentfsm.threads import boot_clock
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.lease_renewal import beat
+from tests.support.postgres_proxy import Proxy
 
 RUNS = 60
 STORES = 4

@@ -6,13 +6,13 @@ import gc
 import weakref
 
 import pytest
-from held import hold
 
 from agentfsm.core.errors import ConflictError, LeaseLostError
 from agentfsm.core.events import AnswerGiven, Observed
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.stores.threaded import JOINED_CHARS
 from agentfsm.testing.conformance.driving import DONE, Driver, refused
+from tests.support.busy_writer import hold
 
 
 async def test_appends_that_wait_are_one_job(store):

@@ -4,7 +4,6 @@ from contextlib import aclosing
 
 import pytest
 from anyio.to_thread import run_sync
-from servers import PgBouncer, empty_schema
 
 from agentfsm import Agent, tool
 from agentfsm.core.errors import StoreError
@@ -13,6 +12,7 @@ from agentfsm.stores import PostgresStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.testing.conformance import StoreConformance
 from agentfsm.testing.conformance.driving import header
+from tests.support.database_servers import PgBouncer, empty_schema
 
 # Fewer than there are workers, so that they share, and what one leaves behind another meets.
 POOL = {"pool_mode": "transaction", "default_pool_size": "1", "server_reset_query": ""}

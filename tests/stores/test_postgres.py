@@ -7,10 +7,6 @@ import sys
 import anyio
 import psycopg
 import pytest
-from held import hold
-from keeper import await_that
-from renewal import Renewal, beat
-from servers import empty_schema
 
 from agentfsm.core.errors import (
     ConflictError,
@@ -29,6 +25,10 @@ from agentfsm.stores.owner import Owner
 from agentfsm.stores.postgres_link import Link
 from agentfsm.testing.conformance import StoreConformance
 from agentfsm.testing.conformance.driving import DONE, HOSTILE, Driver, finished, header, refused, words
+from tests.support.busy_writer import hold
+from tests.support.database_servers import empty_schema
+from tests.support.lease_renewal import Renewal, beat
+from tests.support.server_reaper import await_that
 
 FORKS = """
 import gc, os, sys, anyio

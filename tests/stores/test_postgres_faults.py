@@ -10,12 +10,7 @@ from pathlib import Path
 import anyio
 import psycopg
 import pytest
-from held import hold
-from keeper import await_that
-from postgres_proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from renewal import beat as renew
-from servers import PostgresServer, empty_schema
 
 from agentfsm.core.errors import AgentError, CorruptError, LeaseHeldError, MisuseError, StoreError
 from agentfsm.core.events import Observed
@@ -23,6 +18,11 @@ from agentfsm.core.inbox import Cancel
 from agentfsm.core.run import begin
 from agentfsm.stores import PostgresStore, postgres_link
 from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, words
+from tests.support.busy_writer import hold
+from tests.support.database_servers import PostgresServer, empty_schema
+from tests.support.lease_renewal import beat as renew
+from tests.support.postgres_proxy import Proxy
+from tests.support.server_reaper import await_that
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ from contextlib import closing
 import anyio
 import psycopg
 import pytest
-from keeper import await_that
 from psycopg.conninfo import make_conninfo
-from servers import PASSWORD, PostgresServer
 
 from agentfsm.core.errors import MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.stores import PostgresStore, postgres_link
 from agentfsm.testing.conformance.driving import Driver, header, words
+from tests.support.database_servers import PASSWORD, PostgresServer
+from tests.support.server_reaper import await_that
 
 # Fails so often, as two transactions do that the server cannot put one behind the other.
 FAILS = """

@@ -19,8 +19,6 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from checks import HANG_S, sound
-from held import hold
 from power_cut import KEEP_ALL, LOSE_ALL, Disk, put
 
 from agentfsm import Agent, PendingKind, Run, RunContext, tool
@@ -34,6 +32,8 @@ from agentfsm.stores import SQLiteStore, owner
 from agentfsm.stores.sqlite_file import Connect, connect_sqlite3
 from agentfsm.testing.conformance.driving import header
 from agentfsm.testing.models import FunctionModel
+from tests.support.busy_writer import hold
+from tests.support.checks import HANG_S, sound
 
 # The power is cut in the layer; a real disk beneath it only takes time, and much of it where others use it too.
 MEMORY = Path("/dev/shm")  # noqa: S108  the folders in it have names of their own

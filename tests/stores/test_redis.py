@@ -7,8 +7,6 @@ import sys
 import anyio
 import attrs
 import pytest
-from held import hold
-from renewal import Renewal, beat
 
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Observed
@@ -31,6 +29,8 @@ from agentfsm.testing.conformance.driving import (
     until,
     words,
 )
+from tests.support.busy_writer import hold
+from tests.support.lease_renewal import Renewal, beat
 
 TTL_S = 1000.0
 

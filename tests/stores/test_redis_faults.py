@@ -9,11 +9,7 @@ import threading
 import anyio
 import pytest
 import redis
-from cutting_proxy import CuttingProxy
-from held import hold
-from keeper import await_that
 from redis._parsers.base import BaseParser
-from servers import RedisServer
 
 from agentfsm.core.errors import (
     ConflictError,
@@ -30,6 +26,10 @@ from agentfsm.ports import Filter
 from agentfsm.stores import redis_server
 from agentfsm.stores.redis import RedisStore
 from agentfsm.testing.conformance.driving import DONE, Driver, at_version, finished, header, ids, refused, words
+from tests.support.busy_writer import hold
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.database_servers import RedisServer
+from tests.support.server_reaper import await_that
 
 
 @pytest.fixture(scope="module")

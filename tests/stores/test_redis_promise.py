@@ -4,13 +4,13 @@ import math
 
 import pytest
 import redis
-from servers import RedisServer
 
 from agentfsm.core.errors import MisuseError, StoreError, TooNewError
 from agentfsm.core.events import Observed
 from agentfsm.stores.redis import RedisStore
 from agentfsm.stores.redis_server import LOSSES, SCHEMA
 from agentfsm.testing.conformance.driving import Driver, finished, header, words
+from tests.support.database_servers import RedisServer
 
 # By what a crash of such a server may cost.
 SETTINGS = {

@@ -10,9 +10,6 @@ from contextlib import closing
 import anyio
 import attrs
 import pytest
-from held import hold
-from renewal import Renewal, beat
-from sqlite_faults import Faults
 
 from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
@@ -25,6 +22,9 @@ from agentfsm.stores.writer import Job
 from agentfsm.testing import ScriptedModel
 from agentfsm.testing.conformance import StoreConformance
 from agentfsm.testing.conformance.driving import DONE, Driver, claimable, finished, header, refused, rests, words
+from tests.support.busy_writer import hold
+from tests.support.lease_renewal import Renewal, beat
+from tests.support.sqlite_faults import Faults
 
 
 @attrs.define

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import anyio
 import pytest
-import sqlite_faults
-from held import hold
-from sqlite_faults import Faults
 
 from agentfsm.core.errors import CorruptError, LeaseLostError, RunNotFoundError, StoreError, TooNewError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import Header
 from agentfsm.stores import SQLiteStore, sqlite_file, writer
 from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, words
+from tests.support import sqlite_faults
+from tests.support.busy_writer import hold
+from tests.support.sqlite_faults import Faults
 
 WORLD = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR | 4 << 8, sqlite3.SQLITE_READONLY)
 

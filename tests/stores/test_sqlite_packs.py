@@ -4,8 +4,6 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from older import to_sqlite_3
-from sqlite_faults import Faults
 
 from agentfsm.core.errors import CorruptError, StoreError
 from agentfsm.core.events import AnswerDrafted, Observed
@@ -14,6 +12,8 @@ from agentfsm.core.run import begin
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.packs import PACK, PACK_BYTES, ends_of_packs
 from agentfsm.testing.conformance.driving import Driver, at_version, header, turn_of
+from tests.support.older_tables import to_sqlite_3
+from tests.support.sqlite_faults import Faults
 
 
 def rows(path):

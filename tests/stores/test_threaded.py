@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
-from held import hold
-from servers import PostgresServer, RedisServer, empty_schema
 
 from agentfsm.core.errors import LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore, outage, threaded
 from agentfsm.testing.conformance.driving import DONE, Driver, claimable, finished, header, ids, refused, words
+from tests.support.busy_writer import hold
+from tests.support.database_servers import PostgresServer, RedisServer, empty_schema
 
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])

@@ -6,13 +6,13 @@ from typing import Any
 
 import anyio
 import pytest
-from held import hold
 
 from agentfsm.core.errors import ClosedError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.stores.writer import Job
 from agentfsm.testing.conformance.driving import Driver, header
+from tests.support.busy_writer import hold
 
 # A guard against a hang, not a bound.
 HANG_S = 20.0

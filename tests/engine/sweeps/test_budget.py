@@ -7,7 +7,6 @@ from functools import partial
 import anyio
 import attrs
 import pytest
-from checks import HANG_S, fresh, results_of, valid_history, virtually
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from agentfsm.core.messages import ToolCall, Usage
 from agentfsm.core.settings import Settings
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from tests.support.checks import HANG_S, fresh, results_of, valid_history, virtually
 
 # Per token.
 ASKED_USD, ANSWER_USD = 0.001, 0.003

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 import attrs
-from checks import fresh, results_of, valid_history, virtually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Usage
 from agentfsm.engine.drive.engine import MAX_ANSWER_TOKENS
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
+from tests.support.checks import fresh, results_of, valid_history, virtually
 
 if TYPE_CHECKING:
     from agentfsm.testing.clock import VirtualClock

@@ -6,7 +6,6 @@ from functools import partial
 
 import anyio
 import pytest
-from checks import names, results_of, sound, valid_history, virtually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from agentfsm.core.messages import ErrorType, Usage
 from agentfsm.engine.watch.stream import BudgetWarning
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from tests.support.checks import names, results_of, sound, valid_history, virtually
 
 CHILDREN = 8
 

@@ -16,82 +16,23 @@ import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, Trap, Wrapped, calls_of, no_leases, results_of, sound, sound_run, starts_of, valid_history
 
 from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, State, tool
 from agentfsm.core.events import Event, Failed, ToolCutOff, ToolFinished
-from agentfsm.core.inbox import Posted
-from agentfsm.core.run import Header
-from agentfsm.ports import Commit, Lease, ProposedCall, Reply, Request, Store, Stored
+from agentfsm.ports import ProposedCall, Reply, Request, Store
 from agentfsm.testing.models import FunctionModel
-
-
-@attrs.define
-class _Trapped(Commit):
-    inner: Commit
-    trap: Trap
-
-    async def wait(self) -> bool:
-        await self.trap.visit()
-        value = await self.inner.wait()
-        await self.trap.visit()
-        return value
-
-
-class Trapped(Wrapped):
-    """A store with a trap before and after each of its awaits."""
-
-    def __init__(self, inner: Store, trap: Trap) -> None:
-        """Take the real store."""
-        self.inner = inner
-        self.trap = trap
-
-    async def create(self, *args: object, **options: object) -> tuple[Header, Lease]:
-        """Pass on."""
-        await self.trap.visit()
-        stored, lease = await self.inner.create(*args, **options)
-        await self._or_let_go(lease)
-        return stored, lease
-
-    async def lease(self, *args: object, **options: object) -> Lease:
-        """Pass on."""
-        await self.trap.visit()
-        lease = await self.inner.lease(*args, **options)
-        await self._or_let_go(lease)
-        return lease
-
-    async def _or_let_go(self, lease: Lease) -> None:
-        """Be at a place where a lease is taken and nobody has it yet: a store gives it back by itself."""
-        try:
-            await self.trap.visit()
-        except BaseException:
-            self.inner.release(lease)
-            raise
-
-    def append(self, *args: object, **options: object) -> Commit:
-        """Pass on."""
-        return _Trapped(self.inner.append(*args, **options), self.trap)
-
-    async def now(self) -> float:
-        """Pass on."""
-        await self.trap.visit()
-        value = await self.inner.now()
-        await self.trap.visit()
-        return value
-
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
-        """Pass on."""
-        await self.trap.visit()
-        value = await self.inner.inbox(run_id)
-        await self.trap.visit()
-        return value
-
-    async def read(self, run_id: str, after: int = 0) -> Stored:
-        """Pass on."""
-        await self.trap.visit()
-        value = await self.inner.read(run_id, after)
-        await self.trap.visit()
-        return value
+from tests.support.checks import (
+    HANG_S,
+    Trap,
+    calls_of,
+    no_leases,
+    results_of,
+    sound,
+    sound_run,
+    starts_of,
+    valid_history,
+)
+from tests.support.failing_stores import CancellingStore
 
 
 @attrs.define
@@ -188,7 +129,7 @@ async def sweep(store: Store, drive: Callable[[Agent, str], Awaitable[Run]], fir
         assert at < 500
         trap = Trap(at)
         world, run_id = World(trap), f"{first or 'run'}-{at}"
-        agent = world.worker(Trapped(store, trap))
+        agent = world.worker(CancellingStore(store, trap))
         run = None
         with anyio.fail_after(HANG_S), anyio.CancelScope() as scope:
             trap.cancel = scope.cancel
@@ -253,7 +194,7 @@ async def test_asyncios_own_cancellation_at_any_await(store, anyio_backend):
         at += 1
         trap = Trap(at)
         world, run_id = World(trap), f"run-{at}"
-        task = asyncio.ensure_future(world.worker(Trapped(store, trap)).run("go", id=run_id))
+        task = asyncio.ensure_future(world.worker(CancellingStore(store, trap)).run("go", id=run_id))
         trap.cancel = task.cancel
         with anyio.fail_after(HANG_S):
             await asyncio.wait([task])
@@ -314,7 +255,7 @@ async def test_a_run_cancelled_before_it_began_leaves_nothing(store):
     world = World(Trap(10**9))
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await world.worker(Trapped(store, world.trap)).run("go")
+        await world.worker(CancellingStore(store, world.trap)).run("go")
     assert scope.cancelled_caught
     assert await store.runs() == ()
     assert world.begun == []

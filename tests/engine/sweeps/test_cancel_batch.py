@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 import attrs
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, Trap
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
@@ -21,6 +20,7 @@ from agentfsm.engine.queue.dispatch import Host
 from agentfsm.engine.tools.breaker import FAILURES, OPEN_S
 from agentfsm.engine.tools.bulkhead import Bulkhead
 from agentfsm.engine.tools.tool import Tool
+from tests.support.checks import HANG_S, Trap
 
 
 def is_free(*bulkheads: Bulkhead | None) -> bool:

@@ -6,13 +6,13 @@ import contextlib
 
 import anyio
 import pytest
-from checks import HANG_S, names, results_of, sound, virtually
 
 from agentfsm import Agent, ConflictError, InputKind, Outcome, Run, State, StopReason, tool
 from agentfsm.core.inbox import Cancel, InboxItem, Posted
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from tests.support.checks import HANG_S, names, results_of, sound, virtually
 
 
 @tool(requires_approval=True)

@@ -8,9 +8,6 @@ from itertools import pairwise
 
 import anyio
 import pytest
-from checks import names, no_leases, sound, valid_history
-from test_compaction import Words
-from wire_rules import check_wires
 
 from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, Usage, tool
 from agentfsm.compaction import Group, Room
@@ -23,13 +20,16 @@ from agentfsm.models.chat_wire import encode
 from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
 from agentfsm.tally import count_message, count_tools
 from agentfsm.testing.models import FunctionModel
+from tests.support.checks import names, no_leases, sound, valid_history
+from tests.support.wire_rules import check_wires
+from tests.support.word_counter import WordCounter
 
 TASK = "survey the coast"
 WIDE = Limits(turns=1_000, tokens=10**9, tool_calls=1_000)
 COST = Usage(input_tokens=100, output_tokens=20, unpriced=True)
 
 
-class Counted(Words):
+class Counted(WordCounter):
     """Counts words, and how often it was asked to."""
 
     asked = 0
@@ -132,7 +132,7 @@ async def _survey(counter: Counted) -> None:
     agent = agent_of(model)
     run = await agent.run(TASK)
     assert (run.output, run.turn, len(model.requests)) == ("surveyed", 401, 401)
-    plain = Words()
+    plain = WordCounter()
     for request in model.requests:
         check_wires(request.messages, "x")
         tokens = sum(count_message(message, plain) for message in request.messages)

@@ -12,12 +12,10 @@ from collections import Counter
 import anyio
 import attrs
 import pytest
-from checks import HANG_S, Wrapped, calls_of, names, results_of, sound, sound_run, starts_of
 
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, Settings, State, tool
 from agentfsm.ports import (
     CallChunk,
-    Commit,
     Emit,
     FinishChunk,
     FinishReason,
@@ -28,33 +26,8 @@ from agentfsm.ports import (
     Store,
 )
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class Mortal(Wrapped):
-    """A store whose process is killed at the n-th append; what comes after reaches the real store no more."""
-
-    def __init__(self, inner: Store, at: int, *, written: bool) -> None:
-        """Take the real store, and when to die: after the n-th append was `written`, or before."""
-        self.inner = inner
-        self.left = at
-        self.written = written
-        self.dead = False
-
-    def append(self, *args: object, **options: object) -> Commit:
-        """Pass on, until the time has come; a release is passed on, which stands for the end of the lease."""
-        if self.dead:
-            raise Killed
-        self.left -= 1
-        if self.left:
-            return self.inner.append(*args, **options)
-        self.dead = True
-        if self.written:
-            self.inner.append(*args, **options)
-        raise Killed
+from tests.support.checks import HANG_S, calls_of, names, results_of, sound, sound_run, starts_of
+from tests.support.failing_stores import CrashingStore, WorkerKilled
 
 
 @attrs.define
@@ -141,8 +114,8 @@ async def test_a_worker_that_is_killed_at_any_write_loses_nothing(store, written
     """At every append of a run in turn: the next worker ends it, and no unsafe call acts twice."""
     for at in range(1, 200):
         world, name = World(), f"run-{at}"
-        mortal = Mortal(store, at, written=written)
-        with contextlib.suppress(Killed):
+        mortal = CrashingStore(store, at, written=written)
+        with contextlib.suppress(WorkerKilled):
             dying = worker(mortal, world, stream=stream)
             await dying.run("go", id=name)
         assert dying.model.early == (2 if stream and at > 1 else 0)
@@ -167,11 +140,11 @@ async def test_a_worker_that_is_killed_again_and_again_gets_there(store):
     while done is None:
         lives += 1
         assert lives < 60
-        mortal = Mortal(store, 2, written=True)
+        mortal = CrashingStore(store, 2, written=True)
         agent = worker(mortal, world)
         try:
             run = await (agent.run("go", id="mine") if lives == 1 else agent.resume("mine"))
-        except Killed:
+        except WorkerKilled:
             continue
         sound_run(run)
         for item in run.pending:
@@ -230,7 +203,7 @@ async def cut_in_flight(store: Store, name: str) -> tuple[Run, World]:
     """Kill a worker while a call of the tool is in flight, and let another one resume the run."""
     world = World()
     script = [say("", call(name)), "done"]
-    mortal = Mortal(store, 1_000, written=False)
+    mortal = CrashingStore(store, 1_000, written=False)
     tools = world.tools()
     index = ["read", "put", "pay"].index(name)
     whole = tools[index].function
@@ -238,10 +211,10 @@ async def cut_in_flight(store: Store, name: str) -> tuple[Run, World]:
     async def dies(ctx: RunContext[None]) -> str:
         await whole(ctx)
         mortal.dead = True
-        raise Killed
+        raise WorkerKilled
 
     dying = attrs.evolve(tools[index], function=dies)
-    with pytest.raises(Killed):
+    with pytest.raises(WorkerKilled):
         await Agent(ScriptedModel(*script), tools=[dying], store=mortal).run("go", id="mine")
     fresh = Agent(ScriptedModel(*script[1:]), tools=tools, store=store)
     return await fresh.resume("mine"), world
@@ -277,10 +250,10 @@ async def test_a_person_says_what_became_of_it(store, way):
 async def test_a_rerun_that_is_cut_off_too_is_asked_again(store):
     """The second crash is a second question, with an answer of its own."""
     run, world = await cut_in_flight(store, "pay")
-    mortal = Mortal(store, 2, written=False)
+    mortal = CrashingStore(store, 2, written=False)
     agent = Agent(ScriptedModel(), tools=world.tools(), store=mortal)
     await agent.settle(run.id, "t1.0", rerun=True)
-    with pytest.raises(Killed):
+    with pytest.raises(WorkerKilled):
         await agent.resume(run.id)
     again = Agent(ScriptedModel("done"), tools=world.tools(), store=store)
     waiting = await again.resume(run.id)
@@ -342,17 +315,17 @@ async def test_settling_a_call_that_nobody_asks_about_is_misuse(store):
 async def test_calls_behind_an_unknown_one_wait(store):
     """The barrier holds: what stands behind it starts after it is settled, and what was finished is kept."""
     world = World()
-    mortal = Mortal(store, 1_000, written=False)
+    mortal = CrashingStore(store, 1_000, written=False)
     tools = world.tools()
     pay = tools[2].function
 
     async def dies(ctx: RunContext[None]) -> str:
         await pay(ctx)
         mortal.dead = True
-        raise Killed
+        raise WorkerKilled
 
     dying = [*tools[:2], attrs.evolve(tools[2], function=dies)]
-    with pytest.raises(Killed):
+    with pytest.raises(WorkerKilled):
         await Agent(FunctionModel(answer), tools=dying, store=mortal).run("go", id="mine")
     before = Counter(name for name, _, _ in world.effects)
     assert before == {"read": 2, "put": 1, "pay": 1}

@@ -15,12 +15,8 @@ import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, Trap, names, results_of, settled, sound, sound_run, virtually
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cancel import Trapped
-from test_crash import Killed, Mortal
-from test_early import FINISH, STREAM, Telling, chunk_of, done, reply_of
 
 from agentfsm import Agent, Limits, Outcome, Run, State, StopReason, tool
 from agentfsm.core.errors import ModelUnavailableError
@@ -29,6 +25,9 @@ from agentfsm.engine.queue.places import left_behind
 from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.ports import CallChunk, Chunk, Emit, FinishChunk, FinishReason, Model, Reply, Store
 from agentfsm.testing.models import Call, ScriptedModel, call, raw_call
+from tests.support.checks import HANG_S, Trap, names, results_of, settled, sound, sound_run, virtually
+from tests.support.failing_stores import CancellingStore, CrashingStore, WorkerKilled
+from tests.support.streaming_models import FINISH, STREAM, StreamingModel, chunk_of, done, reply_of
 
 OLD = [call("look", at="old"), call("look", at="older")]
 NEW = [call("look", at="new"), call("look", at="newer")]
@@ -159,7 +158,7 @@ def test_a_result_of_a_reply_that_broke_off_is_never_used(way, behind):
             return await OLD_WAYS[way](at)
 
         agent = Agent(
-            Telling(broken(*OLD), whole(*NEW, *behind), done),
+            StreamingModel(broken(*OLD), whole(*NEW, *behind), done),
             tools=[tool(read_only=True)(look), write],
             store=store,
             clock=clock,
@@ -179,7 +178,7 @@ def test_what_a_broken_reply_started_is_cancelled_at_once():
     async def play(store, clock):
         world = World()
         agent = Agent(
-            Telling(broken(*OLD), whole(*NEW), done),
+            StreamingModel(broken(*OLD), whole(*NEW), done),
             tools=[world.looker(seconds=10)],
             store=store,
             clock=clock,
@@ -205,7 +204,7 @@ def test_what_a_broken_reply_has_not_started_yet_never_starts():
 
         world = World()
         agent = Agent(
-            Telling(torn, whole(*NEW), done), tools=[world.looker()], store=store, clock=clock, settings=STREAM
+            StreamingModel(torn, whole(*NEW), done), tools=[world.looker()], store=store, clock=clock, settings=STREAM
         )
         run = await agent.run("go")
         assert world.begun == ["new", "newer"]
@@ -219,7 +218,10 @@ def test_a_watcher_sees_each_start_end_before_the_next_attempt_starts():
 
     async def play(store, clock):
         agent = Agent(
-            Telling(broken(*OLD), whole(*NEW), done), tools=[World().looker(seconds=10)], store=store, clock=clock
+            StreamingModel(broken(*OLD), whole(*NEW), done),
+            tools=[World().looker(seconds=10)],
+            store=store,
+            clock=clock,
         )
         async with agent.stream("go") as stream:
             events = [event async for event in stream]
@@ -244,7 +246,7 @@ def test_an_answer_without_calls_ends_what_its_pieces_started():
             return Reply(text="done")
 
         world = World()
-        agent = Agent(Telling(line), tools=[world.looker(seconds=10)], store=store, clock=clock)
+        agent = Agent(StreamingModel(line), tools=[world.looker(seconds=10)], store=store, clock=clock)
         async with agent.stream("go") as stream:
             events = [event async for event in stream]
         assert world.cut == {"old": 1.0}
@@ -261,7 +263,7 @@ def test_a_reply_that_never_comes_whole_leaves_no_call():
     async def play(store, clock):
         world = World()
         agent = Agent(
-            Telling(broken(*OLD), broken(*OLD), done),
+            StreamingModel(broken(*OLD), broken(*OLD), done),
             tools=[world.looker(seconds=10)],
             store=store,
             clock=clock,
@@ -289,7 +291,7 @@ async def test_a_reply_that_turns_out_empty_drops_what_it_started(store):
         return Reply()
 
     agent = Agent(
-        Telling(empty, whole(*NEW, after_s=0), done),
+        StreamingModel(empty, whole(*NEW, after_s=0), done),
         tools=[World().looker()],
         store=store,
         settings=STREAM,
@@ -315,7 +317,7 @@ async def test_an_error_of_the_users_own_model_comes_out_as_it_is(store, chained
             raise error  # noqa: B904  that is the case
 
     world = World()
-    agent = Agent(Telling(line), tools=[world.looker(seconds=100)], store=store, settings=STREAM)
+    agent = Agent(StreamingModel(line), tools=[world.looker(seconds=100)], store=store, settings=STREAM)
     with pytest.raises(RuntimeError) as caught:
         await agent.run("go")
     assert caught.value is error
@@ -350,7 +352,7 @@ async def test_a_thread_of_a_broken_reply_is_counted_and_its_result_never_used(s
         return reply_of(*NEW, call("write", at="x"))
 
     agent = Agent(
-        Telling(first, second, done),
+        StreamingModel(first, second, done),
         tools=[look, write],
         store=store,
         settings=STREAM,
@@ -379,7 +381,7 @@ def streaming(world: World) -> Model:
         await world.trap.visit()
         return reply_of(*calls)
 
-    return Telling(line, done)
+    return StreamingModel(line, done)
 
 
 async def ended_by_another(store: Store, run_id: str) -> None:
@@ -439,7 +441,7 @@ async def test_a_streamed_run_may_be_cancelled_at_any_await(store, watching, stu
         agent = Agent(
             streaming(world),
             tools=[world.looker(stubborn=stubborn), write],
-            store=Trapped(store, trap),
+            store=CancellingStore(store, trap),
             settings=STREAM,
         )
         with anyio.fail_after(HANG_S), anyio.CancelScope() as scope:
@@ -464,12 +466,12 @@ async def test_a_worker_that_dies_at_any_write_loses_nothing(store, written):
     """What has a result keeps it, and the next worker runs what has none."""
     for at in range(1, 100):
         world, run_id = World(), f"run-{at}"
-        mortal = Mortal(store, at, written=written)
+        mortal = CrashingStore(store, at, written=written)
         agent = Agent(streaming(world), tools=[world.looker(), write], store=mortal, settings=STREAM)
         try:
             with anyio.fail_after(HANG_S):
                 await agent.run("go", id=run_id)
-        except Killed:
+        except WorkerKilled:
             await check_cut(store, world, run_id)
             continue
         assert at > 6
@@ -482,8 +484,8 @@ async def test_a_result_in_the_journal_is_not_asked_for_again(store):
     world = World()
     agent = Agent(streaming(world), tools=[world.looker(), write], store=store, settings=STREAM)
     run = await agent.step(agent.start("go", id="mine"))
-    dying = agent.with_(store=Mortal(store, 2, written=True))
-    with pytest.raises(Killed):
+    dying = agent.with_(store=CrashingStore(store, 2, written=True))
+    with pytest.raises(WorkerKilled):
         await dying.step(run)
     left = await agent.load("mine")
     assert [entry.result is None for entry in left.open] == [False, True, True]
@@ -510,7 +512,7 @@ def test_the_time_of_the_run_ends_early_calls(seconds, outcomes):
             return f"glance {at}"
 
         agent = Agent(
-            Telling(whole(call("glance", at="a"), call("look", at="b")), done),
+            StreamingModel(whole(call("glance", at="a"), call("look", at="b")), done),
             tools=[glance, world.looker(seconds=60)],
             store=store,
             clock=clock,
@@ -541,7 +543,7 @@ async def test_somebody_else_may_cancel_while_early_calls_run(store, phase):
             await anyio.sleep_forever()
         return reply_of(OLD[0])
 
-    agent = Agent(Telling(line, done), tools=[world.looker(seconds=1_000)], store=store)
+    agent = Agent(StreamingModel(line, done), tools=[world.looker(seconds=1_000)], store=store)
 
     async def drive() -> None:
         async with agent.stream("go", id="mine") as stream:
@@ -631,7 +633,7 @@ async def test_a_model_that_lies_gets_the_results_of_what_it_says_in_the_end(sto
         return reply_of(*calls) if calls else Reply(text="done")
 
     agent = Agent(
-        Telling(line, done), tools=[World().looker(), tool(read_only=True)(peek)], store=store, settings=STREAM
+        StreamingModel(line, done), tools=[World().looker(), tool(read_only=True)(peek)], store=store, settings=STREAM
     )
     run = await agent.run("go")
     assert run.output == "done"
@@ -669,7 +671,7 @@ def test_whatever_comes_in_pieces_the_results_are_those_of_the_reply(chunks, cal
 
         world = World()
         agent = Agent(
-            Telling(line, done),
+            StreamingModel(line, done),
             tools=[world.looker(seconds=seconds), tool(read_only=True)(peek), write],
             store=store,
             clock=clock,

@@ -8,7 +8,6 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from checks import HANG_S, calls_of, results_of, sound, valid_history
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, Run, RunContext, Settings, State, Tool, tool
 from agentfsm.core.codec import LIMIT_CHARS
@@ -18,6 +17,7 @@ from agentfsm.reply_size import MAX_CALLS
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite import SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, raw_call, say
+from tests.support.checks import HANG_S, calls_of, results_of, sound, valid_history
 
 DEEP = 200_000
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -8,13 +8,13 @@ import random
 import anyio
 import attrs
 import pytest
-from checks import Keeping
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import Outcome, ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.testing.clock import VirtualClock, run_virtual
+from tests.support.checks import Keeping
 
 TIMEOUT_S = 10
 

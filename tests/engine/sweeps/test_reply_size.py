@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from checks import calls_of, sound
 
 from agentfsm import Agent, Limits, StopReason, tool
 from agentfsm.core.messages import Native
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.reply_size import MAX_CALLS, MAX_CHARS, MAX_NATIVE_CHARS
 from agentfsm.testing import FunctionModel
+from tests.support.checks import calls_of, sound
 
 
 def calls(count: int, chars: int) -> tuple[ProposedCall, ...]:

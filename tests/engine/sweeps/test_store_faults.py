@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import anyio
-import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, no_leases, sound
 
 from agentfsm import Agent, MisuseError, Run, RunContext, State, StopReason, StoreError, tool
 from agentfsm.core.errors import CorruptError, LeaseLostError
@@ -17,43 +15,8 @@ from agentfsm.core.inbox import Posted
 from agentfsm.ports import Commit, Lease, ProposedCall, Reply, Request, Stored
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
-
-
-@attrs.define
-class _Lost(Commit):
-    """An append that never reached the disk; who waits for it is told."""
-
-    async def wait(self) -> bool:
-        await checkpoint()
-        raise StoreError("the disk is full")
-
-
-class Full(MemoryStore):
-    """A disk that is full from the n-th append on, until there is room again: appends fail when they are waited for."""
-
-    def __init__(self, at: int) -> None:
-        """Take the n."""
-        super().__init__()
-        self.at = at
-        self.count = 0
-
-    def append(
-        self, lease: Lease, run: Run, events: Sequence[Event], *, taken: Sequence[int] = (), final: bool = False
-    ) -> Commit:
-        """Write, or do not."""
-        self.count += 1
-        if self.count >= self.at:
-            return _Lost()
-        return super().append(lease, run, events, taken=taken, final=final)
-
-    @property
-    def was_full(self) -> bool:
-        """Whether an append was lost."""
-        return self.count >= self.at
-
-    def make_room(self) -> None:
-        """Let it write again."""
-        self.at = 10**9
+from tests.support.checks import HANG_S, no_leases, sound
+from tests.support.failing_stores import FullStore
 
 
 class World:
@@ -94,7 +57,7 @@ async def test_a_disk_that_is_full_at_any_write_costs_no_effect_unseen():
     at = 0
     while True:
         at += 1
-        store, world = Full(at), World()
+        store, world = FullStore(at), World()
         agent = world.agent(store)
         try:
             with anyio.fail_after(HANG_S):
@@ -121,7 +84,7 @@ async def test_a_disk_that_is_full_at_any_write_costs_no_effect_unseen():
 
 async def test_an_end_that_is_not_written_is_not_said_to_be():
     """Whoever ends a run hears that it could not be written; it is asked for all the same, and comes."""
-    store = Full(10**9)
+    store = FullStore(10**9)
 
     @tool(requires_approval=True)
     async def pay() -> str:

@@ -13,7 +13,6 @@ from contextlib import suppress
 import anyio
 import attrs
 import pytest
-from checks import HANG_S, Keeping, Wrapped, no_leases, sound, virtually
 
 from agentfsm import (
     Agent,
@@ -51,6 +50,7 @@ from agentfsm.ports import (
     SystemClock,
 )
 from agentfsm.stores import MemoryStore
+from tests.support.checks import HANG_S, Keeping, Wrapped, no_leases, sound, virtually
 
 ASKS = Question(key="who", message="Who?", schema={"type": "object", "properties": {}})
 

@@ -15,14 +15,8 @@ import anyio
 import attrs
 import pytest
 from anyio.lowlevel import checkpoint
-from checks import HANG_S, Trap, calls_of, no_leases, results_of, sound_run, valid_history
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cancel import Trapped
-from test_compaction import Words
-from test_crash import Killed, Mortal
-from test_store_faults import Full
-from wire_rules import check_wires
 
 from agentfsm import (
     Agent,
@@ -42,8 +36,6 @@ from agentfsm.core.effects import Pending
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import ToolFinished, ToolsChosen
 from agentfsm.core.messages import (
-    ImagePart,
-    Message,
     TextPart,
     Usage,
     UserMessage,
@@ -64,11 +56,13 @@ from agentfsm.ports import (
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.testing.models import ScriptedModel, call, say
+from tests.support.checks import HANG_S, Trap, calls_of, no_leases, results_of, sound_run, valid_history
+from tests.support.failing_stores import CancellingStore, CrashingStore, FullStore, WorkerKilled
+from tests.support.valid_histories import IMAGE, NEXT, RUN, taken
+from tests.support.wire_rules import check_wires
+from tests.support.word_counter import WordCounter
 
-RUN, NEXT = "mine", "next"
 COST = Usage(input_tokens=10, output_tokens=5)
-# Low, so that it does not fill a small window by itself.
-IMAGE = ImagePart(url="https://a.b/c.png", detail="low")
 # Between two moments at which a run is cut: tools take one second.
 STEP_S = 0.35
 
@@ -152,7 +146,7 @@ class World:
     # What people say first, of the things that they may.
     is_streamed: bool = False
     window_tokens: int = 128_000
-    store: Full = attrs.field(factory=lambda: Full(10**9))
+    store: FullStore = attrs.field(factory=lambda: FullStore(10**9))
     clock: VirtualClock = attrs.field(factory=VirtualClock)
     trap: Trap = attrs.field(factory=Trap)
     requests: list[Request] = attrs.field(factory=list)
@@ -332,7 +326,7 @@ async def _cut(world: World, at: int) -> None:
     world.trap = Trap(at)
     with anyio.CancelScope() as scope:
         world.trap.cancel = scope.cancel
-        await world.go(world.worker(Trapped(world.store, world.trap)))
+        await world.go(world.worker(CancellingStore(world.store, world.trap)))
     world.trap = Trap()
 
 
@@ -346,8 +340,8 @@ def _killed(*, written: bool) -> Exit:
     """The process is gone before an append, or right after."""
 
     async def kill(world: World, at: int) -> None:
-        with contextlib.suppress(Killed):
-            await world.go(world.worker(Mortal(world.store, at, written=written)))
+        with contextlib.suppress(WorkerKilled):
+            await world.go(world.worker(CrashingStore(world.store, at, written=written)))
 
     return kill
 
@@ -489,18 +483,12 @@ async def decide(world: World, choice: int) -> None:
 def _words():
     """Vocabularies are words here: virtual time would not wait for the thread that loads one."""
 
-    async def load(_model_name: str) -> Words:
-        return Words()
+    async def load(_model_name: str) -> WordCounter:
+        return WordCounter()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentfsm.agent.load_counter", load)
         yield
-
-
-def taken(messages: Sequence[Message]) -> None:
-    """Fail unless this history may be gone on from."""
-    valid_history(messages)
-    check_wires([*messages, UserMessage(parts=(TextPart(text="go on"),))])
 
 
 async def check_run(world: World, run_id: str) -> None:

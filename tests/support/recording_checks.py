@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 
 import attrs
 import httpx2
-from cassettes import OK, Recording, Wire, recordings
-from sdk_readings import BASE_URL, Reading
 
 from agentfsm.core.errors import ModelError
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.models.vendor import VendorModel
 from agentfsm.models.wire import Assembly
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, Reply, Request, TextChunk
+from tests.support.cassettes import OK, Recording, Wire, recordings
+from tests.support.sdk_readings import BASE_URL, Reading
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="x"),)),))
 # How the network may cut a stream, bytes. Those of a few bytes are tried on a part of the streams.

@@ -207,3 +207,8 @@ class Here:
         """Run an agent, and return the run's id."""
         self("run", target, *(words or ("Do it.",)), code=code)
         return next(line.split()[1] for line in self.err.splitlines() if line.startswith("run "))
+
+
+def printed(here):
+    """The command lines that a report prints."""
+    return [line.strip() for line in here.err.splitlines() if "agentfsm " in line]

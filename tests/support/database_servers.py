@@ -6,7 +6,7 @@ is set. Where there is none the test is skipped, and fails where `CI` is set. Wh
 always a server of our own: `PostgresServer`, `PgBouncer`, `RedisServer`.
 
 PostgreSQL refuses to run as root, so root runs it as another user. Nothing is left behind, also when the test process
-is killed: see `keeper.py`. Everything here blocks, so async tests call it in a thread. Linux only.
+is killed: see `server_reaper.py`. Everything here blocks, so async tests call it in a thread. Linux only.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, Self
 
 import attrs
-import keeper
 import psycopg
 import pytest
 import redis
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from tests.support import server_reaper
 
 # Where Debian keeps PostgreSQL by version, off PATH.
 DEBIAN = Path("/usr/lib/postgresql")
@@ -53,11 +54,11 @@ LOCK_WAIT = "10s"
 
 @cache
 def _home() -> Path:
-    """Make the folder of everything here, and the keeper that removes it when this process is gone."""
+    """Make the folder of everything here, and the reaper that removes it when this process is gone."""
     home = Path(tempfile.mkdtemp(prefix="agentfsm-", dir=TMP if os.geteuid() == 0 else None))
     home.chmod(PASSABLE)
     process = subprocess.Popen(
-        [sys.executable, "-I", keeper.__file__, home], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-I", server_reaper.__file__, home], stdin=subprocess.PIPE, start_new_session=True
     )
     atexit.register(process.communicate, b".")
     return home
@@ -112,8 +113,8 @@ class Server(ABC):
         log = self._folder / "log"
         with log.open("ab") as output:
             self._process = self._spawn(output)
-        keeper.note_of(self._folder).write_text(str(self.pid))
-        keeper.await_that(lambda: self._has_ended() or self._is_ready(), f"{type(self).__name__} is ready")
+        server_reaper.note_of(self._folder).write_text(str(self.pid))
+        server_reaper.await_that(lambda: self._has_ended() or self._is_ready(), f"{type(self).__name__} is ready")
         if self._has_ended():
             self._forget()
             raise RuntimeError(f"{type(self).__name__} did not start:\n{log.read_text()[-4_000:]}")
@@ -123,12 +124,12 @@ class Server(ABC):
         """Shut it down in order: what it has is written, its clients are cut off."""
         assert self._process is not None, "it does not run"
         self._process.send_signal(self._farewell)
-        self._process.wait(keeper.HANG_S)
+        self._process.wait(server_reaper.HANG_S)
         self._forget()
 
     def kill(self) -> None:
         """Kill it and all its children with SIGKILL, and return when they are gone; no matter whether it runs."""
-        keeper.cut(self._folder)
+        server_reaper.cut(self._folder)
         if self._process is not None:
             self._process.wait()
             self._forget()
@@ -157,7 +158,7 @@ class Server(ABC):
         return self._process is not None and self._process.poll() is not None
 
     def _forget(self) -> None:
-        keeper.note_of(self._folder).unlink(missing_ok=True)
+        server_reaper.note_of(self._folder).unlink(missing_ok=True)
         self._process = None
 
 

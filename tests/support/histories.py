@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -26,24 +25,9 @@ from agentfsm.core.run import Header, Run, begin
 from agentfsm.ports import Model, TokenCounter
 from agentfsm.tally import Tally, count_message
 from agentfsm.testing.models import ScriptedModel
+from tests.support.word_counter import WordCounter
 
 IMAGE = ImagePart(url="https://a.b/c.png", detail="low")
-
-
-class Words(TokenCounter):
-    """Counts words, and remembers what it was asked."""
-
-    encoding = "words"
-    exact = True
-
-    def __init__(self) -> None:
-        """Begin with nothing asked."""
-        self.asked: Counter[str] = Counter()
-
-    def count(self, text: str) -> int:
-        """Count."""
-        self.asked[text] += 1
-        return len(text.split())
 
 
 def user(text: str) -> UserMessage:
@@ -135,7 +119,7 @@ def room_of(run: Run, tokens: int, limit: int | None = None, ask: Ask = nobody, 
         limit_tokens=tokens * 2 if limit is None else limit,
         history=run.messages,
         model=model or ScriptedModel(),
-        count=partial(count_message, counter=Words()),
+        count=partial(count_message, counter=WordCounter()),
         ask=ask,
     )
 

@@ -15,7 +15,6 @@ from typing import Any
 import anyio
 import attrs
 from anyio.lowlevel import checkpoint
-from checks import calls_of, names, results_of, sound, starts_of
 
 from agentfsm import Agent, Limits, Outcome, PendingKind, Run, RunContext, Settings, tool
 from agentfsm.core import codec
@@ -43,6 +42,7 @@ from agentfsm.stores.sqlite import _SQLiteLedger
 from agentfsm.stores.threaded import ThreadedStore
 from agentfsm.stores.writer import Job
 from agentfsm.testing.crash import crash_point, tell
+from tests.support.checks import calls_of, names, results_of, sound, starts_of
 
 PERSON = "ann"
 # Tools that may act once for a key: nobody said that they may be repeated, and the person looks before she says so.

@@ -3,9 +3,8 @@
 import json
 import zlib
 
-from endless_server import Endless
-
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
+from tests.support.endless_server import Endless
 
 KIB = 2**10
 ADAPTERS = {"chat": OpenAIChat, "responses": OpenAIResponses, "anthropic": Anthropic}

@@ -1,7 +1,8 @@
 """Ends servers: at once, with all their children, and also when the test process that started them was killed.
 
-Run as `python keeper.py HOME`, it waits for a byte or the end of its standard input. The test process holds the other
-end and need not do anything: the kernel closes it, whatever that process dies of. Each server has a folder in HOME.
+Run as `python server_reaper.py HOME`, it waits for a byte or the end of its standard input. The test process holds the
+other end and need not do anything: the kernel closes it, whatever that process dies of. Each server has a folder in
+HOME.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import attrs
 import yaml
-from archives import ARCHIVES, Archive, fetched
+
+from tests.support.recording_archives import ARCHIVES, Archive, fetched
 
 # How what is gzipped begins.
 GZIP: Final = b"\x1f\x8b"

@@ -7,19 +7,19 @@ import sys
 from pathlib import Path
 
 import anyio
-from checks import settled
 
 from agentfsm import Agent
 from agentfsm.core.messages import ToolResult, check_history
 from agentfsm.mcp import MCPServer
 from agentfsm.mcp.connection import home
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.checks import settled
 
-RUDE = str(Path(__file__).with_name("rude.py"))
+RUDE = str(Path(__file__).with_name("misbehaving_server.py"))
 
 
 def rude(habit, record, **options):
-    """Return the rude server; its habit is told in `rude.py`."""
+    """Return the rude server; its habit is told in `misbehaving_server.py`."""
     return MCPServer.stdio(sys.executable, [RUDE, habit, str(record)], name="rude", confirm=False, **options)
 
 

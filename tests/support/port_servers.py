@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import keeper
+from tests.support import server_reaper
 
 # Below what Linux gives to clients: a client could get the port of a server that is about to start.
 PORTS: Final = range(15_000, 32_768)
@@ -32,7 +32,7 @@ def listening(command: Sequence[str], env: Mapping[str, str], *, cwd: Path | Non
     told = {**env, "PORT": str(port)}
     with subprocess.Popen(words, env=told, cwd=cwd, stderr=subprocess.PIPE, text=True) as server:
         try:
-            keeper.await_that(lambda: server.poll() is not None or is_open(port), f"{command[-1]} listens")
+            server_reaper.await_that(lambda: server.poll() is not None or is_open(port), f"{command[-1]} listens")
             assert server.poll() is None, server.stderr.read() if server.stderr else ""
             yield f"http://127.0.0.1:{port}"
         finally:

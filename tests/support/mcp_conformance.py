@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 
 import attrs
 import yaml
-from node import packages, program
+
+from tests.support.node_packages import packages, program
 
 PACKAGE: Final = "@modelcontextprotocol/conformance"
 REVISIONS: Final = ("2025-11-25", "2026-07-28")

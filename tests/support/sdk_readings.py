@@ -15,12 +15,12 @@ import attrs
 import httpx2
 import openai
 from anthropic.types import Message
-from cassettes import Recording
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from agentfsm.ports import FinishReason, Reply
+from tests.support.cassettes import Recording
 
 BASE_URL: Final = "http://recorded.test/v1"
 # What is asked does not matter: the answer is recorded.

@@ -1,4 +1,4 @@
-"""A server of few manners, written by hand on the wire: `python rude.py HABIT [RECORD]`.
+"""A server of few manners, written by hand on the wire: `python misbehaving_server.py HABIT [RECORD]`.
 
 It speaks the handshake era, or today's protocol where its habit ends in "-today", and has a tool `act` whose calls go
 as the habit says. Each message that it gets is appended to the file RECORD, with its process's id in the first line of

@@ -1,6 +1,6 @@
 """A process that asks a server of endless answers, and tells the error of each and the most memory that it took.
 
-    python asking_endless.py BACKEND URL
+    python -m tests.support.endless_client BACKEND URL
 
 BACKEND is "asyncio" or "trio", and URL is where an `EndlessServer` of `endless_replies` listens.
 """
@@ -10,11 +10,11 @@ import resource
 import sys
 
 import anyio
-from endless_replies import ANSWERS, ERRORS, adapter_of
 
 from agentfsm.core.errors import ModelError
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.ports import Request
+from tests.support.endless_replies import ANSWERS, ERRORS, adapter_of
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
 

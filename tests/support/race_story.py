@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
-from crash_story import DYING, Speaker, World, refund
 
 from agentfsm import Agent, RunContext, tool
 from agentfsm.core.errors import AgentError, LeaseHeldError
@@ -18,6 +17,7 @@ from agentfsm.ports import Store
 from agentfsm.stores import sqlite
 from agentfsm.stores.writer import Writer
 from agentfsm.testing.crash import tell, wait_for_go
+from tests.support.crash_story import DYING, Speaker, World, refund
 
 
 def payer(store: Store) -> Agent:

@@ -1,0 +1,159 @@
+"""Stores that fail where a test wants it: the process dies at an append, the task is cancelled, the disk is full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+from anyio.lowlevel import checkpoint
+
+from agentfsm import (
+    Run,
+    StoreError,
+)
+from agentfsm.core.events import Event
+from agentfsm.core.inbox import Posted
+from agentfsm.core.run import Header
+from agentfsm.ports import (
+    Commit,
+    Lease,
+    Store,
+    Stored,
+)
+from agentfsm.stores import MemoryStore
+from tests.support.checks import (
+    Trap,
+    Wrapped,
+)
+
+
+class WorkerKilled(BaseException):
+    """The process is gone."""
+
+
+class CrashingStore(Wrapped):
+    """A store whose process is killed at the n-th append; what comes after reaches the real store no more."""
+
+    def __init__(self, inner: Store, at: int, *, written: bool) -> None:
+        """Take the real store, and when to die: after the n-th append was `written`, or before."""
+        self.inner = inner
+        self.left = at
+        self.written = written
+        self.dead = False
+
+    def append(self, *args: object, **options: object) -> Commit:
+        """Pass on, until the time has come; a release is passed on, which stands for the end of the lease."""
+        if self.dead:
+            raise WorkerKilled
+        self.left -= 1
+        if self.left:
+            return self.inner.append(*args, **options)
+        self.dead = True
+        if self.written:
+            self.inner.append(*args, **options)
+        raise WorkerKilled
+
+
+@attrs.define
+class _CancellingCommit(Commit):
+    inner: Commit
+    trap: Trap
+
+    async def wait(self) -> bool:
+        await self.trap.visit()
+        value = await self.inner.wait()
+        await self.trap.visit()
+        return value
+
+
+class CancellingStore(Wrapped):
+    """A store with a trap before and after each of its awaits."""
+
+    def __init__(self, inner: Store, trap: Trap) -> None:
+        """Take the real store."""
+        self.inner = inner
+        self.trap = trap
+
+    async def create(self, *args: object, **options: object) -> tuple[Header, Lease]:
+        """Pass on."""
+        await self.trap.visit()
+        stored, lease = await self.inner.create(*args, **options)
+        await self._or_let_go(lease)
+        return stored, lease
+
+    async def lease(self, *args: object, **options: object) -> Lease:
+        """Pass on."""
+        await self.trap.visit()
+        lease = await self.inner.lease(*args, **options)
+        await self._or_let_go(lease)
+        return lease
+
+    async def _or_let_go(self, lease: Lease) -> None:
+        """Be at a place where a lease is taken and nobody has it yet: a store gives it back by itself."""
+        try:
+            await self.trap.visit()
+        except BaseException:
+            self.inner.release(lease)
+            raise
+
+    def append(self, *args: object, **options: object) -> Commit:
+        """Pass on."""
+        return _CancellingCommit(self.inner.append(*args, **options), self.trap)
+
+    async def now(self) -> float:
+        """Pass on."""
+        await self.trap.visit()
+        value = await self.inner.now()
+        await self.trap.visit()
+        return value
+
+    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+        """Pass on."""
+        await self.trap.visit()
+        value = await self.inner.inbox(run_id)
+        await self.trap.visit()
+        return value
+
+    async def read(self, run_id: str, after: int = 0) -> Stored:
+        """Pass on."""
+        await self.trap.visit()
+        value = await self.inner.read(run_id, after)
+        await self.trap.visit()
+        return value
+
+
+@attrs.define
+class _LostCommit(Commit):
+    """An append that never reached the disk; who waits for it is told."""
+
+    async def wait(self) -> bool:
+        await checkpoint()
+        raise StoreError("the disk is full")
+
+
+class FullStore(MemoryStore):
+    """A disk that is full from the n-th append on, until there is room again: appends fail when they are waited for."""
+
+    def __init__(self, at: int) -> None:
+        """Take the n."""
+        super().__init__()
+        self.at = at
+        self.count = 0
+
+    def append(
+        self, lease: Lease, run: Run, events: Sequence[Event], *, taken: Sequence[int] = (), final: bool = False
+    ) -> Commit:
+        """Write, or do not."""
+        self.count += 1
+        if self.count >= self.at:
+            return _LostCommit()
+        return super().append(lease, run, events, taken=taken, final=final)
+
+    @property
+    def was_full(self) -> bool:
+        """Whether an append was lost."""
+        return self.count >= self.at
+
+    def make_room(self) -> None:
+        """Let it write again."""
+        self.at = 10**9

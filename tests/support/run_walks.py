@@ -1,0 +1,199 @@
+"""Steps of random walks: what may happen next in a run, drawn from all that its own effect can lead to."""
+
+import attrs
+from hypothesis import strategies as st
+
+from agentfsm.core import events as e
+from agentfsm.core.calls import UNDECIDED, Phase
+from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.inbox import Input, InputKind
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult, Usage
+from agentfsm.core.run import begin
+from agentfsm.core.verdict import Action, Verdict
+from agentfsm.core.view import plain_layout, view
+from tests.support.sample_runs import INQUIRED, TASK, WAITED, answer, call, header, result
+
+text = st.text(max_size=12)
+
+usage = st.builds(
+    Usage,
+    input_tokens=st.integers(0, 9_999),
+    output_tokens=st.integers(0, 9_999),
+    cost_usd=st.none() | st.integers(0, 9).map(float),
+)
+
+stamp = st.fixed_dictionaries({"at": st.floats(0, 2**32), "took_s": st.integers(0, 600).map(float)})
+
+inputs = st.lists(
+    st.builds(Input, kind=st.sampled_from(InputKind), parts=st.tuples(st.builds(TextPart, text=text))), max_size=2
+).map(tuple)
+
+some_inputs = st.tuples(
+    st.builds(Input, kind=st.sampled_from(InputKind), parts=st.tuples(st.builds(TextPart, text=text)))
+)
+
+outcomes = st.sampled_from(Outcome)
+
+reasons = st.sampled_from([reason for reason in StopReason if reason is not StopReason.COMPLETED])
+
+thoughts = st.sampled_from(
+    [e.ToolsChosen, e.ToolsChosen, e.AnswerDrafted, e.ModelFaltered, e.Compacted, e.ToolsOffered]
+)
+
+names = st.lists(st.sampled_from("xyz"), min_size=1, max_size=4)
+
+costs = st.builds(AgentCost, agent=text, run_id=text, usage=usage, usd=st.none(), turns=st.just(1))
+
+answers = st.dictionaries(st.sampled_from("ab"), st.none() | st.just({"name": "x"}), max_size=2)
+
+edited = st.none() | st.just('{"edited": true}')
+
+disabled = st.lists(st.sampled_from("xyz"), max_size=2).map(tuple)
+
+continued = st.builds(
+    e.Continued,
+    note=text,
+    loop=st.booleans(),
+    disabled=disabled,
+    refused=st.booleans(),
+    is_last=st.booleans(),
+    asks=st.sampled_from(["", "", "what now?"]),
+)
+
+agents = st.none() | st.builds(Fingerprint, instructions=text, model=text)
+
+_SAID = (TASK, AssistantMessage(calls=(call(turn=4),)), result("t4.0"), answer())
+
+_LAYOUT = plain_layout(3, task=0)
+
+WHOLE = attrs.evolve(begin(header(id="r0")), messages=_SAID)
+
+# What a run may go on from: nothing, a run, and one whose history a compaction has shortened.
+EARLIER = (None, WHOLE, attrs.evolve(WHOLE, window=3, layout=_LAYOUT, head=view(_LAYOUT, _SAID)))
+
+GIVEN = (SystemMessage(text="rules"), AssistantMessage(calls=(call(turn=2),)), result("t2.0"))
+
+
+def ask(run, draw):
+    """Draw what may come of asking the model, short of an answer that ends the run."""
+    kind = draw(thoughts)
+    if kind is e.ModelFaltered:
+        return kind(error=draw(text), usage=draw(usage))
+    if kind is e.ToolsOffered:
+        return kind(tools=draw(disabled), how=draw(text), usage=draw(usage))
+    if kind is e.Compacted:
+        starts = [n for n, m in enumerate(run.messages) if n >= run.window and not isinstance(m, ToolResult)]
+        return kind(start=draw(st.sampled_from(starts)), tokens_before=2, tokens_after=1, why=draw(text))
+    turn = run.turns_before + run.turn + 1
+    calls = tuple(call(number, turn, name) for number, name in enumerate(draw(names)))
+    said = AssistantMessage(text=draw(text), calls=calls if kind is e.ToolsChosen else ())
+    return kind(message=said, usage=draw(usage))
+
+
+def ended(asked, draw, outcomes=outcomes, most_attempts=3):
+    """Draw how a call ended; what a person decides is no attempt of its tool."""
+    outcome = draw(outcomes)
+    ending = ToolResult(
+        call_id=asked.id,
+        tool=asked.name,
+        outcome=outcome,
+        content=draw(text),
+        attempts=draw(st.integers(1, most_attempts)),
+        shown_chars=draw(st.none() | st.integers(0, 12)),
+        child=draw(st.none() | costs),
+    )
+    return e.ToolFinished(result=ending, by=draw(text))
+
+
+def work(run, draw, calls):
+    """Draw what may come of running calls: any of them moves; where none is left, the turn ends."""
+    if not calls:
+        return e.ToolsReturned()
+    asked = draw(st.sampled_from(calls))
+    match run.entry(asked.id).phase, draw(st.integers(0, 2)):
+        case Phase.INTENDED, 0:
+            return draw(st.sampled_from([asks(asked.id, draw), paused(asked.id), e.ToolLost(call_id=asked.id)]))
+        case Phase.RUNNING, 0:
+            lost = e.ToolLost(call_id=asked.id)
+            return draw(st.sampled_from([lost, paused(asked.id), inquired(asked.id), cut(asked.id, draw)]))
+        case ((Phase.INTENDED | Phase.APPROVED | Phase.RUNNING), 1):
+            flags = st.fixed_dictionaries({"repeatable": st.booleans(), "read_only": st.booleans()})
+            return e.ToolStarted(call_id=asked.id, **draw(flags))
+    return ended(asked, draw)
+
+
+def cut(call_id, draw):
+    return e.ToolCutOff(call_id=call_id, started_at=1.0, duration_s=2.0, undone=draw(st.booleans()))
+
+
+def asks(call_id, draw):
+    return e.ApprovalAsked(call_id=call_id, expires_at=9.0, digest=draw(text))
+
+
+def paused(call_id):
+    return e.ToolPaused(call_id=call_id, pending=(WAITED,))
+
+
+def inquired(call_id):
+    return attrs.evolve(INQUIRED, call_id=call_id)
+
+
+def decide(run, draw):
+    """Draw what may come of what a person decides, here or in the run of a sub-agent."""
+    entry = draw(st.sampled_from([entry for entry in run.open if entry.phase in UNDECIDED]))
+    asked = entry.call
+    if entry.phase is Phase.ASKED and not draw(st.integers(0, 3)):
+        return asks(asked.id, draw)  # its tool has changed
+    if entry.phase is Phase.PAUSED and entry.waits == INQUIRED.pending and draw(st.booleans()):
+        return e.InputGiven(call_id=asked.id, by=draw(text), answers=draw(answers))
+    if entry.phase is Phase.PAUSED:
+        return draw(
+            st.sampled_from([e.ToolStarted(call_id=asked.id), paused(asked.id), ended(asked, draw, most_attempts=1)])
+        )
+    if draw(st.booleans()):
+        return e.ApprovalGiven(call_id=asked.id, by=draw(text), arguments=draw(edited))
+    said_no = Outcome.REJECTED if entry.phase is Phase.ASKED else Outcome.FAILED
+    return ended(asked, draw, st.just(said_no), most_attempts=1)
+
+
+def resting(run, draw):
+    """Draw what may come between two steps in any state: a pause, its end, another agent."""
+    resumed = e.Resumed(fingerprint=draw(agents), changes=draw(disabled))
+    return resumed if run.paused else draw(st.sampled_from([resumed, e.Paused(by=draw(text), message=draw(text))]))
+
+
+def going_on(run, draw):
+    """Draw what may happen next without ending the run, as its own effect has it."""
+    if run.paused or not draw(st.integers(0, 9)):
+        return resting(run, draw)
+    if not draw(st.integers(0, 19)):
+        return e.LimitReached(reason=draw(reasons), message=draw(text), note=draw(text))
+    match run.effect:
+        case ReadInbox():
+            return e.Observed(inputs=draw(inputs))
+        case AskModel():
+            return ask(run, draw)
+        case RunTools(calls=calls):
+            return work(run, draw, calls)
+        case Wait() if run.asks:
+            return e.Observed(inputs=draw(some_inputs))
+        case Wait():
+            return decide(run, draw)
+        case Reflect(verdict=None) if not draw(st.integers(0, 3)):
+            return e.Judged(verdict=Verdict(action=draw(st.sampled_from(Action)), note=draw(text)), usage=draw(usage))
+        case Reflect():
+            return draw(continued)
+    raise AssertionError(run.effect)
+
+
+def ending(run, draw):
+    """Draw what ends the run here: the answer where one can be given, and a failure anywhere."""
+    if draw(st.integers(0, 3)):
+        match run.effect:
+            case AskModel():
+                return e.AnswerGiven(message=AssistantMessage(text=draw(text)), usage=draw(usage))
+            case Reflect(draft=str()):
+                return e.Accepted()
+    return e.Failed(reason=draw(reasons), message=draw(text))
