@@ -27,8 +27,8 @@ demo: $(VENV)/ready  ## run the main job: an agent surveys a folder and writes a
 # in the foreground: a shell lets what it starts in the background ignore Ctrl-C, which they send.
 test: check  ## pass the whole suite, on asyncio and trio
 	$(BIN)/coverage erase
-	@{ $(BIN)/coverage run -m pytest -m "not soak" -k "not trio" $(TRACED) --ignore=$(SWEEPS); one=$$?; \
-		$(BIN)/python -m pytest -m "not soak" -k trio $(TRACED) --ignore=$(SWEEPS); two=$$?; \
+	@{ $(BIN)/coverage run -m pytest -m "not soak and not on_trio" $(TRACED) --ignore=$(SWEEPS); one=$$?; \
+		$(BIN)/python -m pytest -m "not soak and on_trio" $(TRACED) --ignore=$(SWEEPS); two=$$?; \
 		$(BIN)/python -m pytest -m "not soak" $(SWEEPS); exit $$((one + two + $$?)); } > .test-engine.log 2>&1 & engine=$$!; \
 	$(BIN)/python -m pytest -m "not soak" $(REST) > .test-rest.log 2>&1 & rest=$$!; \
 	$(BIN)/python -m pytest -m "not soak" $(DOORS); doors=$$?; \
