@@ -2,10 +2,10 @@
 
 A world is an event loop and, for a test of the engine that takes one, a store. Both stand in the test's parameters:
 
-    pytest tests/engine/test_parked.py                         # each case in two of its four worlds, in turns
-    pytest tests/engine/test_parked.py -k "trio and sqlite"    # each case in this one
-    pytest tests/engine/test_parked.py::test_a_parked_run      # a test that is named runs in all of them
-    EVERYWHERE=1 pytest tests/engine/test_parked.py            # everything in all of them, as `make soak` does
+    pytest tests/engine/test_parked.py                              # each case in two of its four worlds, in turns
+    pytest tests/engine/test_parked.py -k "trio and sqlite"         # each case in this one
+    pytest tests/engine/test_parked.py::test_a_person_resumes_it    # a test that is named in all of them
+    EVERYWHERE=1 pytest tests/engine/test_parked.py                 # everything in all of them, as `make soak` does
 
 A case is left out in half of its worlds only where neither `-k` nor a node id names it or a world; the rule is in
 `tests/support/worlds.py`. `-m on_trio` and `-m "not on_trio"` halve a run without naming a world, for `make test`.
