@@ -1,18 +1,13 @@
 """`Anthropic` against a local server: replies, keys, connections."""
 
-import gc
 import json
-import threading
 import traceback
 
-import anyio
 import attrs
 import httpx
-import httpx2
 import pytest
 
 from agentfsm.core.errors import (
-    ClosedError,
     MisuseError,
     ModelError,
 )
@@ -21,7 +16,6 @@ from agentfsm.core.settings import Settings
 from agentfsm.models.anthropic import ANTHROPIC_URL, Anthropic
 from agentfsm.models.prices import Price
 from agentfsm.ports import (
-    CallChunk,
     FinishChunk,
     FinishReason,
     OutputMode,
@@ -31,9 +25,9 @@ from agentfsm.ports import (
     ToolDefinition,
 )
 from agentfsm.testing import LocalServer, Say
-from tests.support.anthropic_requests import KEY, REQUEST, ask, both_ways, forget_keys
+from tests.support.model_wires import ANTHROPIC, KEY, REQUEST, both_ways, forget_keys
 
-CALLS = (("weather", {"city": "Rome"}), ("clock", {"zone": "Europe/Rome"}))
+ask = ANTHROPIC.ask
 
 
 @pytest.fixture(autouse=True)
@@ -56,21 +50,6 @@ async def test_text_arrives(streamed):
     assert received.headers["authorization"] == f"Bearer {KEY}"
     assert received.headers["content-type"] == "application/json"
     assert received.headers["anthropic-version"]
-
-
-@both_ways
-async def test_calls_arrive(streamed):
-    """Calls come out whole and in order."""
-    reply, chunks, _ = await ask(Say(calls=CALLS, chunk_chars=3), streamed=streamed)
-    assert [(call.name, call.arguments) for call in reply.calls] == [
-        ("weather", '{"city": "Rome"}'),
-        ("clock", '{"zone": "Europe/Rome"}'),
-    ]
-    assert reply.finish_reason is FinishReason.TOOL_CALLS
-    if streamed:
-        assert CallChunk(index=1, name="clock") in chunks
-        assert chunks.pop() == FinishChunk(reason=FinishReason.TOOL_CALLS)
-        assert "".join(chunk.arguments for chunk in chunks if chunk.index == 0) == '{"city": "Rome"}'
 
 
 @both_ways
@@ -242,48 +221,3 @@ def test_windows_go_by_the_family(name, tokens):
 def test_a_window_that_is_passed_counts_for_more():
     """It is the user who knows what the account has."""
     assert Anthropic("claude-haiku-4-5", api_key=KEY, window_tokens=5).window_tokens == 5
-
-
-# Connections
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_one_event_loop_after_the_other(backend):
-    """A model outlives its event loops: each has connections of its own, closed when it ends, and none is kept."""
-    with LocalServer([Say(text="one"), Say(text="two"), Say(text="three")]) as server:
-        model = Anthropic("m", base_url=server.base_url)
-        texts = [anyio.run(model.reply, REQUEST, [].append, backend=backend).text for _ in range(3)]
-        gc.collect()  # connections left open would be warned of here
-    assert texts == ["one", "two", "three"]
-    assert len(model._clients) == 1
-
-
-async def test_a_connection_is_used_again():
-    """Replies one after the other, streamed or not, go over one connection."""
-    threads = set()  # the server has one for each connection
-
-    def brain(_body):
-        threads.add(threading.current_thread())
-        return Say(text="x")
-
-    with LocalServer(brain) as server:
-        model = Anthropic("m", base_url=server.base_url)
-        for emit in (None, [].append, [].append, None):
-            await model.reply(REQUEST, emit)
-        await model.aclose()
-    assert len(threads) == 1
-
-
-@both_ways
-async def test_a_client_of_ones_own_stays_open(streamed):
-    """A client that was passed is used and never closed; once it is closed, that is said."""
-    with LocalServer(lambda _body: Say(text="x")) as server:
-        async with httpx2.AsyncClient(headers={"x-mine": "yes"}) as client:
-            model = Anthropic("m", base_url=server.base_url, http_client=client)
-            assert (await model.reply(REQUEST, [].append if streamed else None)).text == "x"
-            await model.aclose()
-            assert not client.is_closed
-            gc.collect()
-        with pytest.raises(ClosedError, match="http_client"):
-            await model.reply(REQUEST)
-    assert server.requests[0].headers["x-mine"] == "yes"

@@ -1,10 +1,8 @@
 """`Anthropic` against a local server: every way in which it fails."""
 
-import gc
 import json
 
 import anthropic
-import anyio
 import httpx2
 import pytest
 
@@ -15,8 +13,10 @@ from agentfsm.core.errors import (
     ModelUnavailableError,
 )
 from agentfsm.models.anthropic import Anthropic
-from agentfsm.testing import LocalServer, Say
-from tests.support.anthropic_requests import KEY, REQUEST, both_ways, failure, forget_keys
+from agentfsm.testing import Say
+from tests.support.model_wires import ANTHROPIC, KEY, REQUEST, both_ways, forget_keys
+
+failure = ANTHROPIC.failure
 
 
 @pytest.fixture(autouse=True)
@@ -25,32 +25,6 @@ def _clean_environment(monkeypatch, tmp_path):
 
 
 # What the server says
-
-
-@both_ways
-async def test_a_refused_key_names_where_to_look(streamed):
-    """401 names the environment variable, and the key is taken out of what the server repeats."""
-    error = await failure(ModelError, Say(status=401, error=f"No such key: {KEY}."), streamed=streamed)
-    assert "ANTHROPIC_API_KEY" in str(error)
-    assert "No such key: ***." in str(error)
-
-
-@both_ways
-async def test_an_unknown_model_names_model_and_address(streamed):
-    """404 may be either, so the error names both."""
-    error = await failure(ModelError, Say(status=404, error="model: m"), streamed=streamed)
-    assert "'m' at http://127.0.0.1:" in str(error)
-    assert "base_url" in str(error)
-
-
-@both_ways
-@pytest.mark.parametrize("status", [408, 409, 429, 499, 500, 502, 503, 504, 529])
-async def test_passing_trouble_may_be_asked_again(streamed, status):
-    """Overload, outage and time-outs are unavailability, with the wait that the server asked for, however long."""
-    say = Say(status=status, headers={"retry-after": "86400.5"})
-    error = await failure(ModelUnavailableError, say, streamed=streamed)
-    assert error.retry_after_s == pytest.approx(86_400.5)
-    assert "request req_1" in str(error)
 
 
 @pytest.mark.parametrize("status", [400, 403, 412, 422, 431])
@@ -111,12 +85,6 @@ async def test_errors_of_any_form_are_translated(streamed, body):
             await model.reply(REQUEST, [].append if streamed else None)
 
 
-@both_ways
-async def test_a_page_is_no_reply(streamed):
-    """HTML with status 200 is an unusable reply, and points at base_url."""
-    assert "base_url" in str(await failure(ModelReplyError, Say(html=True), streamed=streamed))
-
-
 @pytest.mark.parametrize(
     ("streamed", "raw"),
     [
@@ -133,12 +101,6 @@ async def test_a_page_is_no_reply(streamed):
 async def test_what_cannot_be_used_is_a_reply_error(streamed, raw):
     """A reply without content, or one that cannot be read, is unusable, and is not taken for an empty one."""
     await failure(ModelReplyError, Say(raw=raw), streamed=streamed)
-
-
-@both_ways
-async def test_a_broken_connection_may_be_asked_again(streamed):
-    """A connection that breaks in the middle of the reply is unavailability."""
-    await failure(ModelUnavailableError, Say(text="x" * 100, cut_after=3), streamed=streamed)
 
 
 @pytest.mark.parametrize("end", ["", '{"type": "message_delta", "delta": {"stop_reason": "end_turn"}}'])
@@ -172,25 +134,6 @@ async def test_errors_with_status_200_are_translated(streamed, error, kind):
     await failure(kind, Say(raw=f"event: error\ndata: {text}\n\n" if streamed else text), streamed=streamed)
 
 
-@both_ways
-async def test_silence_is_a_time_out(streamed):
-    """A server that says nothing for timeout_s is unavailable, and the error names the setting."""
-    say = Say(text="x", delay_s=60.0)
-    assert "timeout_s" in str(await failure(ModelUnavailableError, say, streamed=streamed, silence_s=0.05))
-
-
-@both_ways
-async def test_nobody_listens(streamed):
-    """A refused connection names the address, and may be tried again."""
-    with LocalServer([]) as server:
-        pass
-    model = Anthropic("m", base_url=server.base_url)
-    address = server.base_url.removesuffix("v1")
-    with pytest.raises(ModelUnavailableError, match=f"{address} was not reached.*ConnectError"):
-        await model.reply(REQUEST, [].append if streamed else None)
-    await model.aclose()
-
-
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_transport_that_breaks_in_the_body_is_unavailability(status):
     """In the middle of a stream, or of an error, what the transport raises comes through as it is."""
@@ -208,32 +151,6 @@ async def test_a_transport_that_breaks_in_the_body_is_unavailability(status):
         model = Anthropic("m", base_url="http://a.test", http_client=client)
         with pytest.raises(ModelUnavailableError, match="ReadError: gone"):
             await model.reply(REQUEST, [].append)
-
-
-async def test_an_error_of_the_listener_is_its_own():
-    """What `emit` raises is not taken for the server's failure, and the stream is closed cleanly."""
-
-    def emit(_chunk):
-        raise ConnectionError
-
-    with LocalServer([Say(text="x" * 1000)]) as server:
-        model = Anthropic("m", base_url=server.base_url)
-        with pytest.raises(ConnectionError):
-            await model.reply(REQUEST, emit)
-        gc.collect()  # generators left open would be warned of here
-        await model.aclose()
-
-
-async def test_a_cancelled_reply_leaves_nothing_behind():
-    """Cancelling in mid-stream ends the reply, and the next one works."""
-    with LocalServer([Say(text="x" * 1000, chunk_chars=1, chunk_delay_s=0.01), Say(text="again")]) as server:
-        model = Anthropic("m", base_url=server.base_url)
-        with anyio.CancelScope() as scope:
-            await model.reply(REQUEST, lambda _chunk: scope.cancel())
-        assert scope.cancelled_caught
-        gc.collect()  # generators left open would be warned of here
-        assert (await model.reply(REQUEST)).text == "again"
-        await model.aclose()
 
 
 # Every error is translated

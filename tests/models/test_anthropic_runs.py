@@ -13,7 +13,7 @@ from agentfsm.models.prices import Price
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, Say
 from agentfsm.testing.anthropic_replies import SIGNATURE
-from tests.support.anthropic_requests import forget_keys
+from tests.support.model_wires import forget_keys
 from tests.support.wire_rules import check_anthropic_body
 
 THOUGHT = {"type": "thinking", "thinking": "Two cities.", "signature": SIGNATURE}

@@ -1,7 +1,5 @@
 """`OpenAIChat` against a local server: replies, failures, connections."""
 
-import gc
-import threading
 import traceback
 from email.utils import formatdate
 
@@ -13,55 +11,28 @@ import openai
 import pytest
 
 from agentfsm.core.errors import (
-    ClosedError,
     ContextTooLongError,
     MisuseError,
     ModelError,
     ModelReplyError,
     ModelUnavailableError,
 )
-from agentfsm.core.messages import TextPart, Usage, UserMessage
+from agentfsm.core.messages import Usage
 from agentfsm.core.settings import Settings
 from agentfsm.models import chat_wire
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price
 from agentfsm.models.vendor import retry_after_s
-from agentfsm.ports import CallChunk, FinishChunk, FinishReason, Request, TextChunk, ToolDefinition
+from agentfsm.ports import FinishChunk, FinishReason, Request, TextChunk, ToolDefinition
 from agentfsm.testing import LocalServer, Say
+from tests.support.model_wires import CHAT, KEY, REQUEST, both_ways, forget_keys
 
-KEY = "sk-very-secret-key"
-REQUEST = Request(instructions="Help.", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
-CALLS = (("weather", {"city": "Rome"}), ("clock", {"zone": "Europe/Rome"}))
-
-both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+ask, failure = CHAT.ask, CHAT.failure
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch):
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_CUSTOM_HEADERS"):
-        monkeypatch.delenv(name, raising=False)
-
-
-async def ask(say, *, streamed=False, request=REQUEST, silence_s=60.0, **options):
-    """Ask a server that says one thing; returns the reply, the chunks and what the server received."""
-    chunks = []
-    with LocalServer([say]) as server:
-        model = OpenAIChat("m", base_url=server.base_url, api_key=KEY, **options)
-        try:
-            asked = attrs.evolve(request, timeout_s=silence_s)
-            reply = await model.reply(asked, chunks.append if streamed else None)
-        finally:
-            await model.aclose()
-    return reply, chunks, server.requests[0]
-
-
-async def failure(kind, say, **options):
-    """Ask, and return the error of exactly that kind; it never shows the key."""
-    with pytest.raises(ModelError) as caught:
-        await ask(say, **options)
-    assert type(caught.value) is kind, caught.value
-    assert KEY not in "".join(traceback.format_exception(caught.value))
-    return caught.value
+def _clean_environment(monkeypatch, tmp_path):
+    forget_keys(monkeypatch, tmp_path)
 
 
 # Replies
@@ -80,45 +51,10 @@ async def test_text_arrives(streamed):
 
 
 @both_ways
-@pytest.mark.parametrize("interleave", [False, True])
-async def test_calls_arrive(streamed, interleave):
-    """Calls come out whole and in order, however their pieces were mixed."""
-    reply, chunks, _ = await ask(Say(calls=CALLS, chunk_chars=3, interleave=interleave), streamed=streamed)
-    assert [(call.name, call.arguments) for call in reply.calls] == [
-        ("weather", '{"city": "Rome"}'),
-        ("clock", '{"zone": "Europe/Rome"}'),
-    ]
-    assert reply.finish_reason is FinishReason.TOOL_CALLS
-    if streamed:
-        assert CallChunk(index=1, name="clock") in chunks
-        assert chunks.pop() == FinishChunk(reason=FinishReason.TOOL_CALLS)
-        assert "".join(chunk.arguments for chunk in chunks if chunk.index == 0) == '{"city": "Rome"}'
-
-
-@both_ways
-async def test_usage_is_read_or_missing(streamed):
-    """Cached tokens are counted; where the server says nothing, there is no usage."""
-    usage = {"prompt_tokens": 10, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
-    reply, _, _ = await ask(Say(text="x", usage=usage), streamed=streamed)
-    assert reply.usage == Usage(input_tokens=10, output_tokens=3, cached_tokens=8)
-    reply, _, _ = await ask(Say(text="x", without_usage=True), streamed=streamed)
-    assert reply.usage is None
-
-
-@both_ways
 async def test_a_reply_that_was_cut_short_is_passed_on(streamed):
     """What to do about too long an answer is for the engine to decide."""
     reply, _, _ = await ask(Say(text="It is", finish_reason="length"), streamed=streamed)
     assert (reply.text, reply.finish_reason) == ("It is", FinishReason.LENGTH)
-
-
-@both_ways
-async def test_a_refusal_arrives(streamed):
-    """A refusal is a reply with a reason of its own."""
-    reply, chunks, _ = await ask(Say(refusal="I cannot."), streamed=streamed)
-    assert (reply.text, reply.finish_reason) == ("I cannot.", FinishReason.REFUSAL)
-    told = [TextChunk(text="I cannot."), FinishChunk(reason=FinishReason.REFUSAL)]
-    assert chunks == (told if streamed else [])
 
 
 @both_ways
@@ -150,32 +86,6 @@ async def test_a_model_writes_each_message_once(monkeypatch):
 
 
 # Failures
-
-
-@both_ways
-async def test_a_refused_key_names_where_to_look(streamed):
-    """401 names the environment variable, and the key is taken out of what the server repeats."""
-    error = await failure(ModelError, Say(status=401, error=f"No such key: {KEY}."), streamed=streamed)
-    assert "OPENAI_API_KEY" in str(error)
-    assert "No such key: ***." in str(error)
-
-
-@both_ways
-async def test_an_unknown_model_names_model_and_address(streamed):
-    """404 may be either, so the error names both."""
-    error = await failure(ModelError, Say(status=404, error="The model does not exist."), streamed=streamed)
-    assert "'m' at http://127.0.0.1:" in str(error)
-    assert "base_url" in str(error)
-
-
-@both_ways
-@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 529])
-async def test_passing_trouble_may_be_asked_again(streamed, status):
-    """Overload, outage and time-outs are unavailability, with the wait that the server asked for."""
-    say = Say(status=status, headers={"retry-after": "2.5"})
-    error = await failure(ModelUnavailableError, say, streamed=streamed)
-    assert error.retry_after_s == pytest.approx(2.5)
-    assert "request req_1" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -231,12 +141,6 @@ async def test_too_large_a_request_is_told_apart_whatever_its_status():
     await failure(ModelUnavailableError, Say(status=429, error={"message": "Reduce the length of the messages."}))
 
 
-@both_ways
-async def test_a_page_is_no_reply(streamed):
-    """HTML with status 200 is an unusable reply, and points at base_url."""
-    assert "base_url" in str(await failure(ModelReplyError, Say(html=True), streamed=streamed))
-
-
 @pytest.mark.parametrize(
     ("streamed", "raw"),
     [
@@ -253,12 +157,6 @@ async def test_a_page_is_no_reply(streamed):
 async def test_what_cannot_be_used_is_a_reply_error(streamed, raw):
     """A reply without a choice, or one that cannot be read, is unusable, and is not taken for an empty one."""
     await failure(ModelReplyError, Say(raw=raw), streamed=streamed)
-
-
-@both_ways
-async def test_a_broken_connection_may_be_asked_again(streamed):
-    """A connection that breaks in the middle of the reply is unavailability."""
-    await failure(ModelUnavailableError, Say(text="x" * 100, cut_after=3), streamed=streamed)
 
 
 @pytest.mark.parametrize("end", ["", "data: [DONE]\n\n"])
@@ -286,28 +184,10 @@ async def test_errors_with_status_200_are_translated(streamed, error, kind):
     await failure(kind, Say(raw=f"data: {text}\n\n" if streamed else text), streamed=streamed)
 
 
-@both_ways
-async def test_silence_is_a_time_out(streamed):
-    """A server that says nothing for timeout_s is unavailable, and the error names the setting."""
-    say = Say(text="x", delay_s=60.0)
-    assert "timeout_s" in str(await failure(ModelUnavailableError, say, streamed=streamed, silence_s=0.05))
-
-
 async def test_silence_in_mid_stream_is_a_time_out():
     """A stream that stops without closing is unavailable too."""
     say = Say(text="x", chunk_delay_s=60.0)
     assert "timeout_s" in str(await failure(ModelUnavailableError, say, streamed=True, silence_s=0.05))
-
-
-@both_ways
-async def test_nobody_listens(streamed):
-    """A refused connection names the address, and may be tried again."""
-    with LocalServer([]) as server:
-        pass
-    model = OpenAIChat("m", base_url=server.base_url)
-    with pytest.raises(ModelUnavailableError, match=f"{server.base_url} was not reached.*ConnectError"):
-        await model.reply(REQUEST, [].append if streamed else None)
-    await model.aclose()
 
 
 async def test_the_body_of_an_error_may_break_too():
@@ -353,32 +233,6 @@ async def test_a_stream_that_is_left_is_closed_before_it_is_read_on():
         with pytest.raises(KeyError):
             await model.reply(REQUEST, emit)
     assert len(sent) == 1
-
-
-async def test_an_error_of_the_listener_is_its_own():
-    """What `emit` raises is not taken for the server's failure, and the stream is closed cleanly."""
-
-    def emit(_chunk):
-        raise ConnectionError
-
-    with LocalServer([Say(text="x" * 1000)]) as server:
-        model = OpenAIChat("m", base_url=server.base_url)
-        with pytest.raises(ConnectionError):
-            await model.reply(REQUEST, emit)
-        gc.collect()  # generators left open would be warned of here
-        await model.aclose()
-
-
-async def test_a_cancelled_reply_leaves_nothing_behind():
-    """Cancelling in mid-stream ends the reply, and the next one works."""
-    with LocalServer([Say(text="x" * 1000, chunk_chars=1, chunk_delay_s=0.01), Say(text="again")]) as server:
-        model = OpenAIChat("m", base_url=server.base_url)
-        with anyio.CancelScope() as scope:
-            await model.reply(REQUEST, lambda _chunk: scope.cancel())
-        assert scope.cancelled_caught
-        gc.collect()  # generators left open would be warned of here
-        assert (await model.reply(REQUEST)).text == "again"
-        await model.aclose()
 
 
 # Every error is translated
@@ -510,33 +364,6 @@ def test_a_price_goes_before_the_list():
 # Connections
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_one_event_loop_after_the_other(backend):
-    """A model outlives its event loops: each has connections of its own, closed when it ends, and none is kept."""
-    with LocalServer([Say(text="one"), Say(text="two"), Say(text="three")]) as server:
-        model = OpenAIChat("m", base_url=server.base_url)
-        texts = [anyio.run(model.reply, REQUEST, [].append, backend=backend).text for _ in range(3)]
-        gc.collect()  # connections left open would be warned of here
-    assert texts == ["one", "two", "three"]
-    assert len(model._clients) == 1
-
-
-async def test_a_connection_is_used_again():
-    """Replies one after the other, streamed or not, go over one connection."""
-    threads = set()  # the server has one for each connection
-
-    def brain(_body):
-        threads.add(threading.current_thread())
-        return Say(text="x")
-
-    with LocalServer(brain) as server:
-        model = OpenAIChat("m", base_url=server.base_url)
-        for emit in (None, [].append, [].append, None):
-            await model.reply(REQUEST, emit)
-        await model.aclose()
-    assert len(threads) == 1
-
-
 async def test_replies_that_begin_at_once_share_a_client():
     """Each opened one of its own, of which all but the last were left to the garbage collector."""
     made = []
@@ -573,19 +400,3 @@ async def test_a_closed_model_opens_again():
         await model.aclose()
         assert (await model.reply(REQUEST)).text == "x"
         await model.aclose()
-
-
-@pytest.mark.parametrize("library", [httpx, httpx2])
-@both_ways
-async def test_a_client_of_ones_own_stays_open(library, streamed):
-    """A client that was passed, of either library, is used and never closed; once it is closed, that is said."""
-    with LocalServer(lambda _body: Say(text="x")) as server:
-        async with library.AsyncClient(headers={"x-mine": "yes"}) as client:
-            model = OpenAIChat("m", base_url=server.base_url, http_client=client)
-            assert (await model.reply(REQUEST, [].append if streamed else None)).text == "x"
-            await model.aclose()
-            assert not client.is_closed
-            gc.collect()
-        with pytest.raises(ClosedError, match="http_client"):
-            await model.reply(REQUEST)
-    assert server.requests[0].headers["x-mine"] == "yes"

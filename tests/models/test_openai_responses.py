@@ -1,7 +1,6 @@
 """`OpenAIResponses` against a local server: replies, failures, and whole runs of an agent."""
 
 import json
-import traceback
 
 import attrs
 import openai
@@ -9,48 +8,22 @@ import pytest
 
 from agentfsm import Agent, ModelRetry, Outcome, State, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import AudioPart, TextPart, Usage, UserMessage
+from agentfsm.core.messages import AudioPart, Usage
 from agentfsm.core.settings import Settings
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.openai_responses import OpenAIResponses
-from agentfsm.ports import CallChunk, FinishChunk, FinishReason, OutputMode, Request, TextChunk, ThinkingChunk
+from agentfsm.ports import FinishChunk, FinishReason, OutputMode, TextChunk, ThinkingChunk
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, Say
+from tests.support.model_wires import KEY, REQUEST, RESPONSES, both_ways, forget_keys
 from tests.support.wire_rules import check_responses
 
-KEY = "sk-very-secret-key"
-REQUEST = Request(instructions="Help.", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
-CALLS = (("weather", {"city": "Rome"}), ("clock", {"zone": "Europe/Rome"}))
-
-both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+ask, failure = RESPONSES.ask, RESPONSES.failure
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch):
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_CUSTOM_HEADERS"):
-        monkeypatch.delenv(name, raising=False)
-
-
-async def ask(say, *, streamed=False, request=REQUEST, silence_s=60.0, name="m"):
-    """Ask a server that says one thing; returns the reply, the chunks and what the server received."""
-    chunks = []
-    with LocalServer([say]) as server:
-        model = OpenAIResponses(name, base_url=server.base_url, api_key=KEY)
-        try:
-            asked = attrs.evolve(request, timeout_s=silence_s)
-            reply = await model.reply(asked, chunks.append if streamed else None)
-        finally:
-            await model.aclose()
-    return reply, chunks, server.requests[0]
-
-
-async def failure(kind, say, **options):
-    """Ask, and return the error of exactly that kind; it never shows the key."""
-    with pytest.raises(ModelError) as caught:
-        await ask(say, **options)
-    assert type(caught.value) is kind, caught.value
-    assert KEY not in "".join(traceback.format_exception(caught.value))
-    return caught.value
+def _clean_environment(monkeypatch, tmp_path):
+    forget_keys(monkeypatch, tmp_path)
 
 
 # Replies
@@ -72,46 +45,11 @@ async def test_text_and_thinking_arrive(streamed):
 
 
 @both_ways
-@pytest.mark.parametrize("interleave", [False, True])
-async def test_calls_arrive(streamed, interleave):
-    """Calls come out whole and in order, however their pieces were mixed."""
-    reply, chunks, _ = await ask(Say(calls=CALLS, chunk_chars=3, interleave=interleave), streamed=streamed)
-    assert [(call.name, call.arguments) for call in reply.calls] == [
-        ("weather", '{"city": "Rome"}'),
-        ("clock", '{"zone": "Europe/Rome"}'),
-    ]
-    assert reply.finish_reason is FinishReason.TOOL_CALLS
-    if streamed:
-        assert CallChunk(index=1, name="clock") in chunks
-        assert chunks.pop() == FinishChunk(reason=FinishReason.TOOL_CALLS)
-        assert "".join(chunk.arguments for chunk in chunks if chunk.index == 0) == '{"city": "Rome"}'
-
-
-@both_ways
-async def test_usage_is_read_or_missing(streamed):
-    """Cached tokens are counted; where the server says nothing, there is no usage."""
-    usage = {"prompt_tokens": 10, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
-    reply, _, _ = await ask(Say(text="x", usage=usage), streamed=streamed)
-    assert reply.usage == Usage(input_tokens=10, output_tokens=3, cached_tokens=8)
-    reply, _, _ = await ask(Say(text="x", without_usage=True), streamed=streamed)
-    assert reply.usage is None
-
-
-@both_ways
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CONTENT_FILTER])
 async def test_a_reply_that_was_cut_short_is_passed_on(streamed, reason):
     """What to do about it is for the engine to decide."""
     reply, _, _ = await ask(Say(text="It is", finish_reason=reason.value), streamed=streamed)
     assert (reply.text, reply.finish_reason) == ("It is", reason)
-
-
-@both_ways
-async def test_a_refusal_arrives(streamed):
-    """A refusal is a reply with a reason of its own."""
-    reply, chunks, _ = await ask(Say(refusal="I cannot."), streamed=streamed)
-    assert (reply.text, reply.finish_reason) == ("I cannot.", FinishReason.REFUSAL)
-    told = [TextChunk(text="I cannot."), FinishChunk(reason=FinishReason.REFUSAL)]
-    assert chunks == (told if streamed else [])
 
 
 @pytest.mark.parametrize(
@@ -153,23 +91,6 @@ def test_the_vendors_package_understands_the_local_server():
 # Failures
 
 
-@both_ways
-async def test_a_refused_key_names_where_to_look(streamed):
-    """401 names the environment variable, and the key is taken out of what the server repeats."""
-    error = await failure(ModelError, Say(status=401, error=f"No such key: {KEY}."), streamed=streamed)
-    assert "OPENAI_API_KEY" in str(error)
-    assert "No such key: ***." in str(error)
-
-
-@both_ways
-@pytest.mark.parametrize("status", [408, 429, 500, 529])
-async def test_passing_trouble_may_be_asked_again(streamed, status):
-    """Overload, outage and time-outs are unavailability, with the wait that the server asked for."""
-    say = Say(status=status, headers={"retry-after": "2.5"})
-    error = await failure(ModelUnavailableError, say, streamed=streamed)
-    assert error.retry_after_s == pytest.approx(2.5)
-
-
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
@@ -198,12 +119,6 @@ async def test_failures_with_status_200_are_translated(form, code, kind):
     assert "Not like this." in str(await failure(kind, Say(raw=raw), streamed=form != "whole"))
 
 
-@both_ways
-async def test_a_page_is_no_reply(streamed):
-    """HTML with status 200 is an unusable reply, and points at base_url."""
-    assert "base_url" in str(await failure(ModelReplyError, Say(html=True), streamed=streamed))
-
-
 @pytest.mark.parametrize(
     ("streamed", "raw"),
     [
@@ -223,13 +138,6 @@ async def test_what_cannot_be_used_is_a_reply_error(streamed, raw):
     assert "a finished response" in str(await failure(ModelReplyError, Say(raw=raw), streamed=streamed))
 
 
-@both_ways
-@pytest.mark.parametrize("events", [0, 1, 3, 8])
-async def test_a_broken_connection_may_be_asked_again(streamed, events):
-    """A connection that breaks in the middle of the reply is unavailability."""
-    await failure(ModelUnavailableError, Say(text="x" * 100, cut_after=events), streamed=streamed)
-
-
 @pytest.mark.parametrize("end", ["", "data: [DONE]\n\n"])
 async def test_a_stream_without_its_last_event_is_broken_off(end):
     """All text may have come: usage and thinking have not."""
@@ -242,13 +150,6 @@ async def test_a_stream_without_its_last_event_is_broken_off(end):
         )
     )
     assert "broke off" in str(await failure(ModelUnavailableError, Say(raw=raw + end), streamed=True))
-
-
-@both_ways
-async def test_silence_is_a_time_out(streamed):
-    """A server that says nothing for timeout_s is unavailable, and the error names the setting."""
-    say = Say(text="x", delay_s=60.0)
-    assert "timeout_s" in str(await failure(ModelUnavailableError, say, streamed=streamed, silence_s=0.05))
 
 
 async def test_a_setting_that_cannot_be_sent_is_said_before_anything_is_sent():

@@ -9,7 +9,7 @@ import pytest
 from agentfsm.core.errors import ModelError
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 from agentfsm.testing import LocalServer, Say
-from tests.support.anthropic_requests import REQUEST, both_ways
+from tests.support.model_wires import REQUEST, both_ways
 
 KEY = "sk-very-secret-key"
 ADAPTERS = [OpenAIChat, OpenAIResponses, Anthropic]

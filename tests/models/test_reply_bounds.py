@@ -19,9 +19,9 @@ from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
 from agentfsm.models import OpenAIChat, guarded_client, vendor, wire
 from agentfsm.reply_size import MAX_CHARS
 from agentfsm.testing import LocalServer, Say
-from tests.support.anthropic_requests import REQUEST, both_ways
 from tests.support.endless_replies import ADAPTERS, ANSWERS, ERRORS, FILLING, GZIP, STREAMS
 from tests.support.endless_server import Endless, EndlessServer
+from tests.support.model_wires import REQUEST, both_ways
 
 # Of the process that reads them all, one after the other, with three adapters loaded. A body is held in parts, and
 # twice where it is put together.
