@@ -30,13 +30,13 @@ COST = Usage(input_tokens=100, output_tokens=20, unpriced=True)
 
 
 class Counted(WordCounter):
-    """Counts words, and how often it was asked to."""
+    """Counts words, and how often it was times_asked to."""
 
-    asked = 0
+    times_asked = 0
 
     def count(self, text: str) -> int:
         """Count."""
-        self.asked += 1
+        self.times_asked += 1
         return super().count(text)
 
 
@@ -125,7 +125,7 @@ async def _survey(counter: Counted) -> None:
     asked = []
 
     def note(_request: Request) -> bool:
-        asked.append(counter.asked)
+        asked.append(counter.times_asked)
         return False
 
     model.refuses_request = note
