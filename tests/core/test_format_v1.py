@@ -40,7 +40,7 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
-from agentfsm.core.run import FORMAT, Header, begin
+from agentfsm.core.run import FORMAT, Header, begin_run
 from tests.support.sample_runs import ADDED_IN_4, sound_history
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -251,10 +251,10 @@ def test_the_journal_is_read():
     first, *rest = lines("v1.jsonl")
     assert decode_header(first) == HEADER
     assert tuple(decode_event(line, HEADER) for line in rest) == JOURNAL + FURTHER
-    run = begin(HEADER).fold(decode_event(line, HEADER) for line in rest[: len(JOURNAL)])
+    run = begin_run(HEADER).fold(decode_event(line, HEADER) for line in rest[: len(JOURNAL)])
     sound_history(run.messages)
     assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 21, 3)
-    assert (run.usage.tokens, run.loops, run.disabled, run.window) == (2_894, 1, ("look_up",), 4)
+    assert (run.usage.tokens, run.loops, run.disabled, run.cutoff) == (2_894, 1, ("look_up",), 4)
     assert [(record.call_id, record.turn, record.outcome) for record in run.calls] == [
         ("t4.0", 2, Outcome.UNKNOWN),
         ("t4.1", 2, Outcome.FAILED),
@@ -286,7 +286,7 @@ def test_a_run_begun_in_format_1_goes_on_in_todays():
     header = decode_header(first)
     half = [decode_event(line, header) for line in rest[:6]]
     later = [e.Paused(by="bob"), e.Resumed(changes=("other instructions",)), *JOURNAL[6:]]
-    run = begin(header).fold(half).fold(decode_event(encode_event(event, header), header) for event in later)
+    run = begin_run(header).fold(half).fold(decode_event(encode_event(event, header), header) for event in later)
     assert (run.state, run.output, run.version) == (State.DONE, "Refunded 17.00 €.", 23)
 
 

@@ -20,7 +20,7 @@ from agentfsm.core.inbox import Approve, GiveInput, InboxItem, Input, InputKind,
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, AssistantMessage, ErrorType, Outcome, TextPart, ToolResult, Usage
-from agentfsm.core.run import Header, begin
+from agentfsm.core.run import Header, begin_run
 from tests.support.sample_runs import ADDED_IN_4, sound_history
 
 AGENT = Fingerprint(instructions="9f86d081", model="gpt-4o", tools={"pay": "60303ae2", "look_up": "fd61a03a"})
@@ -108,7 +108,7 @@ def test_the_journal_is_read():
     assert decode_header(first) == HEADER
     events = tuple(decode_event(line, HEADER) for line in rest)
     assert events == JOURNAL + FURTHER
-    run = begin(HEADER).fold(events[: len(JOURNAL)])
+    run = begin_run(HEADER).fold(events[: len(JOURNAL)])
     sound_history(run.messages)
     assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 23, 3)
     assert (run.fingerprint, run.paused) == (AGENT, None)

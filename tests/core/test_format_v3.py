@@ -24,16 +24,16 @@ from agentfsm.core.messages import (
     ErrorType,
     FilePart,
     ImagePart,
-    Native,
+    NativeReply,
     Outcome,
     TextPart,
     ToolResult,
     Usage,
 )
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
+from agentfsm.core.segments import Removed, Span, Summarised
 from agentfsm.core.settings import Settings
 from agentfsm.core.verdict import Action, Score, Verdict
-from agentfsm.core.view import Removed, Span, Summarised
 from tests.support.sample_runs import ADDED_IN_4, sound_history
 
 SETTINGS = Settings(
@@ -58,7 +58,7 @@ HEADER = attrs.evolve(
     settings=SETTINGS,
     format=3,
 )
-NATIVE = Native(provider="anthropic", content='[{"type":"thinking","thinking":"so","signature":"c2ln"}]')
+NATIVE = NativeReply(provider="anthropic", content='[{"type":"thinking","thinking":"so","signature":"c2ln"}]')
 DEAR = Usage(
     input_tokens=9,
     output_tokens=5,
@@ -156,7 +156,7 @@ def test_the_journal_is_read():
     assert decode_header(first) == HEADER
     events = tuple(decode_event(line, HEADER) for line in rest)
     assert events == JOURNAL_2 + FURTHER
-    run = begin(HEADER).fold(events[: len(JOURNAL_2)])
+    run = begin_run(HEADER).fold(events[: len(JOURNAL_2)])
     sound_history(run.messages)
     assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 23, 3)
     assert run.header.settings == SETTINGS

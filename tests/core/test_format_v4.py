@@ -19,7 +19,7 @@ from agentfsm.core.inbox import InboxItem, InputKind, Priority
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.core.verdict import Action
 from tests.support.sample_runs import sound_history
 
@@ -40,7 +40,7 @@ def test_the_journal_is_read():
     assert decode_header(first) == HEADER
     events = tuple(decode_event(line, HEADER) for line in rest)
     assert events == JOURNAL_2 + FURTHER
-    run = begin(HEADER).fold(events[: len(JOURNAL_2)])
+    run = begin_run(HEADER).fold(events[: len(JOURNAL_2)])
     sound_history(run.messages)
     assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 23, 3)
     assert run.header.nonce == "9f3c61d07a5be284"
