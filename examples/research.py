@@ -49,8 +49,8 @@ from agentfsm import (
     ask_user,
     tool,
 )
-from agentfsm.core.calls import arguments_of
-from agentfsm.core.clean import clean, one_line
+from agentfsm.core.calls import parse_arguments
+from agentfsm.core.clean import one_line, strip_unsafe
 from agentfsm.core.effects import RunTools
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.ports import ProposedCall, Reply, Request
@@ -120,7 +120,7 @@ async def read_url(url: str) -> str:
     """
     page = await fetch(url, LOCAL)
     text = text_of(page.text) if "html" in page.kind else page.text
-    return f"[Content from {page.url}]\n{clean(text).strip() or '(no text)'}"
+    return f"[Content from {page.url}]\n{strip_unsafe(text).strip() or '(no text)'}"
 
 
 # No folders, nothing hidden, nothing that runs, no device of Windows, and short enough for any file system.
@@ -399,7 +399,7 @@ class Script(FunctionModel):
 
 def ask_person(question: str) -> str:
     """Show a question, and return the answer; nothing where nobody sits at a terminal, or wants to answer now."""
-    print(f"\nAgent asks: {clean(question)}")
+    print(f"\nAgent asks: {strip_unsafe(question)}")
     try:
         return input("Your answer: ").strip() if sys.stdin.isatty() else ""
     except EOFError:
@@ -411,7 +411,8 @@ def show_next(researcher: Agent, run: Run) -> None:
     heading = f"Turn {run.turn}: calling LLM...  →"
     if isinstance(run.effect, RunTools) and run.effect.calls:
         shown = [
-            one_line(f"{each.name}({next(iter(arguments_of(each).values()), '')!r})", 80) for each in run.effect.calls
+            one_line(f"{each.name}({next(iter(parse_arguments(each).values()), '')!r})", 80)
+            for each in run.effect.calls
         ]
         plan = ToolQueue(researcher.tools).plan(run.effect.calls).calls
         beside = "  [parallel]" if len(plan) > len({each.batch for each in plan}) else ""
@@ -427,7 +428,7 @@ def show_trace(run: Run) -> None:
     for each in run.calls:
         mark = "OK" if each.outcome is Outcome.DONE else "FAIL"
         print(f"  Turn {each.turn}: {one_line(each.name, 64)}() {mark} {each.duration_s * 1_000:.0f}ms")
-    print(f"\n{clean(run.output if run.state is State.DONE else run.stop_message)[:300]}")
+    print(f"\n{strip_unsafe(run.output if run.state is State.DONE else run.stop_message)[:300]}")
 
 
 async def main(topic: str = TOPIC) -> Run:

@@ -160,7 +160,7 @@ async def test_an_append_learns_of_posts_and_cancel(pair):
     driver = await Driver.of(first)
     row = await second.post("r1", "k", words("x"))
     await driver.append(Observed()).wait()
-    assert (driver.lease.newest, driver.lease.cancelled) == (row.number, False)
+    assert (driver.lease.inbox_head, driver.lease.cancelled) == (row.number, False)
     await second.post("r1", "cancel", Cancel())
     assert await driver.append(DONE, final=True).wait() is False
     assert driver.lease.cancelled

@@ -125,7 +125,7 @@ async def not_ending(store, cut):
     await store.post("r1", "k", words("x"))
     cut()
     assert await driver.append(DONE, final=True).wait() is False
-    assert driver.lease.newest == 1
+    assert driver.lease.inbox_head == 1
 
 
 async def being_refused(store, cut):

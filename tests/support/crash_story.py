@@ -276,7 +276,7 @@ async def decide(agent: Agent, world: World, run: Run) -> None:
             await agent.approve(item.run_id, item.call_id, by=PERSON)
         else:
             asking = await agent.load(item.run_id)
-            done = world.effects(asking.entry(item.call_id).call.key)
+            done = world.effects(asking.open_call(item.call_id).call.key)
             saying = {"result": done[-1][2]} if done else {"rerun": True}
             await agent.settle(item.run_id, item.call_id, by=PERSON, **saying)
         tell((item.run_id, item.call_id))

@@ -26,7 +26,7 @@ from agentfsm import (
     TransientError,
     tool,
 )
-from agentfsm.core.audit import AuditRecord
+from agentfsm.core.audit_records import AuditRecord
 from agentfsm.core.errors import AgentError, ConflictError, ModelError
 from agentfsm.core.events import ToolCutOff, ToolLost, ToolStarted
 from agentfsm.core.messages import ToolCall, ToolResult
@@ -37,12 +37,12 @@ from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.ports import (
     CallChunk,
     Clock,
-    Commit,
     Emit,
     FinishChunk,
     FinishReason,
     Lease,
     Model,
+    PendingWrite,
     ProposedCall,
     Reply,
     Request,
@@ -219,7 +219,7 @@ class Mortal(Wrapped):
         self.inner = inner
         self.is_dead = False
 
-    def append(self, *args: object, **options: object) -> Commit:
+    def append(self, *args: object, **options: object) -> PendingWrite:
         """Pass on what a living process writes."""
         if self.is_dead:
             raise Killed
@@ -241,8 +241,8 @@ class Heir(Wrapped):
 
 
 @attrs.define
-class _Stuck(Commit):
-    inner: Commit
+class _Stuck(PendingWrite):
+    inner: PendingWrite
     held: anyio.Event
 
     async def wait(self) -> bool:
@@ -259,7 +259,7 @@ class Slow(Wrapped):
         self.inner = inner
         self.world = world
 
-    def append(self, lease: Lease, run: object, events: tuple, **options: object) -> Commit:
+    def append(self, lease: Lease, run: object, events: tuple, **options: object) -> PendingWrite:
         """Pass on."""
         commit = self.inner.append(lease, run, events, **options)
         starts = [event for event in events if isinstance(event, ToolStarted)]
