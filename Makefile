@@ -8,10 +8,26 @@ SWEEPS := tests/engine/sweeps
 DOORS := tests/cli tests/mcp
 REST := $(filter-out $(TRACED) $(DOORS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 
+# The parts of the soak, and the minutes that each takes on two cores. A part that comes near 45 is to be split.
+SOAK_core := tests/core  ## ? min
+SOAK_engine := tests/engine --ignore=$(SWEEPS)  ## ? min
+SOAK_schedules := $(SWEEPS)/test_schedules.py $(SWEEPS)/test_queue_properties.py  ## ? min
+SOAK_histories := $(SWEEPS)/test_valid_history.py $(SWEEPS)/test_true_record.py  ## ? min
+SOAK_sweeps := $(SWEEPS) $(patsubst %,--ignore=%,$(SOAK_schedules) $(SOAK_histories))  ## ? min
+SOAK_crash := tests/crash  ## ? min
+SOAK_simulation := tests/simulation  ## ? min
+SOAK_stores := tests/stores  ## ? min
+SOAK_models := tests/models tests/recordings tests/tokens  ## ? min
+SOAK_mcp := tests/mcp  ## ? min
+SOAK_cli := tests/cli  ## ? min
+SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine crash simulation stores models recordings tokens mcp cli),$(TRACED) $(DOORS) $(REST))  ## ? min
+PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
+
 .PHONY: help demo test check bench soak docs diagram format clean
 
-help:  ## list the targets
+help:  ## list the targets, and the parts of the soak
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@sed -n 's/^SOAK_\([a-z]*\) :=.*## /  make soak PART=\1\t/p' $(MAKEFILE_LIST) | expand -t 30
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "agentfsm needs Python 3.11 or newer; say PYTHON=python3.11")'
@@ -27,8 +43,8 @@ demo: $(VENV)/ready  ## run the main job: an agent surveys a folder and writes a
 # in the foreground: a shell lets what it starts in the background ignore Ctrl-C, which they send.
 test: check  ## pass the whole suite, on asyncio and trio
 	$(BIN)/coverage erase
-	@{ $(BIN)/coverage run -m pytest -m "not soak" -k "not trio" $(TRACED) --ignore=$(SWEEPS); one=$$?; \
-		$(BIN)/python -m pytest -m "not soak" -k trio $(TRACED) --ignore=$(SWEEPS); two=$$?; \
+	@{ $(BIN)/coverage run -m pytest -m "not soak and not on_trio" $(TRACED) --ignore=$(SWEEPS); one=$$?; \
+		$(BIN)/python -m pytest -m "not soak and on_trio" $(TRACED) --ignore=$(SWEEPS); two=$$?; \
 		$(BIN)/python -m pytest -m "not soak" $(SWEEPS); exit $$((one + two + $$?)); } > .test-engine.log 2>&1 & engine=$$!; \
 	$(BIN)/python -m pytest -m "not soak" $(REST) > .test-rest.log 2>&1 & rest=$$!; \
 	$(BIN)/python -m pytest -m "not soak" $(DOORS); doors=$$?; \
@@ -45,8 +61,9 @@ check: $(VENV)/ready  ## ruff, mypy and pyright
 bench: $(VENV)/ready  ## measure against a bare loop in the same process (ROW=turns: one row; PEERS=1: other frameworks)
 	$(BIN)/python -m benchmarks $(if $(PEERS),peers) $(ROW)
 
-soak: $(VENV)/ready  ## the whole suite with its long runs, many random examples, each test on every loop and store
-	EVERYWHERE=1 $(BIN)/pytest --hypothesis-profile=soak
+soak: $(VENV)/ready  ## run a PART of the suite with its long runs, many random examples, on every loop and store; or PART=all
+	@: $(if $(filter all $(PARTS),$(PART)),,$(error say which part: make soak PART=crash, of $(sort $(PARTS)), or all))
+	EVERYWHERE=1 $(BIN)/pytest --hypothesis-profile=soak $(SOAK_$(PART))
 
 docs: $(VENV)/ready  ## run every example of README and docs
 	$(BIN)/pytest tests/test_docs.py tests/test_pictures.py

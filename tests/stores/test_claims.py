@@ -115,7 +115,7 @@ async def test_runs_of_a_claim_that_postgres_made_and_nobody_heard_of_come_free(
     shared_postgres, schema, postgres_proxy
 ):
     """The reply to the commit is lost, and the server is away for too long to ask: the next renewal lets go of them."""
-    address = {"host": "127.0.0.1", "port": postgres_proxy.port, "sslmode": "disable", "gssencmode": "disable"}
+    address = {"host": "127.0.0.1", "port": postgres_proxy.own_port, "sslmode": "disable", "gssencmode": "disable"}
     store = PostgresStore(make_conninfo(shared_postgres, **address), schema=schema, patience_s=PATIENCE_S)
     other = PostgresStore(shared_postgres, schema=schema)
 

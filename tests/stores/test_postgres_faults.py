@@ -49,7 +49,7 @@ def proxy(shared_postgres):
 async def frail(shared_postgres, schema, proxy, monkeypatch):
     """A store whose connection can be cut, and which does not wait long before it tries again."""
     monkeypatch.setattr(postgres_link, "MIN_PAUSE_S", 0.001)
-    url = make_conninfo(shared_postgres, host="127.0.0.1", port=proxy.port, sslmode="disable", gssencmode="disable")
+    url = make_conninfo(shared_postgres, host="127.0.0.1", port=proxy.own_port, sslmode="disable", gssencmode="disable")
     store = PostgresStore(url, schema=schema)
     await store.runs()
     yield store
@@ -516,7 +516,7 @@ def stopped(server):
 async def test_a_commit_of_which_nobody_can_be_asked_is_told_as_such(server):
     """When the server dies in a commit and stays away, the error says that it may have been made."""
     with Proxy(("127.0.0.1", server.port)) as proxy:
-        url = make_conninfo(server.url, port=proxy.port, sslmode="disable", gssencmode="disable")
+        url = make_conninfo(server.url, port=proxy.own_port, sslmode="disable", gssencmode="disable")
         store = PostgresStore(url, patience_s=0.2)
         driver = await Driver.of(store)
         proxy.after, proxy.cut = True, b"COMMIT"

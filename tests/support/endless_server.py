@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections import Counter
-from contextlib import suppress
-from typing import Self
 
 import attrs
+
+from tests.support.loopback import LoopbackServer
 
 
 @attrs.frozen
@@ -27,37 +26,22 @@ class Endless:
 
 
 @attrs.define(eq=False)
-class EndlessServer:
-    """Answers by the first part of a request's path; as a context manager it is there until the end of the block."""
+class EndlessServer(LoopbackServer):
+    """Answers by the first part of a request's path."""
 
     answers: dict[str, Endless]
     # By the first part of the path.
     sent: Counter[str] = attrs.field(factory=Counter, init=False)
     # Bytes of bodies that the client's side took, by the first part of the path.
-    _listener: socket.socket = attrs.field(factory=lambda: socket.create_server(("127.0.0.1", 0)), init=False)
 
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"http://127.0.0.1:{self.own_port}"
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _address = self._listener.accept()
-                threading.Thread(target=self._answer, args=(client,), daemon=True).start()
-
-    def _answer(self, client: socket.socket) -> None:
-        with client, suppress(OSError), client.makefile("rb") as said:
+    def serve(self, client: socket.socket) -> None:
+        """Answer one request."""
+        with client.makefile("rb") as said:
             name = said.readline().split(b"/")[1].decode()
             length = 0
             while line := said.readline().strip():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
-from contextlib import suppress
 
 import attrs
+
+from tests.support.loopback import LoopbackServer
 
 # The server's requests that the client answers, by the number that follows "R".
 PASSWORD_WANTED = (3, 5, 10, 11)
@@ -16,7 +16,7 @@ IDLE = b"Z\x00\x00\x00\x05I"
 
 
 @attrs.define(eq=False)
-class Proxy:
+class Proxy(LoopbackServer):
     """Stands between stores and the server, and cuts a connection before a message arrives, or before its reply does.
 
     The client sends one message and waits for the reply, so messages can be counted and named.
@@ -35,32 +35,12 @@ class Proxy:
     is_down: bool = False
     spare: socket.socket | None = None
     # Another session of the server's: where there is one, each transaction goes to the one that the last did not.
-    _door: socket.socket = attrs.field(factory=lambda: socket.create_server(("127.0.0.1", 0)))
 
-    def __enter__(self):
-        threading.Thread(target=self._serve, daemon=True).start()
-        return self
-
-    def __exit__(self, *_exc):
-        self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
-
-    @property
-    def port(self):
-        return self._door.getsockname()[1]
-
-    def _serve(self):
-        with suppress(OSError):
-            while True:
-                client, _ = self._door.accept()
-                threading.Thread(target=self._guard, args=(client,), daemon=True).start()
-
-    def _guard(self, client):
+    def serve(self, client):
         if self.is_down:
-            return client.close()
-        with client, suppress(OSError), socket.create_connection(self.address) as server:
+            return
+        with socket.create_connection(self.address) as server:
             self._relay(client, server)
-        return None
 
     def _relay(self, client, server):
         server.sendall(_read(client, 4, 0))

@@ -19,11 +19,6 @@ from agentfsm.core.messages import (
 from agentfsm.core.run import Header, Run, begin_run
 from agentfsm.core.verdict import Action, Verdict
 
-# Fields, types and words that came after format 3 was frozen; the files of format 4 have them.
-ADDED_IN_4 = frozenset(
-    {(Header, "nonce"), (e.ApprovalGiven, "key"), (e.Paused, "kind"), PendingKind.CRASH, e.LimitReached, e.ToolCutOff}
-) | frozenset({(e.ToolStarted, "read_only"), (e.ToolStarted, "since"), (e.ToolStarted, "attempts")})
-
 PROMPT = (TextPart(text="What is the weather in Beijing?"),)
 TASK = UserMessage(parts=PROMPT)
 USAGE = Usage(input_tokens=10, output_tokens=2)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 import threading
-from contextlib import suppress
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 import attrs
 
-CHUNK: Final = 65_536
+from tests.support.loopback import LoopbackServer, connected, pieces
+
 # SO_LINGER for zero seconds: closing breaks the connection in place of ending it.
 RESET: Final = struct.pack("ii", 1, 0)
 
@@ -30,8 +29,8 @@ class Spoil:
 
 
 @attrs.define(eq=False)
-class SpoilingProxy:
-    """Relays connections on a port of its own; as a context manager it is there until the end of the block."""
+class SpoilingProxy(LoopbackServer):
+    """Relays connections on a port of its own."""
 
     port: int
     # Of the server, on 127.0.0.1.
@@ -40,51 +39,35 @@ class SpoilingProxy:
     spoilt: int = attrs.field(default=0, init=False)
     # Answers so far.
     _closing: threading.Event = attrs.field(factory=threading.Event, init=False)
-    _listener: socket.socket = attrs.field(factory=lambda: socket.create_server(("127.0.0.1", 0)), init=False)
 
     @property
     def base_url(self) -> str:
         """What a client takes as its base_url."""
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+        return f"http://127.0.0.1:{self.own_port}/v1"
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._closing.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        super().__exit__(*exc)
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _address = self._listener.accept()
-                threading.Thread(target=self._relay, args=(client,), daemon=True).start()
-
-    def _relay(self, client: socket.socket) -> None:
-        with client, suppress(OSError), socket.create_connection(("127.0.0.1", self.port)) as server:
-            for each in (client, server):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            spoil, passed, is_answering = None, 0, True
-            while True:
-                for source in select.select([client, server], [], [])[0]:
-                    data = source.recv(CHUNK)
-                    if not data:
-                        return
-                    if source is client:
-                        if is_answering:  # so this begins the next question
-                            spoil, passed, is_answering = self.plan.pop(0) if self.plan else None, 0, False
-                        server.sendall(data)
-                        continue
-                    is_answering = True
-                    if spoil is not None and (spoil.instead or passed + len(data) > spoil.after):
-                        client.sendall(spoil.instead or _cut(data[: spoil.after - passed], spoil))
-                        self._end(client, spoil)
-                        return
-                    passed += len(data)
-                    client.sendall(data)
+    def serve(self, client: socket.socket) -> None:
+        """Relay one connection."""
+        spoil, passed, is_answering = None, 0, True
+        with connected(client, self.port) as server:
+            for source, data in pieces(client, server):
+                if not data:
+                    return
+                if source is client:
+                    if is_answering:  # so this begins the next question
+                        spoil, passed, is_answering = self.plan.pop(0) if self.plan else None, 0, False
+                    server.sendall(data)
+                    continue
+                is_answering = True
+                if spoil is not None and (spoil.instead or passed + len(data) > spoil.after):
+                    client.sendall(spoil.instead or _cut(data[: spoil.after - passed], spoil))
+                    self._end(client, spoil)
+                    return
+                passed += len(data)
+                client.sendall(data)
 
     def _end(self, client: socket.socket, spoil: Spoil) -> None:
         self.spoilt += 1

@@ -1,32 +1,18 @@
-"""Format 1, kept for ever: a journal and an inbox as the first release wrote them, and what they mean.
-
-The files in `fixtures/` are never changed. Newer formats have files of their own beside them, and these go on being
-read; nobody writes them any more.
-"""
-
-from pathlib import Path
-
-import attrs
+"""Format 1, frozen: the values that its files hold, as the first release wrote them."""
 
 from agentfsm.core import events as e
-from agentfsm.core.codec import decode_event, decode_header, decode_item, encode_event, encode_header, encode_item
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import (
     Approve,
     Cancel,
-    GiveInput,
-    InboxItem,
     Input,
     InputKind,
-    Pause,
     Reject,
     Rerun,
     Settle,
-    Wake,
 )
 from agentfsm.core.limits import StopReason
-from agentfsm.core.machine import State
 from agentfsm.core.messages import (
     AgentCost,
     AssistantMessage,
@@ -40,10 +26,8 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
-from agentfsm.core.run import FORMAT, Header, begin_run
-from tests.support.sample_runs import ADDED_IN_4, sound_history
-
-FIXTURES = Path(__file__).parent / "fixtures"
+from agentfsm.core.run import Header
+from tests.support.formats import Format
 
 HEADER = Header(
     id="order-17",
@@ -241,132 +225,12 @@ ITEMS = (
     Cancel(by="bob", message="wrong order"),
 )
 
-
-def lines(name):
-    return (FIXTURES / name).read_text(encoding="utf-8").split("\n")[:-1]
-
-
-def test_the_journal_is_read():
-    """Header and events of the file are the values above, and fold to the run that they tell of."""
-    first, *rest = lines("v1.jsonl")
-    assert decode_header(first) == HEADER
-    assert tuple(decode_event(line, HEADER) for line in rest) == JOURNAL + FURTHER
-    run = begin_run(HEADER).fold(decode_event(line, HEADER) for line in rest[: len(JOURNAL)])
-    sound_history(run.messages)
-    assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 21, 3)
-    assert (run.usage.tokens, run.loops, run.disabled, run.cutoff) == (2_894, 1, ("look_up",), 4)
-    assert [(record.call_id, record.turn, record.outcome) for record in run.calls] == [
-        ("t4.0", 2, Outcome.UNKNOWN),
-        ("t4.1", 2, Outcome.FAILED),
-        ("t4.2", 2, Outcome.DONE),
-        ("t4.3", 2, Outcome.DONE),
-    ]
-    assert run.calls[0].arguments == {"account": "DE02", "cents": 1600}
-    assert (run.offered, run.has_cut, run.retries) == (("pay", "look_up", "ask_bank"), True, {"ask_bank": 1})
-
-
-def test_the_inbox_is_read():
-    """The rows of the file are the values above."""
-    assert tuple(decode_item(line) for line in lines("v1-inbox.jsonl")) == ITEMS
-
-
-def test_what_is_written_now_is_newer():
-    """The values are written in today's format, and are read as the same ones, also into a run of this old one."""
-    assert decode_header(encode_header(HEADER)) == attrs.evolve(HEADER, format=FORMAT)
-    for event in JOURNAL + FURTHER:
-        text = encode_event(event, HEADER)
-        assert text.startswith(f'{{"v":{FORMAT},')
-        assert decode_event(text, HEADER) == event
-    assert all(decode_item(encode_item(item)) == item for item in ITEMS)
-
-
-def test_a_run_begun_in_format_1_goes_on_in_todays():
-    """A journal may begin in format 1 and go on in a newer one: each record is read as what it is."""
-    first, *rest = lines("v1.jsonl")
-    header = decode_header(first)
-    half = [decode_event(line, header) for line in rest[:6]]
-    later = [e.Paused(by="bob"), e.Resumed(changes=("other instructions",)), *JOURNAL[6:]]
-    run = begin_run(header).fold(half).fold(decode_event(encode_event(event, header), header) for event in later)
-    assert (run.state, run.output, run.version) == (State.DONE, "Refunded 17.00 €.", 23)
-
-
-def test_no_type_is_left_out():
-    """Every type that format 1 knows is in the files."""
-    assert {type(event) for event in JOURNAL + FURTHER} >= set(e.EVENTS) - ADDED_LATER
-    assert {type(item) for item in ITEMS} >= set(InboxItem.__args__) - ADDED_LATER
-
-
-def shown(value):
-    """Yield (type, field) for each field in the value, deep inside too, that is not at its default."""
-    if isinstance(value, tuple):
-        for item in value:
-            yield from shown(item)
-    elif attrs.has(type(value)):
-        for field in attrs.fields(type(value)):
-            if getattr(value, field.name) != field.default:
-                yield type(value), field.name
-                yield from shown(getattr(value, field.name))
-
-
-def test_no_field_is_left_out():
-    """Every field of every type is in the files at least once with something in it, and so is every kind of error."""
-    found = set(shown((HEADER, *JOURNAL, *FURTHER, *ITEMS)))
-    kinds = {kind for kind, _ in found}
-    fields = {(kind, field.name) for kind in kinds for field in attrs.fields(kind) if not field.inherited}
-    assert fields - found <= ADDED_LATER
-    assert set(ERRORS) >= set(ErrorType) - ADDED_LATER
-
-
-# Types, fields and kinds of error that came after format 1 was frozen; they stand in a later file.
-ADDED_LATER = (
-    frozenset(
-        {
-            (ToolResult, "parts"),
-            GiveInput,
-            e.InputGiven,
-            (Pending, "questions"),
-            (e.ToolPaused, "state"),
-            e.Paused,
-            e.Resumed,
-            Pause,
-            Wake,
-            (e.Compacted, "head"),
-            (e.Compacted, "policies"),
-            (e.Compacted, "usage"),
-            (Header, "fingerprint"),
-            (Header, "forked_from"),
-            (Header, "forked_at"),
-            (e.ToolsChosen, "request"),
-            (e.AnswerGiven, "request"),
-            (e.AnswerDrafted, "request"),
-            (e.ModelFaltered, "request"),
-            (e.ApprovalAsked, "digest"),
-            (Pending, "digest"),
-            (Approve, "digest"),
-            (Input, "priority"),
-            (Input, "due_at"),
-            e.Judged,
-            (Header, "settings"),
-            (AssistantMessage, "native"),
-            (Usage, "cache_write_tokens"),
-            (Usage, "reasoning_tokens"),
-            (Usage, "unpriced"),
-            (e.ToolsChosen, "model"),
-            (e.AnswerGiven, "model"),
-            (e.AnswerDrafted, "model"),
-            (AgentCost, "unpriced"),
-            ErrorType.BUDGET,
-            StopReason.TOOL_BUDGET,
-            (e.Continued, "refused"),
-            (e.Continued, "is_last"),
-            (e.Continued, "asks"),
-        }
-    )
-    | ADDED_IN_4
+FORMAT_1 = Format(
+    number=1,
+    header=HEADER,
+    journal=JOURNAL,
+    further=FURTHER,
+    items=ITEMS,
+    added=frozenset(),
+    closed_sets=(ErrorType,),
 )
-
-
-def test_every_format_has_its_file():
-    """Whoever raises the format adds files of the new one, and keeps the old ones."""
-    names = [f"v{version}{part}.jsonl" for version in range(1, FORMAT + 1) for part in ("", "-inbox")]
-    assert all((FIXTURES / name).exists() for name in names)

@@ -1,22 +1,11 @@
-"""Format 3, kept for ever: what came after format 2, and all that was there before, as it is written now.
-
-What the older formats already had stands in their own tests, and is written here in format 3.
-"""
+"""Format 3, frozen: what came after format 2, and all that was there before, as format 3 writes it."""
 
 import attrs
-from test_format_v1 import lines, shown
-from test_format_v2 import FURTHER as FURTHER_2
-from test_format_v2 import HEADER as HEADER_2
-from test_format_v2 import IMPLIED, words
-from test_format_v2 import ITEMS as ITEMS_2
-from test_format_v2 import JOURNAL as JOURNAL_2
 
 from agentfsm.core import events as e
-from agentfsm.core.codec import decode_event, decode_header, decode_item
 from agentfsm.core.effects import Pending, PendingKind, Question
-from agentfsm.core.inbox import GiveInput, InboxItem, Input, InputKind, Priority
+from agentfsm.core.inbox import GiveInput, Input, InputKind, Priority
 from agentfsm.core.limits import StopReason
-from agentfsm.core.machine import State
 from agentfsm.core.messages import (
     AgentCost,
     AssistantMessage,
@@ -30,11 +19,12 @@ from agentfsm.core.messages import (
     ToolResult,
     Usage,
 )
-from agentfsm.core.run import begin_run
+from agentfsm.core.run import Header
 from agentfsm.core.segments import Removed, Span, Summarised
 from agentfsm.core.settings import Settings
 from agentfsm.core.verdict import Action, Score, Verdict
-from tests.support.sample_runs import ADDED_IN_4, sound_history
+from tests.support.format_2 import FORMAT_2
+from tests.support.formats import Format
 
 SETTINGS = Settings(
     temperature=0.25,
@@ -49,9 +39,9 @@ SETTINGS = Settings(
     extra_body={"user": "ann", "logit_bias": {"50256": -100}},
 )
 HEADER = attrs.evolve(
-    HEADER_2,
+    FORMAT_2.header,
     prompt=(
-        *HEADER_2.prompt,
+        *FORMAT_2.header.prompt,
         AudioPart(url="data:audio/wav;base64,UklGRg=="),
         FilePart(url="data:application/pdf;base64,JVBERg==", name="receipt.pdf"),
     ),
@@ -91,7 +81,7 @@ INQUIRY = Pending(
     ),
 )
 FURTHER = (
-    *FURTHER_2,
+    *FORMAT_2.further,
     e.ToolsChosen(message=AssistantMessage(text="so", native=NATIVE), usage=DEAR, model="haiku"),
     e.AnswerGiven(message=AssistantMessage(text="so"), model="haiku"),
     e.AnswerDrafted(message=AssistantMessage(text="so"), model="haiku"),
@@ -142,51 +132,45 @@ FURTHER = (
     e.InputGiven(call_id="t5.0", by="bob", answers={"who": {"name": "Ann", "age": 41}, "pay": None}),
 )
 ITEMS = (
-    *ITEMS_2,
+    *FORMAT_2.items,
     Input(kind=InputKind.USER, parts=(TextPart(text="this one"), FilePart(url="https://example.com/a.pdf"))),
     GiveInput(
         call_id="t5.0", by="bob", answers={"who": {"name": "Ann", "age": 41}, "pay": None}, digest="4e07408562bedb8b"
     ),
 )
 
-
-def test_the_journal_is_read():
-    """Header and events of the file are the values above, and fold to the run that they tell of."""
-    first, *rest = lines("v3.jsonl")
-    assert decode_header(first) == HEADER
-    events = tuple(decode_event(line, HEADER) for line in rest)
-    assert events == JOURNAL_2 + FURTHER
-    run = begin_run(HEADER).fold(events[: len(JOURNAL_2)])
-    sound_history(run.messages)
-    assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 23, 3)
-    assert run.header.settings == SETTINGS
-
-
-def test_the_inbox_is_read():
-    """The rows of the file are the values above."""
-    assert tuple(decode_item(line) for line in lines("v3-inbox.jsonl")) == ITEMS
-
-
-def test_no_type_is_left_out():
-    """Every type that format 3 knows is in the files."""
-    assert {type(event) for event in JOURNAL_2 + FURTHER} >= set(e.EVENTS) - ADDED_LATER
-    assert {type(item) for item in ITEMS} >= set(InboxItem.__args__) - ADDED_LATER
-
-
-def test_no_field_is_left_out():
-    """Every field of every type is in the files at least once with something in it."""
-    found = set(shown((HEADER, *JOURNAL_2, *FURTHER, *ITEMS)))
-    kinds = {kind for kind, _ in found}
-    fields = {(kind, field.name) for kind in kinds for field in attrs.fields(kind) if not field.inherited}
-    assert fields - found <= ADDED_LATER | IMPLIED
-
-
-def test_no_word_is_left_out():
-    """Every word of every closed set is in the files."""
-    found = set(words((HEADER, *JOURNAL_2, *FURTHER, *ITEMS)))
-    sets = (Action, ErrorType, InputKind, Outcome, PendingKind, Priority, StopReason)
-    assert {word for each in sets for word in each} - found <= ADDED_LATER | {StopReason.COMPLETED}
-
-
-# Types, fields and words that came after format 3 was frozen; they stand in a later file.
-ADDED_LATER = ADDED_IN_4
+FORMAT_3 = Format(
+    number=3,
+    header=HEADER,
+    journal=FORMAT_2.journal,
+    further=FURTHER,
+    items=ITEMS,
+    added=frozenset(
+        {
+            (ToolResult, "parts"),
+            GiveInput,
+            e.InputGiven,
+            (Pending, "questions"),
+            (e.ToolPaused, "state"),
+            e.Judged,
+            (Header, "settings"),
+            (AssistantMessage, "native"),
+            (Usage, "cache_write_tokens"),
+            (Usage, "reasoning_tokens"),
+            (Usage, "unpriced"),
+            (e.Compacted, "usage"),
+            (e.Compacted, "policies"),
+            (e.Compacted, "head"),
+            (e.ToolsChosen, "model"),
+            (e.AnswerGiven, "model"),
+            (e.AnswerDrafted, "model"),
+            (AgentCost, "unpriced"),
+            ErrorType.BUDGET,
+            StopReason.TOOL_BUDGET,
+            (e.Continued, "refused"),
+            (e.Continued, "is_last"),
+            (e.Continued, "asks"),
+        }
+    ),
+    closed_sets=(Action, ErrorType, InputKind, Outcome, PendingKind, Priority, StopReason),
+)

@@ -1,0 +1,49 @@
+"""Format 4: what came after format 3, and all that was there before, as it is written now.
+
+It stays open until the release of 0.2.0: what is added before that is added to its files.
+"""
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.effects import PendingKind
+from agentfsm.core.inbox import InputKind, Priority
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.core.run import Header
+from agentfsm.core.verdict import Action
+from tests.support.format_2 import FORMAT_2
+from tests.support.format_3 import FORMAT_3
+from tests.support.formats import Format
+
+HEADER = attrs.evolve(FORMAT_3.header, nonce="9f3c61d07a5be284", format=4)
+FURTHER = (
+    *FORMAT_3.further,
+    e.ApprovalGiven(call_id="t5.0", by="bob", arguments='{"cents":900}', key="9f3c61d07a5be284:t5.0:4ae81572"),
+    e.Paused(message="5 workers died while they drove it", kind=PendingKind.CRASH),
+    e.LimitReached(reason=StopReason.MAX_TURNS, message="20 of 20 turns used", note="Answer now."),
+    e.ToolStarted(call_id="t6.0", repeatable=True, read_only=True, since=1700000200.5, attempts=2),
+    e.ToolCutOff(call_id="t6.0", started_at=1700000200.5, duration_s=0.25, undone=True),
+)
+
+FORMAT_4 = Format(
+    number=4,
+    header=HEADER,
+    journal=FORMAT_2.journal,
+    further=FURTHER,
+    items=FORMAT_3.items,
+    added=frozenset(
+        {
+            (Header, "nonce"),
+            (e.ApprovalGiven, "key"),
+            (e.Paused, "kind"),
+            PendingKind.CRASH,
+            e.LimitReached,
+            e.ToolCutOff,
+            (e.ToolStarted, "read_only"),
+            (e.ToolStarted, "since"),
+            (e.ToolStarted, "attempts"),
+        }
+    ),
+    closed_sets=(Action, ErrorType, InputKind, Outcome, PendingKind, Priority, StopReason),
+)
