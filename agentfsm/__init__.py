@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.agent import Agent
-from agentfsm.core.audit import AuditRecord
-from agentfsm.core.difference import Difference, difference
+from agentfsm.core.audit_records import AuditRecord
+from agentfsm.core.diff import Difference, difference
 from agentfsm.core.effects import Pending, PendingKind, Question
 from agentfsm.core.errors import (
     AgentError,

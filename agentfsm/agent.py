@@ -21,7 +21,23 @@ import attrs
 from anyio.lowlevel import current_token
 
 from agentfsm import subagent
-from agentfsm.compaction import Context
+from agentfsm._validation import (
+    as_context,
+    as_messages,
+    as_roles,
+    as_states,
+    as_text,
+    check_agent,
+    check_audit_query,
+    check_call_id,
+    check_count,
+    check_new_id,
+    check_run,
+    check_seconds,
+    check_start_options,
+    check_version,
+    to_plain_json,
+)
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
@@ -36,13 +52,13 @@ from agentfsm.core.messages import (
     Part,
     SessionCost,
     Usage,
+    as_parts,
     check_history,
-    parts_of,
 )
-from agentfsm.core.run import A_co, Header, Run, begin
+from agentfsm.core.run import A_co, Header, Run, begin_run
 from agentfsm.core.settings import Settings
-from agentfsm.core.times import date_of
-from agentfsm.decisions import approved, awaited, decide, replied, settled, wake_callers
+from agentfsm.core.times import round_timestamp
+from agentfsm.decisions import build_answer, build_approval, build_settlement, find_pending, post_decision, wake_callers
 from agentfsm.engine.audit import Audit, audit_of
 from agentfsm.engine.drive import journal as journals
 from agentfsm.engine.drive.cost import cost_of, session_cost_of
@@ -58,26 +74,9 @@ from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
 from agentfsm.engine.tools.tool import Declarations, Tool
 from agentfsm.engine.watch import log
 from agentfsm.engine.watch.stream import Stream, TypedStream
-from agentfsm.given import (
-    check_agent,
-    check_audits,
-    check_call,
-    check_count,
-    check_run,
-    check_seconds,
-    check_start,
-    check_version,
-    context_of,
-    id_of,
-    json_of,
-    messages_of,
-    roles_of,
-    states_of,
-    text_of,
-)
 from agentfsm.models import model_of
 from agentfsm.ports import (
-    ALL,
+    ALL_RUNS,
     Clock,
     Durability,
     Filter,
@@ -88,6 +87,7 @@ from agentfsm.ports import (
     SystemClock,
     ToolSelector,
 )
+from agentfsm.ports.context import Context
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.common import check_id
 from agentfsm.tokens import load_counter
@@ -98,9 +98,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeForm
 
-    from agentfsm.core.audit import AuditRecord
+    from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.events import Event
-    from agentfsm.core.inbox import Posted
+    from agentfsm.core.inbox import PostedItem
     from agentfsm.engine.drive.answers import Answers
     from agentfsm.engine.follow import JournalEvent
     from agentfsm.engine.watch.stream import Listener
@@ -109,7 +109,7 @@ if TYPE_CHECKING:
 # Seconds between two looks at a lease that somebody else holds: short beside the 10 s that one lasts.
 LEASE_POLL_S: Final = 0.2
 # Runs that a worker drives at once: they wait for models most of the time.
-WORKER_RUNS: Final = 100
+WORKER_PARALLEL: Final = 100
 # Seconds between two looks of a worker: a question to the store costs less than 1 ms, and a user waits a second.
 WORKER_POLL_S: Final = 1.0
 # Of a run's nonce: enough that no two runs ever have the same.
@@ -118,7 +118,7 @@ NONCE_BYTES: Final = 8
 Prompt = str | Part | tuple[Part, ...] | list[Part]
 
 
-class Start(TypedDict, total=False):
+class StartOptions(TypedDict, total=False):
     """What `Agent.start` takes beside the prompt, and says what it means."""
 
     id: str | None
@@ -137,16 +137,16 @@ def new_id() -> str:
     return urandom(10).hex()
 
 
-def _registry_of(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
+def _as_registry(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
     return ToolRegistry.of(tools)
 
 
-def _driver_of(agent: Agent[A_co]) -> Driver[A_co]:
+def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.prepare()
     if agent.limits.usd is not None:
         agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
-    answers = _answers_of(agent)
+    answers = _build_answers(agent)
     added = "" if answers is None else answers.instructions
     engine = Engine(
         model=agent.model,
@@ -167,7 +167,7 @@ def _driver_of(agent: Agent[A_co]) -> Driver[A_co]:
     return Driver(engine=engine, store=agent.store, durability=agent.durability, pause_before=agent.pause_before)
 
 
-def _answers_of(agent: Agent[Any]) -> Answers | None:
+def _build_answers(agent: Agent[Any]) -> Answers | None:
     """Return what its answers have to be."""
     if agent.output_type is None and not agent.output_validators and agent.output_mode is None:
         return None
@@ -194,7 +194,7 @@ class Agent(Generic[A_co]):
 
     model: Model = attrs.field(kw_only=False, converter=model_of)
     # A Model, or a string such as "openai:gpt-4o".
-    tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_registry_of)
+    tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_as_registry)
     # Tools, plain functions and sources of tools such as MCP servers; or a registry, which is then shared.
     instructions: str = ""
     # The system prompt.
@@ -227,9 +227,9 @@ class Agent(Generic[A_co]):
     # quiet to 4 ms when it is busy, shared by all runs that commit together. "normal": the death of this process, but a
     # power cut, or the death of a database server, may take the newest appends, so that a call which was made may be
     # made again; an append costs 0.01 ms.
-    pause_before: frozenset[State] = attrs.field(default=frozenset(), converter=states_of)
+    pause_before: frozenset[State] = attrs.field(default=frozenset(), converter=as_states)
     # States before which a run rests until it is resumed: {State.ACT} shows each call before it is made.
-    context: Context = attrs.field(factory=lambda: Context((TrimResults(), SlidingWindow())), converter=context_of)
+    context: Context = attrs.field(factory=lambda: Context((TrimResults(), SlidingWindow())), converter=as_context)
     # What to do when the history outgrows the context window: policies in their order, or one.
     new_id: Callable[[], str] = new_id
     # Makes the ids of runs.
@@ -237,7 +237,7 @@ class Agent(Generic[A_co]):
     # Where the command line finds this agent again: "module:attribute".
     log_prompts: bool = False
     # Whether prompts are logged at DEBUG, masked.
-    driver: Driver[A_co] = attrs.field(init=False, default=attrs.Factory(_driver_of, takes_self=True))
+    driver: Driver[A_co] = attrs.field(init=False, default=attrs.Factory(_build_driver, takes_self=True))
     # Drives the runs, for all that is written with the verbs below and for who serves them to others.
 
     def __repr__(self) -> str:
@@ -278,46 +278,46 @@ class Agent(Generic[A_co]):
             MisuseError: when the prompt is empty, two histories are given, one is torn, the metadata is no JSON, or
                 anything is of a wrong type.
         """
-        parts = self._parts(prompt)
-        check_start(user, session, settings, after, parent)
-        history = messages_of(messages)
+        parts = self._check_prompt(prompt)
+        check_start_options(user, session, settings, after, parent)
+        history = as_messages(messages)
         check_history(history)
         if sum((after is not None, session is not None, bool(history))) > 1:
             raise MisuseError("after=, session= and messages= each name a history to go on from: give one of them")
         if after is not None and not after.is_over:
             raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
-        header = self._header(
+        header = self._build_header(
             parts,
             id,
             session=session,
             after=None if after is None else after.id,
             history=history,
             user=user,
-            roles=roles_of(roles),
+            roles=as_roles(roles),
             settings=settings,
             parent=None if parent is None else parent.id,
             depth=0 if parent is None else parent.header.depth + 1,
-            metadata=json_of(metadata, "metadata") if metadata else {},
+            metadata=to_plain_json(metadata, "metadata") if metadata else {},
         )
-        return self.driver.typed(begin(header, after))
+        return self.driver.typed(begin_run(header, after))
 
-    def _parts(self, prompt: Prompt) -> tuple[Part, ...]:
+    def _check_prompt(self, prompt: Prompt) -> tuple[Part, ...]:
         """Normalise what a user said.
 
         Raises:
             MisuseError: when it is empty, or holds what the model cannot take.
         """
-        parts = parts_of(prompt)
-        if why := next((why for part in parts if (why := self.model.refuses(part)) is not None), None):
+        parts = as_parts(prompt)
+        if why := next((why for part in parts if (why := self.model.unsupported_part(part)) is not None), None):
             raise MisuseError(f"{self.model.name} cannot take this: {why}")
         return parts
 
-    def _header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
+    def _build_header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         return Header(
-            id=id_of(self.new_id() if run_id is None else run_id, more.get("parent")),
+            id=check_new_id(self.new_id() if run_id is None else run_id, more.get("parent")),
             nonce=urandom(NONCE_BYTES).hex(),
             prompt=prompt,
-            created_at=date_of(self.clock.now()),
+            created_at=round_timestamp(self.clock.now()),
             agent=self.name,
             agent_version=self.version,
             fingerprint=self.fingerprint,
@@ -344,7 +344,7 @@ class Agent(Generic[A_co]):
         Between two steps nothing is held, so the loop may be left at any time.
         """
         check_run(run, "steps")
-        return _Steps(self, run, deps)
+        return _StepIterator(self, run, deps)
 
     async def finish(self, run: Run[A_co], *, deps: Any = None) -> Run[A_co]:
         """Drive the run until it is over or waits for a person.
@@ -355,7 +355,7 @@ class Agent(Generic[A_co]):
         check_run(run, "finish")
         return run if run.is_over else await self.driver.drive(run, deps)
 
-    async def run(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[Start]) -> Run[A_co]:
+    async def run(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[StartOptions]) -> Run[A_co]:
         """Start a run and finish it.
 
         Args:
@@ -370,7 +370,12 @@ class Agent(Generic[A_co]):
         return await self.driver.drive(self.start(prompt, **start), deps, gate=gate)
 
     def stream(
-        self, prompt_or_run: Prompt | Run[A_co], *, deps: Any = None, resume: bool = False, **start: Unpack[Start]
+        self,
+        prompt_or_run: Prompt | Run[A_co],
+        *,
+        deps: Any = None,
+        resume: bool = False,
+        **start: Unpack[StartOptions],
     ) -> Stream[A_co]:
         """Drive a run while somebody watches: `async with agent.stream("...") as s: async for event in s: ...`.
 
@@ -388,13 +393,13 @@ class Agent(Generic[A_co]):
         answers = self.driver.engine.answers
         return Stream(drive, run) if answers is None else TypedStream(drive, run, answers.partial)
 
-    def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[Start]) -> Run[A_co]:
+    def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[StartOptions]) -> Run[A_co]:
         """Do as `run`, from code that is not async.
 
         Raises:
             MisuseError: inside a running event loop, which it would block; use `await agent.run(...)` there.
         """
-        if _in_event_loop():
+        if _is_in_event_loop():
             raise MisuseError("run_sync would block the running event loop: use `await agent.run(...)` here")
         return anyio.run(partial(self.run, prompt, deps=deps, **start))
 
@@ -457,7 +462,7 @@ class Agent(Generic[A_co]):
         check_id(run_id)
         return await audit_of(self.store, run_id)
 
-    def audits(self, where: Filter = ALL, *, since: float = -inf) -> AsyncIterator[AuditRecord]:
+    def audits(self, where: Filter = ALL_RUNS, *, since: float = -inf) -> AsyncIterator[AuditRecord]:
         """Return the calls of all runs that a filter takes, each once: `async for record in agent.audits(): ...`.
 
         The newest run comes first, and each run's calls in their order; the store is read page by page. A run of an
@@ -470,7 +475,7 @@ class Agent(Generic[A_co]):
         Raises:
             MisuseError: when one of the two is of a wrong type.
         """
-        check_audits(where, since)
+        check_audit_query(where, since)
         return Audit(self.store, where, since)
 
     async def fork(
@@ -502,11 +507,11 @@ class Agent(Generic[A_co]):
         check_id(run_id)
         stored = await self.store.read(run_id)
         before = await journals.before_of(self.store, stored.header)
-        whole = begin(stored.header, before).fold(stored.events)
+        whole = begin_run(stored.header, before).fold(stored.events)
         at = len(stored.events) - whole.is_over if at is None else at
         prefix = journals.first(stored, at)
-        header = self._header(
-            stored.header.prompt if prompt is None else self._parts(prompt),
+        header = self._build_header(
+            stored.header.prompt if prompt is None else self._check_prompt(prompt),
             id,
             after=stored.header.after,
             history=stored.header.history,
@@ -522,7 +527,7 @@ class Agent(Generic[A_co]):
         await self.store.release(lease).wait()
         if found != header:
             raise ConflictError(f"run {header.id!r} exists already; choose another id")
-        return self.driver.typed(begin(header, before).fold(events))
+        return self.driver.typed(begin_run(header, before).fold(events))
 
     async def replay(self, run_id: str, *, deps: Any = None) -> Replay:
         """Fold a run from its journal with no model and no tool called, and check the hash of each request.
@@ -542,7 +547,7 @@ class Agent(Generic[A_co]):
 
     # Runs that others drive.
 
-    async def submit(self, prompt_or_run: Prompt | Run[A_co], **start: Unpack[Start]) -> Run[A_co]:
+    async def submit(self, prompt_or_run: Prompt | Run[A_co], **start: Unpack[StartOptions]) -> Run[A_co]:
         """Put a run into the store for a worker to drive; durable when this returns.
 
         Args:
@@ -562,7 +567,7 @@ class Agent(Generic[A_co]):
         self,
         *,
         deps: Any = None,
-        parallel: int = WORKER_RUNS,
+        parallel: int = WORKER_PARALLEL,
         poll_s: float = WORKER_POLL_S,
         until_idle: bool = False,
     ) -> None:
@@ -583,8 +588,8 @@ class Agent(Generic[A_co]):
         """
         check_count("parallel", parallel)
         check_seconds("poll_s", poll_s)
-        worker = Worker(agent=self, drive=self.driver.drive, deps=deps, parallel=parallel, poll_s=poll_s)
-        await worker.work(until_idle=until_idle)
+        worker = Worker(agent=self, execute=self.driver.drive, deps=deps, parallel=parallel, poll_s=poll_s)
+        await worker.run(until_idle=until_idle)
 
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[JournalEvent]:
         """Return the events of a run's journal, as they are written: `async for item in agent.events(run_id): ...`.
@@ -644,10 +649,10 @@ class Agent(Generic[A_co]):
             MisuseError: when the run has no such call, or the arguments do not fit its tool.
             ConflictError: when it was decided already, the time is up, or it is another call than was shown.
         """
-        check_call(run_id, call_id)
-        run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL, digest=digest)
+        check_call_id(run_id, call_id)
+        run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL, digest=digest)
         tool = self.tools.get(item.tool) if run.header.agent == self.name else None
-        await decide(self.store, run, item, approved(item, arguments, tool, by=by))
+        await post_decision(self.store, run, item, build_approval(item, arguments, tool, by=by))
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
         """Do not let a call run; the model reads the message.
@@ -656,9 +661,9 @@ class Agent(Generic[A_co]):
             MisuseError: when the run has no such call.
             ConflictError: when it was decided already, or the time is up.
         """
-        check_call(run_id, call_id)
-        run, item = await awaited(self.store, run_id, call_id, PendingKind.APPROVAL)
-        await decide(self.store, run, item, Reject(call_id=call_id, by=by, message=text_of(message, "message")))
+        check_call_id(run_id, call_id)
+        run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL)
+        await post_decision(self.store, run, item, Reject(call_id=call_id, by=by, message=as_text(message, "message")))
 
     async def answer(
         self,
@@ -692,9 +697,9 @@ class Agent(Generic[A_co]):
             MisuseError: when the run waits for no such answer, or it does not fit what was asked; nothing is lost.
             ConflictError: when it was answered already, the time is up, or something else is asked than was shown.
         """
-        check_call(run_id, call_id)
-        run, item = await awaited(self.store, run_id, call_id, PendingKind.QUESTION, digest=digest)
-        await decide(self.store, run, item, replied(item, content, failed=failed, declined=declined, by=by))
+        check_call_id(run_id, call_id)
+        run, item = await find_pending(self.store, run_id, call_id, PendingKind.QUESTION, digest=digest)
+        await post_decision(self.store, run, item, build_answer(item, content, failed=failed, declined=declined, by=by))
 
     async def settle(
         self,
@@ -720,10 +725,10 @@ class Agent(Generic[A_co]):
             MisuseError: when not exactly one of the three is given, or the run has no such call.
             ConflictError: when it was decided already.
         """
-        check_call(run_id, call_id)
-        decision = settled(call_id, result, failed, rerun=rerun, by=by)
-        run, item = await awaited(self.store, run_id, call_id, PendingKind.OUTCOME)
-        await decide(self.store, run, item, decision)
+        check_call_id(run_id, call_id)
+        decision = build_settlement(call_id, result, failed, rerun=rerun, by=by)
+        run, item = await find_pending(self.store, run_id, call_id, PendingKind.OUTCOME)
+        await post_decision(self.store, run, item, decision)
 
     async def send(
         self,
@@ -734,7 +739,7 @@ class Agent(Generic[A_co]):
         priority: Priority | str = Priority.NORMAL,
         at: datetime | float | None = None,
         key: str | None = None,
-    ) -> Posted:
+    ) -> PostedItem:
         """Give a run more input; it reads it at its next OBSERVE. Durable when this returns.
 
         Args:
@@ -751,7 +756,7 @@ class Agent(Generic[A_co]):
             MisuseError: when there is no such kind or priority, or `at` is no time; nothing was posted.
         """
         check_id(run_id)
-        item = Input(kind=kind, parts=self._parts(content), priority=priority, due_at=at)
+        item = Input(kind=kind, parts=self._check_prompt(content), priority=priority, due_at=at)
         posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
         header = await journals.header_of(self.store, run_id)
         await wake_callers(self.store, run_id, header.parent, posted.key)
@@ -772,7 +777,7 @@ class Agent(Generic[A_co]):
         if parent is not None:
             raise MisuseError(f"run {run_id!r} works for run {parent!r}: pause that one")
         await self.store.post(run_id, f"pause:{secrets.token_hex(8)}", Pause(by=by, message=message))
-        await self._nudge(run_id)
+        await self._apply_posted(run_id)
 
     async def cancel(self, run_id: str, *, by: str = "", message: str = "") -> None:
         """End a run: at once if nobody drives it, else as soon as its driver hears of it (seconds).
@@ -782,11 +787,11 @@ class Agent(Generic[A_co]):
         """
         check_id(run_id)
         posted = await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
-        await self._nudge(run_id)
+        await self._apply_posted(run_id)
         header = await journals.header_of(self.store, run_id)
         await wake_callers(self.store, run_id, header.parent, posted.key)
 
-    async def _nudge(self, run_id: str) -> None:
+    async def _apply_posted(self, run_id: str) -> None:
         """Do what was just posted, if nobody drives the run who would."""
         with suppress(LeaseHeldError):
             await self.driver.drive(run_id, None, obeys=True)
@@ -800,8 +805,8 @@ class Agent(Generic[A_co]):
         description: str | None = None,
         parameters: Mapping[str, JSON] | None = None,
         prompt: Callable[[Arguments], str] | None = None,
-        turns: int = subagent.TURNS,
-        timeout_s: float = subagent.TIMEOUT_S,
+        turns: int = subagent.DEFAULT_TURNS,
+        timeout_s: float = subagent.DEFAULT_TIMEOUT_S,
         **options: Unpack[Declarations],
     ) -> Tool[..., Any]:
         """Make a tool of this agent, for another one: `Agent(..., tools=[researcher.as_tool()])`.
@@ -821,7 +826,7 @@ class Agent(Generic[A_co]):
         Raises:
             MisuseError: when the name or the schema cannot be used, or `turns` or `timeout_s` leaves nothing.
         """
-        return subagent.agent_tool(
+        return subagent.make_agent_tool(
             self,
             name=name,
             description=description,
@@ -907,7 +912,7 @@ class Agent(Generic[A_co]):
 
 
 @attrs.define(eq=False, repr=False)
-class _Steps(AsyncIterator[Run[A_co]]):
+class _StepIterator(AsyncIterator[Run[A_co]]):
     """A loop over `step`. No async generator, since one that is left early has to be closed by somebody."""
 
     _agent: Agent[A_co]
@@ -921,7 +926,7 @@ class _Steps(AsyncIterator[Run[A_co]]):
         return self._run
 
 
-def _in_event_loop() -> bool:
+def _is_in_event_loop() -> bool:
     try:
         current_token()
     except RuntimeError:  # anyio.NoEventLoopError

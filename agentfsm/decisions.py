@@ -9,16 +9,16 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from agentfsm._validation import as_text, to_plain_json
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ArgumentsError, ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, InputGiven, ToolFinished
 from agentfsm.core.inbox import Approve, GiveInput, Rerun, Settle, Wake
-from agentfsm.core.messages import Outcome, encodable
+from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.engine.drive.journal import header_of, load
 from agentfsm.engine.tools.questions import fitting
-from agentfsm.given import json_of, text_of
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Decision
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentfsm.ports import Store
 
 # What ends each kind of wait.
-HOW: Final = {
+HOW_TO_RESOLVE: Final = {
     PendingKind.APPROVAL: "approve or reject it",
     PendingKind.OUTCOME: "settle it",
     PendingKind.QUESTION: "answer it",
@@ -36,7 +36,7 @@ HOW: Final = {
 }
 
 
-async def awaited(
+async def find_pending(
     store: Store, run_id: str, call_id: str, kind: PendingKind, *, digest: str | None = None
 ) -> tuple[Run, Pending]:
     """Return the run, and what it waits for.
@@ -63,27 +63,27 @@ async def awaited(
     gone = (Phase.APPROVED, Phase.RUNNING, Phase.FINISHED)
     decided = {entry.call.id for entry in run.open if entry.phase in gone}
     if run.paused is None and call_id in decided | {record.call_id for record in run.calls}:
-        by = await _decided_by(store, run_id, call_id)
+        by = await _find_decider(store, run_id, call_id)
         raise ConflictError(f"run {run_id!r} waits for no {kind} of {call_id} any more: it was decided already{by}")
-    waits = ", ".join(_wait(item, run_id) for item in run.pending) or "nothing"
+    waits = ", ".join(_format_wait(item, run_id) for item in run.pending) or "nothing"
     state = run.state.upper()
     raise MisuseError(f"run {run_id!r} ({state}) waits for no {kind} of {call_id!r}; it waits for: {waits}")
 
 
 # What a run itself may wait for, and not one of its calls.
-_ITSELF = {
+_RUN_WAITS = {
     PendingKind.PAUSE: "the end of its pause",
     PendingKind.CRASH: "the end of its pause after crashes",
     PendingKind.INPUT: "input",
 }
 
 
-def _wait(item: Pending, run_id: str) -> str:
-    what = f"{item.kind} of {item.call_id}" if item.call_id else _ITSELF[item.kind]
-    return f"{what}{'' if item.run_id == run_id else f' in run {item.run_id}'} ({HOW[item.kind]})"
+def _format_wait(item: Pending, run_id: str) -> str:
+    what = f"{item.kind} of {item.call_id}" if item.call_id else _RUN_WAITS[item.kind]
+    return f"{what}{'' if item.run_id == run_id else f' in run {item.run_id}'} ({HOW_TO_RESOLVE[item.kind]})"
 
 
-async def _decided_by(store: Store, run_id: str, call_id: str) -> str:
+async def _find_decider(store: Store, run_id: str, call_id: str) -> str:
     """Say who has decided on a call, as far as the journal knows."""
     for event in reversed((await store.read(run_id)).events):
         if isinstance(event, ApprovalGiven | InputGiven) and event.call_id == call_id and event.by:
@@ -93,17 +93,19 @@ async def _decided_by(store: Store, run_id: str, call_id: str) -> str:
     return ""
 
 
-async def decide(store: Store, run: Run, item: Pending, decision: Decision) -> None:
+async def post_decision(store: Store, run: Run, item: Pending, decision: Decision) -> None:
     """Post a decision, and wake the runs that wait for the one it is about.
 
     Raises:
         ConflictError: when another was first, or the time is up.
     """
-    await store.post(run.id, _key(run, item), decision, before=item.expires_at)
-    await wake_callers(store, run.id, run.header.parent, _key(run, item))
+    await store.post(run.id, _build_key(run, item), decision, before=item.expires_at)
+    await wake_callers(store, run.id, run.header.parent, _build_key(run, item))
 
 
-def approved(item: Pending, arguments: Mapping[str, Any] | None, tool: Tool[..., Any] | None, *, by: str) -> Approve:
+def build_approval(
+    item: Pending, arguments: Mapping[str, Any] | None, tool: Tool[..., Any] | None, *, by: str
+) -> Approve:
     """Return the yes to a call.
 
     Args:
@@ -115,7 +117,7 @@ def approved(item: Pending, arguments: Mapping[str, Any] | None, tool: Tool[...,
     Raises:
         MisuseError: when the arguments are no JSON or do not fit the tool; nothing is posted.
     """
-    edited = None if arguments is None else json.dumps(json_of(arguments, "arguments"), ensure_ascii=False)
+    edited = None if arguments is None else json.dumps(to_plain_json(arguments, "arguments"), ensure_ascii=False)
     if edited is not None and tool is not None:
         try:
             tool.bound(edited)
@@ -124,7 +126,7 @@ def approved(item: Pending, arguments: Mapping[str, Any] | None, tool: Tool[...,
     return Approve(call_id=item.call_id, by=by, arguments=edited, digest=item.digest)
 
 
-def settled(call_id: str, result: str | None, failed: str | None, *, rerun: bool, by: str) -> Settle | Rerun:
+def build_settlement(call_id: str, result: str | None, failed: str | None, *, rerun: bool, by: str) -> Settle | Rerun:
     """Return what became of a call, in exactly one of three words.
 
     Raises:
@@ -135,11 +137,11 @@ def settled(call_id: str, result: str | None, failed: str | None, *, rerun: bool
     if rerun:
         return Rerun(call_id=call_id, by=by)
     if failed is not None:
-        return Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=text_of(failed, "failed"))
-    return Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=text_of(result, "result"))
+        return Settle(call_id=call_id, by=by, outcome=Outcome.FAILED, content=as_text(failed, "failed"))
+    return Settle(call_id=call_id, by=by, outcome=Outcome.DONE, content=as_text(result, "result"))
 
 
-def replied(item: Pending, content: Any, *, failed: bool, declined: bool, by: str) -> Settle | GiveInput:
+def build_answer(item: Pending, content: Any, *, failed: bool, declined: bool, by: str) -> Settle | GiveInput:
     """Return the result of a call that comes from outside, or the answer to what a tool has asked in its call.
 
     Args:
@@ -155,14 +157,14 @@ def replied(item: Pending, content: Any, *, failed: bool, declined: bool, by: st
     if item.questions:
         if failed:
             raise MisuseError(f"{item.call_id} asks in the middle of its call: give the content, or declined=True")
-        return answered(item, content, declined=declined, by=by)
+        return build_input(item, content, declined=declined, by=by)
     if declined or not isinstance(content, str):
         raise MisuseError(f"the result of {item.call_id} is text: give the content, with failed=True if there is none")
     outcome = Outcome.FAILED if failed else Outcome.DONE
-    return Settle(call_id=item.call_id, by=by, outcome=outcome, content=encodable(content))
+    return Settle(call_id=item.call_id, by=by, outcome=outcome, content=replace_surrogates(content))
 
 
-def answered(item: Pending, content: Any, *, declined: bool, by: str) -> GiveInput:
+def build_input(item: Pending, content: Any, *, declined: bool, by: str) -> GiveInput:
     """Return the answer to what a tool has asked in the middle of its call, if it is one.
 
     Args:
@@ -207,10 +209,10 @@ async def wake_callers(store: Store, run_id: str, parent: str | None, why: str) 
             return
 
 
-def _key(run: Run, item: Pending) -> str:
+def _build_key(run: Run, item: Pending) -> str:
     """Return the key under which one decision on this very question can be posted."""
     if item.kind is PendingKind.OUTCOME:
-        return f"outcome:{item.call_id}:{run.entry(item.call_id).losses}"
+        return f"outcome:{item.call_id}:{run.open_call(item.call_id).losses}"
     # The time tells two questions of one digest apart: a tool may change, and change back.
     return (
         f"{item.kind}:{item.call_id}:{item.digest}:{item.expires_at}" if item.digest else f"{item.kind}:{item.call_id}"

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm._validation import check_count, check_seconds
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
-from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome, Usage
@@ -27,7 +28,6 @@ from agentfsm.engine.tools.context import Ended, Paused, RunContext, ToolKind
 from agentfsm.engine.tools.permission import Level
 from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.engine.watch.stream import AgentEvent, AgentEventType
-from agentfsm.given import check_count, check_seconds
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from agentfsm.ports import Clock, Store
 
 # Turns of a child, unless told otherwise: look, look again, answer (document C, 5).
-TURNS: Final = 3
+DEFAULT_TURNS: Final = 3
 # Seconds for a child: three calls of a large model take 10 to 25 (document C, 10.2).
-TIMEOUT_S: Final = 30.0
+DEFAULT_TIMEOUT_S: Final = 30.0
 # Seconds beyond that in which a child whose time is up ends in order.
 GRACE_S: Final = 5.0
 # Hexadecimal digits of the nonce of an agent's run.
@@ -48,18 +48,18 @@ COORDINATION: Final = (
     "its error says that this helps. Never show the user technical details of an error: say in plain words what you "
     "could not find out."
 )
-Prompt = Callable[[Arguments], str]
+BuildPrompt = Callable[[Arguments], str]
 
 
-def agent_tool(
+def make_agent_tool(
     agent: Agent[Any],
     *,
     name: str | None = None,
     description: str | None = None,
     parameters: Mapping[str, JSON] | None = None,
-    prompt: Prompt | None = None,
-    turns: int = TURNS,
-    timeout_s: float = TIMEOUT_S,
+    prompt: BuildPrompt | None = None,
+    turns: int = DEFAULT_TURNS,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
     **options: Any,
 ) -> Tool[..., Any]:
     """Make a tool of an agent; `Agent.as_tool` is this."""
@@ -69,7 +69,7 @@ def agent_tool(
         raise MisuseError(f"as_tool() takes no {', '.join(sorted(told))}: that follows from the agent's own tools")
     agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
     agent.driver.check_price()
-    child = _Child(agent, prompt, turns, timeout_s)
+    child = _SubagentTool(agent, prompt, turns, timeout_s)
     tools = list(agent.tools)
     if agent.tools.sources:  # what else there will be is not known yet
         read_only, level, is_safe = False, Level.WRITE, False
@@ -91,16 +91,16 @@ def agent_tool(
         grace_s=GRACE_S,
         **options,
     )
-    made.end = child.end
+    made.end = child.end_run
     return made
 
 
 @attrs.define(eq=False, repr=False)
-class _Child:
+class _SubagentTool:
     """An agent that is called as a tool."""
 
     agent: Agent[Any]
-    prompt: Prompt | None
+    prompt: BuildPrompt | None
     turns: int
     timeout_s: float
 
@@ -119,9 +119,9 @@ class _Child:
         if parent is not None and parent.run.header.depth >= parent.depth_limit:
             text = f"agents may call agents {parent.depth_limit} deep, and this would be one more: answer yourself"
             return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT)
-        return await _Call(self._variant(ctx, parent), ctx, parent).run(self._first_message(arguments))
+        return await _SubagentCall(self._build_variant(ctx, parent), ctx, parent).run(self._build_prompt(arguments))
 
-    async def end(self, store: Store, clock: Clock, run_id: str) -> Ended:
+    async def end_run(self, store: Store, clock: Clock, run_id: str) -> Ended:
         """End a run of the agent for good, since its caller or the call of it ends, and tell what it did."""
         agent = self.agent.with_(store=store, clock=clock)
         run = await agent.load(run_id)
@@ -132,12 +132,12 @@ class _Child:
             run = await agent.load(run_id)
         return last_word(run, agent.model) if run.is_over else still_at_work(run, agent.model)
 
-    def _first_message(self, arguments: dict[str, Any]) -> str:
+    def _build_prompt(self, arguments: dict[str, Any]) -> str:
         if self.prompt is not None:
             return self.prompt(Arguments(**arguments))
         return json.dumps(arguments, ensure_ascii=False, indent=2)
 
-    def _variant(self, ctx: RunContext[Any], parent: Parent | None) -> Agent:
+    def _build_variant(self, ctx: RunContext[Any], parent: Parent | None) -> Agent:
         """Return the agent as it works for this caller: in its store, within its time."""
         clock = self.agent.clock if parent is None else parent.clock
         left_s = max(0.001, min(self.timeout_s, ctx.deadline - clock.now(), self.agent.limits.seconds))
@@ -149,16 +149,16 @@ class _Child:
         return own(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
 
 
-def _under_key(run: Run, key: str) -> Run:
+def _with_derived_nonce(run: Run, key: str) -> Run:
     """Return a new run whose nonce follows from the key of the call that it serves.
 
     So where the record of the agent's run is lost and the call is taken up again, its own calls have the same keys.
     """
-    return attrs.evolve(run, header=attrs.evolve(run.header, nonce=hash_of(key, NONCE_DIGITS)))
+    return attrs.evolve(run, header=attrs.evolve(run.header, nonce=short_hash(key, NONCE_DIGITS)))
 
 
 @attrs.define(eq=False, repr=False)
-class _Call:
+class _SubagentCall:
     """One call of an agent."""
 
     agent: Agent[Any]
@@ -183,28 +183,28 @@ class _Call:
             parent=None if parent is None else parent.run,
         )
         if parent is not None:
-            run = _under_key(run, ctx.idempotency_key)
+            run = _with_derived_nonce(run, ctx.idempotency_key)
         since = self.agent.clock.monotonic()
-        self._tell(AgentEventType.STARTED, run)
+        self._emit(AgentEventType.STARTED, run)
         try:
-            run = await self._driven(run)
+            run = await self._drive_child(run)
         finally:
-            self._tell_end(run, since)
+            self._emit_end(run, since)
         if run.is_waiting:
             raise Paused(run.pending)
         return last_word(run, self.agent.model)
 
-    def _tell_end(self, run: Run, since: float) -> None:
+    def _emit_end(self, run: Run, since: float) -> None:
         """Tell how the agent has ended, or that it waits; `since` is when it started."""
         duration_s = self.agent.clock.monotonic() - since
         if run.is_waiting:
-            self._tell(AgentEventType.PAUSED, run, duration_s=duration_s)
+            self._emit(AgentEventType.PAUSED, run, duration_s=duration_s)
         else:
-            self._tell(AgentEventType.COMPLETED, run, duration_s=duration_s, success=run.state is State.DONE)
+            self._emit(AgentEventType.COMPLETED, run, duration_s=duration_s, success=run.state is State.DONE)
 
-    async def _driven(self, run: Run) -> Run:
+    async def _drive_child(self, run: Run) -> Run:
         above = None if self.parent is None else self.parent.budget
-        listen, see = self.ctx.tell, self._see
+        listen, see = self.ctx.tell, self._on_run
         # Nobody pauses it but the engine, for crashes; whoever takes its call up again has resumed it.
         drive = partial(self.agent.driver.drive, deps=self.ctx.deps, listen=listen, see=see, above=above, resume=True)
         try:
@@ -218,13 +218,13 @@ class _Call:
                 return await drive(run.id, takeover=True)
             return await drive(run.id)  # it began before, with a first message that came out otherwise
 
-    def _see(self, run: Run) -> None:
+    def _on_run(self, run: Run) -> None:
         """Tell of each turn that begins."""
         if run.state is State.THINK and self.turn <= run.turn < self.agent.limits.turns:
             self.turn = run.turn + 1
-            self._tell(AgentEventType.PROGRESS, run)
+            self._emit(AgentEventType.PROGRESS, run)
 
-    def _tell(self, kind: AgentEventType, run: Run, **details: Any) -> None:
+    def _emit(self, kind: AgentEventType, run: Run, **details: Any) -> None:
         if self.ctx.tell is None:
             return
         self.ctx.tell(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
+from agentfsm._concurrency import make_waker
 from agentfsm.core.errors import AgentError, StoreError, first_error
-from agentfsm.threads import waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("agentfsm.worker")
 
 # Seconds that a run rests which could not be driven, doubled each time.
-REST_S: Final = 1.0
+BACKOFF_S: Final = 1.0
 # The longest rest: somebody may have mended what was wrong.
-MAX_REST_S: Final = 300.0
+MAX_BACKOFF_S: Final = 300.0
 # Runs whose rest is remembered, so that the next is longer.
-RESTING: Final = 10_000
+MAX_BACKOFF_RUNS: Final = 10_000
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -40,7 +40,7 @@ class Worker:
     """Drives the runs of one agent; `Agent.worker` is `work` of one of these."""
 
     agent: Agent[Any]
-    drive: Callable[..., Awaitable[Run[Any]]]
+    execute: Callable[..., Awaitable[Run[Any]]]
     # `Driver.drive`.
     deps: Any
     parallel: int
@@ -50,43 +50,43 @@ class Worker:
     # Those of them that may be what their owners died of: nothing else is begun before each has finished a turn.
     _has_suspects: bool = attrs.field(default=False, init=False)
     # Whether there are more of these: then nothing else is begun before this worker is free for them.
-    _resting: dict[str, tuple[float, bool]] = attrs.field(factory=dict, init=False)
+    _backoffs: dict[str, tuple[float, bool]] = attrs.field(factory=dict, init=False)
     # By run that did not move: how long it rests, seconds, and whether that is for a failure.
-    _freed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    _changed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     # Set when a drive has ended, or something in the store has changed.
 
     @property
-    def failed(self) -> int:
+    def failed_count(self) -> int:
         """How many runs could not be driven, and are given up for now."""
-        return sum(has_failed for _, has_failed in self._resting.values())
+        return sum(has_failed for _, has_failed in self._backoffs.values())
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Look at once for what is due: something was put into the store."""
-        self._freed.set()
+        self._changed.set()
 
-    async def work(self, *, until_idle: bool) -> None:
+    async def run(self, *, until_idle: bool) -> None:
         """Drive what is due, until cancelled; or until nothing is."""
         try:
-            await self._work(until_idle=until_idle)
+            await self._run(until_idle=until_idle)
         except BaseExceptionGroup as group:  # somebody at the keyboard: trio wraps it
             raise first_error(group) from None
 
-    async def _work(self, *, until_idle: bool) -> None:
-        unsubscribe = self.agent.store.subscribe(f"agent:{self.agent.name}", waker(self.look))
+    async def _run(self, *, until_idle: bool) -> None:
+        unsubscribe = self.agent.store.subscribe(f"agent:{self.agent.name}", make_waker(self.wake))
         try:
             async with anyio.create_task_group() as drives:
                 while True:
-                    self._freed = anyio.Event()
+                    self._changed = anyio.Event()
                     leases = await self._claim()
                     for lease in leases or ():
                         self._busy.add(lease.run_id)
-                        drives.start_soon(self._serve, lease)
+                        drives.start_soon(self._execute_safely, lease)
                     is_idle = leases is not None and not self._busy and not self._has_suspects
                     if until_idle and is_idle:
                         return
                     if leases is None or self._busy or not self._has_suspects:
                         with anyio.move_on_after(self.poll_s):
-                            await self._freed.wait()
+                            await self._changed.wait()
         finally:
             unsubscribe()
 
@@ -113,15 +113,15 @@ class Worker:
         self._has_suspects = claim.has_suspects and not alone
         return claim.leases
 
-    async def _serve(self, lease: Lease) -> None:
+    async def _execute_safely(self, lease: Lease) -> None:
         """Drive one run; whatever goes wrong with it, the worker lives on for the others."""
         run_id, has_failed = lease.run_id, False
-        rest_s, _ = self._resting.pop(run_id, (0.0, False))
-        rest_s = min(max(REST_S, rest_s * 2), MAX_REST_S)
-        lease.rest_s = rest_s * random.uniform(1.0, 1.5)  # noqa: S311  spreads
-        lease.rest_newest = lease.newest
+        rest_s, _ = self._backoffs.pop(run_id, (0.0, False))
+        rest_s = min(max(BACKOFF_S, rest_s * 2), MAX_BACKOFF_S)
+        lease.backoff_s = rest_s * random.uniform(1.0, 1.5)  # noqa: S311  spreads
+        lease.backoff_inbox_head = lease.inbox_head
         try:
-            await self._drive(lease)
+            await self._execute(lease)
         except AgentError as error:
             has_failed = True
             _log.warning("run %s was not driven: %s", run_id, error)
@@ -131,29 +131,29 @@ class Worker:
         finally:
             self._busy.discard(run_id)
             self._suspects.discard(run_id)
-            if lease.rest_s:
-                self._resting[run_id] = rest_s, has_failed
-                if len(self._resting) > RESTING:
-                    del self._resting[next(iter(self._resting))]
-            self._freed.set()
+            if lease.backoff_s:
+                self._backoffs[run_id] = rest_s, has_failed
+                if len(self._backoffs) > MAX_BACKOFF_RUNS:
+                    del self._backoffs[next(iter(self._backoffs))]
+            self._changed.set()
 
-    async def _drive(self, lease: Lease) -> None:
+    async def _execute(self, lease: Lease) -> None:
         try:
             run = await self.agent.load(lease.run_id)
-            deps = await self._deps_of(run)
+            deps = await self._resolve_deps(run)
             turn = run.turn
 
             def see(run: Run) -> None:
-                lease.rest_s = 0.0  # it moves
+                lease.backoff_s = 0.0  # it moves
                 if run.turn > turn and lease.run_id in self._suspects:
                     self._suspects.discard(lease.run_id)
-                    self._freed.set()
+                    self._changed.set()
 
-            await self.drive(run, deps, lease=lease, see=see)
+            await self.execute(run, deps, lease=lease, see=see)
         except BaseException:
             self.agent.store.release(lease)
             raise
 
-    async def _deps_of(self, run: Run) -> Any:
+    async def _resolve_deps(self, run: Run) -> Any:
         made = self.deps(run) if callable(self.deps) else self.deps
         return await made if isinstance(made, Awaitable) else made

@@ -198,7 +198,7 @@ async def claiming(store: Store) -> float:
         times.append((WALL() - begun) * US / LIMIT)
         assert len(claim.leases) == LIMIT
         for lease in claim.leases:
-            lease.rest_s = 3600.0
+            lease.backoff_s = 3600.0
         await asyncio.gather(*[store.release(lease).wait() for lease in claim.leases])
     return statistics.median(times)
 

@@ -22,13 +22,13 @@ import pytest
 
 from agentfsm import Agent, Run
 from agentfsm.core.events import Observed
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.ports import Durability, Emit, Reply, Request, Store
 from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
 from agentfsm.testing.conformance.driving import Driver, header
 from benchmarks.contender import PROMPT, Script, ran
 from benchmarks.ours import WIDE, Scripted, contender, following, job, summing
-from benchmarks.rows import CPU, MS, US, WALL, check, remembered, size_of, ticking, timed
+from benchmarks.rows import CPU, MS, US, WALL, check, count_base64_bytes, remembered, ticking, timed
 
 TURNS = (20, 100, 400, 2_000)
 REPEATS = 5
@@ -78,7 +78,7 @@ async def lengths() -> None:
                 quick.append(await timed(memory, script, 1, CPU) / turns * US)
                 slow.append(await timed(disk, script, 1, WALL) / turns * US)
             await store.aclose()
-            size = size_of(Path(folder)) / (1 + REPEATS) / turns
+            size = count_base64_bytes(Path(folder)) / (1 + REPEATS) / turns
         held = await kept(script) / turns
         print(
             f"{turns:>6}{statistics.median(quick):>11.0f} us{held:>8.0f} bytes{statistics.median(slow):>12.0f} us"
@@ -196,7 +196,7 @@ async def throughput(store: Store, name: str, level: Durability) -> None:
 async def begun(store: Store, run_id: str, level: Durability) -> Driver:
     """Return a run of that durability, ready to be driven."""
     head, lease = await store.create(header(run_id), durability=level)
-    driver = Driver(store, lease, begin(head))
+    driver = Driver(store, lease, begin_run(head))
     await driver.append(Observed()).wait()
     return driver
 

@@ -20,7 +20,7 @@ import attrs
 
 from agentfsm import Agent, Permissions, Rule
 from agentfsm.core.run import Header
-from agentfsm.ports import Commit, Emit, Lease, Model, Reply, Request, Store
+from agentfsm.ports import Emit, Lease, Model, PendingWrite, Reply, Request, Store
 from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.stores.memory import WRITTEN
@@ -45,11 +45,11 @@ class NoStore(MemoryStore):
         """Give a lease of nothing."""
         return header, Lease(run_id=header.id, token=1, version=0)
 
-    def append(self, *_args: object, **_options: object) -> Commit:
+    def append(self, *_args: object, **_options: object) -> PendingWrite:
         """Say that it is written."""
         return WRITTEN
 
-    def release(self, lease: Lease) -> Commit:
+    def release(self, lease: Lease) -> PendingWrite:
         """Say that it is done."""
         return WRITTEN
 

@@ -34,7 +34,7 @@ from agentfsm.context.lexical import LexicalScorer
 from agentfsm.context.selection import STAGE_ONE_BYTES, BySimilarity, TwoStage
 from agentfsm.core.messages import Usage
 from agentfsm.ports import Scorer, ToolDefinition
-from agentfsm.tally import BYTES, count_tools
+from agentfsm.tokens.ledger import BYTE_COUNTER, count_tools
 
 DATA = "bfcl-eval==2026.3.23"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentfsm" / "bench"
@@ -132,7 +132,7 @@ async def recall(scorer: Scorer, dealt: list[list[ToolDefinition]], tasks: list[
     for catalogue in dealt:
         names = [tool.name for tool in catalogue]
         for task in (task for task in tasks if task.true.issubset(names)):
-            order, _flaw = await BySimilarity(scorer=scorer).ranked(task.text, catalogue)
+            order, _flaw = await BySimilarity(scorer=scorer).rank(task.text, catalogue)
             best = [names[place] for place in order]
             shares.append([len(task.true.intersection(best[:k])) / len(task.true) for k in FIRST])
     return [statistics.fmean(column) for column in zip(*shares, strict=True)], len(shares)
@@ -149,7 +149,7 @@ async def stage_one(tools: Sequence[ToolDefinition], tasks: list[Task]) -> tuple
     for task in tasks:
         await TwoStage().select(task.text, tools, ask)
     held = [all(f"\n{name}(" in text for name in task.true) for task, text in zip(tasks, texts, strict=True)]
-    return statistics.fmean(held), max(map(BYTES.count, texts))
+    return statistics.fmean(held), max(map(BYTE_COUNTER.count, texts))
 
 
 async def times(tools: Sequence[ToolDefinition], tasks: list[Task]) -> list[float]:
@@ -182,7 +182,7 @@ async def measure() -> None:
         fitting = [task for task in tasks if task.true <= names]
         held, longest = await stage_one(dealt, fitting)
         first, *later = await times([attrs.evolve(tool, description=tool.description + " ") for tool in dealt], fitting)
-        full = count_tools(dealt, BYTES)
+        full = count_tools(dealt, BYTE_COUNTER)
         print(f"{size:>5}{full:>14,}{longest:>12,}{held:>16.1%}{first:>11.1f}{statistics.median(later):>7.2f}")
     print(f"\nstage one's list is cut at {STAGE_ONE_BYTES:,} bytes, to the tools that are most like the task")
 

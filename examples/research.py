@@ -49,8 +49,8 @@ from agentfsm import (
     ask_user,
     tool,
 )
-from agentfsm.core.calls import arguments_of
-from agentfsm.core.clean import clean, one_line
+from agentfsm.core.calls import parse_arguments
+from agentfsm.core.clean import one_line, strip_unsafe
 from agentfsm.core.effects import RunTools
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.ports import ProposedCall, Reply, Request
@@ -119,8 +119,8 @@ async def read_url(url: str) -> str:
         url: Its address, which begins with http:// or https://.
     """
     page = await fetch(url, LOCAL)
-    text = text_of(page.text) if "html" in page.kind else page.text
-    return f"[Content from {page.url}]\n{clean(text).strip() or '(no text)'}"
+    text = as_text(page.text) if "html" in page.kind else page.text
+    return f"[Content from {page.url}]\n{strip_unsafe(text).strip() or '(no text)'}"
 
 
 # No folders, nothing hidden, nothing that runs, no device of Windows, and short enough for any file system.
@@ -285,7 +285,7 @@ UNSEEN = {"script", "style", "noscript", "template", "svg"}
 IN_LINE = {"a", "abbr", "b", "cite", "code", "em", "i", "kbd", "mark", "q", "s", "small", "span", "strong", "sub", "u"}
 
 
-def text_of(page: str) -> str:
+def as_text(page: str) -> str:
     """Return what a page of HTML says, a line for each of its blocks.
 
     Takes time in proportion to the page: `html.parser` takes 3 s for 20 KB of "<a ", and hours for a page's worth.
@@ -360,7 +360,7 @@ class Shelf(BaseHTTPRequestHandler):
         if path == "/search":
             words = parse_qs(query)["q"][0].lower().split()
             ranked = sorted(ARTICLES, key=lambda each: -sum(word in ARTICLES[each].lower() for word in words))
-            titles = {each: text_of(ARTICLES[each]).splitlines()[0] for each in ranked}
+            titles = {each: as_text(ARTICLES[each]).splitlines()[0] for each in ranked}
             found = [{"title": titles[each], "url": LIBRARY + each, "content": titles[each]} for each in ranked]
             kind, text = "application/json", json.dumps({"results": found})
         else:
@@ -399,7 +399,7 @@ class Script(FunctionModel):
 
 def ask_person(question: str) -> str:
     """Show a question, and return the answer; nothing where nobody sits at a terminal, or wants to answer now."""
-    print(f"\nAgent asks: {clean(question)}")
+    print(f"\nAgent asks: {strip_unsafe(question)}")
     try:
         return input("Your answer: ").strip() if sys.stdin.isatty() else ""
     except EOFError:
@@ -411,7 +411,8 @@ def show_next(researcher: Agent, run: Run) -> None:
     heading = f"Turn {run.turn}: calling LLM...  →"
     if isinstance(run.effect, RunTools) and run.effect.calls:
         shown = [
-            one_line(f"{each.name}({next(iter(arguments_of(each).values()), '')!r})", 80) for each in run.effect.calls
+            one_line(f"{each.name}({next(iter(parse_arguments(each).values()), '')!r})", 80)
+            for each in run.effect.calls
         ]
         plan = ToolQueue(researcher.tools).plan(run.effect.calls).calls
         beside = "  [parallel]" if len(plan) > len({each.batch for each in plan}) else ""
@@ -427,7 +428,7 @@ def show_trace(run: Run) -> None:
     for each in run.calls:
         mark = "OK" if each.outcome is Outcome.DONE else "FAIL"
         print(f"  Turn {each.turn}: {one_line(each.name, 64)}() {mark} {each.duration_s * 1_000:.0f}ms")
-    print(f"\n{clean(run.output if run.state is State.DONE else run.stop_message)[:300]}")
+    print(f"\n{strip_unsafe(run.output if run.state is State.DONE else run.stop_message)[:300]}")
 
 
 async def main(topic: str = TOPIC) -> Run:

@@ -201,7 +201,7 @@ async def test_calls_that_follow_one_another_need_no_task_group(monkeypatch: pyt
         raise AssertionError("a task group")
 
     monkeypatch.setattr("agentfsm.engine.queue.queue.anyio.create_task_group", none)
-    assert (await agent.run("Add")).called == 4
+    assert (await agent.run("Add")).tool_call_count == 4
 
 
 async def test_a_turn_leaves_no_more_in_memory_than_it_did():

@@ -507,13 +507,13 @@ async def test_hostile_text_comes_clean(research, outside):
 )
 def test_html_becomes_text(research, page, text):
     """What is shown is kept, a line for each block; scripts, styles and comments are not."""
-    assert research.text_of(page) == text
+    assert research.as_text(page) == text
 
 
 @pytest.mark.parametrize("piece", ["<a ", "<", "<!--", "<!", "<![CDATA[", "</", '<a b="', "<a b='>", "<?", "&#", "a"])
 def test_no_page_takes_for_ever(research, piece):
     """A megabyte of what `html.parser` would chew on for hours, and of what a careless pattern would."""
-    research.text_of("<b" + piece * (research.PAGE_BYTES // len(piece)))
+    research.as_text("<b" + piece * (research.PAGE_BYTES // len(piece)))
 
 
 # The search.

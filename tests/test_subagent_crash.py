@@ -71,7 +71,7 @@ class _Trapped:
     trap: Trap
 
     @property
-    def is_settled(self) -> bool:
+    def is_done(self) -> bool:
         return False
 
     async def wait(self) -> bool:

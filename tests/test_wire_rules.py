@@ -14,7 +14,7 @@ from agentfsm.core.messages import (
     AssistantMessage,
     FilePart,
     ImagePart,
-    Native,
+    NativeReply,
     SystemMessage,
     TextPart,
     ToolCall,
@@ -96,10 +96,10 @@ GOOD_RESPONSES = responses_of(
     (
         UserMessage(parts=(TextPart(text="go"), ImagePart(url="https://a.b/c.png"), FilePart.of(b"%PDF"))),
         attrs.evolve(
-            HISTORY[1], native=Native(provider="openai-responses", content=f"[{SEALED}, {SEARCHED}, {CALLED}]")
+            HISTORY[1], native=NativeReply(provider="openai-responses", content=f"[{SEALED}, {SEARCHED}, {CALLED}]")
         ),
         *HISTORY[2:],
-        AssistantMessage(text="so", native=Native(provider="openai-responses", content=f"[{SEALED}, {SAID}]")),
+        AssistantMessage(text="so", native=NativeReply(provider="openai-responses", content=f"[{SEALED}, {SAID}]")),
         UserMessage(parts=(TextPart(text="and now?"),)),
     ),
     "Be brief.",

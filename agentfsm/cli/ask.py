@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from agentfsm.cli.inquiry import ask_inquiry
 from agentfsm.cli.plain import moment
 from agentfsm.cli.waits import WENT_UNSEEN, place_of, question_of
-from agentfsm.core.clean import exact_json
+from agentfsm.core.clean import format_exact_json
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Reject, Rerun, Settle
@@ -50,9 +50,9 @@ def leave(_item: Pending) -> None:
 def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Decision | None:
     terminal.err(f"\n{item.tool} ({place_of(item, run_id)}) asks for your approval.")
     if item.description.strip():
-        terminal.err(f"What it says it will do: {exact_json(item.description)}")
+        terminal.err(f"What it says it will do: {format_exact_json(item.description)}")
     terminal.err("It would be given exactly this:")
-    terminal.err(exact_json(item.arguments))
+    terminal.err(format_exact_json(item.arguments))
     _tell_end(terminal, item, "is a no")
     match choice(terminal, "May it run? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"}):
         case "y":
@@ -69,7 +69,7 @@ def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Decision | N
         "Whether it took effect is not known here, and the tool does not promise that it may be repeated.\n"
         "Look at what it acts on, then say. It had been given:",
     )
-    terminal.err(exact_json(item.arguments))
+    terminal.err(format_exact_json(item.arguments))
     words = ("done", "failed", "rerun", "later")
     choices = {form: word for word in words for form in (word, word[0])}
     match choice(terminal, "What became of it? [done/failed/rerun/later]", choices):
@@ -96,7 +96,7 @@ def _ask_question(terminal: Terminal, item: Pending, run_id: str) -> Decision | 
         return ask_inquiry(terminal, item, user_name())
     if question is None:
         terminal.err(f"\n{item.tool} ({place_of(item, run_id)}) gets its result from outside. It was given:")
-        terminal.err(exact_json(item.arguments))
+        terminal.err(format_exact_json(item.arguments))
     else:
         terminal.err(f"\nYou are asked ({place_of(item, run_id)}):\n{question}")
     _tell_end(terminal, item, "is none: the run goes on without")

@@ -21,7 +21,7 @@ from agentfsm.ports import Filter
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.audit import AuditRecord
+    from agentfsm.core.audit_records import AuditRecord
     from agentfsm.ports import Store
 
 

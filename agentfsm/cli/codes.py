@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from agentfsm.core.errors import MisuseError, RunNotFoundError
-from agentfsm.core.limits import OUT_OF_BUDGET
+from agentfsm.core.limits import BUDGET_REASONS
 from agentfsm.core.machine import State
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def of_run(run: Run) -> Exit:
         return Exit.DONE
     if run.is_waiting:
         return Exit.WAITING
-    return Exit.LIMIT if run.stop_reason in OUT_OF_BUDGET else Exit.FAILED
+    return Exit.LIMIT if run.stop_reason in BUDGET_REASONS else Exit.FAILED
 
 
 def of_error(error: AgentError) -> Exit:

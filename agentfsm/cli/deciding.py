@@ -17,8 +17,8 @@ from agentfsm.cli.reach import agent_of, in_store, speaker, with_top
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Approve, Decision, Input, InputKind, Priority, Reject, Rerun, Settle
-from agentfsm.core.messages import Outcome, parts_of
-from agentfsm.decisions import awaited
+from agentfsm.core.messages import Outcome, as_parts
+from agentfsm.decisions import find_pending
 from agentfsm.engine.drive.family import child_id
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def answer(args: argparse.Namespace, terminal: Terminal) -> Exit:
         MisuseError: when that is not what was asked.
     """
     store = known_store(args.store)
-    _, item = in_store(store, lambda: awaited(store, args.id, args.call, PendingKind.QUESTION))
+    _, item = in_store(store, lambda: find_pending(store, args.id, args.call, PendingKind.QUESTION))
     said: Decision
     if item.questions and not args.failed:
         said = given(item, args.text, args.field, declined=args.decline, by=_by(args))
@@ -111,7 +111,7 @@ def send(args: argparse.Namespace, terminal: Terminal) -> Exit:
         at = None if args.at is None else args.at(await agent.store.now())
         posted = await agent.send(args.id, args.text, kind=kind, priority=priority, at=at, key=args.key)
         first = posted.item
-        if not isinstance(first, Input) or (first.kind, first.parts) != (kind, parts_of(args.text)):
+        if not isinstance(first, Input) or (first.kind, first.parts) != (kind, as_parts(args.text)):
             raise ConflictError(f"run {args.id} was sent another input under the key {args.key!r}: this one was not")
         due = first.due_at
         when = "" if due is None else f", to be read from {moment(due)} on"
@@ -174,8 +174,8 @@ def _say(
 
     said, found, top = in_store(store, whole)
     way = Way(place=place)
-    go_on = "" if found.is_over else f". To go on: {way.resume(top.id)}"
-    terminal.err(said.pop("says") + go_on)
+    resume_from = "" if found.is_over else f". To go on: {way.resume(top.id)}"
+    terminal.err(said.pop("says") + resume_from)
     if terminal.json:
         terminal.document(run_json(found, way, top.id) | said)
     return Exit.DONE

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
-    from agentfsm.ports import Summary
+    from agentfsm.ports import RunSummary
 
 
 def run_json(run: Run, way: Way, top: str = "") -> dict[str, Any]:
@@ -73,7 +73,7 @@ def export_json(run: Run, way: Way, top: str, events: Sequence[Event]) -> dict[s
     return whole_json(run, way, top, events) | {
         "header": json.loads(codec.encode_header(run.header)),
         "events": journal_json(events),
-        "messages": [codec.message_json(message) for message in run.messages],
+        "messages": [codec.message_to_json(message) for message in run.messages],
     }
 
 
@@ -100,11 +100,11 @@ def messages_in(path: str) -> tuple[Message, ...]:
 def journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:
     """Return the events as the journal holds them, each with its version and date."""
     return [
-        {"version": version, "date": datetime.fromtimestamp(event.at, UTC).isoformat(), **codec.fields_of(event)}
+        {"version": version, "date": datetime.fromtimestamp(event.at, UTC).isoformat(), **codec.event_to_json(event)}
         for version, event in enumerate(events, 1)
     ]
 
 
-def summary_json(run: Summary) -> dict[str, Any]:
+def summary_json(run: RunSummary) -> dict[str, Any]:
     """Return a line of a list of runs as JSON."""
     return attrs.asdict(run)

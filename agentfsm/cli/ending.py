@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, TypeVarTuple, cast
 import anyio
 import attrs
 
+from agentfsm._concurrency import threadsafe_scheduler
 from agentfsm.cli.codes import Exit
-from agentfsm.threads import soon
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -68,7 +68,7 @@ class Ending:
 
     async def _cancellable(self, act: Callable[[], Awaitable[T]], before: bool) -> T | None:
         with anyio.CancelScope() as scope:
-            self._stop = partial(soon(), scope.cancel)
+            self._stop = partial(threadsafe_scheduler(), scope.cancel)
             if self._asked and not before:  # while the loop began
                 scope.cancel()
             return await act()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.clean import exact_json
+from agentfsm.core.clean import format_exact_json
 from agentfsm.core.errors import MisuseError
-from agentfsm.decisions import answered
+from agentfsm.decisions import build_input
 from agentfsm.engine.schema.arguments import expected
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ def given(
     if declined and (text is not None or fields):
         raise MisuseError("give an answer, or --decline, and not both")
     if text is None:
-        return answered(item, _from_fields(item, fields) if fields else None, declined=declined, by=by)
+        return build_input(item, _from_fields(item, fields) if fields else None, declined=declined, by=by)
     try:
         value, flaw = json.loads(text), None
     except (ValueError, RecursionError) as error:
         value, flaw = text, error
     try:
-        return answered(item, value if isinstance(value, dict) else text, declined=False, by=by)
+        return build_input(item, value if isinstance(value, dict) else text, declined=False, by=by)
     except MisuseError:
         if flaw is not None and text.lstrip().startswith("{"):  # meant as an object
             raise MisuseError(f"the answer is not JSON ({flaw}): {text[:ANSWER_CHARS]}") from None
@@ -124,29 +124,29 @@ def ask_inquiry(terminal: Terminal, item: Pending, by: str) -> GiveInput | None:
             return None
         contents |= answer.answers
     if all(content is None for content in contents.values()):
-        return answered(item, None, declined=True, by=by)
-    return answered(item, contents if len(contents) > 1 else contents[item.questions[0].key], declined=False, by=by)
+        return build_input(item, None, declined=True, by=by)
+    return build_input(item, contents if len(contents) > 1 else contents[item.questions[0].key], declined=False, by=by)
 
 
 def _asked(terminal: Terminal, item: Pending, question: Question, by: str) -> GiveInput | None:
     """Ask one question until the answer fits."""
     alone = attrs.evolve(item, questions=(question,))
-    terminal.err(exact_json(question.message)[1:-1])
+    terminal.err(format_exact_json(question.message)[1:-1])
     if question.url:
-        terminal.err(f"It has to be opened: {exact_json(question.url)[1:-1]}")
+        terminal.err(f"It has to be opened: {format_exact_json(question.url)[1:-1]}")
     while True:
         word = terminal.ask("Will you answer? [y/n]" if _properties(question) else "Do you agree? [y/n]")
         if word is None:
             return None
         if word.lower() in {"n", "no"}:
-            return answered(alone, None, declined=True, by=by)
+            return build_input(alone, None, declined=True, by=by)
         if word.lower() not in {"y", "yes"}:
             continue
         fields = _fields(terminal, question)
         if fields is None:
             return None
         try:
-            return answered(alone, _from_fields(alone, fields), declined=False, by=by)
+            return build_input(alone, _from_fields(alone, fields), declined=False, by=by)
         except MisuseError as error:
             terminal.err(str(error))
 

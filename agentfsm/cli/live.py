@@ -18,7 +18,7 @@ from agentfsm.cli.plain import NOTE_CHARS
 from agentfsm.cli.show import CallView, TurnView, turns_of
 from agentfsm.cli.watch import agent_line, offer_line
 from agentfsm.core.calls import Phase
-from agentfsm.core.clean import clean, one_line
+from agentfsm.core.clean import one_line, strip_unsafe
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.run import Run
@@ -45,8 +45,8 @@ _STYLES: Final = {
     Outcome.REJECTED: "yellow",
     Outcome.SKIPPED: "yellow",
     Outcome.UNKNOWN: "bold red",
-    Phase.ASKED: "yellow",
-    Phase.LOST: "bold red",
+    Phase.AWAITING_APPROVAL: "yellow",
+    Phase.OUTCOME_UNKNOWN: "bold red",
     Phase.PAUSED: "yellow",
     "running": "cyan",
 }
@@ -154,7 +154,7 @@ def _forming(run: Run, draft: Draft) -> Tree:
     tree = Tree(Text(f"turn {run.turn + 1}", style="bold"), guide_style="dim")
     if run.offered is not None:
         tree.add(Text(offer_line(run.offered), style="dim"))
-    lines = clean(draft.text).splitlines()[-TEXT_LINES:]
+    lines = strip_unsafe(draft.text).splitlines()[-TEXT_LINES:]
     if lines:
         tree.add(Text("\n".join(lines)))
     for name, size in draft.calls:
@@ -169,7 +169,7 @@ def _tree(turn: TurnView, draft: Draft) -> Tree:
     if turn.fault:
         tree.add(Text(f"no reply: {one_line(turn.fault, NOTE_CHARS)}", style="red"))
     if turn.text.strip():
-        tree.add(Text(clean(turn.text).strip()))
+        tree.add(Text(strip_unsafe(turn.text).strip()))
     notes = dict(draft.notes)
     for call in turn.calls:
         branch = tree.add(_call(call, notes.get(call.id)))

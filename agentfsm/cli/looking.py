@@ -16,7 +16,7 @@ from agentfsm.cli.target import load_agent, names_agent
 from agentfsm.core import diagram
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.engine.drive import journal
 from agentfsm.ports import Filter
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
-    from agentfsm.ports import Store, Summary
+    from agentfsm.ports import RunSummary, Store
 
 
 def runs(args: argparse.Namespace, terminal: Terminal) -> Exit:
@@ -50,7 +50,7 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> Exit:
     return Exit.DONE
 
 
-async def _listed(store: Store, where: Filter, limit: int, *, is_whole: bool) -> tuple[Summary, ...]:
+async def _listed(store: Store, where: Filter, limit: int, *, is_whole: bool) -> tuple[RunSummary, ...]:
     """Return the newest runs; those of sub-agents only where the list is to be whole."""
     size = limit
     while True:
@@ -97,7 +97,7 @@ def _read(run_id: str, at: int | None, given: str | None) -> tuple[Run, tuple[Ev
         if at is not None and not 0 <= at <= newest:
             raise MisuseError(f"run {run_id} has the versions 0 to {newest}, and not {at}")
         events = stored.events[:at]
-        found = begin(stored.header, await journal.before_of(store, stored.header)).fold(events)
+        found = begin_run(stored.header, await journal.before_of(store, stored.header)).fold(events)
         return found, events, (await top_of(store, stored.header)).id
 
     return in_store(store, act)

@@ -16,10 +16,10 @@ from agentfsm.cli.codes import Exit
 from agentfsm.cli.plain import NOTE_CHARS, counted, declared
 from agentfsm.cli.servers import Asking, approving, load
 from agentfsm.core.clean import one_line
-from agentfsm.core.codec import message_json
+from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
-from agentfsm.core.parts import facts_of
+from agentfsm.core.parts import describe_media
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -184,7 +184,7 @@ def prompt(args: argparse.Namespace, terminal: Terminal) -> Exit:
     given = dict(args.arguments)
     messages: tuple[Message, ...] = _of_one(args, lambda server: server.prompt(args.name, **given))
     if terminal.json:
-        terminal.document({"messages": [message_json(message) for message in messages]})
+        terminal.document({"messages": [message_to_json(message) for message in messages]})
         return Exit.DONE
     for message in messages:
         if isinstance(message, UserMessage):
@@ -207,7 +207,8 @@ def read(args: argparse.Namespace, terminal: Terminal) -> Exit:
 def _text(parts: Iterable[Part]) -> str:
     """Return parts as text; what is none is named."""
     return "\n".join(
-        part.text if isinstance(part, TextPart) else f"[{facts_of(part)}: --json writes it whole]" for part in parts
+        part.text if isinstance(part, TextPart) else f"[{describe_media(part)}: --json writes it whole]"
+        for part in parts
     )
 
 

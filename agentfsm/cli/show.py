@@ -11,26 +11,26 @@ import attrs
 from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, VALUE_CHARS, counted, listed, moment, seconds
 from agentfsm.cli.waits import pending_line, wish
 from agentfsm.core import codec
-from agentfsm.core.audit import audit
-from agentfsm.core.calls import arguments_of
-from agentfsm.core.clean import clean, one_line
+from agentfsm.core.audit_records import build_audit
+from agentfsm.core.calls import parse_arguments
+from agentfsm.core.clean import one_line, strip_unsafe
 from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult
-from agentfsm.core.parts import in_words
+from agentfsm.core.parts import format_part
 from agentfsm.core.value import Value
 from agentfsm.engine.drive.cost import cost_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agentfsm.core.audit import AuditRecord
+    from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.calls import OpenCall
     from agentfsm.core.effects import Pending
     from agentfsm.core.events import Event
     from agentfsm.core.messages import JSON, AgentCost, ToolCall, Usage
     from agentfsm.core.run import Run
-    from agentfsm.ports import Summary
+    from agentfsm.ports import RunSummary
 
 # In JSON, an address that carries its data, which says nothing to a reader.
 _DATA: Final = re.compile(r'("data:[^",]{1,200}),[^"]*')
@@ -123,7 +123,7 @@ class TurnView(Value):
 
 def turns_of(run: Run) -> tuple[TurnView, ...]:
     """Return the run's own turns, in order."""
-    faults = {fault.turn: fault.message for fault in run.faults}
+    faults = {fault.turn: fault.message for fault in run.model_failures}
     turns: list[TurnView] = []
     for text, calls in _replies(run):
         turns += _faults_from(len(turns) + 1, faults)
@@ -137,7 +137,7 @@ def turns_of(run: Run) -> tuple[TurnView, ...]:
 
 def with_decisions(run: Run, events: Sequence[Event]) -> tuple[TurnView, ...]:
     """Return the run's turns with what their journal knows of decisions: who approved, answered, rejected, settled."""
-    known = {record.call_id: record for record in audit(run.header, events)}
+    known = {record.call_id: record for record in build_audit(run.header, events)}
     return tuple(
         attrs.evolve(turn, calls=tuple(_decided(call, known.get(call.id)) for call in turn.calls))
         for turn in turns_of(run)
@@ -165,7 +165,7 @@ def _faults_from(number: int, faults: dict[int, str]) -> Iterator[TurnView]:
 
 
 def _replies(run: Run) -> Iterator[tuple[str, tuple[CallView, ...]]]:
-    own = run.messages[run.first :]
+    own = run.messages[run.own_start :]
     results = {message.call_id: message for message in own if isinstance(message, ToolResult)}
     for message in own:
         if isinstance(message, AssistantMessage):
@@ -176,11 +176,11 @@ def _closed_view(call: ToolCall, result: ToolResult) -> CallView:
     return CallView(
         id=call.id,
         name=call.name,
-        arguments=arguments_of(call),
+        arguments=parse_arguments(call),
         status=str(result.outcome),
         duration_s=result.duration_s,
         content=result.content,
-        parts=tuple([in_words(part) for part in result.parts]),
+        parts=tuple([format_part(part) for part in result.parts]),
         child=result.child,
     )
 
@@ -192,10 +192,10 @@ def _open_view(entry: OpenCall, run_id: str) -> CallView:
     return CallView(
         id=call.id,
         name=call.name,
-        arguments=arguments_of(call),
+        arguments=parse_arguments(call),
         status=str(entry.phase),
         description=entry.description,
-        waits=entry.waits,
+        waits=entry.pending,
         run_id=run_id,
     )
 
@@ -237,7 +237,7 @@ def cost_lines(cost: AgentCost) -> Iterator[str]:
 
 def prompt_of(run: Run) -> str:
     """Return the text of the prompt, and what else it holds in words."""
-    return "\n".join(map(in_words, run.header.prompt))
+    return "\n".join(map(format_part, run.header.prompt))
 
 
 def run_text(run: Run, events: Sequence[Event] = ()) -> str:
@@ -272,7 +272,7 @@ def tree_lines(turns: Sequence[TurnView]) -> Iterator[str]:
         yield f"turn {turn.number}"
         if turn.fault:
             yield f"  no reply: {one_line(turn.fault, NOTE_CHARS)}"
-        yield from (f"  | {line}" for line in clean(turn.text).splitlines())
+        yield from (f"  | {line}" for line in strip_unsafe(turn.text).splitlines())
         for call in turn.calls:
             yield f"  {call.id} {call.title}"
             yield f"       {call.ending}"
@@ -313,7 +313,7 @@ def event_lines(events: Sequence[Event]) -> Iterator[str]:
 
 def _facts(event: Event) -> dict[str, Any]:
     """Return what an entry says, the telling part in front, since a line is cut at its end."""
-    facts = {name: value for name, value in codec.fields_of(event).items() if name not in ("is", "at", "took_s")}
+    facts = {name: value for name, value in codec.event_to_json(event).items() if name not in ("is", "at", "took_s")}
     match event:
         case ToolsOffered(how=how):
             return {"how": how, **facts}
@@ -324,7 +324,7 @@ def _facts(event: Event) -> dict[str, Any]:
     return facts
 
 
-def summary_lines(runs: Sequence[Summary]) -> Iterator[str]:
+def summary_lines(runs: Sequence[RunSummary]) -> Iterator[str]:
     """Return a table of runs."""
     width = max([len(run.id) for run in runs], default=0)
     for run in runs:
@@ -332,7 +332,7 @@ def summary_lines(runs: Sequence[Summary]) -> Iterator[str]:
         yield f"{run.id:<{width}}  {_status(run):<22} {facts}  {one_line(run.prompt, VALUE_CHARS)}"
 
 
-def _status(run: Summary) -> str:
+def _status(run: RunSummary) -> str:
     if run.stop_reason is not None:
         return f"{run.state.upper()} {run.stop_reason}"
     word = "running" if run.driven else "waiting" if run.waiting else "idle"  # for want of a worker

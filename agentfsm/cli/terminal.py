@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 
 import attrs
 
-from agentfsm.core.clean import clean
+from agentfsm.core.clean import strip_unsafe
 from agentfsm.core.errors import AgentError
 
 
@@ -30,7 +30,7 @@ class Terminal:
 
     def out(self, text: str) -> None:
         """Write lines of the result."""
-        _write_result(self.stdout, clean(text) + "\n")
+        _write_result(self.stdout, strip_unsafe(text) + "\n")
 
     def document(self, value: object) -> None:
         """Write the result as one JSON document, in ASCII: no character of it does anything to a terminal."""
@@ -38,7 +38,7 @@ class Terminal:
 
     def err(self, text: str, end: str = "\n") -> None:
         """Write lines for whoever watches."""
-        _write_aside(clean(text) + end)
+        _write_aside(strip_unsafe(text) + end)
 
     @property
     def is_watched(self) -> bool:

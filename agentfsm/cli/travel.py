@@ -13,14 +13,14 @@ from agentfsm.cli.documents import run_json
 from agentfsm.cli.drive import way_to
 from agentfsm.cli.place import known_store
 from agentfsm.cli.reach import found_by, in_store
-from agentfsm.core.codec import message_json
-from agentfsm.core.difference import difference
+from agentfsm.core.codec import message_to_json
+from agentfsm.core.diff import difference
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine.drive import journal
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.difference import Difference
+    from agentfsm.core.diff import Difference
     from agentfsm.core.run import Run
     from agentfsm.engine.replay import Replay
 
@@ -91,8 +91,8 @@ def diff(args: argparse.Namespace, terminal: Terminal) -> Exit:
         terminal.document(
             {
                 "shared": found.shared,
-                "removed": [message_json(message) for message in found.removed],
-                "added": [message_json(message) for message in found.added],
+                "removed": [message_to_json(message) for message in found.removed],
+                "added": [message_to_json(message) for message in found.added],
                 "changed": attrs.asdict(found)["changed"],
                 "calls": found.calls,
             },

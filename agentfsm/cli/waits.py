@@ -10,7 +10,7 @@ from agentfsm.cli.inquiry import question_lines
 from agentfsm.cli.plain import NOTE_CHARS, listed, moment
 from agentfsm.core.clean import one_line
 from agentfsm.core.effects import PendingKind
-from agentfsm.core.hidden import spelt_out
+from agentfsm.core.text_safety import escape_hidden
 
 if TYPE_CHECKING:
     from agentfsm.cli.place import Way
@@ -82,7 +82,7 @@ def until(item: Pending, then: str) -> str:
 
 def _may_it_run(item: Pending) -> str:
     what = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
-    call = one_line(spelt_out(f"{item.tool}({listed(item.arguments)})"), NOTE_CHARS)
+    call = one_line(escape_hidden(f"{item.tool}({listed(item.arguments)})"), NOTE_CHARS)
     return f"may {call} run?{what}{until(item, 'is a no')}"
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from agentfsm.agent import WORKER_POLL_S, WORKER_RUNS
+from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S
 from agentfsm.cli import (
     auditing,
     commands,
@@ -92,7 +92,7 @@ def _add_driving(add: AddParser) -> None:
     worker = _add(add, working.worker, text="drive the runs of an agent that can be moved on, until interrupted")
     _take_agent(worker)
     worker.add_argument(
-        "--parallel", metavar="N", type=_count, default=WORKER_RUNS, help="runs at once (default: %(default)s)"
+        "--parallel", metavar="N", type=_count, default=WORKER_PARALLEL, help="runs at once (default: %(default)s)"
     )
     worker.add_argument(
         "--poll", metavar="SECONDS", type=_seconds, default=WORKER_POLL_S, help="between two looks (%(default)s)"

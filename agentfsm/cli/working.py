@@ -37,21 +37,21 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> Exit:
     """Drive the runs of an agent, until a signal comes; or until nothing is due but what could not be driven."""
     agent, place = named_by(args, terminal)
     shift = _Shift(agent=agent, terminal=terminal)
-    own = Worker(agent=agent, drive=shift.drive, deps=None, parallel=args.parallel, poll_s=args.poll)
+    own = Worker(agent=agent, execute=shift.drive, deps=None, parallel=args.parallel, poll_s=args.poll)
     where = "the agent's own store" if place is None else masked(place)
     terminal.err(f"working for {agent.name!r} on the runs in {where}; Ctrl-C ends it in order")
 
     with Ending() as ending:
         try:
             with aside():  # what tools print is no result
-                ending.run(partial(own.work, until_idle=args.until_idle))
+                ending.run(partial(own.run, until_idle=args.until_idle))
         except KeyboardInterrupt:
             terminal.err("ended: what was under way is kept, and any worker goes on with it")
         finally:
             ending.run(agent.aclose)
     if terminal.json:
         terminal.document({"agent": agent.name, "runs": dict(shift.ends)})
-    return Exit.FAILED if args.until_idle and own.failed else Exit.DONE
+    return Exit.FAILED if args.until_idle and own.failed_count else Exit.DONE
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

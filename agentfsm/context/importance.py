@@ -9,16 +9,23 @@ from typing import Final
 
 import attrs
 
-from agentfsm.compaction import Group, Kind, Room
 from agentfsm.context.trim import at_least
-from agentfsm.context.window import dropped
+from agentfsm.context.window import drop_lowest
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ToolResult
 from agentfsm.ports import ContextPolicy
+from agentfsm.ports.context import CompactionBudget, GroupKind, MessageGroup
 
 # Source: document F, 7.2.
-IMPORTANCE: Final[Mapping[Kind, float]] = MappingProxyType(
-    {Kind.SYSTEM: 100, Kind.FINAL: 90, Kind.USER: 80, Kind.OTHER: 50, Kind.RESULTS: 40, Kind.ERROR: 20},
+IMPORTANCE: Final[Mapping[GroupKind, float]] = MappingProxyType(
+    {
+        GroupKind.SYSTEM: 100,
+        GroupKind.FINAL: 90,
+        GroupKind.USER: 80,
+        GroupKind.OTHER: 50,
+        GroupKind.RESULTS: 40,
+        GroupKind.ERROR: 20,
+    },
 )
 # The longest bare acknowledgement is shorter (Source: document G, 7).
 ACKNOWLEDGEMENT_CHARS: Final = 20
@@ -32,14 +39,14 @@ ACKNOWLEDGEMENTS: Final = frozenset(
     ),
 )
 # What parts them: any sign, an emoji too.
-_PHRASES: Final = re.compile(r"[^\w\s']+")
+_PHRASE_SEPARATORS: Final = re.compile(r"[^\w\s']+")
 
 
-def _scores_of(scores: Mapping[Kind, float]) -> Mapping[Kind, float]:
+def _merge_scores(scores: Mapping[GroupKind, float]) -> Mapping[GroupKind, float]:
     try:
-        own = {Kind(kind): float(score) for kind, score in scores.items()}
+        own = {GroupKind(kind): float(score) for kind, score in scores.items()}
     except (TypeError, ValueError, AttributeError):
-        kinds = ", ".join(Kind)
+        kinds = ", ".join(GroupKind)
         raise MisuseError(f"PriorityRetention(scores={scores!r}): give numbers by kind, out of {kinds}") from None
     return MappingProxyType({**IMPORTANCE, **own})
 
@@ -48,25 +55,25 @@ def _scores_of(scores: Mapping[Kind, float]) -> Mapping[Kind, float]:
 class PriorityRetention(ContextPolicy):
     """Leaves out what matters least until it fits, the oldest of equals first; what stays keeps its order."""
 
-    scores: Mapping[Kind, float] = attrs.field(default=IMPORTANCE, converter=_scores_of)
+    scores: Mapping[GroupKind, float] = attrs.field(default=IMPORTANCE, converter=_merge_scores)
     # How much each kind of group matters; those left out have the usual score.
 
-    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+    async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return the groups that matter."""
-        return dropped(groups, room, lambda group: self.scores[group.kind])
+        return drop_lowest(groups, budget, lambda group: self.scores[group.kind])
 
 
 @attrs.frozen
 class DropRepeatedErrors(ContextPolicy):
     """Leaves out calls that failed with the very words of an earlier one."""
 
-    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:  # noqa: ARG002  it counts no tokens
+    async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:  # noqa: ARG002  it counts no tokens
         """Return the groups with each error once."""
         known: set[tuple[tuple[str, str], ...]] = set()
-        left: list[Group] = []
+        left: list[MessageGroup] = []
         for group in groups:
             told = tuple([(each.tool, each.content) for each in group.messages if isinstance(each, ToolResult)])
-            is_error = group.kind is Kind.ERROR
+            is_error = group.kind is GroupKind.ERROR
             if not is_error or told not in known or group.is_fixed:
                 left.append(group)
             if is_error:
@@ -74,7 +81,7 @@ class DropRepeatedErrors(ContextPolicy):
         return left
 
 
-def _phrases(phrases: Iterable[str]) -> frozenset[str]:
+def _as_phrases(phrases: Iterable[str]) -> frozenset[str]:
     return frozenset(phrases)
 
 
@@ -84,16 +91,16 @@ class DropAcknowledgements(ContextPolicy):
 
     chars: int = attrs.field(default=ACKNOWLEDGEMENT_CHARS, validator=at_least(1))
     # What has so many or more is none.
-    phrases: frozenset[str] = attrs.field(default=ACKNOWLEDGEMENTS, converter=_phrases)
+    phrases: frozenset[str] = attrs.field(default=ACKNOWLEDGEMENTS, converter=_as_phrases)
     # What one is made of, in small letters.
 
-    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:  # noqa: ARG002  it counts no tokens
+    async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:  # noqa: ARG002  it counts no tokens
         """Return the groups that say something."""
-        return [group for group in groups if group.is_fixed or not self._is_bare(group)]
+        return [group for group in groups if group.is_fixed or not self._is_acknowledgement(group)]
 
-    def _is_bare(self, group: Group) -> bool:
+    def _is_acknowledgement(self, group: MessageGroup) -> bool:
         said = group.messages[0]
         if not isinstance(said, AssistantMessage) or said.calls or len(said.text.strip()) >= self.chars:
             return False
-        phrases = [each for phrase in _PHRASES.split(said.text.lower()) if (each := " ".join(phrase.split()))]
+        phrases = [each for phrase in _PHRASE_SEPARATORS.split(said.text.lower()) if (each := " ".join(phrase.split()))]
         return all(each in self.phrases for each in phrases)

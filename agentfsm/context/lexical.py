@@ -24,15 +24,15 @@ from agentfsm.ports import Scorer
 # How soon a word's repetition stops to count: the usual value, called k1. From 0.8 to 3 recall moves by under 1 %.
 SATURATION: Final = 1.2
 # How much a long text is held against it, 0 to 1: the usual value, called b. From 0.5 to 1 recall moves by under 1 %.
-LENGTH_SHARE: Final = 0.75
+LENGTH_WEIGHT: Final = 0.75
 # How often the name counts. 1 and 3 differ by under 1 % in recall; with 6, a name that happens to fit is taken too far.
 NAME_WEIGHT: Final = 2
 # Tool sets whose index is kept, in a process: several agents, each scored again with every input.
-KEPT_INDEXES: Final = 16
+INDEX_CACHE_SIZE: Final = 16
 
 # English words that stand in any task. Leaving them out raises recall among the first five by 2 %: descriptions are so
 # short that even a frequent word is rare in them.
-_COMMON: Final = frozenset(
+_STOP_WORDS: Final = frozenset(
     re.findall(
         r"\w+",
         "a an and are as at be by can could do does for from how i if in is it me my of on or our please that the this "
@@ -41,15 +41,15 @@ _COMMON: Final = frozenset(
 )
 
 # Scripts whose words are not set apart: each pair of neighbouring characters is taken for a word.
-_DENSE: Final = (
+_UNSPACED_SCRIPTS: Final = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
     "\u3005-\u3007\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
     "\uac00-\ud7a3"  # Korean has spaces, but glues its particles to the words
 )
 # Left to `re` to compile when it is first used: so many ranges take 3 ms, and most agents have few tools.
-_PIECE: Final = rf"([{_DENSE}]+)|[^\W_{_DENSE}]+"
+_PIECE: Final = rf"([{_UNSPACED_SCRIPTS}]+)|[^\W_{_UNSPACED_SCRIPTS}]+"
 # Where camelCase breaks: getUser, HTTPServer.
-_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_CAMEL_CASE_BREAK: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 # Letters: "sing" and "red" are no endings.
 _MIN_STEM_CHARS: Final = 3
@@ -69,39 +69,39 @@ class LexicalScorer(Scorer):
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """Return how well each text fits, 0 or more; 0 where it has no word of the query. Does not wait."""
         scores = [0.0] * len(texts)
-        index = _index(tuple(texts))
-        for word in dict.fromkeys(_words(query)):  # not a set: sums of floats depend on their order
+        index = _build_index(tuple(texts))
+        for word in dict.fromkeys(_tokenise(query)):  # not a set: sums of floats depend on their order
             for place, weight in index.get(word, ()):
                 scores[place] += weight
         return scores
 
 
-@lru_cache(maxsize=KEPT_INDEXES)
-def _index(texts: tuple[str, ...]) -> _Index:
-    counts = [Counter(_words(text)) for text in texts]
+@lru_cache(maxsize=INDEX_CACHE_SIZE)
+def _build_index(texts: tuple[str, ...]) -> _Index:
+    counts = [Counter(_tokenise(text)) for text in texts]
     for count, text in zip(counts, texts, strict=True):
-        for word in _words(text.partition("\n")[0]):
+        for word in _tokenise(text.partition("\n")[0]):
             count[word] += NAME_WEIGHT - 1
     lengths = [count.total() for count in counts]
     mean = sum(lengths) / max(len(texts), 1) or 1.0
     holding = Counter(word for count in counts for word in count)
     index: dict[str, list[tuple[int, float]]] = {word: [] for word in holding}
     for place, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-        damping = SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * length / mean)
+        damping = SATURATION * (1 - LENGTH_WEIGHT + LENGTH_WEIGHT * length / mean)
         for word, times in count.items():
             rarity = math.log1p((len(texts) - holding[word] + 0.5) / (holding[word] + 0.5))
             index[word].append((place, rarity * times * (SATURATION + 1) / (times + damping)))
     return index
 
 
-def _words(text: str) -> Iterator[str]:
+def _tokenise(text: str) -> Iterator[str]:
     """Yield what is compared: lower-case words without their endings, and pairs of characters of dense scripts."""
-    spaced = _HUMP.sub(" ", unicodedata.normalize("NFKC", text)).lower()
+    spaced = _CAMEL_CASE_BREAK.sub(" ", unicodedata.normalize("NFKC", text)).lower()
     for piece in re.finditer(_PIECE, spaced):
         word = piece[0]
         if piece[1]:
             yield from (word[i : i + 2] for i in range(max(len(word) - 1, 1)))
-        elif word not in _COMMON:
+        elif word not in _STOP_WORDS:
             yield _stem(word)
 
 

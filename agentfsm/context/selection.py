@@ -22,8 +22,8 @@ from agentfsm.context.trim import at_least
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import JSON, Usage
 from agentfsm.engine.queue.render import describe
-from agentfsm.ports import FOUND_TOOLS, Ask, Scorer, Selection, ToolDefinition, ToolSelector
-from agentfsm.tally import BYTES
+from agentfsm.ports import MAX_FOUND_TOOLS, Scorer, Selection, SelectorAsk, ToolDefinition, ToolSelector
+from agentfsm.tokens.ledger import BYTE_COUNTER
 
 # Tools. Up to here a model chooses well among all, above it needs a selection (Source: document E, 9.1).
 SIMILAR_ABOVE: Final = 20
@@ -33,9 +33,9 @@ TWO_STAGE_ABOVE: Final = 50
 # Measured (`make bench ROW=selection`), of the right tools among 50, 200, 500 and 1,427 the first 20 hold 98.0, 97.8,
 # 96.8 and 95.6 %, the first 10 hold 97.7, 97.2, 96.1 and 93.0 %, the first 5 hold 97.6, 96.6, 94.4 and 90.1 %. Those
 # tasks name all that they need; the later steps of a long task do not, which speaks for 20.
-TOP: Final = 20
+DEFAULT_TOP: Final = 20
 # Tools that stage two shows: 3 to 5 (Source: document E, 5.4).
-PICKS: Final = 5
+DEFAULT_PICKS: Final = 5
 # Tools, when nothing tells them apart: OpenAI refuses a request with more.
 MAX_UNCHOSEN: Final = 128
 # The longest list of summaries: about 10,000 tokens, which is what 20 full definitions take at most (Source: document
@@ -58,12 +58,12 @@ The tools, as name(parameters; ? marks what may be left out): what it does
 {lines}"""
 
 # What may be a name; "get.v2" is one piece, so that it does not pass for "get". A list's number is not part of it.
-_TOKEN: Final = re.compile(r"(?:\d+\.)?([A-Za-z0-9_-]+(?:[./][A-Za-z0-9_-]+)*)")
-_LIST: Final = re.compile(r"\[[^\[\]]*\]")
-_MARKED: Final = re.compile(r"`[^`\n]+`|\"[^\"\n]+\"|\*\*[^*\n]+\*\*")
+_NAME_TOKEN: Final = re.compile(r"(?:\d+\.)?([A-Za-z0-9_-]+(?:[./][A-Za-z0-9_-]+)*)")
+_JSON_LIST: Final = re.compile(r"\[[^\[\]]*\]")
+_MARKED_NAME: Final = re.compile(r"`[^`\n]+`|\"[^\"\n]+\"|\*\*[^*\n]+\*\*")
 _BRACKETS: Final = re.compile(r"\([^()]*\)")
 # What stands between a name and what is said of it.
-_REMARK: Final = re.compile(r":| [-–—] ")  # noqa: RUF001  models write such dashes
+_REMARK_SEPARATOR: Final = re.compile(r":| [-–—] ")  # noqa: RUF001  models write such dashes
 
 
 @attrs.frozen
@@ -74,9 +74,9 @@ class AllTools(ToolSelector):
         """Tell that there is nothing to choose."""
         return False
 
-    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:  # noqa: ARG002  all is all
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:  # noqa: ARG002  all is all
         """Return all."""
-        return _chosen(tools, "all")
+        return _build_selection(tools, "all")
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +86,7 @@ class BySimilarity(ToolSelector):
     Where the scorer fails, or finds no tool nearer than another, it offers all; at most 128, the first.
     """
 
-    top: int = attrs.field(default=TOP, validator=at_least(1))
+    top: int = attrs.field(default=DEFAULT_TOP, validator=at_least(1))
     # How many.
     scorer: Scorer = attrs.field(factory=LexicalScorer)
     # What tells how like.
@@ -95,48 +95,51 @@ class BySimilarity(ToolSelector):
         """Tell whether there are more than it offers."""
         return count > self.top
 
-    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:  # noqa: ARG002  asks nobody
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:  # noqa: ARG002  asks nobody
         """Return the nearest, in the order of registration; among equals, the earlier registered."""
         if not self.wants(len(tools)):
-            return _chosen(tools, "all")
-        order, flaw = await self.ranked(task, tools)
+            return _build_selection(tools, "all")
+        order, flaw = await self.rank(task, tools)
         if flaw:
             few = len(tools) <= MAX_UNCHOSEN
-            return _chosen(tools[:MAX_UNCHOSEN], f"{'all' if few else f'the first {MAX_UNCHOSEN}'}: {flaw}")
-        return _chosen([tools[place] for place in sorted(order[: self.top])], "similarity")
+            return _build_selection(tools[:MAX_UNCHOSEN], f"{'all' if few else f'the first {MAX_UNCHOSEN}'}: {flaw}")
+        return _build_selection([tools[place] for place in sorted(order[: self.top])], "similarity")
 
-    async def ranked(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[int], str]:
+    async def rank(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[int], str]:
         """Rank.
 
         Returns:
             The places of all tools, the nearest to the task first, and "". Where nothing tells them apart: the places
             in their order, and why.
         """
-        scores, flaw = await self._scored(task, tools)
+        scores, flaw = await self._score(task, tools)
         places = range(len(tools))
         return (places, flaw) if flaw else (sorted(places, key=lambda place: -scores[place]), "")
 
     async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
         """Return the nearest to the query; all of a few, of more only such as are nearer than others."""
-        scores, flaw = await self._scored(query, tools)
-        few = len(tools) <= FOUND_TOOLS
+        scores, flaw = await self._score(query, tools)
+        few = len(tools) <= MAX_FOUND_TOOLS
         if flaw:
             return [tool.name for tool in tools] if few else []
         order = sorted(range(len(tools)), key=lambda place: -scores[place])
-        return [tools[place].name for place in order[:FOUND_TOOLS] if few or scores[place] > min(scores)]
+        return [tools[place].name for place in order[:MAX_FOUND_TOOLS] if few or scores[place] > min(scores)]
 
-    async def _scored(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[float], str]:
+    async def _score(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[float], str]:
         """Return the scores of all tools and "", or why they rank nothing."""
         try:
-            scores = [float(score) for score in await self.scorer.scores(_gist(task), [_text(tool) for tool in tools])]
+            scores = [
+                float(score)
+                for score in await self.scorer.scores(_excerpt_task(task), [_tool_text(tool) for tool in tools])
+            ]
         except MisuseError:
             raise
         except Exception as error:  # noqa: BLE001  a scorer may fail in any way, and the run goes on without
             return (), f"the scorer raised {describe(error)[:_REASON_CHARS]}"
-        return scores, _flaw(scores, len(tools))
+        return scores, _find_flaw(scores, len(tools))
 
 
-def _flaw(scores: Sequence[float], count: int) -> str:
+def _find_flaw(scores: Sequence[float], count: int) -> str:
     """Say why the scores rank nothing, if so."""
     if len(scores) != count:
         return f"the scorer gave {len(scores)} scores for {count} tools"
@@ -152,7 +155,7 @@ class TwoStage(ToolSelector):
     Costs one more call of the model. Where that fails, or names no tool, similarity chooses.
     """
 
-    picks: int = attrs.field(default=PICKS, validator=at_least(1))
+    picks: int = attrs.field(default=DEFAULT_PICKS, validator=at_least(1))
     # At most so many.
     similarity: BySimilarity = BySimilarity()
     # What chooses instead, and which summaries the model reads where all would be too long a list.
@@ -161,36 +164,40 @@ class TwoStage(ToolSelector):
         """Tell whether there are more than the model may name."""
         return count > self.picks
 
-    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:
         """Return what the model named, in the order of registration."""
-        listed = await self._listed(task, tools)
+        listed = await self._build_shortlist(task, tools)
         lines = "\n".join(tool.summary for tool in listed)
         try:
-            reply, usage = await ask(_DIRECTIONS.format(picks=self.picks, lines=lines), f"The task:\n{_gist(task)}")
+            reply, usage = await ask(
+                _DIRECTIONS.format(picks=self.picks, lines=lines), f"The task:\n{_excerpt_task(task)}"
+            )
         except ModelError as error:
             why = f"the model could not be asked: {describe(error)[:_REASON_CHARS]}"
-            return await self._instead(why, error.usage or Usage(), task, tools, ask)
-        named = _named(reply, {tool.name for tool in listed})[: self.picks]
+            return await self._fall_back(why, error.usage or Usage(), task, tools, ask)
+        named = _find_names(reply, {tool.name for tool in listed})[: self.picks]
         if not named:
-            return await self._instead("the model named none", usage, task, tools, ask)
+            return await self._fall_back("the model named none", usage, task, tools, ask)
         how = "two_stage" if len(listed) == len(tools) else f"two_stage: among {len(listed)} of {len(tools)}"
-        return _chosen([tool for tool in listed if tool.name in named], how, usage)
+        return _build_selection([tool for tool in listed if tool.name in named], how, usage)
 
     async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
         """Find by similarity: the model has said what it looks for."""
         return await self.similarity.find(query, tools)
 
-    async def _listed(self, task: str, tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
+    async def _build_shortlist(self, task: str, tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
         """Return the tools whose summaries the model reads: all, or as many of the nearest as are not too long."""
-        sizes = [BYTES.count(tool.summary) + 1 for tool in tools]
+        sizes = [BYTE_COUNTER.count(tool.summary) + 1 for tool in tools]
         if sum(sizes) <= STAGE_ONE_BYTES:
             return tools
-        order, _flaw = await self.similarity.ranked(task, tools)
+        order, _flaw = await self.similarity.rank(task, tools)
         ends = accumulate(sizes[place] for place in order)
         kept = sorted(place for place, end in zip(order, ends, strict=True) if end <= STAGE_ONE_BYTES)
         return [tools[place] for place in kept]
 
-    async def _instead(self, why: str, usage: Usage, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:
+    async def _fall_back(
+        self, why: str, usage: Usage, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk
+    ) -> Selection:
         """Choose by similarity, and say why."""
         other = await self.similarity.select(task, tools, ask)
         return attrs.evolve(other, how=f"{other.how}{';' if ':' in other.how else ':'} {why}", usage=usage)
@@ -205,43 +212,43 @@ class AutoSelect(ToolSelector):
     two_stage_above: int = attrs.field(default=TWO_STAGE_ABOVE, validator=at_least(0))
     # Tools; up to here, similarity chooses.
     similarity: BySimilarity = BySimilarity()
-    picks: int = attrs.field(default=PICKS, validator=at_least(1))
+    picks: int = attrs.field(default=DEFAULT_PICKS, validator=at_least(1))
     # How many the model may name in the first of two stages.
 
     def wants(self, count: int) -> bool:
         """Tell whether there are too many to offer all."""
         return count > min(self.similar_above, self.two_stage_above)
 
-    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:
         """Choose in the way that suits the number."""
-        return await self._way(len(tools)).select(task, tools, ask)
+        return await self._choose_selector(len(tools)).select(task, tools, ask)
 
     async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
         """Find by similarity."""
         return await self.similarity.find(query, tools)
 
-    def _way(self, count: int) -> ToolSelector:
+    def _choose_selector(self, count: int) -> ToolSelector:
         if count > self.two_stage_above:
             return TwoStage(picks=self.picks, similarity=self.similarity)
         return self.similarity if count > self.similar_above else AllTools()
 
 
-def _chosen(tools: Sequence[ToolDefinition], how: str, usage: Usage = Usage()) -> Selection:
+def _build_selection(tools: Sequence[ToolDefinition], how: str, usage: Usage = Usage()) -> Selection:
     return Selection(tools=tuple([tool.name for tool in tools]), how=how, usage=usage)
 
 
-def _gist(task: str) -> str:
+def _excerpt_task(task: str) -> str:
     """Return a task's head and tail, where it is long."""
     half = TASK_CHARS // 2
     return task if len(task) <= TASK_CHARS else f"{task[:half]}\n[...]\n{task[-half:]}"
 
 
-def _text(tool: ToolDefinition) -> str:
+def _tool_text(tool: ToolDefinition) -> str:
     """Return what a tool is compared by: name, description, and its parameters' names, descriptions and values."""
-    return "\n".join((tool.name, tool.description, *_told(tool.parameters)))[:TEXT_CHARS]
+    return "\n".join((tool.name, tool.description, *_iter_schema_texts(tool.parameters)))[:TEXT_CHARS]
 
 
-def _told(schema: Mapping[str, JSON]) -> Iterator[str]:
+def _iter_schema_texts(schema: Mapping[str, JSON]) -> Iterator[str]:
     """Yield what a schema says in words, at any depth; with a list of its own, since a schema may be deep."""
     nodes: list[Any] = [schema]
     while nodes:
@@ -258,23 +265,23 @@ def _told(schema: Mapping[str, JSON]) -> Iterator[str]:
             nodes.extend(node)
 
 
-def _named(reply: str, known: Collection[str]) -> list[str]:
+def _find_names(reply: str, known: Collection[str]) -> list[str]:
     """Return the known names in a reply, in its order: in a JSON list, marked, or line by line; no name is guessed.
 
     The last list is the answer; those before it are thoughts.
     """
-    for part in (*reversed(_LIST.findall(reply)), " ".join(_MARKED.findall(reply))):
-        if found := _known(part, known):
+    for part in (*reversed(_JSON_LIST.findall(reply)), " ".join(_MARKED_NAME.findall(reply))):
+        if found := _match_names(part, known):
             return found
     lines = _BRACKETS.sub("", reply).splitlines()
-    return list(dict.fromkeys(name for line in lines for name in _heading(line, known)))
+    return list(dict.fromkeys(name for line in lines for name in _find_heading_names(line, known)))
 
 
-def _heading(line: str, known: Collection[str]) -> list[str]:
+def _find_heading_names(line: str, known: Collection[str]) -> list[str]:
     """Return the names that a line is about, without those in the remarks behind them."""
-    return next((found for part in _REMARK.split(line) if (found := _known(part, known))), [])
+    return next((found for part in _REMARK_SEPARATOR.split(line) if (found := _match_names(part, known))), [])
 
 
-def _known(text: str, known: Collection[str]) -> list[str]:
-    pieces = (piece if piece in known else piece.strip("-_") for piece in _TOKEN.findall(text))
+def _match_names(text: str, known: Collection[str]) -> list[str]:
+    pieces = (piece if piece in known else piece.strip("-_") for piece in _NAME_TOKEN.findall(text))
     return list(dict.fromkeys(piece for piece in pieces if piece in known))

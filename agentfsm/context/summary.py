@@ -8,7 +8,6 @@ from typing import Final
 
 import attrs
 
-from agentfsm.compaction import Group, Room, tokens_of
 from agentfsm.context.trim import at_least
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import (
@@ -18,26 +17,27 @@ from agentfsm.core.messages import (
     TextPart,
     ToolResult,
     UserMessage,
-    encodable,
+    replace_surrogates,
 )
-from agentfsm.core.view import Summarised
+from agentfsm.core.segments import Summarised
 from agentfsm.ports import ContextPolicy, Model, check_model
-from agentfsm.tally import BYTES, BYTES_PER_TOKEN
+from agentfsm.ports.context import CompactionBudget, MessageGroup, count_tokens
+from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN
 
 # The part of the tokens that a summary stands for: what the model is told, and what it is held to.
-SHARE: Final = 0.25
-MAX_SHARE: Final = 0.3
+SUMMARY_SHARE: Final = 0.25
+MAX_SUMMARY_SHARE: Final = 0.3
 # Groups of messages (Source: document F, 7.2).
 KEEP_NEWEST: Final = 4
 # Where rules would have to cut more than this part, a summary is worth its price (Source: document G, 7).
-LEAST: Final = 0.5
+MIN_CUT_SHARE: Final = 0.5
 # What is read of one message, head and tail: a thousand tokens tell what it is about.
 MESSAGE_CHARS: Final = 4_000
 # English words in a token; models count words better than tokens.
 WORDS_PER_TOKEN: Final = 0.75
 # The part of the summarising model's window that is for messages: the rest is for the summary so far, the instructions
 # and the answer.
-MODEL_SHARE: Final = 0.5
+MODEL_WINDOW_SHARE: Final = 0.5
 
 _DIRECTIONS: Final = """\
 You keep the record of a conversation between a user and an assistant that works with tools. You get the record so far \
@@ -68,23 +68,23 @@ class Summarise(ContextPolicy):
     # Writes the summary, a small one is enough; closed with the agent. None: the agent's own.
     keep: int = attrs.field(default=KEEP_NEWEST, validator=at_least(0))
     # So many of the newest groups are left as they are.
-    least: float = attrs.field(default=LEAST, validator=_check_least)
+    least: float = attrs.field(default=MIN_CUT_SHARE, validator=_check_least)
     # A summary is asked for where more than this part has to be cut, 0 to below 1; 0: whenever something has to go.
     instructions: str = ""
     # What else to keep in it, in a sentence or two.
 
-    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+    async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return the groups with a summary in the place of the old ones."""
-        tokens = tokens_of(groups)
-        old = self._old(groups)
-        is_worth = 0 < room.tokens < tokens * (1 - self.least) and not all(group.is_summary for group in old)
+        tokens = count_tokens(groups)
+        old = self._find_old_groups(groups)
+        is_worth = 0 < budget.target_tokens < tokens * (1 - self.least) and not all(group.is_summary for group in old)
         if not is_worth:
             return groups
         try:
-            told = room.summarised(old, await self._record(old, room))
+            told = budget.build_summary(old, await self._write_record(old, budget))
         except ModelError:  # the room has noted why
             return groups
-        if told.tokens >= tokens_of(old):
+        if told.tokens >= count_tokens(old):
             return groups
         # It stands where the newest of them stood, behind the task, which stays first and in the prompt cache.
         newest, gone = id(old[-1]), {id(group) for group in old[:-1]}
@@ -95,55 +95,55 @@ class Summarise(ContextPolicy):
         if self.model is not None:
             await self.model.aclose()
 
-    def _old(self, groups: Sequence[Group]) -> list[Group]:
+    def _find_old_groups(self, groups: Sequence[MessageGroup]) -> list[MessageGroup]:
         """Return what the summary is to stand for; an earlier summary is always part of it."""
         newest = len(groups) - self.keep
         return [g for place, g in enumerate(groups) if g.is_summary or (place < newest and not g.is_fixed)]
 
-    async def _record(self, old: Sequence[Group], room: Room) -> str:
+    async def _write_record(self, old: Sequence[MessageGroup], budget: CompactionBudget) -> str:
         """Return the record: of what there was, portion by portion where the model cannot read all at once."""
-        most = max(1, int(MAX_SHARE * tokens_of(old)))
-        words = max(1, int(SHARE * WORDS_PER_TOKEN * tokens_of(old)))
+        most = max(1, int(MAX_SUMMARY_SHARE * count_tokens(old)))
+        words = max(1, int(SUMMARY_SHARE * WORDS_PER_TOKEN * count_tokens(old)))
         directions = _DIRECTIONS.format(words=words, more=f"\n{self.instructions}" if self.instructions else "")
-        record = "\n".join(group.shown.text for group in old if isinstance(group.shown, Summarised))
-        window_tokens = (self.model or room.model).window_tokens
-        for portion in _portions(old, int(MODEL_SHARE * window_tokens * BYTES_PER_TOKEN)):
+        record = "\n".join(group.segment.text for group in old if isinstance(group.segment, Summarised))
+        window_tokens = (self.model or budget.model).window_tokens
+        for portion in _split_portions(old, int(MODEL_WINDOW_SHARE * window_tokens * BYTES_PER_TOKEN)):
             so_far = json.dumps(record, ensure_ascii=False) if record else "none yet"
             question = f"The record so far: {so_far}\n\nThe messages since, a line each:\n{portion}"
-            written = await room.ask(self.model, directions, question, most)
-            record = _clipped(encodable(written), most, room)
+            written = await budget.ask(self.model, directions, question, most)
+            record = _clip(replace_surrogates(written), most, budget)
         return record
 
 
-def _clipped(text: str, tokens: int, room: Room) -> str:
+def _clip(text: str, tokens: int, budget: CompactionBudget) -> str:
     """Return a text that a model wrote beyond its bounds within them."""
-    have = room.count(SystemMessage(text=text))
+    have = budget.count(SystemMessage(text=text))
     return text if have <= tokens else f"{text[: len(text) * tokens // have]} [...]"
 
 
-def _portions(groups: Sequence[Group], most_bytes: int) -> Iterator[str]:
+def _split_portions(groups: Sequence[MessageGroup], most_bytes: int) -> Iterator[str]:
     """Yield the messages as lines of JSON, which no text in them can break out of; so many bytes at a time, about."""
     lines: list[str] = []
     size = 0
-    for line in (_line(message) for group in groups if not group.is_summary for message in group.messages):
-        size += BYTES.count(line)
+    for line in (_format_line(message) for group in groups if not group.is_summary for message in group.messages):
+        size += BYTE_COUNTER.count(line)
         if lines and size > most_bytes:
             yield "\n".join(lines)
-            lines, size = [], BYTES.count(line)
+            lines, size = [], BYTE_COUNTER.count(line)
         lines.append(line)
     yield "\n".join(lines)
 
 
-def _line(message: Message) -> str:
+def _format_line(message: Message) -> str:
     told: dict[str, object] = {_ROLES[type(message)]: _excerpt(message.text)}
     if isinstance(message, AssistantMessage) and message.calls:
         told["calls"] = [_excerpt(f"{call.name}({call.arguments})") for call in message.calls]
-    if isinstance(message, UserMessage) and (media := _media(message)):
+    if isinstance(message, UserMessage) and (media := _list_media(message)):
         told["with"] = media
     return json.dumps(told, ensure_ascii=False)
 
 
-def _media(message: UserMessage) -> list[str]:
+def _list_media(message: UserMessage) -> list[str]:
     return [type(part).__name__ for part in message.parts if not isinstance(part, TextPart)]
 
 

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm.compaction import Group, Room, tokens_of
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports import ContextPolicy
+from agentfsm.ports.context import CompactionBudget, MessageGroup, count_tokens
 
 # Characters of a result that the model has read (Source: document A, 8.3, and document G, 7).
-TRIM_CHARS: Final = 500
+MAX_RESULT_CHARS: Final = 500
 # Items of a list (Source: document F, 7.4).
-TRIM_ITEMS: Final = 5
+MAX_RESULT_ITEMS: Final = 5
 # Groups: a model that compares two results has read them in two turns.
 KEEP_NEWEST: Final = 2
 # To how much results are shortened, step by step, that the model has not read and that do not fit.
@@ -40,35 +40,35 @@ class TrimResults(ContextPolicy):
     not read are shortened only where nothing else would make them fit, and as little as possible.
     """
 
-    chars: int = attrs.field(default=TRIM_CHARS, validator=at_least(1))
+    chars: int = attrs.field(default=MAX_RESULT_CHARS, validator=at_least(1))
     # Of a result; a list may have four times as many.
-    items: int = attrs.field(default=TRIM_ITEMS, validator=at_least(0))
+    items: int = attrs.field(default=MAX_RESULT_ITEMS, validator=at_least(0))
     # Of a list; 0 cuts lists as any other text.
     keep: int = attrs.field(default=KEEP_NEWEST, validator=at_least(0))
     # So many of the newest groups are left as they are.
 
-    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+    async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return the groups with shorter results."""
         left = list(groups)
-        excess = tokens_of(left) - room.tokens
+        excess = count_tokens(left) - budget.target_tokens
         for index, group in enumerate(left[: max(len(left) - self.keep, 0)]):
             if excess <= 0:
                 break
             if not group.is_fixed:
-                left[index] = room.shortened(group, self.chars, self.items)
+                left[index] = budget.shorten(group, self.chars, self.items)
                 excess -= group.tokens - left[index].tokens
-        return self._unread(_if_shorter(left, groups), room)
+        return self._trim_unread(_if_shorter(left, groups), budget)
 
-    def _unread(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+    def _trim_unread(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return the groups, with what the model has not read made to fit beside the task."""
         for chars in (*[step for step in _UNREAD_CHARS if step > self.chars], self.chars):
-            if tokens_of(group for group in groups if group.is_fixed) <= room.limit_tokens:
+            if count_tokens(group for group in groups if group.is_fixed) <= budget.limit_tokens:
                 break
-            left = [room.shortened(group, chars, self.items) if group.is_unread else group for group in groups]
+            left = [budget.shorten(group, chars, self.items) if group.is_unread else group for group in groups]
             groups = _if_shorter(left, groups)
         return groups
 
 
-def _if_shorter(left: Sequence[Group], before: Sequence[Group]) -> Sequence[Group]:
+def _if_shorter(left: Sequence[MessageGroup], before: Sequence[MessageGroup]) -> Sequence[MessageGroup]:
     """Return what was made of the groups; the groups themselves where nothing in them was long."""
-    return left if tokens_of(left) < tokens_of(before) else before
+    return left if count_tokens(left) < count_tokens(before) else before

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from agentfsm.compaction import Group, Room, tokens_of
 from agentfsm.context.trim import at_least
 from agentfsm.ports import ContextPolicy
+from agentfsm.ports.context import CompactionBudget, MessageGroup, count_tokens
 
 
 @attrs.frozen
 class SlidingWindow(ContextPolicy):
     """Shows the newest messages that fit, and always the task; a summary goes only where it would fill the room."""
 
-    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+    async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return the groups without the oldest."""
-        return dropped(groups, room, lambda _group: 0)
+        return drop_lowest(groups, budget, lambda _group: 0)
 
 
 @attrs.frozen
@@ -27,33 +27,35 @@ class Cut(ContextPolicy):
     messages: int = attrs.field(validator=at_least(1))
     # How many. A call goes with its results, so there may be fewer; the newest group stays, and may be more.
 
-    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:  # noqa: ARG002  it counts no tokens
+    async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:  # noqa: ARG002  it counts no tokens
         """Return the newest groups."""
-        left: list[Group] = []
+        left: list[MessageGroup] = []
         room_for = self.messages
         for group in reversed(groups):
-            room_for -= 0 if group.is_task or group.is_summary else group.count
+            room_for -= 0 if group.is_task or group.is_summary else group.message_count
             if group.is_task or group.is_summary or group.is_newest or room_for >= 0:
                 left.append(group)
         return left[::-1]
 
 
-def dropped(groups: Sequence[Group], room: Room, rank: Callable[[Group], float]) -> Sequence[Group]:
+def drop_lowest(
+    groups: Sequence[MessageGroup], budget: CompactionBudget, rank: Callable[[MessageGroup], float]
+) -> Sequence[MessageGroup]:
     """Return the groups without as many as must go: the lowest rank first, the oldest of equals; order is kept.
 
     The task and the newest group stay. Summaries, and what the model has not read, go last, and only as far as they
     would not fit at all.
     """
-    tokens = tokens_of(groups)
+    tokens = count_tokens(groups)
     places = [place for place, group in enumerate(groups) if not (group.is_task or group.is_newest)]
     gone: set[int] = set()
-    for place in sorted(places, key=lambda place: (_is_late(groups[place]), rank(groups[place]))):
-        if tokens <= (room.limit_tokens if _is_late(groups[place]) else room.tokens):
+    for place in sorted(places, key=lambda place: (_drop_order(groups[place]), rank(groups[place]))):
+        if tokens <= (budget.limit_tokens if _drop_order(groups[place]) else budget.target_tokens):
             break
         gone.add(place)
         tokens -= groups[place].tokens
     return [group for place, group in enumerate(groups) if place not in gone]
 
 
-def _is_late(group: Group) -> int:
+def _drop_order(group: MessageGroup) -> int:
     return group.is_summary + 2 * group.is_unread

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.effects import Pending
-from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Outcome, ToolCall, ToolResult
 from agentfsm.core.value import Value
 
@@ -23,18 +23,18 @@ class Phase(StrEnum):
     """How far an open call is."""
 
     INTENDED = "intended"
-    ASKED = "asked"
+    AWAITING_APPROVAL = "asked"
     APPROVED = "approved"
     RUNNING = "running"
-    LOST = "lost"
+    OUTCOME_UNKNOWN = "lost"
     PAUSED = "paused"
     FINISHED = "finished"
 
 
 # What counts as an error of a tool.
-ERRORS: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
+ERROR_OUTCOMES: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
 # The phases in which somebody outside has to say something.
-UNDECIDED: Final = frozenset({Phase.ASKED, Phase.LOST, Phase.PAUSED})
+UNDECIDED_PHASES: Final = frozenset({Phase.AWAITING_APPROVAL, Phase.OUTCOME_UNKNOWN, Phase.PAUSED})
 
 
 @attrs.frozen(kw_only=True)
@@ -70,21 +70,21 @@ class OpenCall(Value):
     # What it will do, for the person who approves it.
     digest: str = ""
     # Of the tool and the arguments that the person is asked about.
-    waits: tuple[Pending, ...] = ()
+    pending: tuple[Pending, ...] = ()
     # What it waits for, in the phase PAUSED.
     inquiry: Inquiry | None = None
     # None where its tool has asked nothing.
     result: ToolResult | None = None
     # Present in the phase FINISHED only.
 
-    def closed(self, outcome: Outcome, content: str) -> ToolResult:
+    def build_result(self, outcome: Outcome, content: str) -> ToolResult:
         """Return a result that comes from elsewhere than the tool, with what is known of how the call has run."""
         return ToolResult(
             call_id=self.call.id,
             tool=self.call.name,
             outcome=outcome,
             content=content,
-            index=place_in(self.call.id),
+            index=parse_index(self.call.id),
             started_at=self.started_at,
             duration_s=self.duration_s,
             attempts=self.attempts,
@@ -104,7 +104,7 @@ class CallRecord(Value):
 
 
 @attrs.frozen(kw_only=True)
-class Fault(Value):
+class FailureRecord(Value):
     """Something that failed on the way."""
 
     turn: int
@@ -113,50 +113,50 @@ class Fault(Value):
     message: str
 
 
-def turns_of(messages: Iterable[Message]) -> int:
+def find_last_turn(messages: Iterable[Message]) -> int:
     """Return the highest turn number among the call ids of a history; 0 where there is none."""
     calls = (call for m in messages if isinstance(m, AssistantMessage) for call in m.calls)
-    return max((turn_in(call.id) for call in calls), default=0)
+    return max((parse_turn(call.id) for call in calls), default=0)
 
 
-_TURN: Final = re.compile(r"t([0-9]{1,8})(?:\.|\Z)")
-_PLACE: Final = re.compile(r"(?:.*\.)?([0-9]{1,8})", re.DOTALL)
+_TURN_PATTERN: Final = re.compile(r"t([0-9]{1,8})(?:\.|\Z)")
+_INDEX_PATTERN: Final = re.compile(r"(?:.*\.)?([0-9]{1,8})", re.DOTALL)
 
 
-def turn_in(call_id: str) -> int:
+def parse_turn(call_id: str) -> int:
     """Return the turn of a call, as its id tells it; 0 where that was not made here."""
-    found = _TURN.match(call_id)
+    found = _TURN_PATTERN.match(call_id)
     return 0 if found is None else int(found[1])
 
 
-def place_in(call_id: str) -> int:
+def parse_index(call_id: str) -> int:
     """Return a call's place in its reply, as its id tells it; 0 where that was not made here."""
-    found = _PLACE.fullmatch(call_id)
+    found = _INDEX_PATTERN.fullmatch(call_id)
     return 0 if found is None else int(found[1])
 
 
 # Hexadecimal digits of the hash in a key: it only has to tell apart what one call of one run was, or was going to be.
-KEY_DIGITS: Final = 8
+KEY_HASH_DIGITS: Final = 8
 
 
-def key_of(header: Header, call: ToolCall) -> str:
+def build_idempotency_key(header: Header, call: ToolCall) -> str:
     """Return the idempotency key of a call of the run with that header: the nonce, the call's id, a hash of the effect.
 
     The nonce tells runs apart, also those that had the same id one after the other. The hash, of the tool's name and
     the arguments, tells apart what a model asked for in the same place of one run before and after the record of it was
     lost, by a power cut or a restored backup. A run of a format older than 4 has no nonce, and its id stands for it.
     """
-    effect = hash_of(f"{call.name}\n{call.canonical}", KEY_DIGITS)
+    effect = short_hash(f"{call.name}\n{call.canonical}", KEY_HASH_DIGITS)
     return f"{header.nonce or header.id}:{call.id}:{effect}"
 
 
-def with_arguments(header: Header, call: ToolCall, arguments: str) -> ToolCall:
+def replace_arguments(header: Header, call: ToolCall, arguments: str) -> ToolCall:
     """Return a call that has not started with other arguments: another effect, and so under another key."""
     edited = attrs.evolve(call, arguments=arguments)
-    return attrs.evolve(edited, key=key_of(header, edited))
+    return attrs.evolve(edited, key=build_idempotency_key(header, edited))
 
 
-def arguments_of(call: ToolCall) -> dict[str, JSON]:
+def parse_arguments(call: ToolCall) -> dict[str, JSON]:
     """Return the call's arguments as a dict."""
     arguments: dict[str, JSON] = json.loads(call.arguments)
     return arguments

@@ -11,18 +11,18 @@ import json
 import re
 from typing import Final
 
-from agentfsm.core.hidden import HIDDEN, spelt_out
+from agentfsm.core.text_safety import HIDDEN_CHARS, escape_hidden
 
 # Stands for what was cut off; plain ASCII, since it is shown on any terminal.
-CUT: Final = "..."
+ELLIPSIS: Final = "..."
 
 # Control sequences (ECMA-48, 5.4), removed whole: without its ESC one would leave "[31m" behind.
-_SEQUENCES: Final = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
+_CONTROL_SEQUENCES: Final = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
 
 
-def clean(text: str) -> str:
+def strip_unsafe(text: str) -> str:
     """Return the text without what a terminal would act on or a reader would not see; line breaks and tabs stay."""
-    return HIDDEN.sub("", _SEQUENCES.sub("", text))
+    return HIDDEN_CHARS.sub("", _CONTROL_SEQUENCES.sub("", text))
 
 
 def one_line(text: str, width: int) -> str:
@@ -32,10 +32,12 @@ def one_line(text: str, width: int) -> str:
         text: Any text.
         width: Characters at most, 4 or more.
     """
-    line = " ".join(clean(text[: width * 8]).split())  # eight times: room for what is stripped, and still bounded
-    return line if len(line) <= width else line[: width - len(CUT)].rstrip() + CUT
+    line = " ".join(
+        strip_unsafe(text[: width * 8]).split()
+    )  # eight times: room for what is stripped, and still bounded
+    return line if len(line) <= width else line[: width - len(ELLIPSIS)].rstrip() + ELLIPSIS
 
 
-def exact_json(value: object) -> str:
+def format_exact_json(value: object) -> str:
     """Return the value as indented JSON in which every hidden character is spelt out, so that nothing is left out."""
-    return spelt_out(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    return escape_hidden(json.dumps(value, ensure_ascii=False, indent=2, default=str))

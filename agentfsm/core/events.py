@@ -15,9 +15,9 @@ from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolResult, Usage
+from agentfsm.core.segments import Segment
 from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict
-from agentfsm.core.view import Shown
 
 
 @attrs.frozen(kw_only=True)
@@ -34,9 +34,9 @@ class Event(Value):
 
         Its fields come under their names, without those that have their default, and its class under `is`.
         """
-        from agentfsm.core.codec import fields_of  # noqa: PLC0415  brings cattrs
+        from agentfsm.core.codec import event_to_json  # noqa: PLC0415  brings cattrs
 
-        return fields_of(self)
+        return event_to_json(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -99,7 +99,7 @@ class Compacted(Event):
     # Of the messages shown, before and after.
     why: str
     # For people: what there was too much of, and which policy could not do its part.
-    head: tuple[Shown, ...] | None = None
+    head: tuple[Segment, ...] | None = None
     # What is shown of the messages before `start`; None, in journals of format 2 and older, for the task and a note.
     policies: tuple[str, ...] = ()
     # Those that changed something, in their order, by the names of their classes.

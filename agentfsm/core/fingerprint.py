@@ -10,7 +10,7 @@ import attrs
 from agentfsm.core.value import Value
 
 
-def hash_of(text: str, digits: int) -> str:
+def short_hash(text: str, digits: int) -> str:
     """Return the first hexadecimal digits of a text's hash; of any text, lone surrogates included."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
 

@@ -24,16 +24,18 @@ class History(Sequence[Message]):
         self._size = len(self._items)
         # How many of them are this one's.
 
-    def then(self, *news: Message) -> History:
+    def with_appended(self, *messages: Message) -> History:
         """Return the history that goes on with these messages."""
         items, size = self._items, self._size
-        end = size + len(news)
+        end = size + len(messages)
         if not size:
-            items = list(news)
+            items = list(messages)
         elif len(items) == size:
-            items += news  # one step: where two threads do this at once, the news of one are behind those of the other
-        if items[size:end] != list(news):
-            items = [*items[:size], *news]
+            items += (
+                messages  # one step: where two threads do this at once, the news of one are behind those of the other
+            )
+        if items[size:end] != list(messages):
+            items = [*items[:size], *messages]
         after = object.__new__(History)
         after._items, after._size = items, end
         return after
@@ -84,6 +86,6 @@ class History(Sequence[Message]):
         return History, (tuple(self),)
 
 
-def history_of(messages: Iterable[Message]) -> History:
+def as_history(messages: Iterable[Message]) -> History:
     """Return messages as a history; one that is a history already as it is."""
     return messages if isinstance(messages, History) else History(messages)

@@ -33,7 +33,7 @@ class StopReason(StrEnum):
 
 
 # The reasons that a larger limit would have prevented.
-OUT_OF_BUDGET = frozenset(
+BUDGET_REASONS = frozenset(
     {
         StopReason.MAX_TURNS,
         StopReason.TOKEN_BUDGET,
@@ -46,43 +46,43 @@ OUT_OF_BUDGET = frozenset(
 
 # Attempts at the model after the first, in a run of its own and in one that works for another.
 MODEL_RETRIES: Final = 3
-SPECIALIST_RETRIES: Final = 1
+SUBAGENT_MODEL_RETRIES: Final = 1
 # Of the time and tokens of a run, the most that is kept back for its last answer: 4 of 5 parts are for its work.
-LAST_SHARE: Final = 0.2
+LAST_ANSWER_SHARE: Final = 0.2
 # Seconds for it at most: the reply of a large model takes 3 to 8 (document C, 10.2), and a slow one three times that.
-LAST_S: Final = 30.0
+LAST_ANSWER_S: Final = 30.0
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _positive(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
+def _check_positive(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
     if not _is_number(value) or not 0 < value < float("inf"):
         raise MisuseError(f"Limits({attribute.name}={value!r}): give a finite number above 0; there is no 'unlimited'")
 
 
-def _count(limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    _positive(limits, attribute, value)
-    _whole(limits, attribute, value)
+def _check_count(limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    _check_positive(limits, attribute, value)
+    _check_whole(limits, attribute, value)
 
 
-def _count_or_zero(limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    _not_negative(limits, attribute, value)
-    _whole(limits, attribute, value)
+def _check_count_or_zero(limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    _check_not_negative(limits, attribute, value)
+    _check_whole(limits, attribute, value)
 
 
-def _whole(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
+def _check_whole(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
     if not isinstance(value, int):
         raise MisuseError(f"Limits({attribute.name}={value!r}): give a whole number; it counts what has no halves")
 
 
-def _share(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
+def _check_share(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
     if not _is_number(value) or not 0 < value <= 1:
         raise MisuseError(f"Limits({attribute.name}={value!r}): give a share, above 0 and up to 1; 0.8 is four fifths")
 
 
-def _not_negative(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
+def _check_not_negative(_limits: object, attribute: attrs.Attribute[Any], value: float) -> None:
     if not _is_number(value) or not 0 <= value < float("inf"):
         raise MisuseError(f"Limits({attribute.name}={value!r}): give a finite number, 0 or more")
 
@@ -91,72 +91,73 @@ def _not_negative(_limits: object, attribute: attrs.Attribute[Any], value: float
 class Limits(Value):
     """What one run may use. Every default is finite."""
 
-    turns: int = attrs.field(default=20, validator=_count)
+    turns: int = attrs.field(default=20, validator=_check_count)
     # Model replies. Real tasks take 10 to 30; a run that needs more is usually lost.
-    tokens: int = attrs.field(default=200_000, validator=_count)
+    tokens: int = attrs.field(default=200_000, validator=_check_count)
     # Input plus output of every call: ten turns over a well-filled history, below a dollar with most models.
-    seconds: float = attrs.field(default=300.0, validator=_positive)
+    seconds: float = attrs.field(default=300.0, validator=_check_positive)
     # Active time: waiting for a person does not count. The longest that somebody keeps watching.
-    usd: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
+    usd: float | None = attrs.field(default=None, validator=attrs.validators.optional(_check_positive))
     # US dollars. None by default: only you know what an answer is worth.
-    tool_calls: int = attrs.field(default=200, validator=_count)
+    tool_calls: int = attrs.field(default=200, validator=_check_count)
     # Calls of tools, those of the agents below included: ten in each of 20 turns, where most runs make one or two.
-    warn_at: float = attrs.field(default=0.8, validator=_share)
+    warn_at: float = attrs.field(default=0.8, validator=_check_share)
     # The share of turns, tokens, money, seconds and tool calls from which on a run says that it nears the limit, above
     # 0 and up to 1: what is left then does for an orderly end.
-    errors: int = attrs.field(default=3, validator=_count)
+    errors: int = attrs.field(default=3, validator=_check_count)
     # Error turns in a row. One is chance, two may be, three are the system.
-    tool_timeout_s: float = attrs.field(default=30.0, validator=_positive)
+    tool_timeout_s: float = attrs.field(default=30.0, validator=_check_positive)
     # Seconds for a call whose tool sets none of its own: a slow HTTP request, not a hung one.
-    model_timeout_s: float = attrs.field(default=60.0, validator=_positive)
+    model_timeout_s: float = attrs.field(default=60.0, validator=_check_positive)
     # Seconds that a model may be silent: a working one is not, and a stream that goes on may take longer.
-    model_retries: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count_or_zero))
+    model_retries: int | None = attrs.field(default=None, validator=attrs.validators.optional(_check_count_or_zero))
     # Attempts after the first. None: 3, which with the waits below span the usual overload; and 1 in a run that works
     # for another, which then ends at once (Source: document C, 9.3), since its caller can go on without it.
-    retry_wait_s: float = attrs.field(default=1.0, validator=_positive)
+    retry_wait_s: float = attrs.field(default=1.0, validator=_check_positive)
     # Seconds before the first retry, doubled each time, plus up to half of it by chance, so that a crowd spreads out.
-    retry_wait_max_s: float = attrs.field(default=60.0, validator=_positive)
+    retry_wait_max_s: float = attrs.field(default=60.0, validator=_check_positive)
     # The longest wait, also where the server asks for a longer one.
-    parallel: int = attrs.field(default=20, validator=_count)
+    parallel: int = attrs.field(default=20, validator=_check_count)
     # Tool calls of one run in flight at once; 1 runs them one by one.
-    retries_per_tool: int = attrs.field(default=2, validator=_count_or_zero)
+    retries_per_tool: int = attrs.field(default=2, validator=_check_count_or_zero)
     # Attempts after the first at calls of one tool, for passing faults: a service that fails three times is down.
-    retries_per_run: int = attrs.field(default=3, validator=_count_or_zero)
+    retries_per_run: int = attrs.field(default=3, validator=_check_count_or_zero)
     # The same of all tools together.
-    depth: int = attrs.field(default=3, validator=_count_or_zero)
+    depth: int = attrs.field(default=3, validator=_check_count_or_zero)
     # Sub-agents below one another: a coordinator, its specialists, and their helpers.
-    answer_retries: int = attrs.field(default=2, validator=_count_or_zero)
+    answer_retries: int = attrs.field(default=2, validator=_check_count_or_zero)
     # Corrections asked for, after an answer that does not fit its type or is refused by a validator: a model that errs
     # three times has not understood.
-    crashes: int = attrs.field(default=5, validator=_count)
+    crashes: int = attrs.field(default=5, validator=_check_count)
     # Workers that may die in one turn of a run while they drive it and no other; then the run is paused. One or two are
     # chance or a roll-out, five are the run.
 
-    def model_retries_of(self, run: Run) -> int:
+    def max_model_retries(self, run: Run) -> int:
         """Return how many attempts at the model may follow the first in a turn of this run."""
         if self.model_retries is not None:
             return self.model_retries
-        return SPECIALIST_RETRIES if self.gives_up_early(run) else MODEL_RETRIES
+        return SUBAGENT_MODEL_RETRIES if self.fails_fast(run) else MODEL_RETRIES
 
-    def gives_up_early(self, run: Run) -> bool:
+    def fails_fast(self, run: Run) -> bool:
         """Whether the run ends once its model has failed: it works for another, and `model_retries` is not set."""
         return self.model_retries is None and run.header.parent is not None
 
     @property
-    def last_s(self) -> float:
+    def last_answer_s(self) -> float:
         """Seconds that are kept back for the last answer, where the agent asks for one."""
-        return min(LAST_S, LAST_SHARE * self.seconds)
+        return min(LAST_ANSWER_S, LAST_ANSWER_SHARE * self.seconds)
 
-    def spent(self, run: Run, *, keeps_last: bool = False) -> tuple[StopReason, str] | None:
+    def find_reached_limit(self, run: Run, *, reserves_last_answer: bool = False) -> tuple[StopReason, str] | None:
         """Say which limit the run has reached, with the number reached and the limit to raise, or None.
 
         Args:
             run: As it stands.
-            keeps_last: Whether a turn, where there is more than one, and `last_s` are kept back for a last answer.
+            reserves_last_answer: Whether a turn, where there is more than one, and `last_answer_s` are kept back for
+                a last answer.
         """
         most, seconds = self.turns, self.seconds
-        if keeps_last:
-            most, seconds = max(1, most - 1), seconds - self.last_s
+        if reserves_last_answer:
+            most, seconds = max(1, most - 1), seconds - self.last_answer_s
         if run.consecutive_errors >= self.errors:
             last = f"; the last: {run.errors[-1].message[:300]}" if run.errors else ""
             turns = "1 error turn" if run.consecutive_errors == 1 else f"{run.consecutive_errors} error turns in a row"
@@ -164,16 +165,16 @@ class Limits(Value):
         if run.turn >= most:
             return StopReason.MAX_TURNS, f"{run.turn} of {self.turns} turns used; a larger turns= allows more"
         if run.usage.tokens >= self.tokens:
-            return StopReason.TOKEN_BUDGET, tokens_used(run.usage.tokens, self)
+            return StopReason.TOKEN_BUDGET, format_tokens_used(run.usage.tokens, self)
         if self.usd is not None and (run.usage.cost_usd or 0.0) >= self.usd:
-            return StopReason.COST_BUDGET, usd_used(run.usage.cost_usd or 0.0, self)
-        if run.called >= self.tool_calls:
-            return StopReason.TOOL_BUDGET, calls_used(run.called, self)
+            return StopReason.COST_BUDGET, format_usd_used(run.usage.cost_usd or 0.0, self)
+        if run.tool_call_count >= self.tool_calls:
+            return StopReason.TOOL_BUDGET, format_calls_used(run.tool_call_count, self)
         if run.duration_s >= seconds:
-            return StopReason.TIMEOUT, seconds_used(run.duration_s, self)
+            return StopReason.TIMEOUT, format_seconds_used(run.duration_s, self)
         return None
 
-    def nearing(self, run: Run) -> tuple[tuple[str, float, float], ...]:
+    def find_near_limits(self, run: Run) -> tuple[tuple[str, float, float], ...]:
         """Return the limits of which the run has used `warn_at` or more: name, used, and the limit itself."""
         share, usage = self.warn_at, run.usage
         tokens = usage.input_tokens + usage.output_tokens
@@ -181,7 +182,7 @@ class Limits(Value):
         if (
             run.turn < self.turns * share
             and tokens < self.tokens * share
-            and run.called < self.tool_calls * share
+            and run.tool_call_count < self.tool_calls * share
             and run.duration_s < self.seconds * share
             and (self.usd is None or (usage.cost_usd or 0.0) < self.usd * share)
         ):
@@ -190,7 +191,7 @@ class Limits(Value):
             ("turns", run.turn, self.turns),
             ("tokens", tokens, self.tokens),
             ("usd", usage.cost_usd or 0.0, self.usd),
-            ("tool_calls", run.called, self.tool_calls),
+            ("tool_calls", run.tool_call_count, self.tool_calls),
             ("seconds", run.duration_s, self.seconds),
         )
         return tuple([(name, now, of) for name, now, of in used if of is not None and now >= of * share])
@@ -199,21 +200,21 @@ class Limits(Value):
 # What a spent budget says: the number reached, and the limit to raise.
 
 
-def tokens_used(tokens: int, limits: Limits) -> str:
+def format_tokens_used(tokens: int, limits: Limits) -> str:
     """Say how many tokens are gone."""
     return f"{tokens:,} of {limits.tokens:,} tokens used; a larger tokens= allows more"
 
 
-def usd_used(usd: float, limits: Limits) -> str:
+def format_usd_used(usd: float, limits: Limits) -> str:
     """Say how much money is gone."""
     return f"{usd:.4g} of {limits.usd or 0.0:.4g} US dollars used; a larger usd= allows more"
 
 
-def calls_used(calls: int, limits: Limits) -> str:
+def format_calls_used(calls: int, limits: Limits) -> str:
     """Say how many calls of tools were made."""
     return f"{calls:,} of {limits.tool_calls:,} tool calls made; a larger tool_calls= allows more"
 
 
-def seconds_used(seconds: float, limits: Limits) -> str:
+def format_seconds_used(seconds: float, limits: Limits) -> str:
     """Say how much active time is gone."""
     return f"{seconds:.1f} of {limits.seconds:.1f} seconds used; a larger seconds= allows more"

@@ -60,7 +60,7 @@ class TextPart(Value):
     text: str
 
 
-def _by_url(kind: str) -> Callable[[object, object, str], None]:
+def _check_url(kind: str) -> Callable[[object, object, str], None]:
     def check(part: object, _attribute: object, url: str) -> None:
         if not isinstance(url, str) or not url.startswith(("https://", "http://", f"data:{kind}")):
             what, shown = type(part).__name__, str(url)[:40]
@@ -77,7 +77,7 @@ def data_url(data: bytes, media_type: str) -> str:
     return f"data:{media_type};base64,{b2a_base64(data, newline=False).decode('ascii')}"
 
 
-def _briefly(url: str) -> str:
+def _shorten_url(url: str) -> str:
     """Return an address for `repr`, which goes into logs and error texts: without the data that it may carry."""
     head, comma, data = url.partition(",") if url.startswith("data:") else (url, "", "")
     return f"{head!r}, and {len(data):,} characters of data" if comma else repr(url)
@@ -92,7 +92,7 @@ def _check_detail(_part: object, _attribute: object, detail: str) -> None:
 class ImagePart(Value):
     """An image, by reference or whole."""
 
-    url: str = attrs.field(validator=_by_url("image/"), repr=_briefly)
+    url: str = attrs.field(validator=_check_url("image/"), repr=_shorten_url)
     # An address that the provider can fetch, or a data: URL that carries the image.
     detail: str = attrs.field(default="auto", validator=_check_detail)
     # How closely the model looks: "auto", "low" or "high".
@@ -107,7 +107,7 @@ class ImagePart(Value):
 class AudioPart(Value):
     """A recording, by reference or whole."""
 
-    url: str = attrs.field(validator=_by_url("audio/"), repr=_briefly)
+    url: str = attrs.field(validator=_check_url("audio/"), repr=_shorten_url)
     # A data: URL that carries it, or, where the provider fetches audio, an address.
 
     @classmethod
@@ -120,7 +120,7 @@ class AudioPart(Value):
 class FilePart(Value):
     """A document, such as a PDF, by reference or whole."""
 
-    url: str = attrs.field(validator=_by_url(""), repr=_briefly)
+    url: str = attrs.field(validator=_check_url(""), repr=_shorten_url)
     # An address that the provider can fetch, or a data: URL that carries the file.
     name: str = ""
     # As the user calls it, for example "report.pdf".
@@ -136,7 +136,7 @@ Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart
 Media: TypeAlias = ImagePart | AudioPart | FilePart
 
 
-def data_of(part: Media) -> tuple[str, str] | None:
+def read_inline_data(part: Media) -> tuple[str, str] | None:
     """Return the media type and the base64 text of a part that carries its data; None where it is an address."""
     if not part.url.startswith("data:"):
         return None
@@ -174,7 +174,8 @@ class ToolCall(Value):
     arguments: str
     # A JSON object as text; "{}" where the model's own text was not one.
     key: str = attrs.field(default=attrs.Factory(lambda call: call.id, takes_self=True))
-    # The idempotency key: the same on every attempt at this call, unlike that of any other effect; see `key_of`.
+    # The idempotency key: the same on every attempt at this call, unlike that of any other effect
+    # (`build_idempotency_key`).
     provider_id: str = ""
     # The provider's own id.
     invented: bool = False
@@ -187,11 +188,11 @@ class ToolCall(Value):
     @cached_property
     def canonical(self) -> str:
         """The arguments with sorted keys: equal for equal arguments, however they were written."""
-        return f"{_parse(self.arguments.lstrip())[0]!r}"
+        return f"{_parse_sorted(self.arguments.lstrip())[0]!r}"
 
 
 @attrs.frozen(kw_only=True)
-class Native(Value):
+class NativeReply(Value):
     """What a provider wrote, in its own form, to be sent back to it whole: its thinking, signed; what it searched.
 
     A model of another provider does not get it.
@@ -209,7 +210,7 @@ class AssistantMessage(Value):
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
-    native: Native | None = attrs.field(default=None, repr=False)
+    native: NativeReply | None = attrs.field(default=None, repr=False)
 
     @cached_property
     def signature(self) -> tuple[tuple[str, str], ...]:
@@ -241,7 +242,7 @@ class Usage(Value):
         """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
 
-    def priced(self, price: Callable[[Usage], float | None]) -> Usage:
+    def with_price(self, price: Callable[[Usage], float | None]) -> Usage:
         """Return the usage of a reply with its price; as it is where that is known, or known by nobody, or nothing."""
         if self.cost_usd is not None or self.unpriced or not self.tokens:
             return self
@@ -376,24 +377,24 @@ class ToolResult(Value):
 Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult
 
 
-def encodable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return the text without surrogates, which no wire and no database takes: pairs become their character again."""
     return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_TOOL_NAME_PATTERN: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # The ids of calls that OpenAI takes back.
-CALL_ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")
-_NAME_OF: Final = itemgetter(0)
+CALL_ID_PATTERN: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")
+_BY_NAME: Final = itemgetter(0)
 
 
-def _in_order(pairs: list[tuple[str, object]]) -> tuple[tuple[str, object], ...]:
+def _sort_pairs(pairs: list[tuple[str, object]]) -> tuple[tuple[str, object], ...]:
     """Return what stands for a JSON object where its keys may come in any order."""
-    return tuple(sorted(pairs, key=_NAME_OF))
+    return tuple(sorted(pairs, key=_BY_NAME))
 
 
 # A third of what `json.loads` costs: nothing behind the value is looked for.
-_parse: Final = json.JSONDecoder(object_pairs_hook=_in_order).raw_decode
+_parse_sorted: Final = json.JSONDecoder(object_pairs_hook=_sort_pairs).raw_decode
 
 
 def check_history(messages: Sequence[Message]) -> None:
@@ -442,27 +443,27 @@ def _is_blank(message: Message) -> bool:
 
 def _check_calls(calls: Sequence[ToolCall]) -> None:
     for call in calls:
-        if not _NAME.fullmatch(call.name):
+        if not _TOOL_NAME_PATTERN.fullmatch(call.name):
             raise MisuseError(f"the history calls {call.name!r}: a name has 1 to 64 letters, digits, '_' or '-'")
-        if not CALL_ID.fullmatch(call.id):
+        if not CALL_ID_PATTERN.fullmatch(call.id):
             raise MisuseError(f"the history has a call {call.id!r}: an id has 1 to 40 letters, digits or any of _.:-")
         try:
-            fits = isinstance(_strictly(call.arguments), dict)
+            fits = isinstance(_parse_strict(call.arguments), dict)
         except (ValueError, RecursionError):
             fits = False
         if not fits:
             raise MisuseError(f"the history has a call {call.id!r} with {call.arguments[:80]!r} for a JSON object")
 
 
-def _refuse(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(constant)
 
 
 # Made once: `json.loads` would make a decoder for each call.
-_strictly: Final = json.JSONDecoder(parse_constant=_refuse).decode
+_parse_strict: Final = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
-def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part, ...]:
+def as_parts(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part, ...]:
     """Normalise what a user may pass as a prompt.
 
     Raises:
@@ -478,7 +479,7 @@ def parts_of(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
         if not isinstance(part, TextPart):
             parts.append(part)
         elif part.text.strip():  # no provider takes a blank part back
-            parts.append(TextPart(text=encodable(part.text)))
+            parts.append(TextPart(text=replace_surrogates(part.text)))
     if not parts:
         raise MisuseError("the prompt is empty: say what the agent shall do, for example 'Summarise notes.md'")
     return tuple(parts)

@@ -14,12 +14,21 @@ import attrs
 from typing_extensions import TypeVar  # typing has none with a default before Python 3.13
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import ERRORS, UNDECIDED, CallRecord, Fault, OpenCall, Phase, arguments_of, turn_in, turns_of
+from agentfsm.core.calls import (
+    ERROR_OUTCOMES,
+    UNDECIDED_PHASES,
+    CallRecord,
+    FailureRecord,
+    OpenCall,
+    Phase,
+    find_last_turn,
+    parse_arguments,
+    parse_turn,
+)
 from agentfsm.core.effects import AskModel, Effect, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import RunError
 from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.fold import apply, index_of
-from agentfsm.core.history import History, history_of
+from agentfsm.core.history import History, as_history
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import START, State
 from agentfsm.core.messages import (
@@ -30,10 +39,11 @@ from agentfsm.core.messages import (
     ToolResult,
     Usage,
 )
+from agentfsm.core.reducers import apply_event, find_open_call_index
+from agentfsm.core.segments import Segment
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict
-from agentfsm.core.view import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -96,24 +106,24 @@ class Run(Generic[A_co]):
     """Where a run stands after `version` events. Not slotted: `apply` copies its dict, a tenth of what evolve costs."""
 
     header: Header
-    prior: History = attrs.field(factory=History, converter=history_of, repr=False)
+    prior: History = attrs.field(factory=History, converter=as_history, repr=False)
     # The messages of the run that `header.after` names; never stored, read again by reference.
     version: int = 0
     # How many events were applied.
     state: State = START
     turn: int = 0
     # Model replies so far.
-    messages: History = attrs.field(factory=History, converter=history_of, repr=False)
+    messages: History = attrs.field(factory=History, converter=as_history, repr=False)
     # The whole history, in order; every call has its result.
     turns_before: int = 0
     # The highest turn number among the call ids of the history that the run goes on from; its own count on from there.
-    window: int = 0
+    cutoff: int = 0
     # From here on the model is shown all messages as they are; 0 for all that there are.
-    layout: tuple[Shown, ...] = attrs.field(default=(), repr=False)
+    segments: tuple[Segment, ...] = attrs.field(default=(), repr=False)
     # What it is shown of those before.
-    head: tuple[Message, ...] = attrs.field(default=(), repr=False)
+    compacted_messages: tuple[Message, ...] = attrs.field(default=(), repr=False)
     # The same as messages, made once: they stay the same objects until the next compaction.
-    compacted: int = 0
+    compacted_version: int = 0
     # The version that the newest compaction has made...
     compactions: int = 0
     # ...and how many there were in a row with it.
@@ -126,11 +136,11 @@ class Run(Generic[A_co]):
     # The models that answered and whose price was not known, each once.
     duration_s: float = 0.0
     # Active seconds.
-    called: int = 0
+    tool_call_count: int = 0
     # Calls of tools that have a result, whatever it is, and those of the agents behind them; not what was skipped.
     consecutive_errors: int = 0
     # Error turns in a row.
-    faults: tuple[Fault, ...] = ()
+    model_failures: tuple[FailureRecord, ...] = ()
     # Model calls that failed.
     loops: int = 0
     # Loop findings so far.
@@ -142,7 +152,7 @@ class Run(Generic[A_co]):
     # What a judge said of what REFLECT looks at now.
     corrections: int = 0
     # How many times a judge had something done again, since input came.
-    reached: e.LimitReached | None = None
+    limit_reached: e.LimitReached | None = None
     # The limit that stops the run: the next reply is the last, and is asked for without tools.
     asks: str = ""
     # What a person is asked, where the run waits for input.
@@ -181,7 +191,7 @@ class Run(Generic[A_co]):
         after: Run[A_co] = object.__new__(type(self))
         object.__setattr__(after, "__dict__", self.__dict__.copy())
         for event in events:
-            apply(after, event)
+            apply_event(after, event)
         return after
 
     @property
@@ -189,12 +199,14 @@ class Run(Generic[A_co]):
         """What has to happen next; None when the run is over."""
         if self.paused is not None or self.asks:
             return Wait(pending=self.pending)
-        return _EFFECT[self.state](self)
+        return _EFFECTS[self.state](self)
 
     @property
     def pending(self) -> tuple[Pending, ...]:
         """What the run waits for from outside: the end of a pause, and decisions in call order."""
-        waits = tuple(item for entry in self.open if entry.phase in UNDECIDED for item in _pending(self, entry))
+        waits = tuple(
+            item for entry in self.open if entry.phase in UNDECIDED_PHASES for item in _call_pending(self, entry)
+        )
         if self.asks:
             waits = (Pending(kind=PendingKind.INPUT, run_id=self.id, description=self.asks),)
         return waits if self.paused is None else (self.paused, *waits)
@@ -204,7 +216,7 @@ class Run(Generic[A_co]):
         if self.stop_reason is not None:
             facts.append(str(self.stop_reason))
         if self.pending:
-            facts.append(f"waits for {', '.join(map(_wish, self.pending))}")
+            facts.append(f"waits for {', '.join(map(_format_pending, self.pending))}")
         return f"<Run {self.id} {', '.join(facts)}>"
 
     @property
@@ -237,7 +249,7 @@ class Run(Generic[A_co]):
         """
         if self.state is State.DONE:
             return self._last_text()
-        raise RunError(_no_output(self), self)
+        raise RunError(_explain_no_output(self), self)
 
     @property
     def partial(self) -> str | None:
@@ -248,7 +260,7 @@ class Run(Generic[A_co]):
         """
         if self.state is not State.ERROR:
             return None
-        said = (message.text for message in reversed(_own(self)) if isinstance(message, AssistantMessage))
+        said = (message.text for message in reversed(_own_messages(self)) if isinstance(message, AssistantMessage))
         return next((text for text in said if text.strip()), None)
 
     @property
@@ -274,89 +286,89 @@ class Run(Generic[A_co]):
     @property
     def shown(self) -> tuple[Message, ...]:
         """The messages that the model is shown: all, or what a compaction has left of them and those since."""
-        return self.head + self.messages[self.window :]
+        return self.compacted_messages + self.messages[self.cutoff :]
 
     @property
-    def cuts(self) -> int:
+    def recent_compactions(self) -> int:
         """How many compactions there were since anything else happened."""
-        return self.compactions if self.compacted == self.version else 0
+        return self.compactions if self.compacted_version == self.version else 0
 
     @property
-    def first(self) -> int:
+    def own_start(self) -> int:
         """Where the run's own messages start; those before are of what it goes on from."""
         return len(self.prior) + len(self.header.history)
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:
         """The run's own closed calls, in order."""
-        return tuple(_records(self))
+        return tuple(_call_records(self))
 
     @property
-    def errors(self) -> tuple[Fault, ...]:
+    def errors(self) -> tuple[FailureRecord, ...]:
         """What failed on the way, by turn: model calls and tools."""
-        tools = (Fault(turn=turn, source=r.tool, message=r.content) for turn, r in _failures(self))
-        return tuple(sorted((*self.faults, *tools), key=lambda fault: fault.turn))
+        tools = (FailureRecord(turn=turn, source=r.tool, message=r.content) for turn, r in _failed_results(self))
+        return tuple(sorted((*self.model_failures, *tools), key=lambda fault: fault.turn))
 
-    def entry(self, call_id: str) -> OpenCall:
+    def open_call(self, call_id: str) -> OpenCall:
         """Return the open call of that id.
 
         Raises:
             MisuseError: when there is none.
         """
-        return self.open[index_of(self, call_id)]
+        return self.open[find_open_call_index(self, call_id)]
 
     def _last_text(self) -> str:
         last = self.messages[-1] if self.messages else None
         return last.text if isinstance(last, AssistantMessage) else ""
 
 
-def begin(header: Header, before: Run[Any] | None = None) -> Run:
+def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
     """Return the run that the header describes, at version 0.
 
     Args:
         header: Entry 0 of its journal.
-        before: The run that it goes on from, where `header.after` names one. What a compaction has left of that one's
+        prior_run: The run that it goes on from, where `header.after` names one. What a compaction has left of that one's
             messages is what the model is shown of them from here on: they were paid for to become short.
     """
-    run, history = _fresh(header), header.history
-    if before is not None:
+    run, history = _new_run(header), header.history
+    if prior_run is not None:
         run = attrs.evolve(
             run,
-            prior=before.messages,
-            turns_before=max(before.turns_before, turns_of(before.messages[before.first :])),
-            has_cut=before.has_cut,
-            window=before.window,
-            layout=before.layout,
-            head=before.head,
+            prior=prior_run.messages,
+            turns_before=max(prior_run.turns_before, find_last_turn(prior_run.messages[prior_run.own_start :])),
+            has_cut=prior_run.has_cut,
+            cutoff=prior_run.cutoff,
+            segments=prior_run.segments,
+            compacted_messages=prior_run.compacted_messages,
         )
     if not history:
         return run
     has_cut = any(isinstance(message, ToolResult) and message.cut is not None for message in history)
-    turns = max(run.turns_before, turns_of(history))
+    turns = max(run.turns_before, find_last_turn(history))
     return attrs.evolve(run, turns_before=turns, has_cut=run.has_cut or has_cut)
 
 
-_BLANK: Final = dict(vars(Run(header=Header(id="", prompt=(), created_at=0.0))))
+_INITIAL_FIELDS: Final = dict(vars(Run(header=Header(id="", prompt=(), created_at=0.0))))
 
 
-def _fresh(header: Header) -> Run:
+def _new_run(header: Header) -> Run:
     """Return a new run. Made as `apply` makes one, from a dict: its fields written one by one cost seven times that."""
     run: Run = object.__new__(Run)
-    fields = {**_BLANK, "header": header, "updated_at": header.created_at}
+    fields = {**_INITIAL_FIELDS, "header": header, "updated_at": header.created_at}
     object.__setattr__(run, "__dict__", fields)
     return run
 
 
-def _no_output(run: Run[Any]) -> str:
+def _explain_no_output(run: Run[Any]) -> str:
     where = f"run {run.id} has no output: it is in {run.state.upper()}"
     if run.state is State.ERROR:
         return f"{where}, stopped by {run.stop_reason} ({run.stop_message})"
     if run.is_waiting:
-        return f"{where} and waits for: {', '.join(map(_wish, run.pending))}; decide, then resume it"
+        return f"{where} and waits for: {', '.join(map(_format_pending, run.pending))}; decide, then resume it"
     return f"{where}, not over yet: go on with agent.finish(run) or agent.resume({run.id!r})"
 
 
-def _wish(item: Pending) -> str:
+def _format_pending(item: Pending) -> str:
     if item.call_id:
         return f"{item.kind} of {item.tool} ({item.call_id})"
     if item.kind is PendingKind.INPUT:
@@ -367,18 +379,18 @@ def _wish(item: Pending) -> str:
 # What has to happen next, by state.
 
 
-def _act(run: Run[Any]) -> Effect:
+def _act_effect(run: Run[Any]) -> Effect:
     """Calls before the first undecided one run; where none is left, a person has to decide; else the turn ends."""
     ready: list[ToolCall] = []
     for entry in run.open:
-        if entry.phase in UNDECIDED:
+        if entry.phase in UNDECIDED_PHASES:
             return RunTools(calls=tuple(ready)) if ready else Wait(pending=run.pending)
         if entry.phase is not Phase.FINISHED:
             ready.append(entry.call)
     return RunTools(calls=tuple(ready))
 
 
-def _reflect(run: Run[Any]) -> Effect:
+def _reflect_effect(run: Run[Any]) -> Effect:
     last = run.messages[-1]
     if isinstance(last, AssistantMessage):
         return Reflect(draft=last.text, verdict=run.verdict)
@@ -390,25 +402,25 @@ _READ_INBOX: Final = ReadInbox()
 _REFLECT_ON_RESULTS: Final = Reflect(draft=None)
 
 
-_EFFECT: Mapping[State, Callable[[Run[Any]], Effect | None]] = {
+_EFFECTS: Mapping[State, Callable[[Run[Any]], Effect | None]] = {
     State.OBSERVE: lambda _run: _READ_INBOX,
-    State.THINK: lambda run: AskModel(turn=run.turn + 1, messages=run.shown if run.window else run.messages),
-    State.ACT: _act,
-    State.REFLECT: _reflect,
+    State.THINK: lambda run: AskModel(turn=run.turn + 1, messages=run.shown if run.cutoff else run.messages),
+    State.ACT: _act_effect,
+    State.REFLECT: _reflect_effect,
     State.DONE: lambda _run: None,
     State.ERROR: lambda _run: None,
 }
 
 
-def _pending(run: Run[Any], entry: OpenCall) -> tuple[Pending, ...]:
+def _call_pending(run: Run[Any], entry: OpenCall) -> tuple[Pending, ...]:
     if entry.phase is Phase.PAUSED:
-        return entry.waits
+        return entry.pending
     own = Pending(
-        kind=PendingKind.APPROVAL if entry.phase is Phase.ASKED else PendingKind.OUTCOME,
+        kind=PendingKind.APPROVAL if entry.phase is Phase.AWAITING_APPROVAL else PendingKind.OUTCOME,
         run_id=run.id,
         call_id=entry.call.id,
         tool=entry.call.name,
-        arguments=arguments_of(entry.call),
+        arguments=parse_arguments(entry.call),
         description=entry.description,
         expires_at=entry.expires_at,
         digest=entry.digest,
@@ -419,25 +431,25 @@ def _pending(run: Run[Any], entry: OpenCall) -> tuple[Pending, ...]:
 # What is read off the history.
 
 
-def _own(run: Run[Any]) -> tuple[Message, ...]:
-    return run.messages[run.first :]
+def _own_messages(run: Run[Any]) -> tuple[Message, ...]:
+    return run.messages[run.own_start :]
 
 
-def _records(run: Run[Any]) -> Iterable[CallRecord]:
-    calls = {call.id: call for m in _own(run) if isinstance(m, AssistantMessage) for call in m.calls}
-    for result in _own(run):
+def _call_records(run: Run[Any]) -> Iterable[CallRecord]:
+    calls = {call.id: call for m in _own_messages(run) if isinstance(m, AssistantMessage) for call in m.calls}
+    for result in _own_messages(run):
         if isinstance(result, ToolResult):
             yield CallRecord(
-                turn=turn_in(result.call_id) - run.turns_before,
+                turn=parse_turn(result.call_id) - run.turns_before,
                 call_id=result.call_id,
                 name=result.tool,
-                arguments=arguments_of(calls[result.call_id]),
+                arguments=parse_arguments(calls[result.call_id]),
                 outcome=result.outcome,
                 duration_s=result.duration_s,
             )
 
 
-def _failures(run: Run[Any]) -> Iterable[tuple[int, ToolResult]]:
-    for message in _own(run):
-        if isinstance(message, ToolResult) and message.outcome in ERRORS:
-            yield turn_in(message.call_id) - run.turns_before, message
+def _failed_results(run: Run[Any]) -> Iterable[tuple[int, ToolResult]]:
+    for message in _own_messages(run):
+        if isinstance(message, ToolResult) and message.outcome in ERROR_OUTCOMES:
+            yield parse_turn(message.call_id) - run.turns_before, message

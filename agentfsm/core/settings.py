@@ -11,7 +11,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 
 
-def _is(wanted: str, fits: Callable[[Any], bool]) -> Any:
+def _build_check(wanted: str, fits: Callable[[Any], bool]) -> Any:
     """Return a check of a field, which is stored with a run: what no journal could read again is refused here."""
 
     def check(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -26,17 +26,21 @@ def _in_range(low: float, high: float) -> Any:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return value is None or (is_number and low <= value <= high)
 
-    return _is(f"a number from {low:g} to {high:g}", fits)
+    return _build_check(f"a number from {low:g} to {high:g}", fits)
 
 
-_COUNT: Final = _is("a whole number, 1 or more", lambda value: value is None or (type(value) is int and value > 0))
-_WHOLE: Final = _is("a whole number", lambda value: value is None or type(value) is int)
-_WORD: Final = _is("a text", lambda value: value is None or isinstance(value, str))
-_YES_NO: Final = _is("True or False", lambda value: isinstance(value, bool))
-_YES_NO_NONE: Final = _is("True, False or None", lambda value: value is None or isinstance(value, bool))
+_CHECK_COUNT: Final = _build_check(
+    "a whole number, 1 or more", lambda value: value is None or (type(value) is int and value > 0)
+)
+_CHECK_WHOLE: Final = _build_check("a whole number", lambda value: value is None or type(value) is int)
+_CHECK_TEXT: Final = _build_check("a text", lambda value: value is None or isinstance(value, str))
+_CHECK_BOOL: Final = _build_check("True or False", lambda value: isinstance(value, bool))
+_CHECK_OPTIONAL_BOOL: Final = _build_check(
+    "True, False or None", lambda value: value is None or isinstance(value, bool)
+)
 
 
-def _texts(texts: Iterable[str]) -> tuple[str, ...]:
+def _as_stop_texts(texts: Iterable[str]) -> tuple[str, ...]:
     if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
         return tuple(texts)
     raise MisuseError(f"Settings(stop={texts!r}): give a list of texts, also where there is one: ['END']")
@@ -60,18 +64,18 @@ class Settings(Value):
     # 0 (the likeliest word) to 2; some models take no more than 1, some only their default.
     top_p: float | None = attrs.field(default=None, validator=_in_range(0, 1))
     # The share of likely words that is drawn from, 0 to 1.
-    max_tokens: int | None = attrs.field(default=None, validator=_COUNT)
+    max_tokens: int | None = attrs.field(default=None, validator=_CHECK_COUNT)
     # The largest answer, tokens.
-    reasoning_effort: str | None = attrs.field(default=None, validator=_WORD)
+    reasoning_effort: str | None = attrs.field(default=None, validator=_CHECK_TEXT)
     # How much the model thinks before it answers, in the provider's words: "low", "medium", "high".
-    tool_choice: str | None = attrs.field(default=None, validator=_WORD)
+    tool_choice: str | None = attrs.field(default=None, validator=_CHECK_TEXT)
     # "auto", "none", "required", or the name of one tool.
-    parallel_tool_calls: bool | None = attrs.field(default=None, validator=_YES_NO_NONE)
+    parallel_tool_calls: bool | None = attrs.field(default=None, validator=_CHECK_OPTIONAL_BOOL)
     # Whether a reply may hold several calls; False also runs them one by one.
-    stream: bool = attrs.field(default=False, validator=_YES_NO)
+    stream: bool = attrs.field(default=False, validator=_CHECK_BOOL)
     # Whether to ask for a streamed reply also where nobody watches, so that read-only calls start early.
-    seed: int | None = attrs.field(default=None, validator=_WHOLE)
-    stop: tuple[str, ...] = attrs.field(default=(), converter=_texts)
+    seed: int | None = attrs.field(default=None, validator=_CHECK_WHOLE)
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_as_stop_texts)
     # Texts at which the answer ends.
     extra_body: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
     # Further fields of the request, as the provider names them; they go before all others.
@@ -83,7 +87,7 @@ class Settings(Value):
         tokens = thinking.get("budget_tokens") if isinstance(thinking, Mapping) else None
         return tokens if isinstance(tokens, int) else 0
 
-    def over(self, base: Settings) -> Settings:
+    def with_defaults(self, base: Settings) -> Settings:
         """Return these settings, and the base's where these say nothing: None, False or empty."""
         own = {each.name: getattr(self, each.name) for each in attrs.fields(Settings)}
         said = {name: value for name, value in own.items() if value not in (None, (), False)}
@@ -91,4 +95,4 @@ class Settings(Value):
 
 
 # Says nothing.
-DEFAULT = Settings()
+DEFAULT_SETTINGS = Settings()

@@ -26,28 +26,28 @@ class Value:
                 setattr(cls, name, getattr(Value, name))
 
     def __eq__(self, other: object) -> bool:
-        return _facts(self) == _facts(other) if type(other) is type(self) else NotImplemented
+        return _compared_fields(self) == _compared_fields(other) if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash((type(self), _facts(self)))
+        return hash((type(self), _compared_fields(self)))
 
     def __repr__(self) -> str:
-        return f"{type(self).__qualname__}({', '.join(_shown(self))})"
+        return f"{type(self).__qualname__}({', '.join(_iter_repr_fields(self))})"
 
 
-def _facts(value: Any) -> object:
+def _compared_fields(value: Any) -> object:
     """Return what makes two values equal."""
     kind: Any = type(value)
-    return _reader(kind)(value)
+    return _build_getter(kind)(value)
 
 
 @cache
-def _reader(kind: Any) -> Callable[[Any], object]:
+def _build_getter(kind: Any) -> Callable[[Any], object]:
     names = [field.name for field in attrs.fields(kind) if field.eq]
     return attrgetter(*names) if names else lambda _value: ()
 
 
-def _shown(value: Any) -> Iterator[str]:
+def _iter_repr_fields(value: Any) -> Iterator[str]:
     for field in attrs.fields(type(value)):
         if field.repr:
             text = repr if field.repr is True else field.repr

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from agentfsm.core.audit import AuditRecord, audit
+from agentfsm.core.audit_records import AuditRecord, build_audit
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.engine.drive.family import child_id
-from agentfsm.ports import Filter, Store, Summary
+from agentfsm.ports import Filter, RunSummary, Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ async def audit_of(store: Store, run_id: str) -> tuple[AuditRecord, ...]:
     stored = await store.read(run_id)
     below = {line.id for line in await store.runs(Filter(parent=run_id), limit=MANY)}
     records: list[AuditRecord] = []
-    for record in audit(stored.header, stored.events):
+    for record in build_audit(stored.header, stored.events):
         records.append(record)
         if (child := child_id(run_id, record.call_id)) in below:
             records += await audit_of(store, child)
@@ -52,7 +52,7 @@ class Audit(AsyncIterator[AuditRecord]):
     _since: float = -inf
     # Seconds since 1970: runs that were over before are not read.
     _records: deque[AuditRecord] = attrs.field(factory=deque, init=False)
-    _lines: deque[Summary] = attrs.field(factory=deque, init=False)
+    _lines: deque[RunSummary] = attrs.field(factory=deque, init=False)
     _told: set[str] = attrs.field(factory=set, init=False)
     # Runs of the last moment that was listed: the next page begins with that moment again.
     _size: int = attrs.field(default=PAGE, init=False)
@@ -68,14 +68,14 @@ class Audit(AsyncIterator[AuditRecord]):
             self._records.extend(await self._own(self._lines.popleft()))
         return self._records.popleft()
 
-    async def _own(self, line: Summary) -> Sequence[AuditRecord]:
+    async def _own(self, line: RunSummary) -> Sequence[AuditRecord]:
         if line.stop_reason is not None and line.updated_at < self._since:
             return ()
         try:
             stored = await self._store.read(line.id)
         except RunNotFoundError:  # removed since it was listed
             return ()
-        return [record for record in audit(stored.header, stored.events) if not record.inherited]
+        return [record for record in build_audit(stored.header, stored.events) if not record.inherited]
 
     async def _turn_page(self) -> None:
         page = await self._store.runs(self._where, limit=self._size)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 import attrs
 
+from agentfsm._concurrency import is_foreign_cancellation
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.events import Resumed
@@ -27,8 +28,7 @@ from agentfsm.engine.follow import settled
 from agentfsm.engine.perform import apply_requests, drive_of, run_steps
 from agentfsm.engine.tools.builtin import builtin
 from agentfsm.ports import Durability, Lease, Store
-from agentfsm.tally import Tally
-from agentfsm.threads import is_foreign
+from agentfsm.tokens.ledger import TokenLedger
 
 if TYPE_CHECKING:
     from agentfsm.engine.watch.stream import Listener
@@ -51,7 +51,7 @@ class Driver(Generic[A_co]):
     durability: Durability
     pause_before: frozenset[State]
     # States before which a run rests until it is resumed.
-    _tallies: OrderedDict[tuple[str, float], Tally] = attrs.field(init=False, factory=OrderedDict)
+    _tallies: OrderedDict[tuple[str, float], TokenLedger] = attrs.field(init=False, factory=OrderedDict)
     _ended: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
     # The last runs of conversations, by id.
 
@@ -146,9 +146,9 @@ class Driver(Generic[A_co]):
             journal.release()
             raise
         except BaseException as cancellation:
-            if not is_foreign(cancellation):
+            if not is_foreign_cancellation(cancellation):
                 if not isinstance(cancellation, Exception):
-                    journal.lease.rest_s = 0.0  # it is no fault of the run
+                    journal.lease.backoff_s = 0.0  # it is no fault of the run
                 raise
             raise AgentError(
                 f"run {journal.run.id!r} stopped in {journal.run.state.upper()}: what was awaited there, such as a "
@@ -200,21 +200,21 @@ class Driver(Generic[A_co]):
                     "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",
                 )
 
-    def _tally_of(self, run: Run) -> Tally:
+    def _tally_of(self, run: Run) -> TokenLedger:
         own = self._tallies.pop((run.id, run.created_at), None)
-        return own or self._tally_before(run) or Tally(first=run.first)
+        return own or self._tally_before(run) or TokenLedger(own_start=run.own_start)
 
-    def _tally_before(self, run: Run) -> Tally | None:
+    def _tally_before(self, run: Run) -> TokenLedger | None:
         """Take the count of the run that this one goes on from, where that is at hand."""
         last = self._ended.get(run.header.after or "")
         if last is None or last.messages is not run.prior:
             return None
         tally = self._tallies.pop((last.id, last.created_at), None)
         if tally is not None:
-            tally.go_on(run.first)
+            tally.resume_from(run.own_start)
         return tally
 
-    def _keep(self, run: Run, tally: Tally) -> None:
+    def _keep(self, run: Run, tally: TokenLedger) -> None:
         """Keep what the next driving call, or the next run of the conversation, would have to read or count anew."""
         if run.is_over:
             if run.header.session is None and not run.prior:

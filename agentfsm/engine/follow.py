@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
+from agentfsm._concurrency import make_waker
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import Event
 from agentfsm.core.machine import TABLE
@@ -21,7 +22,6 @@ from agentfsm.core.value import Value
 from agentfsm.engine.act.decide import may_go_on
 from agentfsm.engine.drive.journal import EndedRuns, load
 from agentfsm.ports import Store
-from agentfsm.threads import waker
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -106,7 +106,7 @@ class Tail:
             self.poll_s = min(POLL_S, 2 * self.poll_s)
 
     def _subscribed(self) -> Callable[[], None]:
-        return self.store.subscribe(f"run:{self.run_id}", waker(self._alarm.set))
+        return self.store.subscribe(f"run:{self.run_id}", make_waker(self._alarm.set))
 
     def close(self) -> None:
         """End the subscription."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import OpenCall, Phase, key_of, with_arguments
+from agentfsm.core.calls import OpenCall, Phase, build_idempotency_key, replace_arguments
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, TextPart
-from agentfsm.core.run import Run, begin
+from agentfsm.core.run import Run, begin_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def forked(
     unknown = [version for version in edit if version not in range(1, len(events) + 1)]
     if unknown:
         raise MisuseError(f"the fork begins with the versions 1 to {len(events)}: there is no {unknown[0]!r} to edit")
-    prefix, run = list(events), begin(header, before)
+    prefix, run = list(events), begin_run(header, before)
     for version, event in sorted(edit.items()):
         run = run.fold(prefix[run.version : version - 1])
         prefix[version - 1] = _under_own_keys(run, event, events[version - 1])
@@ -78,11 +78,12 @@ def _under_own_keys(run: Run, event: Event, original: Event) -> Event:
     if isinstance(event, e.ToolsChosen):
         kept = original.message.calls if isinstance(original, e.ToolsChosen) else ()
         calls = [
-            each if each in kept else attrs.evolve(each, key=key_of(run.header, each)) for each in event.message.calls
+            each if each in kept else attrs.evolve(each, key=build_idempotency_key(run.header, each))
+            for each in event.message.calls
         ]
         return attrs.evolve(event, message=attrs.evolve(event.message, calls=tuple(calls)))
     if isinstance(event, e.ApprovalGiven) and event.arguments is not None and event != original:
-        call = with_arguments(run.header, run.entry(event.call_id).call, event.arguments)
+        call = replace_arguments(run.header, run.open_call(event.call_id).call, event.arguments)
         return attrs.evolve(event, key=call.key)
     return event
 
@@ -94,10 +95,10 @@ _LOOK_AGAIN = "Something had come in that this answer did not take up, and it is
 def _of_open(run: Run, entry: OpenCall, registry: ToolRegistry) -> Sequence[Event]:
     """Return what is recorded of a call that is open where the fork begins."""
     call, tool, is_paused = entry.call, registry.get(entry.call.name), entry.phase is Phase.PAUSED
-    if entry.phase in (Phase.FINISHED, Phase.LOST) or call.malformed is not None or call.invented:
+    if entry.phase in (Phase.FINISHED, Phase.OUTCOME_UNKNOWN) or call.malformed is not None or call.invented:
         return ()
     if tool is not None and tool.waits_for is not None:
-        pending = tuple([attrs.evolve(each, run_id=run.id) for each in entry.waits])
+        pending = tuple([attrs.evolve(each, run_id=run.id) for each in entry.pending])
         return (e.ToolPaused(call_id=call.id, pending=pending),) if is_paused else ()
     if tool is not None and tool.read_only:
         # What an agent below waited for belongs to the run that was forked: it is asked again from the start.

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from agentfsm._concurrency import current_backend
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import AskModel, Effect, PendingKind, ReadInbox, Reflect, RunTools, Wait
-from agentfsm.core.inbox import URGENCY, Cancel, Input, Pause, Posted
+from agentfsm.core.inbox import PRIORITY_ORDER, Cancel, Input, Pause, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.verdict import Action, Verdict
@@ -25,8 +26,7 @@ from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.gate import Gate
 from agentfsm.engine.reflect import review_draft, review_results
 from agentfsm.engine.thinking import think
-from agentfsm.tally import BYTES, BYTES_PER_TOKEN, Tally, count_message
-from agentfsm.threads import event_loop
+from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, TokenLedger, count_message
 
 if TYPE_CHECKING:
     from agentfsm.engine.drive.journal import Journal
@@ -57,22 +57,22 @@ async def _asks_last(drive: Drive, gate: Gate, *, once: bool) -> bool:
 
     It has time of its own, so it is performed under a deadline of its own.
     """
-    limits, journal, loop = drive.engine.limits, drive.journal, event_loop()
-    reached = journal.run.reached
+    limits, journal, loop = drive.engine.limits, drive.journal, current_backend()
+    reached = journal.run.limit_reached
     left_s = limits.seconds - journal.run.duration_s
     if drive.engine.last_answer and reached is None:
-        left_s -= limits.last_s
+        left_s -= limits.last_answer_s
     journal.scope = scope = loop.create_cancel_scope(deadline=loop.current_time() + left_s)
     with scope:
         while not (before := journal.run).is_over:
             if before.state in _GATED and not gate.try_pass():
                 await gate.wait()
             await step(drive)
-            if once or journal.run is before or journal.run.reached is not reached:
+            if once or journal.run is before or journal.run.limit_reached is not reached:
                 break
-    if scope.cancelled_caught and (journal.run.reached is reached or journal.lease.cancelled):
+    if scope.cancelled_caught and (journal.run.limit_reached is reached or journal.lease.cancelled):
         await _cut(drive)
-    return not once and journal.run.reached is not reached and not journal.run.is_over
+    return not once and journal.run.limit_reached is not reached and not journal.run.is_over
 
 
 async def apply_requests(drive: Drive) -> None:
@@ -110,7 +110,7 @@ async def _cut(drive: Drive) -> None:
         return await _cancel(drive)
     await drive.journal.flush()
     used_s, limit_s = drive.journal.used_s, drive.engine.limits.seconds
-    if (reached := drive.journal.run.reached) is not None:
+    if (reached := drive.journal.run.limit_reached) is not None:
         return drive.end(reached, f"no last answer came within {limit_s:.1f} seconds", *_paid(drive))
     message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and what ran was cut off; a larger seconds= allows more"
     return drive.stop(StopReason.TIMEOUT, message, *_paid(drive), *await end_children(drive))
@@ -130,7 +130,7 @@ async def _park(drive: Drive) -> None:
     await journal.flush()
 
 
-async def _stop_if_asked(drive: Drive, rows: Sequence[Posted]) -> bool:
+async def _stop_if_asked(drive: Drive, rows: Sequence[PostedItem]) -> bool:
     """Whether somebody asked for the end of the run, or for a rest at this boundary between two steps; then do it."""
     if any(isinstance(row.item, Cancel) for row in rows):
         await _cancel(drive)
@@ -183,20 +183,20 @@ async def _observe(drive: Drive, _effect: ReadInbox) -> None:
     return journal.commit(e.Observed(inputs=inputs), taken=[row.number for row in taken])
 
 
-def _that_fit(drive: Drive, rows: Sequence[Posted]) -> list[Posted]:
+def _that_fit(drive: Drive, rows: Sequence[PostedItem]) -> list[PostedItem]:
     """Return what is taken in now, most urgent first: inputs that half of the window holds, one at least.
 
     The others wait for the next OBSERVE. What is no input is taken in any case: nothing is left to be decided here.
     """
     inputs = [(row, row.item) for row in rows if isinstance(row.item, Input)]
     engine = drive.engine
-    inputs.sort(key=lambda pair: URGENCY[pair[1].priority])
+    inputs.sort(key=lambda pair: PRIORITY_ORDER[pair[1].priority])
     room = (
         engine.room_tokens(drive.tally, engine.settings_of(drive.journal.run))
         * INPUT_SHARE
-        * (BYTES_PER_TOKEN if drive.tally.counter is BYTES else 1)
+        * (BYTES_PER_TOKEN if drive.tally.counter is BYTE_COUNTER else 1)
     )
-    fitting: list[Posted] = []
+    fitting: list[PostedItem] = []
     for row, item in inputs:
         room -= count_message(item.message, drive.tally.counter)
         if room < 0 and fitting:
@@ -240,7 +240,7 @@ def drive_of(
     engine: Engine,
     journal: Journal,
     deps: Any,
-    tally: Tally,
+    tally: TokenLedger,
     above: Budget | None = None,
     *,
     resume: bool = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core import loops
+from agentfsm.core import loop_detection
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON, Usage
@@ -181,22 +181,28 @@ _NEXT: Final[dict[Action, Callable[[Verdict], e.Continued]]] = {
 # Loops
 
 
-def _loop(drive: Drive) -> loops.Loop | None:
+def _loop(drive: Drive) -> loop_detection.DetectedLoop | None:
     run = drive.journal.run
-    return None if run.turn < loops.REPEATS else loops.find(run.messages, drive.engine.registry.polls)
+    return (
+        None
+        if run.turn < loop_detection.MIN_REPEATS
+        else loop_detection.find_loop(run.messages, drive.engine.registry.polls)
+    )
 
 
-def _warn(drive: Drive, loop: loops.Loop, note: e.Continued) -> None:
+def _warn(drive: Drive, loop: loop_detection.DetectedLoop, note: e.Continued) -> None:
     """Add to a note that the model repeats itself: first a nudge, then the tools are withdrawn, then the run stops."""
     journal, run = drive.journal, drive.journal.run
     change: dict[str, Any] = {}
-    if loop.hint:
-        text = f"Note: {loop.what}{', though the arguments differ' if loop.tools else ''}."
+    if loop.is_hint:
+        text = f"Note: {loop.description}{', though the arguments differ' if loop.tools else ''}."
     elif run.loops < len(_LADDER):
-        text = (_LADDER if loop.tools else _OF_ANSWERS)[run.loops].format(what=loop.what, tools=", ".join(loop.tools))
+        text = (_LADDER if loop.tools else _OF_ANSWERS)[run.loops].format(
+            what=loop.description, tools=", ".join(loop.tools)
+        )
         change = {"loop": True, "disabled": loop.tools if run.loops else ()}
     else:
-        told = f"{note.note}\n{_STOPPED.format(what=loop.what)}".lstrip()
-        return drive.stop(StopReason.LOOP_DETECTED, f"{loop.what}, after {run.loops} warnings", note=told)
-    journal.log.warning("loop", turn=run.turn, what=loop.what)
+        told = f"{note.note}\n{_STOPPED.format(what=loop.description)}".lstrip()
+        return drive.stop(StopReason.LOOP_DETECTED, f"{loop.description}, after {run.loops} warnings", note=told)
+    journal.log.warning("loop", turn=run.turn, what=loop.description)
     return journal.commit(attrs.evolve(note, note=f"{note.note}\n{text}".lstrip(), **change))

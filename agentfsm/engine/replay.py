@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.run import Run, begin
+from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
 from agentfsm.engine.drive.journal import Journal, before_of
 from agentfsm.engine.perform import drive_of
 from agentfsm.engine.think.offer import offered
 from agentfsm.engine.watch.log import Facts
 from agentfsm.ports import Lease, Store
-from agentfsm.tally import Tally
+from agentfsm.tokens.ledger import TokenLedger
 
 if TYPE_CHECKING:
     from agentfsm.engine.drive.engine import Engine
@@ -68,15 +68,15 @@ async def replay(engine: Engine, store: Store, run_id: str, deps: Any = None) ->
         RunNotFoundError: when the store holds no such run.
     """
     stored = await store.read(run_id)
-    run = begin(stored.header, await before_of(store, stored.header))
+    run = begin_run(stored.header, await before_of(store, stored.header))
     nobody = Lease(run_id=run_id, token=0, version=0)  # it is never appended to
     journal = Journal(store=store, lease=nobody, run=run, clock=engine.clock, log=Facts(run_id, run.header.agent))
-    drive = drive_of(engine, journal, deps, Tally(first=run.first))
+    drive = drive_of(engine, journal, deps, TokenLedger(own_start=run.own_start))
     checked, found = 0, []
     for event in stored.events:
         run = journal.run
         if isinstance(event, e.Answered) and event.request:
-            drive.tally.follow(run)
+            drive.tally.update(run)
             now = engine.request_digest(drive.tally, offered(drive), engine.settings_of(run))
             pairs = zip(PARTS, event.request.split("-"), now.split("-"), strict=True)
             what = tuple([part for part, then, own in pairs if then != own])

@@ -21,7 +21,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Usage, encodable
+from agentfsm.core.messages import AssistantMessage, Usage, replace_surrogates
 from agentfsm.engine.act.calls import early_calls, minted, under_way
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.think.ask import FLAWS, Question, ask
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 async def think(drive: Drive, effect: AskModel) -> None:
     """Perform AskModel: settle what the model is shown, ask it, and commit what it said."""
     engine, journal = drive.engine, drive.journal
-    if (reached := journal.run.reached) is not None:
+    if (reached := journal.run.limit_reached) is not None:
         return await _think_last(drive, effect, reached)
     if (stop := drive.budget.stop()) is not None:
         return drive.stop(*stop)
-    if nearing := engine.limits.nearing(journal.run):
+    if nearing := engine.limits.find_near_limits(journal.run):
         _warn(drive, nearing)
     request = ""
     try:
@@ -68,7 +68,7 @@ async def _commit_error(drive: Drive, error: ModelError, request: str) -> None:
     if isinstance(error, ModelUnavailableError | ModelReplyError):
         journal.log.warning("model_faltered", turn=journal.run.turn + 1, error=type(error).__name__)
         faltered = e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request)
-        if not drive.engine.limits.gives_up_early(journal.run):
+        if not drive.engine.limits.fails_fast(journal.run):
             return journal.commit(faltered)
         return drive.fail(StopReason.MODEL_ERROR, str(error), faltered)
     if isinstance(error, ContextTooLongError) and (cut := await compact_after_refusal(drive, error)) is not None:
@@ -93,7 +93,7 @@ async def _think_last(drive: Drive, effect: AskModel, reached: e.LimitReached) -
     _note_turn(drive.journal, 0, usage)
     if drive.engine.answers is not None:
         reply = drive.engine.answers.unwrapped(reply)
-    if text := encodable(reply.text).strip():
+    if text := replace_surrogates(reply.text).strip():
         said = e.AnswerDrafted(message=AssistantMessage(text=text), usage=usage, request=request)
         return drive.end(reached, "its last answer is in run.partial", said)
     silent = e.ModelFaltered(error="the last reply said nothing", usage=usage, request=request)
@@ -103,13 +103,13 @@ async def _think_last(drive: Drive, effect: AskModel, reached: e.LimitReached) -
 async def _question(drive: Drive, effect: AskModel) -> Question | e.ToolsOffered | e.Compacted:
     """Return what the model is asked, or what has to be settled before: the tools it is told of, what it is shown."""
     engine, journal, tally = drive.engine, drive.journal, drive.tally
-    if journal.run.reached is None:  # the last request offers no tools
+    if journal.run.limit_reached is None:  # the last request offers no tools
         if engine.registry.sources:
             await _refresh(drive)
         if (choice := await choose(drive)) is not None:
             return choice
     tools, settings = offered(drive), engine.settings_of(journal.run)
-    tally.overhead = engine.overhead_tokens(tally.counter, tools)
+    tally.overhead_tokens = engine.overhead_tokens(tally.counter, tools)
     if (cut := await compacted(drive, tools, settings)) is not None:
         return cut
     request = engine.request_digest(tally, tools, settings)
@@ -158,12 +158,12 @@ async def _commit_reply(
         calls = minted(drive, proposed, cut=reply.finish_reason is FinishReason.LENGTH)
         if mended := [call.id for call in calls if call.repaired is not None]:
             journal.log.warning("arguments_repaired", calls=", ".join(mended))
-        message = AssistantMessage(text=encodable(reply.text), calls=calls, native=reply.native)
+        message = AssistantMessage(text=replace_surrogates(reply.text), calls=calls, native=reply.native)
         journal.commit(e.ToolsChosen(message=message, usage=usage, request=request, model=model))
         if early is not None and early.keep(calls):
             await _finish_early(drive, early)
         return
-    message = AssistantMessage(text=encodable(reply.text), native=reply.native)
+    message = AssistantMessage(text=replace_surrogates(reply.text), native=reply.native)
     draft = partial(e.AnswerDrafted, message=message, usage=usage, request=request, model=model)
     if (flaw := FLAWS.get(reply.finish_reason)) is not None:
         # A model that thinks may be cut off before its first word, and no provider takes an empty message back.

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.fingerprint import short_hash
 from agentfsm.engine.tools.context import InputRequired, RunContext
 from agentfsm.mcp.connection import trouble
 
@@ -118,7 +118,7 @@ def _question(key: str, asked: Asked) -> Question:
 def _mark(asked: Asked) -> str:
     """Return what tells a question from others; an address may be another each time it is asked."""
     what = [asked.mode, asked.message, asked.requested_schema if isinstance(asked, m.ElicitRequestFormParams) else None]
-    return hash_of(json.dumps(what, sort_keys=True), PRINT_DIGITS)
+    return short_hash(json.dumps(what, sort_keys=True), PRINT_DIGITS)
 
 
 def _result(asked: Asked, answer: Any) -> m.ElicitResult:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import mcp.types as m
 
-from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart, encodable
-from agentfsm.core.parts import size_of
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart, replace_surrogates
+from agentfsm.core.parts import count_base64_bytes
 from agentfsm.engine.queue.parts import left_out, usable
 from agentfsm.engine.queue.render import rendered, with_parts
 from agentfsm.mcp.connection.sift import unshown
@@ -51,7 +51,7 @@ def parts_of_resource(contents: Iterable[m.TextResourceContents | m.BlobResource
 
 
 def _parts(pieces: Iterable[str | Part]) -> tuple[Part, ...]:
-    return tuple(TextPart(text=encodable(each)) if isinstance(each, str) else each for each in usable(pieces))
+    return tuple(TextPart(text=replace_surrogates(each)) if isinstance(each, str) else each for each in usable(pieces))
 
 
 def _pieces(block: m.ContentBlock) -> Iterator[str | Part]:
@@ -112,7 +112,7 @@ def _text(data: str, kind: str) -> str:
 
 
 def _facts(data: str, kind: str) -> str:
-    return f"{kind}, {size_of(data):,} bytes"
+    return f"{kind}, {count_base64_bytes(data):,} bytes"
 
 
 # Resources

@@ -17,9 +17,9 @@ from mcp import Client, MCPError
 from pydantic import ValidationError
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.hidden import spelt_out
 from agentfsm.core.messages import AssistantMessage, Message, Part, TextPart, UserMessage
-from agentfsm.core.parts import in_words
+from agentfsm.core.parts import format_part
+from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.engine.tools.context import Ended
 from agentfsm.engine.tools.tool import Tool, make_tool
@@ -160,7 +160,9 @@ def fit(server: str, kind: str, listed: Sequence[T | Unfit]) -> list[T]:
     """Return the entries of a list that can be used, and tell the log of the others."""
     for each in listed:
         if isinstance(each, Unfit):
-            _log.warning("the %s %r of the MCP server %r is left out: %s", kind, spelt_out(each.name), server, each.why)
+            _log.warning(
+                "the %s %r of the MCP server %r is left out: %s", kind, escape_hidden(each.name), server, each.why
+            )
     return [each for each in listed if not isinstance(each, Unfit)]
 
 
@@ -279,7 +281,9 @@ def _message_of(message: m.PromptMessage) -> Message | None:
     if all(isinstance(part, TextPart) and not part.text.strip() for part in parts):
         return None
     return (
-        UserMessage(parts=parts) if message.role == "user" else AssistantMessage(text="\n".join(map(in_words, parts)))
+        UserMessage(parts=parts)
+        if message.role == "user"
+        else AssistantMessage(text="\n".join(map(format_part, parts)))
     )
 
 

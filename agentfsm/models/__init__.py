@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.ports import checked_model
+from agentfsm.ports import ensure_model
 
 if TYPE_CHECKING:
     from agentfsm.models.anthropic import Anthropic
@@ -78,7 +78,7 @@ def model_of(model: Model | str) -> Model:
     Raises:
         MisuseError: when it is none, or as from `resolve`.
     """
-    return resolve(model) if isinstance(model, str) else checked_model(model)
+    return resolve(model) if isinstance(model, str) else ensure_model(model)
 
 
 def __getattr__(name: str) -> Any:

@@ -144,15 +144,15 @@ class Anthropic(VendorModel):
         if token:
             self._options["auth_token"] = self._options.pop("api_key")
 
-    def refuses(self, part: Part) -> str | None:
+    def unsupported_part(self, part: Part) -> str | None:
         """Say why the model cannot take this part of a message or of a result; None where it can."""
         return anthropic_wire.refuses(part)
 
-    def refuses_settings(self, settings: Settings) -> str | None:
+    def unsupported_settings(self, settings: Settings) -> str | None:
         """Say which of the settings the wire has no word for; None where it has one for all."""
         return anthropic_wire.refuses_settings(settings)
 
-    def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:
+    def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:
         """Say why the provider cannot hold the model to this schema; None where it can."""
         return refuses(schema)
 
@@ -162,7 +162,7 @@ class Anthropic(VendorModel):
         return anthropic.AsyncAnthropic(**self._options, http_client=GuardedClient(ours))
 
     def _written(self) -> Written:
-        return anthropic_wire.memory(self._provider, self.refuses)
+        return anthropic_wire.memory(self._provider, self.unsupported_part)
 
     def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
         return anthropic_wire.encode(request, model=self.name, streamed=streamed, written=written, cache=self.cache)

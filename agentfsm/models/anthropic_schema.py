@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm.ports import plain_json
+from agentfsm.ports import to_mutable_json
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
@@ -78,7 +78,7 @@ def supported_schema(schema: Mapping[str, JSON]) -> dict[str, Any]:
     for word, value in schema.items():
         taken = _taken(word, value)
         if taken is _UNKNOWN:
-            told.append(f"{word}: {json.dumps(plain_json(value), ensure_ascii=False)}")
+            told.append(f"{word}: {json.dumps(to_mutable_json(value), ensure_ascii=False)}")
         elif word != "type" or not has_values:  # the values that may stand there are of some type anyway
             kept["anyOf" if word == "oneOf" else word] = taken
     if told:
@@ -100,7 +100,7 @@ def _taken(word: str, value: Any) -> Any:
             return value
         case "minItems", 0 | 1:
             return value
-    return plain_json(value) if word in _KEPT or _are_plain(word, value) else _UNKNOWN
+    return to_mutable_json(value) if word in _KEPT or _are_plain(word, value) else _UNKNOWN
 
 
 def _are_plain(word: str, value: object) -> bool:

@@ -32,17 +32,17 @@ from agentfsm.core.messages import (
     AudioPart,
     FilePart,
     ImagePart,
-    Native,
+    NativeReply,
     Outcome,
     SystemMessage,
     TextPart,
     ToolResult,
     Usage,
     UserMessage,
-    data_of,
-    encodable,
+    read_inline_data,
+    replace_surrogates,
 )
-from agentfsm.models.anthropic_schema import refuses as refuses_schema
+from agentfsm.models.anthropic_schema import refuses as unsupported_schema
 from agentfsm.models.anthropic_schema import supported_schema
 from agentfsm.models.wire import (
     Assembly,
@@ -270,7 +270,7 @@ def _tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
     for tool in tools:
         if not tool.strict:
             yield tool.anthropic()
-        elif refuses_schema(tool.parameters) is None:
+        elif unsupported_schema(tool.parameters) is None:
             yield tool.anthropic() | {"input_schema": supported_schema(tool.parameters)}
         else:  # it is not held to the schema while it writes: its arguments are validated all the same
             yield attrs.evolve(tool, strict=False).anthropic()
@@ -324,7 +324,7 @@ def _native_blocks(message: AssistantMessage, provider: str) -> list[dict[str, A
     return [block for block in whole if block["type"] != "text" or str(block.get("text")).strip()]
 
 
-def _kept(native: Native) -> list[dict[str, Any]]:
+def _kept(native: NativeReply) -> list[dict[str, Any]]:
     try:
         blocks = _loads(native.content)
     except ValueError:
@@ -379,7 +379,7 @@ def _part(part: Part) -> dict[str, Any]:
 
 
 def _source(part: ImagePart | AudioPart | FilePart) -> dict[str, Any]:
-    carried = data_of(part)
+    carried = read_inline_data(part)
     if carried is None:
         return {"type": "url", "url": part.url}
     kind, data = carried
@@ -405,7 +405,7 @@ def refuses(part: Part) -> str | None:
         case ImagePart() | FilePart() if part.url.startswith("http://"):
             what = type(part).__name__
             return f"Anthropic fetches from https:// addresses only; give one, or the data itself ({what}.of)"
-    kind, data = data_of(part) or ("", "")
+    kind, data = read_inline_data(part) or ("", "")
     match part:
         case ImagePart() if len(data) > _IMAGE_CHARS:
             return f"Anthropic takes images of {_IMAGE_CHARS * 3 // 4:,} bytes at most"
@@ -441,7 +441,7 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
 
     Args:
         data: The body.
-        provider: Who wrote it, for the reply's `Native.provider`.
+        provider: Who wrote it, for the reply's `NativeReply.provider`.
 
     Raises:
         FormError: when it is not a message.
@@ -514,12 +514,12 @@ def _usage(usage: dict[str, Any]) -> Usage:
     )
 
 
-def _native(blocks: Sequence[_Block], provider: str) -> Native | None:
+def _native(blocks: Sequence[_Block], provider: str) -> NativeReply | None:
     """Return the reply as it is to go back; None where text and calls are all there is."""
     if all(block.is_plain for block in blocks):
         return None
     content = json.dumps([block.whole() for block in blocks], ensure_ascii=False)
-    return Native(provider=provider, content=encodable(content))
+    return NativeReply(provider=provider, content=replace_surrogates(content))
 
 
 @attrs.define(eq=False, repr=False)

@@ -15,13 +15,13 @@ from agentfsm.core.messages import (
     AudioPart,
     FilePart,
     ImagePart,
-    Native,
+    NativeReply,
     SystemMessage,
     TextPart,
     ToolResult,
     Usage,
     UserMessage,
-    data_of,
+    read_inline_data,
 )
 from agentfsm.models.openai_wire import tool_fields, usage_by
 from agentfsm.models.wire import (
@@ -47,7 +47,7 @@ from agentfsm.ports import (
     Reply,
     TextChunk,
     ThinkingChunk,
-    plain_json,
+    to_mutable_json,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _format_field(form: OutputForm | None) -> dict[str, Any]:
         return {}
     if form.schema is None:
         return {"response_format": {"type": "json_object"}}
-    schema = {"name": form.name, "schema": plain_json(form.schema), "strict": True}
+    schema = {"name": form.name, "schema": to_mutable_json(form.schema), "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
@@ -238,7 +238,7 @@ def _part(part: Part) -> dict[str, Any]:
         case ImagePart():
             return {"type": "image_url", "image_url": {"url": part.url, "detail": part.detail}}
         case AudioPart():
-            kind, data = data_of(part) or ("", "")
+            kind, data = read_inline_data(part) or ("", "")
             return {"type": "input_audio", "input_audio": {"data": data, "format": AUDIO_FORMATS[kind]}}
         case FilePart():
             return {"type": "file", "file": {"filename": part.name or "file", "file_data": part.url}}
@@ -250,9 +250,9 @@ AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": 
 
 def refuses(part: Part) -> str | None:
     """Say why the wire cannot carry the part; None where it can."""
-    if isinstance(part, AudioPart) and (data_of(part) or ("",))[0] not in AUDIO_FORMATS:
+    if isinstance(part, AudioPart) and (read_inline_data(part) or ("",))[0] not in AUDIO_FORMATS:
         return "chat completions take a recording as WAV or MP3 in a data: URL (AudioPart.of), and not this one"
-    if isinstance(part, FilePart) and data_of(part) is None:
+    if isinstance(part, FilePart) and read_inline_data(part) is None:
         return "chat completions take a file whole, in a data: URL (FilePart.of), and not by its address"
     return None
 
@@ -269,7 +269,7 @@ def decode(data: bytes, *, provider: str = "") -> Reply:
 
     Args:
         data: The body.
-        provider: Who wrote it, for the reply's `Native.provider`.
+        provider: Who wrote it, for the reply's `NativeReply.provider`.
 
     Raises:
         FormError: when it is not a chat completion, or has no choice.
@@ -326,8 +326,8 @@ def _is_wanted_back(message: dict[str, Any]) -> bool:
     return isinstance(message.get("reasoning_content"), str)
 
 
-def _native(thinking: str, provider: str) -> Native:
-    return Native(provider=provider, content=json.dumps({"reasoning_content": thinking}))
+def _native(thinking: str, provider: str) -> NativeReply:
+    return NativeReply(provider=provider, content=json.dumps({"reasoning_content": thinking}))
 
 
 def _call_pieces(message: dict[str, Any]) -> list[object]:
@@ -346,7 +346,7 @@ def _calls(message: dict[str, Any]) -> list[object]:
 
 
 def _reply(
-    *, text: str, calls: list[_Draft], finish: str, refused: bool, usage: Usage | None, native: Native | None
+    *, text: str, calls: list[_Draft], finish: str, refused: bool, usage: Usage | None, native: NativeReply | None
 ) -> Reply:
     return Reply(
         text=text,

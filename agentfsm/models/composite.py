@@ -40,13 +40,13 @@ class Composite(Model):
         if not self.output_modes:
             raise MisuseError(f"the models of {self.name!r} share no output mode: leave out the one that differs")
 
-    def refuses_settings(self, settings: Settings) -> str | None:
+    def unsupported_settings(self, settings: Settings) -> str | None:
         """Say which of the settings one of the models has no word for: any of them may have to answer."""
-        return next((why for model in self.models if (why := model.refuses_settings(settings)) is not None), None)
+        return next((why for model in self.models if (why := model.unsupported_settings(settings)) is not None), None)
 
-    def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:
+    def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:
         """Say why one of the models cannot be held to this schema: any of them may have to answer."""
-        return next((why for model in self.models if (why := model.refuses_schema(schema)) is not None), None)
+        return next((why for model in self.models if (why := model.unsupported_schema(schema)) is not None), None)
 
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply at most: by the dearest model; None where one has no known price.
@@ -79,7 +79,7 @@ async def answer(model: Model, request: Request, emit: Emit | None) -> Reply:
         reply = await model.reply(request, emit)
     except ModelError as error:
         if error.usage is not None:
-            error.usage = error.usage.priced(model.cost_usd)  # which nobody above it can know
+            error.usage = error.usage.with_price(model.cost_usd)  # which nobody above it can know
         raise
-    usage = None if reply.usage is None else reply.usage.priced(model.cost_usd)
+    usage = None if reply.usage is None else reply.usage.with_price(model.cost_usd)
     return attrs.evolve(reply, usage=usage, model=reply.model or model.name)

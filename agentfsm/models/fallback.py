@@ -114,7 +114,7 @@ class Fallback(Composite):
         Raises:
             ModelError: also when one of the models has no word for a setting: any of them may have to answer.
         """
-        if (why := self.refuses_settings(request.settings)) is not None:
+        if (why := self.unsupported_settings(request.settings)) is not None:
             raise ModelError(why)  # now, and not on the day when the first is out
         paid, failures = Usage(), list[str]()
         for place in self._line():
@@ -139,9 +139,9 @@ class Fallback(Composite):
         _charge(out, paid)
         raise out
 
-    def refuses(self, part: Part) -> str | None:
+    def unsupported_part(self, part: Part) -> str | None:
         """Say why one of the models cannot take this part: any of them may have to answer."""
-        return next((reason for model in self.models if (reason := model.refuses(part)) is not None), None)
+        return next((reason for model in self.models if (reason := model.unsupported_part(part)) is not None), None)
 
     def statistics(self) -> tuple[ModelStatistics, ...]:
         """Return how each model does, in their order."""

@@ -25,12 +25,12 @@ class OpenAIChat(OpenAIModel):
     wire = "a chat completion"
     provider = "chat completions"
 
-    def refuses(self, part: Part) -> str | None:
+    def unsupported_part(self, part: Part) -> str | None:
         """Say why the model cannot take this part of a message or of a result; None where it can."""
         return chat_wire.refuses(part)
 
     def _written(self) -> Written:
-        return chat_wire.memory(self._provider, self.refuses)
+        return chat_wire.memory(self._provider, self.unsupported_part)
 
     def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
         # OpenAI's reasoning models refuse the older max_tokens; everybody else knows it, and some (Mistral) refuse the

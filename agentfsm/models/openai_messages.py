@@ -12,7 +12,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import (
-    CALL_ID,
+    CALL_ID_PATTERN,
     AssistantMessage,
     AudioPart,
     FilePart,
@@ -24,9 +24,9 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
     check_history,
-    encodable,
+    replace_surrogates,
 )
-from agentfsm.core.parts import kind_of
+from agentfsm.core.parts import media_kind
 from agentfsm.models.chat_wire import refuses, wire_messages
 from agentfsm.models.wire import FormError, arguments_in, field
 
@@ -81,7 +81,7 @@ def from_openai(messages: Iterable[Any]) -> tuple[Message, ...]:
         except (FormError, MisuseError) as error:
             raise MisuseError(f"messages[{place}]: {error}") from None
     ids = [call.id for message in history if isinstance(message, AssistantMessage) for call in message.calls]
-    if len(set(ids)) < len(ids) or not all(map(CALL_ID.fullmatch, ids)):
+    if len(set(ids)) < len(ids) or not all(map(CALL_ID_PATTERN.fullmatch, ids)):
         history = list(_numbered_anew(history))
     check_history(history)
     return tuple(history)
@@ -97,7 +97,7 @@ def _take(history: list[Message], fields: Any) -> None:
             if parts := tuple(_parts(fields)):
                 history.append(UserMessage(parts=parts))
         case "assistant":
-            text = _text(fields) or encodable(field(fields, "refusal", str, ""))
+            text = _text(fields) or replace_surrogates(field(fields, "refusal", str, ""))
             calls = [_call(call) for call in field(fields, "tool_calls", list, [])]
             if text or calls:
                 history.append(AssistantMessage(text=text, calls=tuple(calls)))
@@ -139,9 +139,9 @@ def _call(call: object) -> ToolCall:
         msg = f"a call of the type {field(call, 'type', str, '')!r}: calls of functions are all that agentfsm knows"
         raise FormError(msg)
     call_id = field(call, "id", str, "")
-    arguments = encodable(arguments_in(function))
+    arguments = replace_surrogates(arguments_in(function))
     name = field(function, "name", str, "")
-    return ToolCall(id=call_id, name=name, arguments=arguments.strip() or "{}", provider_id=encodable(call_id))
+    return ToolCall(id=call_id, name=name, arguments=arguments.strip() or "{}", provider_id=replace_surrogates(call_id))
 
 
 def _text(fields: dict[str, Any]) -> str:
@@ -149,7 +149,7 @@ def _text(fields: dict[str, Any]) -> str:
     texts = []
     for part in _parts(fields):
         if not isinstance(part, TextPart):
-            msg = f"a part that is no text ({kind_of(part)}), which only a user and a tool give"
+            msg = f"a part that is no text ({media_kind(part)}), which only a user and a tool give"
             raise FormError(msg)
         texts.append(part.text)
     return "\n".join(texts)
@@ -169,7 +169,7 @@ def _parts(fields: dict[str, Any]) -> Iterator[Part]:
 def _part(part: object) -> Part:
     match kind := field(part, "type", str, ""):
         case "text" | "refusal":
-            return TextPart(text=encodable(field(part, kind, str, "")))
+            return TextPart(text=replace_surrogates(field(part, kind, str, "")))
         case "image_url":
             image = field(part, "image_url", dict, {})
             return ImagePart(url=field(image, "url", str, ""), detail=field(image, "detail", str, "auto"))

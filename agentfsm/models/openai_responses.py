@@ -34,16 +34,16 @@ class OpenAIResponses(OpenAIModel):
     provider = responses_wire.PROVIDER
     home = OPENAI_HOSTS[0]
 
-    def refuses(self, part: Part) -> str | None:
+    def unsupported_part(self, part: Part) -> str | None:
         """Say why the model cannot take this part of a message or of a result; None where it can."""
         return responses_wire.refuses(part)
 
-    def refuses_settings(self, settings: Settings) -> str | None:
+    def unsupported_settings(self, settings: Settings) -> str | None:
         """Say which of the settings the wire has no field for; None where it has one for all."""
         return responses_wire.refuses_settings(settings, self.name)
 
     def _written(self) -> Written:
-        return responses_wire.memory(self._provider, self.refuses)
+        return responses_wire.memory(self._provider, self.unsupported_part)
 
     def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
         thinks = not family_of(self.name).startswith(_THINKS_NOT)

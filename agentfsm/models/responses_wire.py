@@ -19,13 +19,13 @@ from agentfsm.core.messages import (
     AudioPart,
     FilePart,
     ImagePart,
-    Native,
+    NativeReply,
     SystemMessage,
     TextPart,
     ToolResult,
     Usage,
     UserMessage,
-    data_of,
+    read_inline_data,
 )
 from agentfsm.models.openai_wire import tool_fields, usage_by
 from agentfsm.models.wire import (
@@ -51,7 +51,7 @@ from agentfsm.ports import (
     Reply,
     TextChunk,
     ThinkingChunk,
-    plain_json,
+    to_mutable_json,
 )
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _text_fields(request: Request) -> Item:
         return fields
     if form.schema is None:
         return fields | {"text": {"format": {"type": "json_object"}}}
-    schema = {"type": "json_schema", "name": form.name, "schema": plain_json(form.schema), "strict": True}
+    schema = {"type": "json_schema", "name": form.name, "schema": to_mutable_json(form.schema), "strict": True}
     return fields | {"text": {"format": schema}}
 
 
@@ -194,7 +194,7 @@ def _items_of(message: Message, provider: str, refused: Refuses) -> list[Item]:
     match message:
         case ToolResult():
             return [{"type": "function_call_output", "call_id": message.call_id, "output": _output(message, refused)}]
-        case AssistantMessage(native=Native() as native) if native.provider == provider:
+        case AssistantMessage(native=NativeReply() as native) if native.provider == provider:
             return _returned(native, message.calls)
         case AssistantMessage():
             # No provider takes a blank text back, which a model may write before its calls.
@@ -226,7 +226,7 @@ def _call(call: ToolCall) -> Item:
     return {"call_id": call.id, "name": call.name, "arguments": call.arguments}
 
 
-def _returned(native: Native, calls: Sequence[ToolCall]) -> list[Item]:
+def _returned(native: NativeReply, calls: Sequence[ToolCall]) -> list[Item]:
     """Return a native reply as items; its calls as the message has them: a person may have edited the arguments."""
     items: list[Item]
     called: list[Item]
@@ -252,7 +252,7 @@ def _part(part: Part) -> Item:
             return {"type": "input_text", "text": part.text}
         case ImagePart():
             return {"type": "input_image", "image_url": part.url, "detail": part.detail}
-        case FilePart() if data_of(part) is None:
+        case FilePart() if read_inline_data(part) is None:
             return {"type": "input_file", "file_url": part.url}
         case FilePart():
             return {"type": "input_file", "filename": part.name or "file", "file_data": part.url}
@@ -275,7 +275,7 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
 
     Args:
         data: The body.
-        provider: Who wrote it, for the reply's `Native.provider`.
+        provider: Who wrote it, for the reply's `NativeReply.provider`.
 
     Raises:
         FormError: when it is not a finished response.
@@ -364,7 +364,7 @@ def _check_answered(items: Sequence[Item]) -> None:
             raise ModelError(msg)
 
 
-def _native(items: Sequence[Item], provider: str) -> Native | None:
+def _native(items: Sequence[Item], provider: str) -> NativeReply | None:
     """Return the items as they go back, where text and calls do not say it all."""
     kept = [_stripped(item) for item in items if not _is_lost(item)]
     # Thinking is refused without the item that it led to, and a reply that was cut off may end with thinking.
@@ -372,7 +372,7 @@ def _native(items: Sequence[Item], provider: str) -> Native | None:
         kept.pop()
     if all(item["type"] in {"message", "function_call"} and not item.get("phase") for item in kept):
         return None
-    return Native(provider=provider, content=written_json(kept).decode())
+    return NativeReply(provider=provider, content=written_json(kept).decode())
 
 
 def _is_lost(item: Item) -> bool:

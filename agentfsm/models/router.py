@@ -53,9 +53,9 @@ class Router(Composite):
         """
         return await answer(await self._chosen(request), request, emit)
 
-    def refuses(self, part: Part) -> str | None:
+    def unsupported_part(self, part: Part) -> str | None:
         """Say why no model can take this part; where one can, it is for the function to choose it."""
-        reasons = [model.refuses(part) for model in self.models]
+        reasons = [model.unsupported_part(part) for model in self.models]
         return None if None in reasons else reasons[0]
 
     async def _chosen(self, request: Request) -> Model:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
+from agentfsm._concurrency import ThreadWaiter, notify_all
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.value import Value
 from agentfsm.models import model_of
 from agentfsm.ports import Model
-from agentfsm.tally import BYTES, BYTES_PER_TOKEN, count_message, count_tools
-from agentfsm.threads import Bell, ring
+from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message, count_tools
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON, Part, Usage
@@ -111,17 +111,17 @@ class Throttled(Model):
         finally:
             gate.leave()
 
-    def refuses(self, part: Part) -> str | None:
+    def unsupported_part(self, part: Part) -> str | None:
         """Say why the model cannot take this part; None where it can."""
-        return self._model.refuses(part)
+        return self._model.unsupported_part(part)
 
-    def refuses_settings(self, settings: Settings) -> str | None:
+    def unsupported_settings(self, settings: Settings) -> str | None:
         """Say which of the settings the wire has no word for; None where it has one for all."""
-        return self._model.refuses_settings(settings)
+        return self._model.unsupported_settings(settings)
 
-    def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:
+    def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:
         """Say why the provider cannot hold the model to this schema; None where it can."""
-        return self._model.refuses_schema(schema)
+        return self._model.unsupported_schema(schema)
 
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply, or None where no price is known."""
@@ -138,8 +138,8 @@ class Throttled(Model):
 
 def _tokens_of(request: Request) -> int:
     """Return about how many tokens a request takes, its answer included where its length is limited."""
-    asked = BYTES.count(request.instructions) + count_tools(request.tools, BYTES)
-    asked += sum(count_message(message, BYTES) for message in request.messages)
+    asked = BYTE_COUNTER.count(request.instructions) + count_tools(request.tools, BYTE_COUNTER)
+    asked += sum(count_message(message, BYTE_COUNTER) for message in request.messages)
     return asked // BYTES_PER_TOKEN + (request.settings.max_tokens or 0)
 
 
@@ -160,7 +160,7 @@ class _Waiter:
     """A request that waits for its turn."""
 
     tokens: int
-    bell: Bell
+    bell: ThreadWaiter
     # Rung when it shall look again whether it may go.
 
 
@@ -201,7 +201,7 @@ class _Gate:
         with self._lock:
             if not self._line and self._wait_s(tokens) <= 0:
                 return self._take(tokens)
-            waiter = _Waiter(tokens, Bell())
+            waiter = _Waiter(tokens, ThreadWaiter())
             self._line.append(waiter)
         try:
             with anyio.move_on_after(longest_s):
@@ -227,7 +227,7 @@ class _Gate:
         with self._lock:
             self._in_flight -= 1
             first = self._first()
-        ring(first)
+        notify_all(first)
 
     def statistics(self) -> ThrottleStatistics:
         """Return what is going through now."""
@@ -244,7 +244,7 @@ class _Gate:
     async def _turn(self, waiter: _Waiter) -> _Place:
         while True:
             with self._lock:
-                waiter.bell = Bell()  # before the look: what changes behind it rings this one
+                waiter.bell = ThreadWaiter()  # before the look: what changes behind it rings this one
                 wait_s = self._wait_s(waiter.tokens) if self._line[0] is waiter else math.inf
                 if wait_s <= 0:
                     self._line.popleft()
@@ -258,9 +258,9 @@ class _Gate:
             if waiter in self._line:
                 self._line.remove(waiter)
             first = self._first()
-        ring(first)
+        notify_all(first)
 
-    def _first(self) -> list[Bell]:
+    def _first(self) -> list[ThreadWaiter]:
         return [self._line[0].bell] if self._line else []
 
     # Under the lock.

@@ -22,6 +22,8 @@ import httpx
 import httpx2  # what the vendors' packages themselves speak with; they raise its errors
 from anyio.lowlevel import current_token
 
+from agentfsm._concurrency import start_in_thread
+from agentfsm._http import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import ClosedError, MisuseError, ModelError
 from agentfsm.core.messages import Usage
 from agentfsm.core.value import Value
@@ -31,9 +33,7 @@ from agentfsm.models.prices import list_cost_usd, price_of
 from agentfsm.models.windows import window_tokens_of
 from agentfsm.models.wire import MAX_HELD_BYTES, MAX_STREAM_BYTES, Assembly, FormError, SizeError, Written, error_in
 from agentfsm.ports import Model
-from agentfsm.reply_size import excess
-from agentfsm.retry_after import finite_s, seconds_of
-from agentfsm.threads import in_thread
+from agentfsm.reply_size import find_reply_excess
 
 if TYPE_CHECKING:
     import ssl
@@ -191,7 +191,7 @@ class VendorModel(Model, ABC):
         body = self._body(request, kept.written, streamed=emit is not None)
         response = await self._answer(kept.client, body, request.timeout_s)
         reply = await (self._whole(response) if emit is None else self._streamed(response, emit))
-        if (over := excess(reply)) is not None:
+        if (over := find_reply_excess(reply)) is not None:
             raise self._too_large(over, reply.usage)
         return reply
 
@@ -220,7 +220,7 @@ class VendorModel(Model, ABC):
         loop = self._loop()
         if not self._is_open(loop):
             if self._price is None:  # this loads the list, which takes 0.4 s: the event loop does not wait for it
-                await in_thread(partial(self.cost_usd, Usage())).wait()
+                await start_in_thread(partial(self.cost_usd, Usage())).wait()
             if not self._is_open(loop):  # of replies that begin at once, the first behind the wait opens for all
                 self._forget_closed()
                 self._clients[loop] = await self._opened()
@@ -455,5 +455,5 @@ def retry_after_s(headers: Mapping[str, Any], now_s: float) -> float | None:
 
     Both vendors' packages read it so, and the first of the two headers is their own.
     """
-    asked_ms = finite_s(headers.get("retry-after-ms", ""))
-    return seconds_of(headers.get("retry-after", ""), now_s) if asked_ms is None else asked_ms * 0.001
+    asked_ms = parse_wait_s(headers.get("retry-after-ms", ""))
+    return parse_retry_after(headers.get("retry-after", ""), now_s) if asked_ms is None else asked_ms * 0.001

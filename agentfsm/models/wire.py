@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 import attrs
 import jiter
 
-from agentfsm.core.messages import encodable
-from agentfsm.core.parts import name_of
+from agentfsm.core.messages import replace_surrogates
+from agentfsm.core.parts import media_label
 from agentfsm.ports import CallChunk, TextChunk, ThinkingChunk
-from agentfsm.reply_size import MAX_CALLS, MAX_CHARS, TOO_MANY_CALLS, TOO_MANY_CHARS
+from agentfsm.reply_size import MAX_REPLY_CALLS, MAX_REPLY_CHARS, TOO_MANY_CALLS, TOO_MANY_CHARS
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Media, Message, Part, ToolResult, Usage
@@ -70,7 +70,7 @@ def written_json(value: object) -> bytes:
     Raises:
         TypeError, ValueError, RecursionError: when it is none.
     """
-    return encodable(_ENCODER.encode(value)).encode()
+    return replace_surrogates(_ENCODER.encode(value)).encode()
 
 
 def _held(items: Sequence[object], text: bytes) -> int:
@@ -145,7 +145,7 @@ def shown_of(result: ToolResult, refuses: Refuses) -> tuple[str, dict[str, Media
     """
     text, parts = result.text, {}
     for number, part in enumerate(result.parts, 1):
-        name = name_of(part, number)
+        name = media_label(part, number)
         if (reason := refuses(part)) is None:
             parts[name] = part
         else:
@@ -200,7 +200,7 @@ def check_count(calls: int, items: int = 0) -> None:
     Raises:
         SizeError: when there are too many.
     """
-    if calls > MAX_CALLS:
+    if calls > MAX_REPLY_CALLS:
         raise SizeError(TOO_MANY_CALLS)
     if items > MAX_ITEMS:
         msg = f"more than {MAX_ITEMS:,} blocks or items"
@@ -347,7 +347,7 @@ class Assembly(ABC):
     """A streamed reply, as far as it has come; each wire has its own."""
 
     provider: str = ""
-    # Who writes it, for the reply's `Native.provider`.
+    # Who writes it, for the reply's `NativeReply.provider`.
     usage: Usage | None = None
     # What the server has billed so far; None where it did not say.
     events: int = 0
@@ -399,7 +399,7 @@ class Assembly(ABC):
             if self.is_done:
                 break
         self.chars += _chars_of(pieces)
-        if self.chars > MAX_CHARS:
+        if self.chars > MAX_REPLY_CHARS:
             raise SizeError(TOO_MANY_CHARS)
         return pieces
 

@@ -14,12 +14,12 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
-from agentfsm.ports import Durability, Summary
+from agentfsm.ports import Durability, RunSummary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentfsm.core.inbox import InboxItem, Posted
+    from agentfsm.core.inbox import InboxItem, PostedItem
     from agentfsm.core.run import Header
 
 # What a decision has done to its call, in words.
@@ -42,7 +42,7 @@ PROMPT_CHARS: Final = 200
 # Posts that wait in the inbox of one run, beyond which it takes no more input: each turn reads all of them, at 0.1 ms.
 INBOX_ROWS: Final = 1_000
 # The fields of a summary that are columns of a database; who drives a run is told by its lease.
-LISTED: Final = tuple([field.name for field in attrs.fields(Summary) if field.name != "driven"])
+LISTED: Final = tuple([field.name for field in attrs.fields(RunSummary) if field.name != "driven"])
 
 
 def checked_durability(durability: Durability) -> Durability:
@@ -116,7 +116,7 @@ def without_history(header: Header) -> ConflictError:
     )
 
 
-def checked_winner(run_id: str, winner: Posted, item: InboxItem) -> Posted:
+def checked_winner(run_id: str, winner: PostedItem, item: InboxItem) -> PostedItem:
     """Return the first post of a key, if the second one says the same.
 
     Raises:
@@ -217,9 +217,9 @@ def prompt_of(header: Header) -> str:
     return text[:PROMPT_CHARS]
 
 
-def summary_of(run: Run, *, driven: bool, ready_at: float | None) -> Summary:
+def summary_of(run: Run, *, driven: bool, ready_at: float | None) -> RunSummary:
     """Return the line of a list that stands for the run."""
-    return Summary(
+    return RunSummary(
         id=run.id,
         agent=run.header.agent,
         session=run.session,
@@ -239,7 +239,7 @@ def summary_of(run: Run, *, driven: bool, ready_at: float | None) -> Summary:
     )
 
 
-def summary_from(values: Mapping[str, Any], *, driven: bool) -> Summary:
+def summary_from(values: Mapping[str, Any], *, driven: bool) -> RunSummary:
     """Return the line of a list from the columns of a database.
 
     Raises:
@@ -253,4 +253,4 @@ def summary_from(values: Mapping[str, Any], *, driven: bool) -> Summary:
         }
     except ValueError as error:
         raise CorruptError(f"run {values['id']!r}: {error}; restore a backup, or upgrade agentfsm") from None
-    return Summary(**{**values, **known}, driven=driven)
+    return RunSummary(**{**values, **known}, driven=driven)

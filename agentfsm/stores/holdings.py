@@ -20,9 +20,9 @@ from typing import Final
 
 import attrs
 
+from agentfsm._concurrency import current_native_loop, try_call_soon
 from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
-from agentfsm.ports import Lease, Term
-from agentfsm.threads import native_loop, try_call_soon
+from agentfsm.ports import Lease, LeaseTerm
 
 _log = logging.getLogger("agentfsm.stores")
 
@@ -33,7 +33,7 @@ BLOCKED_LOG_S: Final = 1.0
 
 
 @attrs.define(eq=False, repr=False)
-class LoopOwner(Term):
+class LoopOwner(LeaseTerm):
     """An event loop that drives runs of one store: the owner of leases.
 
     Made in the loop, and then used by the store's thread.
@@ -47,7 +47,7 @@ class LoopOwner(Term):
     # Seconds for which the loop has not run, as far as the store's thread was there to see it.
     is_closed: bool = attrs.field(default=False, init=False)
     # Whether the loop was closed, so that whatever it drove is driven no more.
-    _loop: weakref.ref[object] = attrs.field(factory=lambda: weakref.ref(native_loop()), init=False)
+    _loop: weakref.ref[object] = attrs.field(factory=lambda: weakref.ref(current_native_loop()), init=False)
     _thread: int = attrs.field(factory=threading.get_ident, init=False)
     _asked: bool = attrs.field(default=False, init=False)
     # Whether the loop has still to answer.
@@ -246,7 +246,7 @@ class Holdings:
         lease = self.lease_of(run_id)
         if lease is None:
             return
-        lease.newest = max(lease.newest, newest)
+        lease.inbox_head = max(lease.inbox_head, newest)
         if cancelled and not lease.cancelled:
             lease.cancelled = True
             _wake(lease)

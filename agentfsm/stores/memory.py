@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from agentfsm._concurrency import is_waker_dead
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
-from agentfsm.core.inbox import Cancel, InboxItem, Posted, due_at
-from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.inbox import Cancel, InboxItem, PostedItem, due_at
+from agentfsm.core.run import Header, Run, begin_run
 from agentfsm.core.value import Value
-from agentfsm.ports import ALL, Claim, Clock, Durability, Filter, Lease, Store, Stored, Summary, SystemClock
+from agentfsm.ports import ALL_RUNS, Claim, Clock, Durability, Filter, Lease, RunSummary, Store, StoredRun, SystemClock
 from agentfsm.stores.common import (
     DRIVEN,
     check_id,
@@ -33,13 +34,12 @@ from agentfsm.stores.common import (
     without_history,
 )
 from agentfsm.stores.signals import Signals, agent_topic, run_topic
-from agentfsm.threads import is_stranded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from agentfsm.core.events import Event
-    from agentfsm.ports import Commit
+    from agentfsm.ports import PendingWrite
 
 # Finished runs kept: enough to look back in a test or a shell, too few to fill the memory of a service.
 KEEP_FINISHED: Final = 1_000
@@ -51,7 +51,7 @@ class _Written(Value):
 
     error: StoreError | None = None
     accepted: bool = True
-    is_settled: bool = True
+    is_done: bool = True
 
     async def wait(self) -> bool:
         if self.error is not None:
@@ -67,9 +67,9 @@ _REFUSED: Final = _Written(accepted=False)
 class _Record:
     run: Run
     events: list[Event] = attrs.field(factory=list)
-    inbox: dict[int, Posted] = attrs.field(factory=dict)
+    inbox: dict[int, PostedItem] = attrs.field(factory=dict)
     # By number; struck when taken.
-    keys: dict[str, Posted] = attrs.field(factory=dict)
+    keys: dict[str, PostedItem] = attrs.field(factory=dict)
     # Every post there ever was, by key.
     token: int = 0
     seen: int = 0
@@ -85,7 +85,7 @@ class _Record:
         """The lease that is held now."""
         return self.holder() if self.holder is not None else None
 
-    def is_news(self, row: Posted) -> bool:
+    def is_news(self, row: PostedItem) -> bool:
         """Whether no owner has seen the row, or not when it was due."""
         at = due_at(row.item)
         return row.number > self.seen or (at is not None and at > self.seen_at)
@@ -145,7 +145,7 @@ class MemoryStore(Store):
             record = self._records.get(header.id)
             if record is None:
                 header = self._in_session(header)
-                record = self._records[header.id] = _Record(begin(header).fold(events), list(events))
+                record = self._records[header.id] = _Record(begin_run(header).fold(events), list(events))
                 if header.after is not None:
                     self._followed[header.after] += 1
                 if header.session is not None:
@@ -192,7 +192,7 @@ class MemoryStore(Store):
 
     def _take(self, record: _Record, durability: Durability, *, takeover: bool = False) -> Lease:
         if (held := record.lease) is not None:
-            if not takeover and not is_stranded(held.wake):
+            if not takeover and not is_waker_dead(held.wake):
                 raise LeaseHeldError(f"run {record.run.id!r} {DRIVEN}")
             held.lost = True
             if held.wake is not None:
@@ -203,7 +203,7 @@ class MemoryStore(Store):
             token=record.token,
             version=record.run.version,
             durability=durability,
-            newest=max(record.inbox, default=0),
+            inbox_head=max(record.inbox, default=0),
             cancelled=any(isinstance(row.item, Cancel) for row in record.inbox.values()),
         )
         record.holder = weakref.ref(lease, lambda _: self._let_go(record))
@@ -236,7 +236,7 @@ class MemoryStore(Store):
         *,
         taken: Sequence[int] = (),
         final: bool = False,
-    ) -> Commit:
+    ) -> PendingWrite:
         """Write events and strike inbox rows; what is wrong is raised by the wait, as in the other stores."""
         with self._lock:
             record = self._records.get(lease.run_id)
@@ -283,20 +283,23 @@ class MemoryStore(Store):
         del self._followed[after]
         return after if after in self._finished else None
 
-    def release(self, lease: Lease) -> Commit:
+    def release(self, lease: Lease) -> PendingWrite:
         """Give the lease back."""
         with self._lock:
             record = self._records.get(lease.run_id)
             if record is not None and record.lease is lease:
-                record.seen, record.seen_at = max(record.seen, lease.seen), max(record.seen_at, lease.seen_at)
+                record.seen, record.seen_at = (
+                    max(record.seen, lease.inbox_read),
+                    max(record.seen_at, lease.timers_read_at),
+                )
                 record.holder = None
                 if record.run.stop_reason is None:
-                    self._let_go(record, lease.rest_s, lease.rest_newest)
+                    self._let_go(record, lease.backoff_s, lease.backoff_inbox_head)
         if record is not None and self._signals.topics:
             self._send(record.run, frees=not record.run.is_over)
         return WRITTEN
 
-    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> Posted:
+    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> PostedItem:
         """Put an item into the inbox; the first post of a key wins."""
         with self._lock:
             record = self._record(run_id)
@@ -305,10 +308,10 @@ class MemoryStore(Store):
             check_not_over(run_id, record.run.state, record.run.stop_reason)
             check_in_time(run_id, before, self.clock.now())
             check_room(run_id, item, len(record.inbox))
-            row = Posted(number=next(self._numbers), key=key, item=item)
+            row = PostedItem(number=next(self._numbers), key=key, item=item)
             record.keys[key] = record.inbox[row.number] = row
             if (lease := record.lease) is not None:
-                lease.newest = row.number
+                lease.inbox_head = row.number
                 lease.cancelled = lease.cancelled or isinstance(item, Cancel)
                 if isinstance(item, Cancel) and lease.wake is not None:
                     lease.wake()
@@ -319,26 +322,26 @@ class MemoryStore(Store):
             self._send(record.run, frees=True)
         return row
 
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+    async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
         """Return the rows that are not taken yet, oldest first."""
         with self._lock:
             return tuple(self._record(run_id).inbox.values())
 
-    async def read(self, run_id: str, after: int = 0) -> Stored:
+    async def read(self, run_id: str, after: int = 0) -> StoredRun:
         """Return the header and the events after that version."""
         with self._lock:
             record = self._record(run_id)
-            return Stored(header=record.run.header, events=tuple(record.events[max(after, 0) :]))
+            return StoredRun(header=record.run.header, events=tuple(record.events[max(after, 0) :]))
 
-    async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
+    async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
         """Return the newest runs that the filter takes, newest first."""
         with self._lock:
             records = reversed(self._records.values())
             lines = [summary_of(r.run, driven=r.lease is not None, ready_at=r.ready_at) for r in records]
-        taken = [line for line in lines if where.takes(line)]
+        taken = [line for line in lines if where.matches(line)]
         return tuple(sorted(taken, key=lambda line: line.created_at, reverse=True)[: max(limit, 0)])
 
-    def _is_due(self, row: Posted) -> bool:
+    def _is_due(self, row: PostedItem) -> bool:
         at = due_at(row.item)
         return at is None or at <= self.clock.now()
 

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
+from agentfsm._concurrency import boot_clock
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
-from agentfsm.core.inbox import Cancel, Posted
+from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.run import Header
 from agentfsm.core.value import Value
-from agentfsm.ports import Claim, Durability, Filter, Lease, Summary, lost
+from agentfsm.ports import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.stores import postgres_sql as sql
 from agentfsm.stores.common import (
     DRIVEN,
@@ -61,7 +62,6 @@ from agentfsm.stores.threaded import (
     read_header,
 )
 from agentfsm.stores.writer import Job
-from agentfsm.threads import boot_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -299,10 +299,10 @@ class _PostgresLedger(Link):
                 lease.run_id,
                 lease.token,
                 owner_of(lease).name,
-                lease.seen,
-                lease.seen_at,
-                lease.rest_s,
-                lease.rest_newest,
+                lease.inbox_read,
+                lease.timers_read_at,
+                lease.backoff_s,
+                lease.backoff_inbox_head,
             )
         )
         return True
@@ -342,7 +342,7 @@ class _PostgresLedger(Link):
         row = self._find(lease.run_id)
         if row is None or (row.owner, row.token) != (owner_of(lease).name, lease.token):
             self.after_commit(partial(self.holdings.lose, lease))
-            raise lost(lease)
+            raise lease_lost_error(lease)
         self._tell(lease, row.newest, cancelled=row.cancelled)
         return row
 
@@ -402,7 +402,7 @@ class _PostgresLedger(Link):
 
     # The inbox.
 
-    def post(self, post: Post) -> Posted:
+    def post(self, post: Post) -> PostedItem:
         """Insert an item; the first of a key wins."""
         self._flush()
         run_id, item = post.run_id, post.item
@@ -417,7 +417,7 @@ class _PostgresLedger(Link):
         self.execute(sql.POST, (row.number, number, post.key, post.text, is_cancel, post.due_at))
         self.execute(sql.POSTED, (post.due_at, row.number, self.channel))
         self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))
-        return Posted(number=number, key=post.key, item=item)
+        return PostedItem(number=number, key=post.key, item=item)
 
     def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
         """Return the rows that are not taken yet, oldest first."""
@@ -425,12 +425,12 @@ class _PostgresLedger(Link):
         return [(number, key, item.encode()) for number, key, item in rows]
 
     def _tell(self, lease: Lease, newest: int | None, *, cancelled: bool) -> None:
-        if newest is not None and newest > lease.newest:
+        if newest is not None and newest > lease.inbox_head:
             self.after_commit(partial(self.holdings.tell, lease.run_id, newest, cancelled=cancelled))
 
     # Lists.
 
-    def runs(self, where: Filter, limit: int) -> tuple[Summary, ...]:
+    def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """Return the newest runs that the filter takes, newest first."""
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
         tests = ["created_at < %s" if name == "before" else f'"{name}" = %s' for name in wanted]
@@ -440,7 +440,7 @@ class _PostgresLedger(Link):
         living = self._living()
         return tuple(self._summary(living, *row) for row in rows)
 
-    def _summary(self, living: frozenset[str], *row: Any) -> Summary:
+    def _summary(self, living: frozenset[str], *row: Any) -> RunSummary:
         *facts, owner = row
         values: dict[str, Any] = dict(zip(LISTED, facts, strict=True))
         return summary_from(values, driven=self._is_driven(values["id"], owner, living))
@@ -596,7 +596,7 @@ def _lease(run_id: str, *facts: Any) -> Lease:
         version=version,
         crashes=alone if crashes else 0,
         abandoned=crashes > 0,
-        newest=newest or 0,
+        inbox_head=newest or 0,
         cancelled=cancelled,
     )
 

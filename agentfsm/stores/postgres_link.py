@@ -168,7 +168,7 @@ class Tables(Value):
     """What a schema of ours holds. One is `layout (version)`, one is `workers (name, until, mark)`."""
 
     version: int
-    # Kept in `layout`.
+    # Kept in `segments`.
     names: frozenset[str]
     statements: str
     # Make them in an empty schema.

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm._concurrency import boot_clock
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import (
     ConflictError,
@@ -24,9 +25,9 @@ from agentfsm.core.errors import (
     RunNotFoundError,
     StoreError,
 )
-from agentfsm.core.inbox import Cancel, Input, Posted
+from agentfsm.core.inbox import Cancel, Input, PostedItem
 from agentfsm.core.run import Header
-from agentfsm.ports import Claim, Filter, Lease, Summary, lost
+from agentfsm.ports import Claim, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.stores.common import (
     DRIVEN,
     INBOX_ROWS,
@@ -62,7 +63,6 @@ from agentfsm.stores.threaded import (
     posted,
     read_header,
 )
-from agentfsm.threads import boot_clock
 
 PREFIX: Final = "agentfsm:"
 # Characters of the number with which an entry of an index begins; the id of the run follows.
@@ -168,7 +168,7 @@ class _RedisLedger(RedisServer):
             term=taker.owner,
             crashes=crashes,
             abandoned=bool(abandoned),
-            newest=newest,
+            inbox_head=newest,
             cancelled=bool(cancelled),
         )
         self.after_commit(partial(self._hold, lease, taker.owner, self.asked_at + self.lease_s))
@@ -195,7 +195,7 @@ class _RedisLedger(RedisServer):
             What the server knows of each loop: entries and tokens in turn.
         """
         now = boot_clock()
-        news = [("renew", lease.run_id, owner_of(lease).name, lease.token, lease.newest) for lease in leases]
+        news = [("renew", lease.run_id, owner_of(lease).name, lease.token, lease.inbox_head) for lease in leases]
         answers = self.ask_all([*news, *[("renew_owner", owner.name) for owner in owners]])
         for lease, (how, *told) in zip(leases, answers, strict=False):
             if how == b"lost":
@@ -233,7 +233,7 @@ class _RedisLedger(RedisServer):
 
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
-        looked = (lease.seen, lease.seen_at, lease.rest_s, lease.rest_newest)
+        looked = (lease.inbox_read, lease.timers_read_at, lease.backoff_s, lease.backoff_inbox_head)
         self.ask("release", lease.run_id, owner_of(lease).name, lease.token, *looked)
         self.after_commit(partial(self.holdings.give_back, lease))
         return True
@@ -245,7 +245,7 @@ class _RedisLedger(RedisServer):
         lease = entry.lease
         self.holdings.check(lease)
         self._keep(owner_of(lease))
-        numbers = (owner_of(lease).name, lease.token, entry.before, lease.newest, entry.final)
+        numbers = (owner_of(lease).name, lease.token, entry.before, lease.inbox_head, entry.final)
         lists = (*_counted(entry.taken), *_counted(_in_turn(entry.facts._asdict())), *_counted(entry.bodies))
         try:
             answer = self.ask("append", lease.run_id, *numbers, *lists)
@@ -258,7 +258,7 @@ class _RedisLedger(RedisServer):
         lease = entry.lease
         if how == b"lost":
             self.after_commit(partial(self.holdings.lose, lease))
-            raise lost(lease)
+            raise lease_lost_error(lease)
         version, newest, cancelled = map(int, rest)
         self._tell(lease, newest, cancelled)
         if how == b"moved":
@@ -266,7 +266,7 @@ class _RedisLedger(RedisServer):
         return how == b"written"
 
     def _tell(self, lease: Lease, newest: int, cancelled: int) -> None:
-        if newest > lease.newest:
+        if newest > lease.inbox_head:
             self.after_commit(partial(self.holdings.tell, lease.run_id, newest, cancelled=bool(cancelled)))
 
     def read(self, run_id: str, after: int) -> Records:
@@ -277,7 +277,7 @@ class _RedisLedger(RedisServer):
 
     # The inbox.
 
-    def post(self, post: Post) -> Posted:
+    def post(self, post: Post) -> PostedItem:
         """Insert an item; the first of a key wins."""
         run_id, is_cancel = post.run_id, isinstance(post.item, Cancel)
         due_at = "-" if post.due_at is None else post.due_at
@@ -294,7 +294,7 @@ class _RedisLedger(RedisServer):
             check_room(run_id, post.item, int(rest[0]))
         number = rest[0]
         self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))
-        return Posted(number=number, key=post.key, item=post.item)
+        return PostedItem(number=number, key=post.key, item=post.item)
 
     def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
         """Return the rows that are not taken yet, oldest first."""
@@ -304,16 +304,16 @@ class _RedisLedger(RedisServer):
 
     # Lists.
 
-    def runs(self, where: Filter, limit: int) -> tuple[Summary, ...]:
+    def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """Return the newest runs that the filter takes, newest first."""
         index = next((name for name in _INDEXED if getattr(where, name) is not None), None)
-        lines = (line for line in self._lines(where, index) if where.takes(line))
+        lines = (line for line in self._lines(where, index) if where.matches(line))
         if index is None:
             return tuple(islice(lines, limit))
         # An index has the order in which the runs were created, whatever the time was said to be.
         return tuple(sorted(lines, key=lambda line: line.created_at, reverse=True)[:limit])
 
-    def _lines(self, where: Filter, index: str | None) -> Iterator[Summary]:
+    def _lines(self, where: Filter, index: str | None) -> Iterator[RunSummary]:
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
         before = wanted.pop("before", math.inf)
         key, score = ("runs", before) if index is None else (f"{_INDEXED[index]}:{wanted[index]}", math.inf)
@@ -324,7 +324,7 @@ class _RedisLedger(RedisServer):
             _, more, entry, score, lines = self.ask(*words, at_once=True)
             yield from (self._summary(*line) for line in lines)
 
-    def _summary(self, run_id: bytes, fields: Sequence[bytes | None], *lease: bytes) -> Summary:
+    def _summary(self, run_id: bytes, fields: Sequence[bytes | None], *lease: bytes) -> RunSummary:
         values: dict[str, Any] = {"id": run_id.decode()}
         try:
             for (name, read), field in zip(_LISTED.items(), fields, strict=True):

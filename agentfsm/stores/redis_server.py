@@ -36,12 +36,12 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as LostError
 from redis.exceptions import TimeoutError as SilentError
 
+from agentfsm._concurrency import boot_clock
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
 from agentfsm.ports import Durability
 from agentfsm.stores.listener import LOOK_S, Announced
 from agentfsm.stores.outage import Outage
-from agentfsm.threads import boot_clock
 
 _log = logging.getLogger("agentfsm.stores")
 

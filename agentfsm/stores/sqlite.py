@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm._concurrency import boot_clock, start_in_thread
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import (
     AgentError,
@@ -26,10 +27,10 @@ from agentfsm.core.errors import (
     MisuseError,
     RunNotFoundError,
 )
-from agentfsm.core.inbox import Cancel, Posted
+from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.run import Header
 from agentfsm.core.value import Value
-from agentfsm.ports import Claim, Clock, Durability, Filter, Lease, Summary, SystemClock, lost
+from agentfsm.ports import Claim, Clock, Durability, Filter, Lease, RunSummary, SystemClock, lease_lost_error
 from agentfsm.stores.common import (
     DRIVEN,
     LISTED,
@@ -67,7 +68,6 @@ from agentfsm.stores.threaded import (
     read_header,
 )
 from agentfsm.stores.writer import Job
-from agentfsm.threads import boot_clock, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -413,7 +413,7 @@ class _SQLiteLedger(DatabaseFile):
             version=row.version,
             crashes=row.alone if row.crashes else 0,
             abandoned=row.crashes > 0 or row.owner is not None,
-            newest=row.newest or 0,
+            inbox_head=row.newest or 0,
             cancelled=self._is_cancelled(row.number),
         )
         self.execute(_TAKE, (lease.token, taker.owner.name, row.number))
@@ -490,9 +490,13 @@ class _SQLiteLedger(DatabaseFile):
         now = self.now()
         values: dict[str, Any] = {"id": run_id, "token": token, "owner": owner.name, "now": now}
         values |= {"rest": 0.0, "newest": 0}
-        values |= {"seen": 0, "seen_at": 0.0} if lease is None else {"seen": lease.seen, "seen_at": lease.seen_at}
-        if lease is not None and lease.rest_s:
-            values |= {"rest": now + lease.rest_s, "newest": lease.rest_newest}
+        values |= (
+            {"seen": 0, "seen_at": 0.0}
+            if lease is None
+            else {"seen": lease.inbox_read, "seen_at": lease.timers_read_at}
+        )
+        if lease is not None and lease.backoff_s:
+            values |= {"rest": now + lease.backoff_s, "newest": lease.backoff_inbox_head}
         self.execute(_LET_GO, values)
 
     # The journal.
@@ -503,7 +507,7 @@ class _SQLiteLedger(DatabaseFile):
         self.holdings.check(lease)
         row = self._mine(lease)
         if row is None:
-            raise lost(lease)
+            raise lease_lost_error(lease)
         if row.version != entry.before:
             raise ConflictError(f"run {lease.run_id!r} is at version {row.version}, not {entry.before}; load it again")
         if entry.final and self._holds_more(row.number, entry.taken):
@@ -522,7 +526,7 @@ class _SQLiteLedger(DatabaseFile):
         if row is None or (row.owner, row.token) != (owner_of(lease).name, lease.token):
             self.after_commit(partial(self.holdings.lose, lease))
             return None
-        if row.newest is not None and row.newest > lease.newest:
+        if row.newest is not None and row.newest > lease.inbox_head:
             cancelled = self._is_cancelled(row.number)
             self.after_commit(partial(self.holdings.tell, lease.run_id, row.newest, cancelled=cancelled))
         return row
@@ -557,7 +561,7 @@ class _SQLiteLedger(DatabaseFile):
 
     # The inbox.
 
-    def post(self, post: Post) -> Posted:
+    def post(self, post: Post) -> PostedItem:
         """Insert an item; the first of a key wins."""
         run_id, item = post.run_id, post.item
         row = self._row(run_id)
@@ -572,7 +576,7 @@ class _SQLiteLedger(DatabaseFile):
         ready_at = self.now() if post.due_at is None else post.due_at
         self.execute(_POSTED, (ready_at, ready_at, row.number))
         self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))
-        return Posted(number=number, key=post.key, item=item)
+        return PostedItem(number=number, key=post.key, item=item)
 
     def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
         """Return the rows that are not taken yet, oldest first."""
@@ -588,7 +592,7 @@ class _SQLiteLedger(DatabaseFile):
 
     # Lists.
 
-    def runs(self, where: Filter, limit: int) -> tuple[Summary, ...]:
+    def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """Return the newest runs that the filter takes, newest first."""
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
         tests = [f"{'created_at <' if name == 'before' else f'{name} ='} ?" for name in wanted]
@@ -596,7 +600,7 @@ class _SQLiteLedger(DatabaseFile):
         rows = self.execute(f"{_LIST} {clause} {_NEWEST_FIRST}", (*wanted.values(), limit)).fetchall()
         return tuple(self._summary(*row) for row in rows)
 
-    def _summary(self, *row: Any) -> Summary:
+    def _summary(self, *row: Any) -> RunSummary:
         *facts, owner = row
         values: dict[str, Any] = dict(zip(LISTED, facts, strict=True))
         return summary_from(values, driven=self._is_driven(values["id"], owner))
@@ -763,7 +767,7 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
             StoreError: when the file is locked for longer than `patience_s`, another process keeps the log busy, or the
                 disk is full; the file is as it was, or compacted.
         """
-        return await in_thread(self._compact).wait()
+        return await start_in_thread(self._compact).wait()
 
     def _compact(self) -> int:
         ledger, before = self._ledger(), self._bytes()

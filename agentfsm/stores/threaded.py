@@ -22,22 +22,22 @@ from weakref import WeakKeyDictionary
 import anyio
 import attrs
 
+from agentfsm._concurrency import ThreadWaiter, current_native_loop, start_in_thread
 from agentfsm.core import codec
 from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, TooNewError
-from agentfsm.core.inbox import InboxItem, Posted, due_at
+from agentfsm.core.inbox import InboxItem, PostedItem, due_at
 from agentfsm.core.machine import State
-from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.run import Header, Run, begin_run
 from agentfsm.core.value import Value
-from agentfsm.ports import ALL, Claim, Durability, Filter, Lease, Store, Stored, Summary
+from agentfsm.ports import ALL_RUNS, Claim, Durability, Filter, Lease, RunSummary, Store, StoredRun
 from agentfsm.stores.common import check_id, check_moment, checked_durability, wakes_at
 from agentfsm.stores.holdings import LoopOwner
 from agentfsm.stores.listener import Listener
 from agentfsm.stores.writer import Desk, Job, Statistics, Writer
-from agentfsm.threads import Bell, in_thread, native_loop
 
 if TYPE_CHECKING:
     from agentfsm.core.events import Event
-    from agentfsm.ports import Commit
+    from agentfsm.ports import PendingWrite
 
 T = TypeVar("T")
 L = TypeVar("L", bound="Ledger")
@@ -178,7 +178,7 @@ class Ledger(Desk, Protocol):
         """As `Store.release`."""
         ...
 
-    def post(self, post: Post) -> Posted:
+    def post(self, post: Post) -> PostedItem:
         """As `Store.post`."""
         ...
 
@@ -190,7 +190,7 @@ class Ledger(Desk, Protocol):
         """Return the header and the events after that version."""
         ...
 
-    def runs(self, where: Filter, limit: int) -> tuple[Summary, ...]:
+    def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """As `Store.runs`."""
         ...
 
@@ -285,7 +285,7 @@ class _Append(Job[bool, L]):
         with self._gate:
             return self._draft is not None and self._draft.try_merge(draft)
 
-    def end(self) -> list[Bell]:
+    def end(self) -> list[ThreadWaiter]:
         """Let its outcome be known; return the bells of those who wait for it."""
         self._close()
         return super().end()
@@ -317,7 +317,7 @@ class LedgerWriter(Writer[L]):
 
     def owner(self) -> LoopOwner:
         """Return the owner that the running event loop is."""
-        loop = native_loop()
+        loop = current_native_loop()
         owner = self._owners.get(loop)
         if owner is None:
             name = f"{self.desk.worker}.{next(self._numbers)}"
@@ -366,7 +366,7 @@ class ThreadedStore(Store, Generic[L]):
         """Insert the run if its id is new, and take its lease."""
         header = codec.decode_header(codec.encode_header(header))  # as it will be read again
         bodies = tuple([codec.encode_event(event, header) for event in events])
-        opening = Opening(header=header, bodies=bodies, facts=facts_of(begin(header).fold(events)))
+        opening = Opening(header=header, bodies=bodies, facts=facts_of(begin_run(header).fold(events)))
         taker = self._taker(durability)
 
         def create(ledger: L) -> tuple[Header, list[Lease]]:
@@ -431,7 +431,7 @@ class ThreadedStore(Store, Generic[L]):
         *,
         taken: Sequence[int] = (),
         final: bool = False,
-    ) -> Commit:
+    ) -> PendingWrite:
         """Write events and strike inbox rows; returns before it is durable.
 
         The events are encoded here and not in the thread: an event that cannot be is the caller's mistake, and shall
@@ -454,7 +454,7 @@ class ThreadedStore(Store, Generic[L]):
         writer.appends[lease] = job
         return job
 
-    def release(self, lease: Lease) -> Commit:
+    def release(self, lease: Lease) -> PendingWrite:
         """Give the lease back, after the appends before. Where that cannot be written, the lease ends by itself."""
 
         def spoilt(ledger: L, error: AgentError) -> None:
@@ -477,23 +477,23 @@ class ThreadedStore(Store, Generic[L]):
             return Job[bool, L].done(value=True)
         return job
 
-    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> Posted:
+    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> PostedItem:
         """Put an item into the inbox, durably; the first post of a key wins."""
         text = codec.encode_item(item)
         post = Post(run_id=run_id, key=key, item=item, text=text, before=before, due_at=due_at(item))
         return await self._do(lambda ledger: ledger.post(post), run_id=run_id, frees="")
 
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+    async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
         """Return the rows that are not taken yet, oldest first."""
         rows = await self._do(lambda ledger: ledger.inbox(run_id), run_id=run_id, writes=False)
-        return await in_thread(lambda: tuple(posted(run_id, *row) for row in rows)).wait() if rows else ()
+        return await start_in_thread(lambda: tuple(posted(run_id, *row) for row in rows)).wait() if rows else ()
 
-    async def read(self, run_id: str, after: int = 0) -> Stored:
+    async def read(self, run_id: str, after: int = 0) -> StoredRun:
         """Return the header and the events after that version; they are decoded off the event loop."""
         version, records = await self._do(lambda ledger: ledger.read(run_id, after), run_id=run_id, writes=False)
-        return await in_thread(lambda: _stored(run_id, after, version, records)).wait()
+        return await start_in_thread(lambda: _stored(run_id, after, version, records)).wait()
 
-    async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
+    async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
         """Return the newest runs that the filter takes, newest first."""
         return await self._do(lambda ledger: ledger.runs(where, max(limit, 0)), writes=False)
 
@@ -591,13 +591,13 @@ def read_header(run_id: str, body: object) -> Header:
     return decoded(codec.decode_header, body, f"run {run_id!r}, the header")
 
 
-def posted(run_id: str, number: int, key: str, item: bytes) -> Posted:
+def posted(run_id: str, number: int, key: str, item: bytes) -> PostedItem:
     """Decode a row of an inbox."""
     value = decoded(codec.decode_item, item, f"run {run_id!r}, inbox row {number}")
-    return Posted(number=number, key=key, item=value)
+    return PostedItem(number=number, key=key, item=value)
 
 
-def _stored(run_id: str, after: int, version: int, records: Sequence[tuple[int, bytes]]) -> Stored:
+def _stored(run_id: str, after: int, version: int, records: Sequence[tuple[int, bytes]]) -> StoredRun:
     """Decode a journal, in which no version may be missing."""
     bodies: dict[int, Any] = dict(records)
     header = read_header(run_id, bodies.get(0))
@@ -605,4 +605,4 @@ def _stored(run_id: str, after: int, version: int, records: Sequence[tuple[int, 
         decoded(lambda text: codec.decode_event(text, header), bodies.get(number), f"run {run_id!r}, version {number}")
         for number in range(max(after, 0) + 1, version + 1)
     ]
-    return Stored(header=header, events=tuple(events))
+    return StoredRun(header=header, events=tuple(events))

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import attrs
 
+from agentfsm._concurrency import ThreadWaiter, notify_all
 from agentfsm.core.errors import AgentError, ClosedError, StoreError
 from agentfsm.core.value import Value
 from agentfsm.stores.holdings import PROBE_S
 from agentfsm.stores.signals import Signals, agent_topic, run_topic
-from agentfsm.threads import Bell, ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -160,7 +160,7 @@ class Job(Generic[T, D]):
         self.lasting = lasting
         self._work: Callable[[D], T] | None = work
         self._spoilt = spoilt
-        self._bells: list[Bell] = []
+        self._bells: list[ThreadWaiter] = []
         self._done = False
         self._value: T = None  # type: ignore[assignment]  # until the work has returned
         self._error: AgentError | None = None
@@ -174,14 +174,14 @@ class Job(Generic[T, D]):
         return job
 
     @property
-    def is_settled(self) -> bool:
+    def is_done(self) -> bool:
         """Whether its outcome is known."""
         return self._done
 
     async def wait(self) -> T:
         """Return what the work returned once that is committed, or raise its error."""
         if not self._done:
-            bell = Bell()
+            bell = ThreadWaiter()
             self._bells.append(bell)
             if not self._done:  # ended in between, it may not have seen this bell
                 await bell.event.wait()
@@ -214,7 +214,7 @@ class Job(Generic[T, D]):
         if not self._done:
             self._error = error
 
-    def end(self) -> list[Bell]:
+    def end(self) -> list[ThreadWaiter]:
         """Let its outcome be known; return the bells of those who wait for it."""
         self._work = self._spoilt = None  # what they hold need not live as long as the outcome
         self._done = True
@@ -232,7 +232,7 @@ def _topics(jobs: Iterable[Job[Any, D]]) -> Iterator[str]:
 
 def settle(jobs: Iterable[Job[Any, D]]) -> None:
     """End jobs, and tell everybody who waits for one of them."""
-    ring([bell for job in jobs for bell in job.end()])
+    notify_all([bell for job in jobs for bell in job.end()])
 
 
 @attrs.frozen(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from agentfsm.threads import in_thread
+from agentfsm._concurrency import start_in_thread
 
 if TYPE_CHECKING:
     from agentfsm.ports import TokenCounter
@@ -18,6 +18,6 @@ async def load_counter(model_name: str) -> TokenCounter:
 
     tiktoken itself is imported in a thread, since that takes 0.1 s.
     """
-    module = await in_thread(lambda: import_module("agentfsm.tokens.tiktoken_counter")).wait()
+    module = await start_in_thread(lambda: import_module("agentfsm.tokens.tiktoken_counter")).wait()
     counter: TokenCounter = await module.load_counter(model_name)
     return counter

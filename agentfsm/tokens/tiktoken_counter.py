@@ -19,8 +19,8 @@ import anyio
 import attrs
 import tiktoken
 
+from agentfsm._concurrency import make_waker
 from agentfsm.ports import TokenCounter
-from agentfsm.threads import waker
 from agentfsm.tokens.estimate import EstimatedCounter
 
 _log = logging.getLogger("agentfsm")
@@ -60,7 +60,7 @@ class TiktokenCounter(TokenCounter):
 
 
 @attrs.define(eq=False, repr=False)
-class _Fetch:
+class _VocabularyFetch:
     """One vocabulary on its way."""
 
     deadline: float
@@ -79,7 +79,7 @@ class _Fetch:
         if self.result.done() or time.monotonic() >= self.deadline:
             return
         ended = anyio.Event()
-        wake = waker(ended.set)
+        wake = make_waker(ended.set)
         self.result.add_done_callback(lambda _result: wake())
         with anyio.move_on_after(self.deadline - time.monotonic()):
             await ended.wait()
@@ -104,27 +104,27 @@ class Vocabularies:
     # Takes the name of an encoding and blocks until it is there.
     wait_s: float = WAIT_S
     # The longest that anybody waits for it, seconds.
-    _fetches: dict[str, _Fetch] = attrs.field(factory=dict, init=False)
+    _fetches: dict[str, _VocabularyFetch] = attrs.field(factory=dict, init=False)
     # By encoding. A failed one is kept: without a network, asking again would delay each run for nothing.
     _warned: bool = attrs.field(default=False, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     # Guards both, as event loops in several threads may ask.
 
-    async def counter(self, model_name: str) -> TokenCounter:
+    async def load_counter(self, model_name: str) -> TokenCounter:
         """Load the counter for a model; see `load_counter`."""
-        encoding, known = _encoding_of(model_name)
-        fetch = self._started(encoding)
+        encoding, known = _resolve_encoding(model_name)
+        fetch = self._start_fetch(encoding)
         await fetch.wait()
         if failure := fetch.failure:
             self._warn(encoding, failure)
             return EstimatedCounter()
         return TiktokenCounter(encoding=encoding, exact=known, vocabulary=fetch.result.result())
 
-    def _started(self, encoding: str) -> _Fetch:
+    def _start_fetch(self, encoding: str) -> _VocabularyFetch:
         with self._lock:
             fetch = self._fetches.get(encoding)
             if fetch is None:
-                fetch = self._fetches[encoding] = _Fetch(time.monotonic() + self.wait_s)
+                fetch = self._fetches[encoding] = _VocabularyFetch(time.monotonic() + self.wait_s)
                 arguments = (self.fetch, encoding)
                 threading.Thread(target=fetch.run, args=arguments, name="agentfsm-vocabulary", daemon=True).start()
             return fetch
@@ -142,7 +142,7 @@ class Vocabularies:
         )
 
 
-def _encoding_of(model_name: str) -> tuple[str, bool]:
+def _resolve_encoding(model_name: str) -> tuple[str, bool]:
     """Return the name of a model's encoding, and whether tiktoken knows it."""
     try:
         return tiktoken.encoding_name_for_model(model_name), True
@@ -166,4 +166,4 @@ async def load_counter(model_name: str) -> TokenCounter:
         A counter with the model's vocabulary; an estimate where that cannot be had within 10 s of the first call.
         A vocabulary that arrives later serves the calls after that.
     """
-    return await _VOCABULARIES.counter(model_name)
+    return await _VOCABULARIES.load_counter(model_name)

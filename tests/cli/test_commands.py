@@ -17,7 +17,7 @@ from agentfsm.cli.watch import PlainView
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Input, InputKind
-from agentfsm.core.run import Header, begin
+from agentfsm.core.run import Header, begin_run
 from agentfsm.stores import SQLiteStore
 
 
@@ -454,4 +454,4 @@ def test_a_line_of_the_journal_shows_no_data():
     assert '"url": "data:image/png;base64,...", "detail": "low"' in line
     assert "what is it?" in line
     header = Header(id="r1", prompt=sent.parts, created_at=0.0)
-    assert prompt_of(begin(header)) == "[image: image/png, 3 bytes]\nwhat is it?"
+    assert prompt_of(begin_run(header)) == "[image: image/png, 3 bytes]\nwhat is it?"

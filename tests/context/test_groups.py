@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.compaction import Context, Kind, groups_of, layout_of, tokens_of
 from agentfsm.context import SlidingWindow, TrimResults
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, Message, Outcome, SystemMessage
-from agentfsm.core.view import Removed, Span, Summarised, view
-from tests.support.histories import GROUPS, history_of, room_of, run_of, tally_of, turn, user
+from agentfsm.core.segments import Removed, Span, Summarised, render_segments
+from agentfsm.ports.context import Context, GroupKind, build_segments, count_tokens, group_messages
+from tests.support.histories import GROUPS, as_history, room_of, run_of, tally_of, turn, user
 from tests.support.word_counter import WordCounter
 
 
@@ -24,24 +24,24 @@ def compaction(start, head):
 @given(groups=GROUPS, picks=st.lists(st.sampled_from(["keep", "drop", "cut"]), min_size=80, max_size=80))
 def test_what_is_left_is_what_is_shown(groups, picks):
     """Whichever groups are dropped or shortened: the layout shows exactly the others, and counts each message once."""
-    run = run_of((user("task"), *history_of(groups), user("newest")))
+    run = run_of((user("task"), *as_history(groups), user("newest")))
     for _ in range(2):  # the second time in what the first has left
         tally = tally_of(run, WordCounter())
-        before = groups_of(run, tally)
+        before = group_messages(run, tally)
         assert [m for group in before for m in group.messages] == [m for m in run.shown if not is_gap(m)]
-        assert tokens_of(before) + sum(4 + len(m.text.split()) for m in run.shown if is_gap(m)) == tally.shown
+        assert count_tokens(before) + sum(4 + len(m.text.split()) for m in run.shown if is_gap(m)) == tally.shown_tokens
         room = room_of(run, 10)
         left = [
-            room.shortened(group, 60, 2) if pick == "cut" and not group.is_newest else group
+            room.shorten(group, 60, 2) if pick == "cut" and not group.is_newest else group
             for group, pick in zip(before, picks, strict=False)
             if pick != "drop" or group.is_task or group.is_newest
         ]
         left += list(before[len(picks) :])
-        start, head = layout_of(left, len(run.messages))
+        start, head = build_segments(left, len(run.messages))
         after = run.apply(compaction(start, head))
         assert [m for group in left for m in group.messages] == [m for m in after.shown if not is_gap(m)]
         assert sum(entry.end - entry.start if isinstance(entry, Span) else entry.count for entry in head) == start
-        assert tally_of(after, WordCounter()).shown == sum(room.count(m) for m in after.shown)
+        assert tally_of(after, WordCounter()).shown_tokens == sum(room.count(m) for m in after.shown)
         run, picks = after, picks[::-1]
 
 
@@ -62,33 +62,33 @@ def test_a_group_says_what_it_is():
         *turn(3, [1]),
         user("and"),
     )
-    groups = groups_of(run_of(history), tally_of(run_of(history), WordCounter()))
+    groups = group_messages(run_of(history), tally_of(run_of(history), WordCounter()))
     kinds = [
-        Kind.USER,
-        Kind.RESULTS,
-        Kind.ERROR,
-        Kind.FINAL,
-        Kind.USER,
-        Kind.OTHER,
-        Kind.SYSTEM,
-        Kind.RESULTS,
-        Kind.USER,
+        GroupKind.USER,
+        GroupKind.RESULTS,
+        GroupKind.ERROR,
+        GroupKind.FINAL,
+        GroupKind.USER,
+        GroupKind.OTHER,
+        GroupKind.SYSTEM,
+        GroupKind.RESULTS,
+        GroupKind.USER,
     ]
     assert [group.kind for group in groups] == kinds
     assert [group.is_task for group in groups].index(True) == 0
     assert [group.is_unread for group in groups] == [False] * 7 + [True] * 2
     assert [group.is_newest for group in groups] == [False] * 8 + [True]
-    assert [group.count for group in groups] == [1, 3, 3, 1, 1, 1, 1, 2, 1]
+    assert [group.message_count for group in groups] == [1, 3, 3, 1, 1, 1, 1, 2, 1]
 
 
 def test_neighbours_that_are_shown_alike_are_one_entry():
     """So the event stays small, however many turns there are."""
     history = (user("task"), *(m for number in range(1, 50) for m in turn(number, [30])), user("newest"))
     run = run_of(history)
-    groups = groups_of(run, tally_of(run, WordCounter()))
+    groups = group_messages(run, tally_of(run, WordCounter()))
     room = room_of(run, 10)
-    left = [groups[0], *[room.shortened(group, 40, 0) for group in groups[9:40]], *groups[40:]]
-    start, head = layout_of(left, len(history))
+    left = [groups[0], *[room.shorten(group, 40, 0) for group in groups[9:40]], *groups[40:]]
+    start, head = build_segments(left, len(history))
     assert head == (Span(start=0, end=1), Removed(count=16), Span(start=17, end=79, chars=40))
     assert start == 79
 
@@ -97,26 +97,26 @@ def test_the_note_on_the_gap_goes_first_before_the_models_own_words():
     """A provider wants somebody else to begin."""
     history = (user("old"), AssistantMessage(text="yes"), user("task"), *turn(1, [1]), *turn(2, [1]), user("newest"))
     run = run_of(history)
-    groups = groups_of(run, tally_of(run, WordCounter()))
-    start, head = layout_of([groups[1], *groups[-2:]], len(history))
+    groups = group_messages(run, tally_of(run, WordCounter()))
+    start, head = build_segments([groups[1], *groups[-2:]], len(history))
     assert head == (Removed(count=4), Span(start=1, end=2))
     assert start == 5
-    assert layout_of([groups[0], *groups[-1:]], len(history))[1] == (Span(start=0, end=1), Removed(count=6))
+    assert build_segments([groups[0], *groups[-1:]], len(history))[1] == (Span(start=0, end=1), Removed(count=6))
 
 
 def test_a_summary_is_a_group_and_stays_one():
     """It counts the messages that it stands for, and the next compaction finds it."""
     history = (user("task"), *(m for number in range(1, 9) for m in turn(number, [3])), user("newest"))
     run = run_of(history)
-    groups = groups_of(run, tally_of(run, WordCounter()))
-    told = room_of(run, 10).summarised(groups[1:5], "four turns went by")
-    start, head = layout_of([groups[0], told, *groups[6:]], len(history))
+    groups = group_messages(run, tally_of(run, WordCounter()))
+    told = room_of(run, 10).build_summary(groups[1:5], "four turns went by")
+    start, head = build_segments([groups[0], told, *groups[6:]], len(history))
     assert head == (Span(start=0, end=1), Summarised(count=8, text="four turns went by"), Removed(count=2))
     after = run.apply(compaction(start, head))
-    again = groups_of(after, tally_of(after, WordCounter()))
+    again = group_messages(after, tally_of(after, WordCounter()))
     assert again[1] == told
     assert again[1].is_summary
-    assert layout_of(again, len(history)) == (start, head)
+    assert build_segments(again, len(history)) == (start, head)
 
 
 def test_shortened_again_it_is_as_the_journal_will_show_it():
@@ -124,11 +124,11 @@ def test_shortened_again_it_is_as_the_journal_will_show_it():
     history = (user("task"), *turn(1, [300], kind="list"), user("newest"))
     run = run_of(history)
     room = room_of(run, 10)
-    group = groups_of(run, tally_of(run, WordCounter()))[1]
-    twice = room.shortened(room.shortened(group, 2_000, 5), 60, 5)
-    assert twice.messages == view((twice.shown,), run.messages)
+    group = group_messages(run, tally_of(run, WordCounter()))[1]
+    twice = room.shorten(room.shorten(group, 2_000, 5), 60, 5)
+    assert twice.messages == render_segments((twice.segment,), run.messages)
     assert twice.tokens == sum(room.count(m) for m in twice.messages)
-    assert room.shortened(twice, 90, 5) is twice
+    assert room.shorten(twice, 90, 5) is twice
 
 
 def test_the_hash_of_a_request_tells_heads_apart():
@@ -166,5 +166,5 @@ def test_a_share_may_be_all_there_is():
 def test_a_span_of_an_old_journal_is_read_without_its_earlier_messages():
     """A store folds a run for its facts without what it goes on from: there is nothing to show, and nothing fails."""
     run = run_of((user("task"),), compaction(1, (Span(start=40, end=60, chars=5), Removed(count=3))))
-    assert [type(message) for message in run.head] == [SystemMessage]
-    assert attrs.evolve(run, messages=()).shown == run.head
+    assert [type(message) for message in run.compacted_messages] == [SystemMessage]
+    assert attrs.evolve(run, messages=()).shown == run.compacted_messages

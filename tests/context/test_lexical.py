@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.context.lexical import LexicalScorer, _index
+from agentfsm.context.lexical import LexicalScorer, _build_index
 
 TEXTS = (
     "get_weather\nTells the current weather of a city.\ncity\nThe city's name.",
@@ -111,10 +111,10 @@ async def test_texts_without_words_score_nothing(texts):
 async def test_the_same_texts_are_read_once():
     """An agent's tools are scored with every input; their words are counted only with the first."""
     texts = ["only\nhere and nowhere else"]
-    _index.cache_clear()
+    _build_index.cache_clear()
     for query in ("one", "two", "three"):
         await LexicalScorer().scores(query, list(texts))
-    assert (_index.cache_info().misses, _index.cache_info().hits) == (1, 2)
+    assert (_build_index.cache_info().misses, _build_index.cache_info().hits) == (1, 2)
 
 
 def test_scores_are_the_same_in_every_process():

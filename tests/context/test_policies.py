@@ -26,18 +26,18 @@ from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.events import Compacted
 from agentfsm.core.messages import ToolResult
 from agentfsm.core.run import Run
-from agentfsm.core.view import Removed, Span, note
+from agentfsm.core.segments import Removed, Span, build_note
 from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
-from agentfsm.tally import count_message, count_tools
 from agentfsm.testing.models import FunctionModel
+from agentfsm.tokens.ledger import count_message, count_tools
 from tests.support.checks import sound, valid_history
-from tests.support.histories import GROUPS, TURNS, content_of, history_of, newest_group
+from tests.support.histories import GROUPS, TURNS, as_history, content_of, newest_group
 from tests.support.wire_rules import check_wires
 from tests.support.word_counter import WordCounter
 
 ANSWER_TOKENS = 50
 # What saves less than the note on it takes is not left out.
-A_NOTE = count_message(note(Removed(count=99)), WordCounter())
+A_NOTE = count_message(build_note(Removed(count=99)), WordCounter())
 WIDE = Limits(turns=1_000, tokens=10**9, errors=1_000)
 
 
@@ -127,7 +127,7 @@ def assert_shown(request: Request, run: Run) -> None:
     assert shown == run.shown
     valid_history(shown)
     check_wires(shown, "Be brief.")
-    assert run.messages[run.first] in shown
+    assert run.messages[run.own_start] in shown
     newest = newest_group(run.messages)
     assert [type(m) for m in shown[-len(newest) :]] == [type(m) for m in newest]
     assert shown[-len(newest)] is newest[0]
@@ -136,14 +136,14 @@ def assert_shown(request: Request, run: Run) -> None:
 def assert_told(run: Run) -> None:
     """The layout accounts for each message before the window once, in order."""
     at = told = 0
-    for entry in run.layout:
+    for entry in run.segments:
         if isinstance(entry, Span):
-            assert at <= entry.start < entry.end <= run.window
+            assert at <= entry.start < entry.end <= run.cutoff
             at, told = entry.end, told + entry.end - entry.start
         else:
             told += entry.count
-    assert told == run.window
-    assert sum(isinstance(entry, Removed) for entry in run.layout) <= 1
+    assert told == run.cutoff
+    assert sum(isinstance(entry, Removed) for entry in run.segments) <= 1
 
 
 def fits(request: Request, model: Model) -> bool:
@@ -157,7 +157,7 @@ def fits(request: Request, model: Model) -> bool:
 def spare(request: Request, run: Run) -> int:
     """Return the tokens of what could still have gone: all but the task, the newest group and the notes."""
     older = request.messages[: -len(newest_group(run.messages))]
-    own = {id(message) for message in run.messages} - {id(run.messages[run.first])}
+    own = {id(message) for message in run.messages} - {id(run.messages[run.own_start])}
     return sum(count_message(m, WordCounter()) for m in older if id(m) in own or isinstance(m, ToolResult))
 
 
@@ -178,7 +178,7 @@ async def played(
         context=policies,
     )
     seen: list[Run] = []
-    run = agent.start("the task itself", messages=history_of(groups))
+    run = agent.start("the task itself", messages=as_history(groups))
     while not run.is_over:
         asked = len(model.requests)
         before, run = run, await agent.step(run)

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.context.selection import (
+    DEFAULT_PICKS,
+    DEFAULT_TOP,
     MAX_UNCHOSEN,
-    PICKS,
     STAGE_ONE_BYTES,
     TASK_CHARS,
-    TOP,
     AllTools,
     AutoSelect,
     BySimilarity,
     TwoStage,
-    _named,
+    _find_names,
 )
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import Usage
@@ -82,8 +82,8 @@ class Scripted(Scorer):
     [
         (1, False, "all", 1, 0),
         (20, False, "all", 20, 0),
-        (21, True, "similarity", TOP, 0),
-        (50, True, "similarity", TOP, 0),
+        (21, True, "similarity", DEFAULT_TOP, 0),
+        (50, True, "similarity", DEFAULT_TOP, 0),
         (51, True, "two_stage", 1, 1),
     ],
 )
@@ -284,13 +284,13 @@ KNOWN = ("get_weather", "read-file", "search", "a", "send_mail", "Read", "_own")
 )
 def test_names_are_read_from_any_format(reply, found):
     """Lists, bullets, commas, marks and prose; what is not exactly a name does not count, and no name twice."""
-    assert _named(reply, KNOWN) == found
+    assert _find_names(reply, KNOWN) == found
 
 
 @given(st.text(alphabet='[]()`"*:- \nab_.1,'))
 def test_any_reply_can_be_read(reply):
     """Whatever a model writes, only names come out, each once."""
-    found = _named(reply, ("a", "b_1"))
+    found = _find_names(reply, ("a", "b_1"))
     assert set(found) <= {"a", "b_1"}
     assert len(found) == len(set(found))
 
@@ -298,7 +298,7 @@ def test_any_reply_can_be_read(reply):
 @pytest.mark.parametrize("mark", ["[", "(", "`", '"', "**", "1.", "a.", "- "])
 def test_a_hostile_reply_is_read_in_a_time_that_grows_with_its_length(mark):
     """Half a million marks in a row; a reader that goes back for each would not come to an end."""
-    assert _named(mark * 500_000, ("get_weather",)) == []
+    assert _find_names(mark * 500_000, ("get_weather",)) == []
 
 
 async def test_the_first_picks_are_offered_in_the_order_of_registration():
@@ -306,7 +306,7 @@ async def test_the_first_picks_are_offered_in_the_order_of_registration():
     reply = ", ".join(names((9, 3, 40, 1, 50, 2, 5)))
     selection = await TwoStage().select("task", tools(60), Answering(reply))
     assert selection.tools == names((1, 3, 9, 40, 50))
-    assert len(selection.tools) == PICKS
+    assert len(selection.tools) == DEFAULT_PICKS
     assert (selection.how, selection.usage) == ("two_stage", COST)
 
 

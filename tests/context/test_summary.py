@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from agentfsm.compaction import groups_of, layout_of, tokens_of
 from agentfsm.context import Summarise
 from agentfsm.context.summary import MESSAGE_CHARS
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError, ModelUnavailableError
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
-from agentfsm.core.view import Span, Summarised
+from agentfsm.core.segments import Span, Summarised
+from agentfsm.ports.context import build_segments, count_tokens, group_messages
 from agentfsm.testing.models import ScriptedModel
 from tests.support.histories import IMAGE, room_of, run_of, tally_of, turn, user
 from tests.support.word_counter import WordCounter
@@ -38,7 +38,7 @@ class Writer:
 async def summarised(policy, history, tokens, writer, model=None):
     """Return the run, its groups, and what is left of them."""
     run = history if not isinstance(history, list) else run_of(tuple(history))
-    groups = groups_of(run, tally_of(run, WordCounter()))
+    groups = group_messages(run, tally_of(run, WordCounter()))
     return run, groups, list(await policy.compact(groups, room_of(run, tokens, ask=writer, model=model)))
 
 
@@ -51,7 +51,7 @@ async def test_a_summary_takes_the_place_of_the_old():
     assert left[1].shown == Summarised(count=34, text="it went well")
     assert left[2:] == list(groups[-4:])
     ((model, instructions, _, tokens),) = writer.asked
-    old = tokens_of(groups) - tokens_of(left) + left[1].tokens
+    old = count_tokens(groups) - count_tokens(left) + left[1].tokens
     assert model is None
     assert 0.29 * old < tokens <= 0.3 * old
     assert f"at most {int(old * 0.25 * 0.75)} words" in instructions
@@ -61,7 +61,7 @@ async def test_the_next_summary_goes_on_from_the_last():
     """It is given that as it is, and of the messages only those since."""
     writer = Writer("turns one to sixteen")
     run, _, left = await summarised(Summarise(), [user("task"), *LONG], 500, writer)
-    start, head = layout_of(left, len(run.messages))
+    start, head = build_segments(left, len(run.messages))
     more = tuple(m for number in range(21, 41) for m in turn(number, [50]))
     later = run_of(run.messages + more)
     later = later.apply(e.Compacted(start=start, head=head, tokens_before=9, tokens_after=8, why="full"))
@@ -86,7 +86,7 @@ async def test_a_summary_is_asked_for_only_where_much_has_to_go():
     """More than half; with least=0 whenever something has to; never where nothing but a summary would be read."""
     history = [user("task"), *LONG]
     run, groups, left = await summarised(Summarise(), history, 10_000, Writer("short"))
-    most = tokens_of(groups) // 2
+    most = count_tokens(groups) // 2
     for policy, tokens, asked in [
         (Summarise(), most - 1, 1),
         (Summarise(), most + 2, 0),
@@ -116,7 +116,7 @@ async def test_a_summary_is_held_to_its_length():
     """A model that does not stop is cut off; one that makes no room is left out."""
     _, groups, left = await summarised(Summarise(), [user("task"), *LONG], 500, Writer("and " * 9_000))
     assert left[1].is_summary
-    assert tokens_of(left) < 0.6 * tokens_of(groups)
+    assert count_tokens(left) < 0.6 * count_tokens(groups)
     tiny = [user("task"), *turn(0, [0]), *LONG[:8]]
     _, groups, left = await summarised(Summarise(least=0.0), tiny, 100, Writer("x " * 50))
     assert left == list(groups)

@@ -5,7 +5,6 @@ import json
 import attrs
 import pytest
 
-from agentfsm.compaction import Kind, groups_of, tokens_of
 from agentfsm.context import (
     Cut,
     DropAcknowledgements,
@@ -16,6 +15,7 @@ from agentfsm.context import (
 )
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, SystemMessage, ToolResult
+from agentfsm.ports.context import GroupKind, count_tokens, group_messages
 from tests.support.histories import room_of, run_of, tally_of, turn, user
 from tests.support.word_counter import WordCounter
 
@@ -25,7 +25,7 @@ LONG = [m for number in range(1, 21) for m in turn(number, [200])]
 async def left_of(policy, history, tokens, limit=None):
     """Return the groups before and after."""
     run = run_of(tuple(history))
-    groups = groups_of(run, tally_of(run, WordCounter()))
+    groups = group_messages(run, tally_of(run, WordCounter()))
     return groups, list(await policy.compact(groups, room_of(run, tokens, limit)))
 
 
@@ -38,7 +38,7 @@ async def test_trim_shortens_the_oldest_first_and_stops_when_it_fits():
     before, after = await left_of(TrimResults(), [user("task"), *LONG], tokens=4_000)
     cut = [new is not old for old, new in zip(before, after, strict=True)]
     assert cut == [False, *[True] * sum(cut), *[False] * (20 - sum(cut))]
-    assert tokens_of(after) <= 4_000 < tokens_of(after) + 150
+    assert count_tokens(after) <= 4_000 < count_tokens(after) + 150
     _, all_of_them = await left_of(TrimResults(keep=3), [user("task"), *LONG], tokens=10, limit=9_000)
     assert [group.shown.chars for group in all_of_them] == [None] + [500] * 17 + [None] * 3
     assert all(len(m.text) < 700 for group in all_of_them[1:18] for m in group.messages)
@@ -74,7 +74,7 @@ async def test_the_window_drops_the_oldest():
     before, after = await left_of(SlidingWindow(), history, tokens=1_000)
     assert said(after)[0] == "task"
     assert after[1:] == list(before[-len(after) + 1 :])
-    assert tokens_of(after) <= 1_000 < tokens_of(after) + before[2].tokens
+    assert count_tokens(after) <= 1_000 < count_tokens(after) + before[2].tokens
     _, least = await left_of(SlidingWindow(), history, tokens=10, limit=10)
     assert said(least) == ["task", "a note"]
     _, unread = await left_of(SlidingWindow(), history, tokens=10, limit=500)
@@ -105,14 +105,14 @@ async def test_what_matters_least_goes_first():
         *turn(4, [30]),
     ]
     before, _ = await left_of(PriorityRetention(), history, 10_000)
-    total = tokens_of(before)
+    total = count_tokens(before)
     gone = []
     for tokens in range(total, 0, -1):
         _, after = await left_of(PriorityRetention(), history, tokens)
         gone += [text for text in said(before) if text not in said(after) and text not in gone]
         assert said(after) == [text for text in said(before) if text in said(after)]
     assert gone == ["turn 2", "turn 1", "turn 3", "a remark", "a wish", "another", "an answer", "a note"]
-    _, other = await left_of(PriorityRetention({Kind.RESULTS: 99, "user": 0}), history, total - 1)
+    _, other = await left_of(PriorityRetention({GroupKind.RESULTS: 99, "user": 0}), history, total - 1)
     assert "a wish" not in said(other)
 
 
@@ -190,7 +190,7 @@ async def test_trim_takes_pictures_off_what_was_read():
     history = [user("task"), *[m for number in range(1, 6) for m in seen(number, 1)], user("x")]
     before, after = await left_of(TrimResults(), history, tokens=3 * 1_600)
     assert [len(group.messages[-1].parts) for group in after[1:-1]] == [0, 0, 0, 1, 1]
-    assert tokens_of(after) <= 3 * 1_600 < tokens_of(before)
+    assert count_tokens(after) <= 3 * 1_600 < count_tokens(before)
     assert all("not shown any more: image 1" in group.messages[-1].text for group in after[1:4])
 
 
@@ -200,4 +200,4 @@ async def test_trim_leaves_unread_pictures_as_long_as_they_fit():
     for limit, kept in ((9_000, 4), (5_000, 2), (2_500, 1), (1_000, 0)):
         _, after = await left_of(TrimResults(), history, tokens=10, limit=limit)
         assert len(after[-1].messages[-1].parts) == kept
-        assert tokens_of(after) <= limit
+        assert count_tokens(after) <= limit

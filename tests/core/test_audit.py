@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.core import events as e
-from agentfsm.core.audit import audit
-from agentfsm.core.calls import Phase, arguments_of
+from agentfsm.core.audit_records import build_audit
+from agentfsm.core.calls import Phase, parse_arguments
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from tests.support.run_walks import EARLIER, ending, going_on, stamp
 from tests.support.run_walks import GIVEN as HISTORY
 from tests.support.sample_runs import (
@@ -39,7 +39,7 @@ QUESTION = e.ToolPaused(
 
 def record_of(*events, **changes):
     """Return the one record of a run with one call, after these events."""
-    [record] = audit(header(**changes), [OBSERVED, chosen(), *events])
+    [record] = build_audit(header(**changes), [OBSERVED, chosen(), *events])
     return record
 
 
@@ -62,7 +62,7 @@ def check_audit(run, events, records):
     calls |= {call_id: entry.call for call_id, entry in opened.items()}
     for record in records:
         result = results.get(record.call_id)
-        assert record.arguments == arguments_of(calls[record.call_id])
+        assert record.arguments == parse_arguments(calls[record.call_id])
         assert record.tool == calls[record.call_id].name
         assert record.is_open == (result is None) == (record.ended_at is None)
         assert record.status is (opened[record.call_id].phase if result is None else result.outcome)
@@ -78,7 +78,7 @@ def check_audit(run, events, records):
 )
 def test_every_call_is_told_once_whatever_happens(data, steps, before, history):
     """At any version of a random legal run, and at whatever end, the audit holds its calls and nothing else."""
-    first = run = begin(header(history=history), before)
+    first = run = begin_run(header(history=history), before)
     events = []
     while not run.is_over:
         event = (going_on if len(events) < steps else ending)(run, data.draw)
@@ -87,7 +87,7 @@ def test_every_call_is_told_once_whatever_happens(data, steps, before, history):
         events.append(event)
     cut = data.draw(st.integers(0, len(events)))
     for known in (events[:cut], events):
-        check_audit(first.fold(known), known, audit(first.header, known))
+        check_audit(first.fold(known), known, build_audit(first.header, known))
 
 
 # What a record says.
@@ -97,7 +97,7 @@ def test_who_and_what():
     """The run, its agent and its user, the tool, the arguments, the key, the turn."""
     words = {"agent": "clerk", "agent_version": "7", "user": "ann", "session": "s", "parent": "r0"}
     events = [OBSERVED, chosen(), finished(), e.ToolsReturned(), e.Continued(), OBSERVED]
-    records = audit(header(**words), [*events, chosen(2, turn=2, arguments='{"q": [1]}')])
+    records = build_audit(header(**words), [*events, chosen(2, turn=2, arguments='{"q": [1]}')])
     assert [(record.call_id, record.turn, record.key) for record in records] == [
         ("t1.0", 1, "r1:t1.0"),
         ("t2.0", 2, "r1:t2.0"),
@@ -106,7 +106,7 @@ def test_who_and_what():
     last = attrs.asdict(records[2])
     assert {name: last[name] for name in words} == words
     assert (last["run_id"], last["tool"], last["arguments"]) == ("r1", "search", {"q": [1]})
-    assert audit(header(), [OBSERVED]) == ()
+    assert build_audit(header(), [OBSERVED]) == ()
 
 
 def test_when():
@@ -150,10 +150,10 @@ def test_what_was_refused_was_not_tried(why):
     ("events", "status"),
     [
         ((), Phase.INTENDED),
-        ((ASKED,), Phase.ASKED),
+        ((ASKED,), Phase.AWAITING_APPROVAL),
         ((ASKED, APPROVED), Phase.APPROVED),
         ((STARTED,), Phase.RUNNING),
-        ((STARTED, LOST), Phase.LOST),
+        ((STARTED, LOST), Phase.OUTCOME_UNKNOWN),
         ((PAUSED,), Phase.PAUSED),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_fork_says_what_it_has_inherited():
     """What ended before the fork; a call that was open there ends in the fork, and is the fork's."""
     words = {"id": "r2", "forked_from": "r1"}
     events = [OBSERVED, chosen(2), finished("t1.0"), finished("t1.1")]
-    records = audit(header(**words, forked_at=3), events)
+    records = build_audit(header(**words, forked_at=3), events)
     assert [record.inherited for record in records] == [True, False]
     assert [record.run_id for record in records] == ["r2", "r2"]
 
@@ -261,5 +261,5 @@ def test_a_record_of_a_run_that_goes_on_from_another_counts_its_own_turns():
     """The history that it goes on from is no part of it."""
     run = thinking(history=HISTORY)
     assert run.messages
-    [record] = audit(run.header, [OBSERVED, chosen(turn=3)])
+    [record] = build_audit(run.header, [OBSERVED, chosen(turn=3)])
     assert (record.call_id, record.turn) == ("t3.0", 1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentfsm.core import codec
 from agentfsm.core import events as e
-from agentfsm.core.codec import decode_header, decode_item, encode_header, encode_item, fields_of
+from agentfsm.core.codec import decode_header, decode_item, encode_header, encode_item, event_to_json
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import Approve, Cancel, GiveInput, InboxItem, Input, Pause, Reject, Rerun, Settle, Wake
 from agentfsm.core.messages import AgentCost, AudioPart, FilePart, ImagePart, Outcome, TextPart, ToolResult, Usage
@@ -146,8 +146,8 @@ def test_defaults_are_left_out():
 @pytest.mark.parametrize("event", SAMPLES.values(), ids=lambda event: type(event).__name__)
 def test_an_event_is_shown_as_its_fields(event):
     """What is written of an event is at hand as an object, without the format that it is in."""
-    assert fields_of(event) == json.loads(encode_event(event))
-    assert codec.decode_event(json.dumps(fields_of(event)), header()) == event
+    assert event_to_json(event) == json.loads(encode_event(event))
+    assert codec.decode_event(json.dumps(event_to_json(event)), header()) == event
 
 
 # Refusals
@@ -397,7 +397,7 @@ def test_records_are_brought_up_to_date_one_version_at_a_time(monkeypatch):
 
 def test_every_older_format_has_its_migration():
     """Whoever raises the format writes the function that brings the one before up to date."""
-    assert set(codec._MIGRATIONS) == set(range(codec.FIRST, FORMAT))
+    assert set(codec._MIGRATIONS) == set(range(codec.FIRST_FORMAT, FORMAT))
 
 
 def test_a_migration_that_breaks_is_a_corrupt_record(monkeypatch):
@@ -465,7 +465,7 @@ def test_a_number_that_json_lacks_is_refused():
 def test_a_record_has_a_size(monkeypatch):
     """A record over the limit is a misuse when written and corrupt when read; one just within it is fine."""
     text = encode_event(e.ModelFaltered(error="x" * 100))
-    monkeypatch.setattr(codec, "LIMIT_CHARS", len(text))
+    monkeypatch.setattr(codec, "MAX_RECORD_CHARS", len(text))
     assert decode_event(text) == decode_event(encode_event(e.ModelFaltered(error="x" * 100)))
     with pytest.raises(MisuseError, match=f"{len(text) + 1} characters, more than the {len(text)}"):
         encode_event(e.ModelFaltered(error="x" * 101))
@@ -482,7 +482,7 @@ def test_what_is_no_value_of_a_journal_is_refused():
 def test_a_message_for_programs_says_what_it_is():
     """Its kind beside its fields, as JSON has them."""
     result = ToolResult(call_id="t1.0", tool="look", outcome=Outcome.DONE, content="seen")
-    told = codec.message_json(result)
+    told = codec.message_to_json(result)
     assert told["is"] == "ToolResult"
     assert (told["call_id"], told["content"]) == ("t1.0", "seen")
     assert json.loads(json.dumps(told)) == {**told, "parts": []}

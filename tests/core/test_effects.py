@@ -214,16 +214,16 @@ def test_a_call_can_be_lost_in_any_phase():
     """Whoever goes on from a copy of a run does not know what became of its open calls: a person has to say it."""
     for before in [(), (ASKED,), (ASKED, APPROVED), (STARTED,), (STARTED, PAUSED)]:
         run = acting(*before, LOST)
-        assert (run.entry("t1.0").phase, run.pending[0].kind) == (Phase.LOST, PendingKind.OUTCOME)
+        assert (run.open_call("t1.0").phase, run.pending[0].kind) == (Phase.OUTCOME_UNKNOWN, PendingKind.OUTCOME)
 
 
 def test_a_call_goes_through_its_phases():
     """Each event moves its call to its phase, counts attempts, and touches no other call."""
     steps = [
-        (ASKED, Phase.ASKED, 0),
+        (ASKED, Phase.AWAITING_APPROVAL, 0),
         (APPROVED, Phase.APPROVED, 0),
         (e.ToolStarted(call_id="t1.0", repeatable=True), Phase.RUNNING, 1),
-        (LOST, Phase.LOST, 1),
+        (LOST, Phase.OUTCOME_UNKNOWN, 1),
         (APPROVED, Phase.APPROVED, 1),
         (STARTED, Phase.RUNNING, 2),
         (PAUSED, Phase.PAUSED, 2),
@@ -232,14 +232,14 @@ def test_a_call_goes_through_its_phases():
         (finished("t1.0", Outcome.FAILED, "no"), Phase.FINISHED, 3),
     ]
     run = acting(count=2)
-    assert (run.entry("t1.0").phase, run.entry("t1.0").attempts) == (Phase.INTENDED, 0)
+    assert (run.open_call("t1.0").phase, run.open_call("t1.0").attempts) == (Phase.INTENDED, 0)
     for event, phase, attempts in steps:
         run = run.apply(event)
-        assert (run.entry("t1.0").phase, run.entry("t1.0").attempts) == (phase, attempts)
-        assert run.entry("t1.0").expires_at == (500.0 if phase is Phase.ASKED else None)
-        assert run.entry("t1.0").waits == getattr(event, "pending", ())
-        assert run.entry("t1.1").phase is Phase.INTENDED
-    assert run.entry("t1.0").result == steps[-1][0].result
+        assert (run.open_call("t1.0").phase, run.open_call("t1.0").attempts) == (phase, attempts)
+        assert run.open_call("t1.0").expires_at == (500.0 if phase is Phase.AWAITING_APPROVAL else None)
+        assert run.open_call("t1.0").pending == getattr(event, "pending", ())
+        assert run.open_call("t1.1").phase is Phase.INTENDED
+    assert run.open_call("t1.0").result == steps[-1][0].result
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_call_that_is_not_open_is_named(call_id):
         with pytest.raises(MisuseError, match=r"no open call .*; open calls: t1\.0"):
             run.apply(event)
     with pytest.raises(MisuseError, match="open calls: none"):
-        thinking().entry(call_id)
+        thinking().open_call(call_id)
     assert run == acting()
 
 

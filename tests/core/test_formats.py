@@ -12,7 +12,7 @@ from agentfsm.core.inbox import InboxItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
-from agentfsm.core.run import FORMAT, Header, begin
+from agentfsm.core.run import FORMAT, Header, begin_run
 from tests.support.format_1 import FORMAT_1
 from tests.support.format_2 import AGENT, FORMAT_2
 from tests.support.format_3 import FORMAT_3, SETTINGS
@@ -38,7 +38,7 @@ def run_of(form):
     assert decode_header(first) == form.header
     events = tuple(decode_event(line, form.header) for line in rest)
     assert events == form.events
-    run = begin(form.header).fold(events[: len(form.journal)])
+    run = begin_run(form.header).fold(events[: len(form.journal)])
     sound_history(run.messages)
     return run
 
@@ -47,7 +47,7 @@ def test_the_journal_of_format_1_is_read():
     """Header and events of the file are its values, and fold to the run that they tell of."""
     run = run_of(FORMAT_1)
     assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 21, 3)
-    assert (run.usage.tokens, run.loops, run.disabled, run.window) == (2_894, 1, ("look_up",), 4)
+    assert (run.usage.tokens, run.loops, run.disabled, run.cutoff) == (2_894, 1, ("look_up",), 4)
     assert [(record.call_id, record.turn, record.outcome) for record in run.calls] == [
         ("t4.0", 2, Outcome.UNKNOWN),
         ("t4.1", 2, Outcome.FAILED),
@@ -110,7 +110,7 @@ def test_a_run_begun_in_format_1_goes_on_in_todays():
     header = decode_header(first)
     half = [decode_event(line, header) for line in rest[:6]]
     later = [e.Paused(by="bob"), e.Resumed(changes=("other instructions",)), *FORMAT_1.journal[6:]]
-    run = begin(header).fold(half).fold(decode_event(encode_event(event, header), header) for event in later)
+    run = begin_run(header).fold(half).fold(decode_event(encode_event(event, header), header) for event in later)
     assert (run.state, run.output, run.version) == (State.DONE, "Refunded 17.00 €.", 23)
 
 

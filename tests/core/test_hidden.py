@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentfsm.core.hidden import hidden_in, spelt_out
+from agentfsm.core.text_safety import escape_hidden, find_hidden
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from agentfsm.core.hidden import hidden_in, spelt_out
 )
 def test_what_hides_is_named(text, named):
     """Tags, bidirectional marks, zero width, selectors out of place and controls are named with their place."""
-    assert hidden_in(text) == named
+    assert find_hidden(text) == named
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_what_hides_is_named(text, named):
 )
 def test_what_belongs_is_left_alone(text):
     """Emoji of several parts, key caps, and scripts with joiners are plain text."""
-    assert hidden_in(text) is None
+    assert find_hidden(text) is None
 
 
 def test_nothing_is_left_out_when_it_is_spelt_out():
     """What a person decides on shows each hidden character as its escape."""
-    assert spelt_out("a\u202eb\U000e0041") == "a\\u202eb\\udb40\\udc41"
+    assert escape_hidden("a\u202eb\U000e0041") == "a\\u202eb\\udb40\\udc41"

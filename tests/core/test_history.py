@@ -10,9 +10,9 @@ import pytest
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import IllegalTransitionError
-from agentfsm.core.history import History, history_of
+from agentfsm.core.history import History, as_history
 from agentfsm.core.messages import SystemMessage
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from tests.support.sample_runs import acting, answer, finished, header, round_trip, thinking
 
 
@@ -28,8 +28,8 @@ def grown(*messages: SystemMessage) -> History:
     """Return a history that has grown one by one, and whose list has grown beyond it."""
     history = History()
     for message in messages:
-        history = history.then(message)
-    history.then(*said("beyond"))
+        history = history.with_appended(message)
+    history.with_appended(*said("beyond"))
     return history
 
 
@@ -39,7 +39,7 @@ def test_it_is_like_a_tuple(history):
     assert (len(history), list(history), [*reversed(history)]) == (3, [*ABC], [*ABC[::-1]])
     assert history == ABC
     assert ABC == history  # noqa: SIM300  a tuple on the left asks it as well
-    assert history == History(ABC) == history_of(history)
+    assert history == History(ABC) == as_history(history)
     assert history != ABC[:2]
     assert history != [*ABC]
     assert (hash(history), repr(history)) == (hash(ABC), repr(ABC))
@@ -68,16 +68,16 @@ def test_a_copy_is_one_of_its_own(twin):
 def test_what_goes_another_way_leaves_the_others_as_they_are():
     """Two that go on from the same beginning do not see each other, whichever comes first and however far it goes."""
     root = History(ABC)
-    first = root.then(*said("1"))
-    second = root.then(*said("2"))
-    again = root.then(*said("1"))
-    third = first.then(*said("3", "4"))
-    shorter = first.then(*said("3"))
+    first = root.with_appended(*said("1"))
+    second = root.with_appended(*said("2"))
+    again = root.with_appended(*said("1"))
+    third = first.with_appended(*said("3", "4"))
+    shorter = first.with_appended(*said("3"))
     assert (root, first, again, second) == (ABC, ABC + said("1"), ABC + said("1"), ABC + said("2"))
     assert (third, shorter) == (ABC + said("1", "3", "4"), ABC + said("1", "3"))
-    assert shorter.then(*said("5")) == ABC + said("1", "3", "5")
+    assert shorter.with_appended(*said("5")) == ABC + said("1", "3", "5")
     assert third == ABC + said("1", "3", "4")
-    assert root.then() == root
+    assert root.with_appended() == root
 
 
 def test_threads_that_go_on_from_one_history_do_not_meet():
@@ -86,17 +86,19 @@ def test_threads_that_go_on_from_one_history_do_not_meet():
     with ThreadPoolExecutor(8) as threads:
         for _ in range(50):
             root = History(ABC)
-            found = threads.map(lambda text, root=root: root.then(*said(text)).then(*said(text)), texts)
+            found = threads.map(
+                lambda text, root=root: root.with_appended(*said(text)).with_appended(*said(text)), texts
+            )
             assert [history[3:] for history in found] == [said(text, text) for text in texts]
 
 
 def test_runs_that_go_on_from_one_another_share_their_messages():
     """The messages of the first are those of the second, and two that follow the same one keep apart."""
     first = thinking().apply(e.AnswerGiven(message=answer()))
-    one, two = [begin(header(id=name, after="r1"), first).apply(e.Observed()) for name in ("r2", "r3")]
+    one, two = [begin_run(header(id=name, after="r1"), first).apply(e.Observed()) for name in ("r2", "r3")]
     one, two = one.apply(e.AnswerGiven(message=answer("one"))), two.apply(e.AnswerGiven(message=answer("two")))
     assert (first.answer, one.answer, two.answer) == ("Sunny.", "one", "two")
-    assert one.messages[: one.first] == two.messages[: two.first] == first.messages
+    assert one.messages[: one.own_start] == two.messages[: two.own_start] == first.messages
 
 
 def test_an_older_value_goes_its_own_way():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core import loops
-from agentfsm.core.loops import LONGEST, REPEATS, find
+from agentfsm.core import loop_detection
+from agentfsm.core.loop_detection import MAX_PERIOD, MIN_REPEATS, find_loop
 from agentfsm.core.messages import AssistantMessage, ImagePart, SystemMessage, UserMessage
 from tests.support.sample_runs import TASK, answer, call, result
 
@@ -29,26 +29,26 @@ def history(letters, **fields):
 @pytest.mark.parametrize("letters", ["AAA", "AAAA", "BCAAA"])
 def test_the_same_call_three_turns_running(letters):
     """The same call three times is a loop that names the tool."""
-    loop = find(history(letters))
-    assert (loop.tools, loop.hint) == (("tool_A",), False)
-    assert loop.what == f"the same call of tool_A {REPEATS} turns running"
+    loop = find_loop(history(letters))
+    assert (loop.tools, loop.is_hint) == (("tool_A",), False)
+    assert loop.description == f"the same call of tool_A {MIN_REPEATS} turns running"
 
 
 def test_the_same_call_however_written():
     """Order and spacing of the arguments do not make a call another one."""
     spellings = ['{"a": 1, "b": 2}', '{"b":2,"a":1}', '{ "a" : 1,\n"b" : 2 }']
     messages = [message for n, text in enumerate(spellings, 1) for message in turn(n, arguments=text)]
-    assert "same call of look" in find(messages).what
+    assert "same call of look" in find_loop(messages).description
 
 
 @pytest.mark.parametrize("letters", ["AABA", "ABAA", "CABAA"])
 def test_the_same_call_in_three_of_the_last_four_turns(letters):
     """Another call in between does not hide it (document B, 4); three among five are none."""
-    loop = find(history(letters))
-    assert (loop.tools, loop.hint) == (("tool_A",), False)
-    assert loop.what == "the same call of tool_A in 3 of the last 4 turns"
-    assert find(history("ABBCA")) is None
-    assert find(history("AABCA")) is None
+    loop = find_loop(history(letters))
+    assert (loop.tools, loop.is_hint) == (("tool_A",), False)
+    assert loop.description == "the same call of tool_A in 3 of the last 4 turns"
+    assert find_loop(history("ABBCA")) is None
+    assert find_loop(history("AABCA")) is None
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_the_same_call_in_three_of_the_last_four_turns(letters):
 )
 def test_a_sequence_twice_running(letters, period):
     """A sequence of two to four turns that comes twice is a loop that names its tools."""
-    loop = find(history(letters))
-    assert f"same sequence of {period} turns" in loop.what
+    loop = find_loop(history(letters))
+    assert f"same sequence of {period} turns" in loop.description
     assert set(loop.tools) == {f"tool_{letter}" for letter in letters[-period:]}
-    assert not loop.hint
+    assert not loop.is_hint
 
 
 def test_calls_of_one_turn_count_together():
@@ -69,8 +69,8 @@ def test_calls_of_one_turn_count_together():
     for number in range(1, 4):
         calls = tuple(call(index, number, name) for index, name in enumerate("xy"))
         messages += [AssistantMessage(calls=calls), *(result(c.id, content=f"{number}", name=c.name) for c in calls)]
-    assert find(messages).tools == ("x", "y")
-    assert find(messages[3:]) is None
+    assert find_loop(messages).tools == ("x", "y")
+    assert find_loop(messages[3:]) is None
 
 
 @pytest.mark.parametrize(
@@ -79,28 +79,28 @@ def test_calls_of_one_turn_count_together():
 )
 def test_no_loop(letters):
     """Two repeats are a retry, a broken sequence is progress, and a period beyond the longest is not looked for."""
-    assert LONGEST == 4
-    assert find(history(letters)) is None
-    assert find(history(letters)[1:]) is None
+    assert MAX_PERIOD == 4
+    assert find_loop(history(letters)) is None
+    assert find_loop(history(letters)[1:]) is None
 
 
 def test_the_same_reply_three_times():
     """The same words three turns running are a loop; twice they are not."""
     messages = [TASK, *[answer("Let me check.")] * 3]
-    loop = find(messages)
-    assert (loop.what, loop.tools, loop.hint) == ("the same reply 3 turns running", (), False)
-    assert find(messages[:-1]) is None
+    loop = find_loop(messages)
+    assert (loop.description, loop.tools, loop.is_hint) == ("the same reply 3 turns running", (), False)
+    assert find_loop(messages[:-1]) is None
 
 
 def test_the_same_reply_but_for_its_margins():
     """White space around the words does not make another reply of them."""
-    assert find([answer("Let me check."), answer(" Let me check."), answer("Let me check.\n")]) is not None
+    assert find_loop([answer("Let me check."), answer(" Let me check."), answer("Let me check.\n")]) is not None
 
 
 def test_saying_nothing_is_no_reply():
     """Blank text repeated is not a repeated reply: turns with calls say nothing all the time."""
-    assert find([answer(" "), answer(""), answer("\n")]) is None
-    assert find(history("ABC", text=" ")) is None
+    assert find_loop([answer(" "), answer(""), answer("\n")]) is None
+    assert find_loop(history("ABC", text=" ")) is None
 
 
 def test_notes_between_turns_do_not_matter():
@@ -108,23 +108,23 @@ def test_notes_between_turns_do_not_matter():
     messages = []
     for number in range(1, 4):
         messages += [*turn(number), SystemMessage(text="You are repeating yourself.")]
-    assert find(messages).tools == ("look",)
+    assert find_loop(messages).tools == ("look",)
 
 
 def test_equal_results_of_different_calls_are_a_hint():
     """Three equal results are worth a word when the calls differ, and no more than that."""
-    loop = find(history("ABC", content="nothing found"))
-    assert loop.hint
+    loop = find_loop(history("ABC", content="nothing found"))
+    assert loop.is_hint
     assert set(loop.tools) == {"tool_A", "tool_B", "tool_C"}
     by_arguments = [m for n in range(1, 4) for m in turn(n, arguments=f'{{"page": {n}}}', content="[]")]
-    assert find(by_arguments).hint
-    assert find(history("AB", content="nothing found")) is None
+    assert find_loop(by_arguments).is_hint
+    assert find_loop(history("AB", content="nothing found")) is None
 
 
 @pytest.mark.parametrize("letters", ["AAA", "ABAB", "BBAAA"])
 def test_polling_tools_are_exempt(letters):
     """A tool whose job is to be asked again makes no loop."""
-    assert find(history(letters), exempt={"tool_A"}) is None
+    assert find_loop(history(letters), exempt={"tool_A"}) is None
 
 
 def test_polling_does_not_excuse_the_others():
@@ -133,9 +133,9 @@ def test_polling_does_not_excuse_the_others():
     for number in range(1, 4):
         calls = (call(0, number, "poll"), call(1, number, "write"))
         messages += [AssistantMessage(calls=calls), *(result(c.id, content=f"{number}", name=c.name) for c in calls)]
-    assert find(messages, exempt={"poll"}).tools == ("write",)
-    assert find(history("AABA"), exempt={"tool_B"}) is None
-    assert find(history("ABA", content="same"), exempt={"tool_B"}) is None
+    assert find_loop(messages, exempt={"poll"}).tools == ("write",)
+    assert find_loop(history("AABA"), exempt={"tool_B"}) is None
+    assert find_loop(history("ABA", content="same"), exempt={"tool_B"}) is None
 
 
 def test_polling_for_something_new_does_not_excuse_the_others():
@@ -147,16 +147,22 @@ def test_polling_for_something_new_does_not_excuse_the_others():
             AssistantMessage(calls=calls),
             *(result(c.id, content=f"{c.name} {number}", name=c.name) for c in calls),
         ]
-    assert find(messages, exempt={"poll"}).tools == ("write",)
+    assert find_loop(messages, exempt={"poll"}).tools == ("write",)
 
 
 @given(st.text("ABC", max_size=9), st.sampled_from(["", "same", None]), st.sets(st.sampled_from(["tool_A", "tool_B"])))
 def test_the_quick_look_hides_nothing(letters, content, exempt):
     """The look that usually settles it agrees with the whole search, and with it on what the loop is."""
     messages = history(letters, content=content)
-    turns = loops._newest(messages, 2 * LONGEST, exempt)
-    rules = (loops._same_calls, loops._sequence, loops._same_reply, loops._like_replies, loops._like_results)
-    assert find(messages, exempt) == next((loop for rule in rules if turns and (loop := rule(turns))), None)
+    turns = loop_detection._newest_turns(messages, 2 * MAX_PERIOD, exempt)
+    rules = (
+        loop_detection._find_same_calls,
+        loop_detection._find_sequence,
+        loop_detection._find_same_reply,
+        loop_detection._find_similar_replies,
+        loop_detection._find_similar_results,
+    )
+    assert find_loop(messages, exempt) == next((loop for rule in rules if turns and (loop := rule(turns))), None)
 
 
 @pytest.mark.parametrize("letters", ["AAA", "ABAB"])
@@ -164,13 +170,13 @@ def test_a_word_of_the_user_ends_the_look_back(letters):
     """What was called before the user spoke again, as in an earlier run of the session, makes no loop."""
     messages = history(letters)
     again = UserMessage(parts=TASK.parts)
-    assert find([*messages[:-2], again, *messages[-2:]]) is None
+    assert find_loop([*messages[:-2], again, *messages[-2:]]) is None
 
 
 def test_the_same_words_before_different_calls_are_no_loop():
     """A model that says "Next file:" before each of three different calls makes progress."""
-    loop = find(history("ABC", text="Next file:"))
-    assert loop is None or loop.hint
+    loop = find_loop(history("ABC", text="Next file:"))
+    assert loop is None or loop.is_hint
 
 
 def test_other_pictures_are_other_results():
@@ -182,7 +188,7 @@ def test_other_pictures_are_other_results():
             part = ImagePart(url=f"https://a.test/{picture}.png")
             held = result(asked.id, content="[image 1]", name=asked.name, parts=(part,))
             messages += [AssistantMessage(calls=(asked,)), held]
-        assert (find(messages) is not None) is is_loop, pictures
+        assert (find_loop(messages) is not None) is is_loop, pictures
 
 
 # Similarity
@@ -202,15 +208,19 @@ def searching(*results):
 def test_highly_similar_results_are_a_hint():
     """Results that differ by a word or a number say that nothing is found, whatever is called."""
     pages = [PAGE.format(word, number) for number, word in enumerate(("opera", "theatre", "ballet"), 3)]
-    loop = find(searching(*pages))
-    assert (loop.what, loop.tools, loop.hint) == ("nearly equal results of look 3 turns running", ("look",), True)
-    assert find(searching(*pages[:2])) is None
-    assert find(searching("Found: the third of May at noon, in the great hall.", *pages[:2])) is None
+    loop = find_loop(searching(*pages))
+    assert (loop.description, loop.tools, loop.is_hint) == (
+        "nearly equal results of look 3 turns running",
+        ("look",),
+        True,
+    )
+    assert find_loop(searching(*pages[:2])) is None
+    assert find_loop(searching("Found: the third of May at noon, in the great hall.", *pages[:2])) is None
     chinese = [
         f"没有找到与{word}有关的任何文件。请换一个更常用的关键词,或者去掉日期的限制,然后再搜索一次,谢谢。"
         for word in "歌舞戏"
     ]
-    assert find(searching(*chinese)).hint
+    assert find_loop(searching(*chinese)).is_hint
 
 
 def test_results_that_bring_something_are_not_similar():
@@ -219,32 +229,32 @@ def test_results_that_bring_something_are_not_similar():
         ", ".join(f'{{"id": {n}{i}, "name": "{c}{i}", "cents": {i * n}}}' for i in range(9))
         for n, c in enumerate("xyz", 1)
     ]
-    assert find(searching(*rows)) is None
-    assert find(searching("saw 1 of 3", "saw 2 of 3", "saw 3 of 3")) is None
+    assert find_loop(searching(*rows)) is None
+    assert find_loop(searching("saw 1 of 3", "saw 2 of 3", "saw 3 of 3")) is None
 
 
 def test_nearly_the_same_reply_is_a_hint():
     """It is worth a word that an answer hardly changes; what is no answer may repeat itself."""
     said = [PAGE.format("opera", number) for number in (3, 4, 5)]
-    loop = find([TASK, *map(answer, said)])
-    assert (loop.what, loop.tools, loop.hint) == ("nearly the same reply 3 turns running", (), True)
-    assert find([TASK, *(m for n, text in enumerate(said, 1) for m in turn(n, f"tool_{n}", text=text))]) is None
+    loop = find_loop([TASK, *map(answer, said)])
+    assert (loop.description, loop.tools, loop.is_hint) == ("nearly the same reply 3 turns running", (), True)
+    assert find_loop([TASK, *(m for n, text in enumerate(said, 1) for m in turn(n, f"tool_{n}", text=text))]) is None
 
 
 @pytest.mark.parametrize("text", ["nothing found", PAGE])
 def test_a_hint_is_found_once(text):
     """In the turn that completes it, and not in each that it goes on; when it begins anew it is found anew."""
     pages = [text.format("opera", number) for number in range(20)]
-    found = [find(searching(*pages[:count])) is not None for count in range(21)]
-    assert [count for count, hit in enumerate(found) if hit] == [REPEATS]
-    assert find(searching(*pages[:9], "Here it is.", *pages[:3])) is not None
+    found = [find_loop(searching(*pages[:count])) is not None for count in range(21)]
+    assert [count for count, hit in enumerate(found) if hit] == [MIN_REPEATS]
+    assert find_loop(searching(*pages[:9], "Here it is.", *pages[:3])) is not None
 
 
 def test_long_results_are_compared_by_samples():
     """A change in a megabyte that no sample holds makes no other result of it; one in the head or the length does."""
     long = " ".join(f"line{number}" for number in range(100_000))
     other = long.replace("line30000 ", "line3 ")
-    assert find(searching(long, other, long)).what.startswith("nearly equal results")
+    assert find_loop(searching(long, other, long)).description.startswith("nearly equal results")
     heads = [f"{' '.join([word] * 60)} {long}" for word in ("one", "two", "three")]
-    assert find(searching(*heads)) is None
-    assert find(searching(long, long[: len(long) // 2], long)) is None
+    assert find_loop(searching(*heads)) is None
+    assert find_loop(searching(long, long[: len(long) // 2], long)) is None

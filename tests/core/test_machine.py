@@ -6,8 +6,8 @@ import pytest
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import IllegalTransitionError, MisuseError
-from agentfsm.core.fold import FOLD
 from agentfsm.core.machine import START, TABLE, State, next_state
+from agentfsm.core.reducers import REDUCERS
 from tests.support.sample_runs import BEFORE, SAMPLES, run_in
 
 # Copied by hand from the architecture, so that a slip in the table is not its own proof.
@@ -109,7 +109,7 @@ def test_every_event_has_its_places():
     """Every event type of the module is listed, stands in the table, and has a fold and a sample here."""
     defined = {v for v in vars(e).values() if isinstance(v, type) and issubclass(v, e.Event) and v is not e.Event}
     assert len(e.EVENTS) == len(set(e.EVENTS))
-    assert set(e.EVENTS) == defined == set(FOLD) == set(SAMPLES)
+    assert set(e.EVENTS) == defined == set(REDUCERS) == set(SAMPLES)
     assert {kind for row in TABLE.values() for kind in row} == defined
 
 

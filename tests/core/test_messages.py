@@ -15,8 +15,8 @@ from agentfsm.core.messages import (
     ToolCall,
     Usage,
     UserMessage,
+    as_parts,
     check_history,
-    parts_of,
 )
 from tests.support.sample_runs import call, result
 
@@ -44,20 +44,20 @@ def test_user_text_leaves_images_out():
 @pytest.mark.parametrize("content", ["hi", TEXT, (TEXT,), [TEXT]])
 def test_a_prompt_is_text_or_parts(content):
     """Text, a part, and a sequence of parts are all the same prompt."""
-    assert parts_of(content) == (TEXT,)
+    assert as_parts(content) == (TEXT,)
 
 
 @pytest.mark.parametrize("content", [IMAGE, [TextPart(text=" "), IMAGE]])
 def test_an_image_is_enough(content):
     """A prompt with an image needs no words."""
-    assert IMAGE in parts_of(content)
+    assert IMAGE in as_parts(content)
 
 
 @pytest.mark.parametrize("content", ["", " \n", [], TextPart(text="\t"), [TextPart(text=""), TextPart(text=" ")]])
 def test_an_empty_prompt_is_refused(content):
     """A prompt without anything in it is a misuse, and the text says what to do."""
     with pytest.raises(MisuseError, match="prompt is empty"):
-        parts_of(content)
+        as_parts(content)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_empty_prompt_is_refused(content):
 def test_a_strange_prompt_is_refused(content, name):
     """What is neither text nor parts, falsy or not, is a misuse that names the type it met."""
     with pytest.raises(MisuseError, match=f"not {name}$"):
-        parts_of(content)
+        as_parts(content)
 
 
 def test_equal_calls_have_equal_signatures():

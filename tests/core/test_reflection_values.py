@@ -5,12 +5,12 @@ import pytest
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError, RunError
 from agentfsm.core.messages import AssistantMessage, TextPart, ToolCall, UserMessage, check_history
-from agentfsm.core.run import Header, begin
+from agentfsm.core.run import Header, begin_run
 
 
 def test_a_run_that_waits_for_a_word_says_so():
     """Who asks for its output is told what it waits for."""
-    run = begin(Header(id="r1", prompt=(TextPart(text="go"),), created_at=1.0)).apply(e.Observed())
+    run = begin_run(Header(id="r1", prompt=(TextPart(text="go"),), created_at=1.0)).apply(e.Observed())
     run = run.apply(e.AnswerDrafted(message=AssistantMessage(text="so"))).apply(e.Continued(asks="Which year?"))
     with pytest.raises(RunError, match="an answer to: Which year"):
         _ = run.output

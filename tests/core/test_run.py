@@ -4,13 +4,13 @@ import attrs
 import pytest
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import CallRecord, Fault, Phase, arguments_of, turns_of
+from agentfsm.core.calls import CallRecord, FailureRecord, Phase, find_last_turn, parse_arguments
 from agentfsm.core.errors import MisuseError, RunError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, Usage, UserMessage
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from tests.support.sample_runs import (
     APPROVED,
     ASKED,
@@ -100,7 +100,7 @@ def test_an_event_makes_a_new_run():
 
 def test_the_header_shows_through():
     """What a run was begun with is read off the run."""
-    run = begin(header(id="r9", session="user-7", metadata={"order": 17}))
+    run = begin_run(header(id="r9", session="user-7", metadata={"order": 17}))
     assert (run.id, run.session, run.metadata, run.created_at) == ("r9", "user-7", {"order": 17}, 100.0)
     assert run.updated_at == 100.0
     with pytest.raises(TypeError):
@@ -112,14 +112,14 @@ def test_the_header_shows_through():
 
 def after(messages):
     """A run that has said that."""
-    return attrs.evolve(begin(header(id="r0")), messages=messages)
+    return attrs.evolve(begin_run(header(id="r0")), messages=messages)
 
 
 def test_the_first_look_takes_in_the_prompt():
     """History that the run goes on from, then the prompt, then what has arrived; later looks add what is new."""
     said, given = (UserMessage(parts=PROMPT), answer()), (SystemMessage(text="house rules"),)
     late = Input(kind=InputKind.TIMER, parts=(TextPart(text="ping"),))
-    run = begin(header(history=given), after(said)).apply(e.Observed(inputs=(late,)))
+    run = begin_run(header(history=given), after(said)).apply(e.Observed(inputs=(late,)))
     assert run.messages == (*said, *given, TASK, late.message)
     again = run.fold([chosen(), finished(), e.ToolsReturned(), e.Continued()])
     assert again.apply(e.Observed()).messages == again.messages
@@ -128,7 +128,7 @@ def test_the_first_look_takes_in_the_prompt():
 
 def test_a_run_cancelled_before_it_began_keeps_its_conversation():
     """The next run of the session goes on from this one's messages, so they must hold the earlier ones."""
-    run = begin(header(), after((TASK, answer()))).apply(failed())
+    run = begin_run(header(), after((TASK, answer()))).apply(failed())
     assert run.messages == (TASK, answer(), TASK)
     assert (run.calls, run.errors) == ((), ())
 
@@ -213,9 +213,9 @@ def note(count):
 
 def test_the_whole_history_is_shown_until_it_is_compacted():
     """Compacting moves the window and removes nothing; what stays shown is the task of this run, not an older one."""
-    run = begin(header(history=exchange(6))).apply(e.Observed())
+    run = begin_run(header(history=exchange(6))).apply(e.Observed())
     assert run.shown == run.messages == run.effect.messages
-    assert run.messages[run.first] == TASK
+    assert run.messages[run.own_start] == TASK
     less = run.apply(e.Compacted(start=4, tokens_before=90, tokens_after=40, why="full"))
     assert less.messages == run.messages
     assert less.shown == (note(4), *run.messages[4:]) == less.effect.messages
@@ -325,7 +325,7 @@ def test_a_persons_arguments_take_the_place_of_the_models():
     run = acting(ASKED, attrs.evolve(APPROVED, arguments=edited), count=2)
     assert [entry.call.arguments for entry in run.open] == [edited, "{}"]
     assert [asked.arguments for asked in run.reply.calls] == [edited, "{}"]
-    assert run.entry("t1.0").phase is Phase.APPROVED
+    assert run.open_call("t1.0").phase is Phase.APPROVED
     assert [asked.arguments for asked in run.effect.calls] == [edited, "{}"]
     closed = run.fold([STARTED, finished(), finished("t1.1"), e.ToolsReturned()])
     sound_history(closed.messages)
@@ -388,20 +388,20 @@ def test_only_done_has_an_output(run, words):
 
 def test_records_leave_out_what_came_before():
     """Calls and errors are the run's own, with its own turn numbers, though the ids count on."""
-    earlier = begin(header()).fold([e.Observed(), *round_trip(1, Outcome.FAILED), e.Observed(), *round_trip(2)])
-    run = begin(header(id="r2"), earlier)
+    earlier = begin_run(header()).fold([e.Observed(), *round_trip(1, Outcome.FAILED), e.Observed(), *round_trip(2)])
+    run = begin_run(header(id="r2"), earlier)
     assert run.turns_before == 2
     run = run.fold([e.Observed(), *round_trip(3, Outcome.FAILED, "no"), e.Observed(), *round_trip(4)])
     sound_history(run.messages)
     assert [(r.turn, r.call_id) for r in run.calls] == [(1, "t3.0"), (2, "t4.0")]
-    assert run.errors == (Fault(turn=1, source="search", message="no"),)
+    assert run.errors == (FailureRecord(turn=1, source="search", message="no"),)
     assert len({c.id for m in run.messages if isinstance(m, AssistantMessage) for c in m.calls}) == 4
 
 
 def test_given_history_counts_as_before():
     """History given in the header is treated as an earlier run's: ids count on, records leave it out."""
     given = (TASK, AssistantMessage(calls=(call(turn=7),)), result("t7.0"))
-    run = begin(header(history=given)).fold([e.Observed(), *round_trip(8)])
+    run = begin_run(header(history=given)).fold([e.Observed(), *round_trip(8)])
     assert run.turns_before == 7
     assert [(record.turn, record.call_id) for record in run.calls] == [(1, "t8.0")]
 
@@ -440,25 +440,25 @@ def test_errors_come_by_turn():
 def test_turns_are_read_off_the_ids(ids, highest):
     """Only ids of our own form count, and a number too long to be a turn is none."""
     calls = tuple(attrs.evolve(call(), id=call_id) for call_id in ids)
-    assert turns_of([TASK, AssistantMessage(calls=calls)]) == highest
+    assert find_last_turn([TASK, AssistantMessage(calls=calls)]) == highest
 
 
 @pytest.mark.parametrize("call_id", ["t\u00b2.0", "t\u0663.0"])
 def test_foreign_digits_are_no_turn(call_id):
     """A history given by the user may hold any ids, and none of them breaks the start of a run."""
-    assert turns_of([AssistantMessage(calls=(attrs.evolve(call(), id=call_id),))]) == 0
+    assert find_last_turn([AssistantMessage(calls=(attrs.evolve(call(), id=call_id),))]) == 0
 
 
 def test_arguments_are_parsed():
     """The arguments of a call as a dict."""
-    assert arguments_of(call(arguments='{"a": [1, null]}')) == {"a": [1, None]}
+    assert parse_arguments(call(arguments='{"a": [1, null]}')) == {"a": [1, None]}
 
 
 def test_a_misnamed_call_is_a_misuse():
     """`entry` finds an open call by its id, and nothing else."""
-    assert acting(count=2).entry("t1.1").call == call(1)
+    assert acting(count=2).open_call("t1.1").call == call(1)
     with pytest.raises(MisuseError, match=r"open calls: t1\.0, t1\.1"):
-        acting(count=2).entry("t1.2")
+        acting(count=2).open_call("t1.2")
 
 
 def test_a_run_prints_in_short():
@@ -472,4 +472,4 @@ def test_a_call_is_found_by_an_id_that_was_not_made_here():
     """A call's id usually says where it stands; one that says something else is looked for."""
     calls = (attrs.evolve(call(), id="b.1"), attrs.evolve(call(), id="a.0"))
     run = thinking().apply(e.ToolsChosen(message=AssistantMessage(calls=calls)))
-    assert [run.entry(each.id).call for each in calls] == list(calls)
+    assert [run.open_call(each.id).call for each in calls] == list(calls)

@@ -14,7 +14,7 @@ from agentfsm.core.codec import decode_event, encode_event
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
 from agentfsm.core.messages import AssistantMessage, Usage
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.core.verdict import Action
 from tests.support.run_walks import (
     EARLIER,
@@ -142,7 +142,7 @@ CHECKS = (
 )
 def test_whatever_happens_the_promises_hold(data, steps, before, history):
     """After every event of a random legal run all checks hold, and the journal read back folds to the same run."""
-    first = run = replayed = begin(header(history=history), before)
+    first = run = replayed = begin_run(header(history=history), before)
     events = []
     while not run.is_over:
         event = (going_on if len(events) < steps else ending)(run, data.draw)

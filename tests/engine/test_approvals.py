@@ -13,7 +13,7 @@ from agentfsm import Agent, ConflictError, Limits, MisuseError, Outcome, Pending
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import Wait
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven, Event, ToolFinished, ToolStarted
-from agentfsm.ports import Commit, Lease
+from agentfsm.ports import Lease, PendingWrite
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
 from tests.support.checks import HANG_S, names, results_of, sound, sound_run, virtually
@@ -305,7 +305,7 @@ class Spy(MemoryStore):
 
     def append(
         self, lease: Lease, run: Run, events: Sequence[Event], *, taken: Sequence[int] = (), final: bool = False
-    ) -> Commit:
+    ) -> PendingWrite:
         """Note, and pass on."""
         self.appends.append((names(events), tuple(taken)))
         return super().append(lease, run, events, taken=taken, final=final)
@@ -431,7 +431,7 @@ async def test_only_the_calls_that_the_tool_picks_are_asked_about(store):
     lines = say("", call("pay", to="Ann", cents=5), call("pay", to="Bob", cents=2), call("pay", cents=1))
     run = await world.agent(store, lines).run("go")
     assert [item.call_id for item in run.pending] == ["t1.1", "t1.2"]
-    assert [entry.phase for entry in run.open] == [Phase.FINISHED, Phase.ASKED, Phase.ASKED]
+    assert [entry.phase for entry in run.open] == [Phase.FINISHED, Phase.AWAITING_APPROVAL, Phase.AWAITING_APPROVAL]
 
 
 # Calls that nobody need be asked about

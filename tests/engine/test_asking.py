@@ -23,7 +23,7 @@ async def look() -> str:
 class Deaf(ScriptedModel):
     """Takes no recordings."""
 
-    def refuses(self, part):
+    def unsupported_part(self, part):
         """Say so."""
         return "it cannot hear" if isinstance(part, AudioPart) else None
 
@@ -119,10 +119,10 @@ async def test_a_part_that_the_model_cannot_take_is_refused_before_anything_happ
 def test_the_wire_says_what_it_cannot_carry():
     """Chat completions take recordings and files whole only."""
     model = OpenAIChat("gpt-4o", api_key="k")
-    assert [model.refuses(part) for part in (TextPart(text="x"), IMAGE, SOUND, PAGE)] == [None] * 4
-    assert "AudioPart.of" in model.refuses(AudioPart(url="https://x.test/a.wav"))
-    assert "AudioPart.of" in model.refuses(AudioPart.of(b"x", "audio/flac"))
-    assert "FilePart.of" in model.refuses(FilePart(url="https://x.test/a.pdf"))
+    assert [model.unsupported_part(part) for part in (TextPart(text="x"), IMAGE, SOUND, PAGE)] == [None] * 4
+    assert "AudioPart.of" in model.unsupported_part(AudioPart(url="https://x.test/a.wav"))
+    assert "AudioPart.of" in model.unsupported_part(AudioPart.of(b"x", "audio/flac"))
+    assert "FilePart.of" in model.unsupported_part(FilePart(url="https://x.test/a.pdf"))
 
 
 @pytest.mark.parametrize(

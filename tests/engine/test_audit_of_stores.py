@@ -51,7 +51,7 @@ async def test_a_call_that_a_person_let_run_and_changed():
     agent = Agent(ScriptedModel(say("", call("pay", cents=5)), say("Paid.")), tools=[pay], name="clerk")
     run = await agent.run("Pay.", user="bob", id="r1")
     [waiting] = await agent.audit("r1")
-    assert (waiting.status, waiting.is_open) == (Phase.ASKED, True)
+    assert (waiting.status, waiting.is_open) == (Phase.AWAITING_APPROVAL, True)
     await agent.approve("r1", run.pending[0].call_id, by="ann", arguments={"cents": 4})
     await agent.resume("r1")
     [record] = await agent.audit("r1")

@@ -68,7 +68,7 @@ async def test_what_is_shown_shrinks_and_what_is_kept_does_not(store):
     agent, model = counting(store, 15)
     run = await agent.run(TASK)
     assert run.output == "many stones"
-    assert run.window > 0
+    assert run.cutoff > 0
     assert len(run.messages) == 2 + 2 * 15
     cut = [event for event in await agent.history(run.id) if isinstance(event, Compacted)]
     assert len(cut) >= 2
@@ -100,14 +100,14 @@ async def test_a_resumed_run_goes_on_with_its_window(store):
     """Another agent shows the same."""
     agent, _ = counting(store, 15)
     run = agent.start(TASK)
-    while not run.window:
+    while not run.cutoff:
         run = await agent.step(run)
     shown = run.shown
     other, fresh = counting(store, 0)
     done = await other.resume(run.id)
     assert done.output == "many stones"
     assert tuple(fresh.requests[0].messages) == shown
-    assert done.window == run.window
+    assert done.cutoff == run.cutoff
     await sound(other, done)
 
 

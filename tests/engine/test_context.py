@@ -105,17 +105,17 @@ async def test_progress_is_not_journalled(store):
 
 async def test_a_thread_that_outlived_its_call_tells_nothing_more(store):
     """Its call has ended for all who watch: nothing comes behind its end, and no later turn gets the blame."""
-    go_on, told = threading.Event(), threading.Event()
+    resume_from, told = threading.Event(), threading.Event()
 
     @tool(timeout_s=0.05, read_only=True)
     def slow(ctx: RunContext[Any]) -> None:
-        go_on.wait(HANG_S)
+        resume_from.wait(HANG_S)
         ctx.progress("too late")
         told.set()
 
     @tool(read_only=True)
     async def wait() -> str:
-        go_on.set()
+        resume_from.set()
         await anyio.to_thread.run_sync(partial(told.wait, HANG_S))
         await anyio.lowlevel.checkpoint()
         return "waited"
@@ -128,11 +128,11 @@ async def test_a_thread_that_outlived_its_call_tells_nothing_more(store):
 
 async def test_progress_behind_the_end_of_the_run_harms_nobody(store):
     """A thread that is left behind may tell what it likes, when the stream is long closed."""
-    go_on, ended = threading.Event(), threading.Event()
+    resume_from, ended = threading.Event(), threading.Event()
 
     @tool(timeout_s=0.05)
     def slow(ctx: RunContext[Any]) -> None:
-        go_on.wait(HANG_S)
+        resume_from.wait(HANG_S)
         try:
             ctx.progress("too late")
         finally:
@@ -140,7 +140,7 @@ async def test_progress_behind_the_end_of_the_run_harms_nobody(store):
 
     agent = Agent(ScriptedModel(say("", call("slow")), "done"), tools=[slow], store=store)
     run, _ = await watched(agent)
-    go_on.set()
+    resume_from.set()
     settled(ended.is_set)
     assert run.output == "done"
 

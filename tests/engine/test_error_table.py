@@ -392,7 +392,7 @@ async def test_a_long_error_is_cut(store):
     assert len(result.content) < 3_000
 
 
-def kind_of(result: ToolResult) -> tuple[Outcome, ErrorType | None, bool]:
+def media_kind(result: ToolResult) -> tuple[Outcome, ErrorType | None, bool]:
     """What code reads of a result."""
     return result.outcome, result.error_type, result.retryable
 
@@ -404,6 +404,6 @@ async def test_the_kinds_are_kept_in_the_journal(store):
     agent = Agent(ScriptedModel(say("", *calls), "done"), tools=[act, *fails], store=store)
     run = await agent.run("go")
     loaded = await agent.load(run.id)
-    kinds = [kind_of(result) for result in results_of(run.messages)]
-    assert kinds == [kind_of(result) for result in results_of(loaded.messages)]
+    kinds = [media_kind(result) for result in results_of(run.messages)]
+    assert kinds == [media_kind(result) for result in results_of(loaded.messages)]
     assert {kind[1] for kind in kinds} == {ErrorType.UNKNOWN_TOOL, ErrorType.ARGUMENTS, ErrorType.TOOL}

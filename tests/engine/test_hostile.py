@@ -11,7 +11,7 @@ from agentfsm import Agent, Limits, Outcome, StopReason, TextPart, tool
 from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.messages import AssistantMessage, Usage
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
-from agentfsm.reply_size import MAX_CALLS
+from agentfsm.reply_size import MAX_REPLY_CALLS
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, calls_of, results_of, sound
@@ -87,12 +87,12 @@ PLENTY = Limits(seconds=10_000, tokens=10_000_000, tool_calls=3_000)
 
 async def test_hundreds_of_calls_in_one_reply(store):
     """They are run, a few at a time, and each has its result."""
-    calls = [ProposedCall(id="x", name="look", arguments=f'{{"at": "{n}"}}') for n in range(MAX_CALLS)]
+    calls = [ProposedCall(id="x", name="look", arguments=f'{{"at": "{n}"}}') for n in range(MAX_REPLY_CALLS)]
     agent = Agent(proposing(*calls), tools=[look], store=store, limits=PLENTY)
     with anyio.fail_after(6 * HANG_S):
         run = await agent.run("go")
     assert run.output == "done"
-    assert [result.content for result in results_of(run.messages)] == [f"saw {n}" for n in range(MAX_CALLS)]
+    assert [result.content for result in results_of(run.messages)] == [f"saw {n}" for n in range(MAX_REPLY_CALLS)]
 
 
 async def test_calls_win_over_a_finish_reason_that_contradicts_them(store):

@@ -105,8 +105,8 @@ async def test_a_huge_result_is_cut_before_anything_costly_is_done_with_it(value
 
         return measure
 
-    monkeypatch.setattr(render, "encodable", measured(render.encodable))
-    monkeypatch.setattr(render.json, "dumps", measured(json.dumps))
+    monkeypatch.setattr(render, "replace_surrogates", measured(render.replace_surrogates))
+    monkeypatch.setattr(render.json, "dump_compact", measured(json.dumps))
     core = SimpleNamespace(**vars(render._pydantic_core()) | {"to_json": measured(render._pydantic_core().to_json)})
     monkeypatch.setattr(render, "_pydantic_core", lambda: core)
 

@@ -184,7 +184,7 @@ async def test_another_process_asks_for_the_last_answer(store):
     """That a limit was reached is in the journal: whoever goes on with the run then asks, whatever limits it has."""
     agent = Agent(Working(), tools=[look], limits=Limits(turns=2), store=store, last_answer=True)
     run = agent.start("look")
-    while run.reached is None:
+    while run.limit_reached is None:
         run = await agent.step(run)
     other = Agent(model := Working(), tools=[look], store=store)
     run = await other.resume(run.id)
@@ -240,10 +240,10 @@ async def test_the_last_text_is_handed_back_without_asking(store):
 
 def test_no_part_of_the_work_is_kept_back_unless_it_is_asked_for():
     """What is kept back is a fifth of the seconds, 30 at most, and a turn where there is a second."""
-    assert (Limits().last_s, Limits(seconds=20).last_s) == (30.0, 4.0)
+    assert (Limits().last_answer_s, Limits(seconds=20).last_answer_s) == (30.0, 4.0)
     run = attrs.evolve(Agent(ScriptedModel()).start("x"), turn=19, messages=(AssistantMessage(text="x"),))
-    assert Limits().spent(run) is None
-    reached = Limits().spent(run, keeps_last=True)
+    assert Limits().find_reached_limit(run) is None
+    reached = Limits().find_reached_limit(run, reserves_last_answer=True)
     assert reached is not None
     assert reached[0] is StopReason.MAX_TURNS
-    assert Limits(turns=1).spent(attrs.evolve(run, turn=0), keeps_last=True) is None
+    assert Limits(turns=1).find_reached_limit(attrs.evolve(run, turn=0), reserves_last_answer=True) is None

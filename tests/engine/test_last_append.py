@@ -8,7 +8,7 @@ import pytest
 
 from agentfsm import Agent, StoreError
 from agentfsm.engine.drive import journal
-from agentfsm.ports import Commit
+from agentfsm.ports import PendingWrite
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel
 
@@ -17,9 +17,9 @@ from agentfsm.testing import ScriptedModel
 class Late:
     """A commit whose outcome is known when the gate is open."""
 
-    commit: Commit
+    commit: PendingWrite
     gate: anyio.Event
-    is_settled: bool = False
+    is_done: bool = False
 
     async def wait(self) -> bool:
         await self.gate.wait()

@@ -10,12 +10,13 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Limits, tally, tool
+from agentfsm import Agent, Limits, tool
 from agentfsm.engine.drive import journal
 from agentfsm.engine.think import compact
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tokens import ledger
 
 TURNS = 60
 WIDE = Limits(turns=TURNS + 10, tokens=10**9, tool_calls=TURNS + 10)
@@ -76,9 +77,9 @@ async def test_a_long_history_is_counted_in_portions(memory, monkeypatch):
     run_id = await many_turns(memory)
     portion = 8
     monkeypatch.setattr(compact, "PORTION", portion)
-    monkeypatch.setattr(tally, "PORTION", portion)
+    monkeypatch.setattr(ledger, "PORTION", portion)
     counted: list[int] = [0]
-    count_message = tally.count_message
+    count_message = ledger.count_message
 
     def counting(*args: Any) -> int:
         counted[-1] += 1
@@ -89,7 +90,7 @@ async def test_a_long_history_is_counted_in_portions(memory, monkeypatch):
             counted.append(0)
             await checkpoint()
 
-    monkeypatch.setattr(tally, "count_message", counting)
+    monkeypatch.setattr(ledger, "count_message", counting)
     model = ScriptedModel("done")
     model.window_tokens = 4_000  # so that the bytes of the history do not fit, and its tokens do
     async with anyio.create_task_group() as tasks:

@@ -8,18 +8,8 @@ import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Settings, TextDelta, Usage, tool
 from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import Native
-from agentfsm.ports import (
-    CallChunk,
-    Emit,
-    FinishChunk,
-    Model,
-    ProposedCall,
-    Reply,
-    Request,
-    TextChunk,
-    ThinkingChunk,
-)
+from agentfsm.core.messages import NativeReply
+from agentfsm.ports import CallChunk, Emit, FinishChunk, Model, ProposedCall, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.testing import FunctionModel
 
 
@@ -81,10 +71,10 @@ def odd(**fields: Any) -> Reply:
     return Reply(**fields)
 
 
-def odd_native() -> Native:
+def odd_native() -> NativeReply:
     """What stands beside text and calls, as somebody makes it without a type checker."""
     content: Any = b"{}"
-    return Native(provider="mine", content=content)
+    return NativeReply(provider="mine", content=content)
 
 
 def proposed(**fields: Any) -> ProposedCall:
@@ -114,7 +104,7 @@ async def generating(_self: Model, _request: Request, _emit: Emit | None = None)
         (returning(odd(text="x", usage={})), r"whose usage is of the type dict: give Usage\("),
         (returning(odd(text="x", native="{}")), r"whose native is of the type str: give Native\("),
         (
-            returning(odd(text="x", native=Native(provider="mine", content=b"{}"))),
+            returning(odd(text="x", native=NativeReply(provider="mine", content=b"{}"))),
             "a native whose content is of the type bytes",
         ),  # type: ignore[arg-type]
         (returning(odd(text="x", model=None)), "whose model is of the type NoneType: give the name of the model"),

@@ -11,7 +11,7 @@ from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, State, Sto
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.events import Failed, Observed
 from agentfsm.core.messages import TextPart
-from agentfsm.core.run import Header, begin
+from agentfsm.core.run import Header, begin_run
 from agentfsm.ports import Lease
 from agentfsm.testing.models import ScriptedModel, call, say
 from tests.support.checks import Wrapped, names, sound
@@ -155,7 +155,7 @@ async def test_an_agent_below_is_paused_in_sight_of_its_caller(store):
 
 def test_a_journal_that_ended_with_a_parked_run_stays_so():
     """Before format 4 such a run ended in ERROR: that is final."""
-    run = begin(Header(id="r", prompt=(TextPart(text="go"),), created_at=1.0))
+    run = begin_run(Header(id="r", prompt=(TextPart(text="go"),), created_at=1.0))
     over = run.fold([Observed(), Failed(reason=StopReason.PARKED, message="5 workers died over it")])
     assert (over.state, over.stop_reason, over.is_over) == (State.ERROR, StopReason.PARKED, True)
 

@@ -19,14 +19,14 @@ from agentfsm import (
     ToolRegistry,
     tool,
 )
-from agentfsm.compaction import Context
 from agentfsm.context import TrimResults
-from agentfsm.core.codec import LIMIT_CHARS, encode_event
+from agentfsm.core.codec import MAX_RECORD_CHARS, encode_event
 from agentfsm.core.events import Compacted, ToolFinished
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult
 from agentfsm.core.run import Header
 from agentfsm.engine.queue import parts, render
 from agentfsm.engine.tools.context import Ended
+from agentfsm.ports.context import Context
 from agentfsm.testing.models import ScriptedModel, call, say
 from tests.support.checks import results_of, sound
 from tests.support.unknown_outcomes import recovered
@@ -170,7 +170,7 @@ def test_the_largest_result_fits_into_a_record():
     assert len(found) == 2
     assert "characters were dropped" in text
     result = ToolResult(call_id="t1.0", tool="look", outcome=Outcome.DONE, content=text, parts=found)
-    assert len(encode_event(ToolFinished(result=result), HEADER)) < LIMIT_CHARS
+    assert len(encode_event(ToolFinished(result=result), HEADER)) < MAX_RECORD_CHARS
 
 
 # In a run

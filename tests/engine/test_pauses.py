@@ -11,7 +11,7 @@ import pytest
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, State, StopReason, tool
 from agentfsm.core.effects import Wait
 from agentfsm.core.events import Paused, Resumed
-from agentfsm.core.inbox import Pause, Posted
+from agentfsm.core.inbox import Pause, PostedItem
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
@@ -309,7 +309,7 @@ class Sudden(Wrapped):
         """Take the real store, and when."""
         self.inner, self.left = inner, at
 
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+    async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
         """Pass on."""
         self.left -= 1
         if not self.left:

@@ -20,8 +20,8 @@ from agentfsm import Agent, ModelRetry, Outcome, RunContext, ToolQueue, ToolRegi
 from agentfsm.core.events import ToolFinished
 from agentfsm.core.messages import ErrorType, ToolCall
 from agentfsm.engine.watch.stream import ToolEvent
-from agentfsm.tally import BYTES_PER_TOKEN
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
+from agentfsm.tokens.ledger import BYTES_PER_TOKEN
 from tests.support.tool_calls import ran
 
 SURROGATE = "\ud83d"

@@ -13,8 +13,8 @@ from agentfsm.core.messages import ToolResult
 from agentfsm.engine.tools.tool import SHOWN_BYTES, SHOWN_TOKENS
 from agentfsm.ports import Request, TokenCounter
 from agentfsm.stores import MemoryStore
-from agentfsm.tally import BYTES_PER_TOKEN
 from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.tokens.ledger import BYTES_PER_TOKEN
 from tests.support.checks import reach, results_of, sound
 
 SCRIPTS = {

@@ -12,14 +12,14 @@ import pytest
 from agentfsm import Agent, LeaseLostError, RunContext, TransientError, tool
 from agentfsm.core.events import Event, ToolCutOff, ToolStarted
 from agentfsm.engine.drive import journal as journals
-from agentfsm.ports import Commit, Lease, Store
+from agentfsm.ports import Lease, PendingWrite, Store
 from agentfsm.testing.models import ScriptedModel, call, say
 from tests.support.checks import HANG_S, Wrapped
 
 
 @attrs.define
-class _Stalled(Commit):
-    inner: Commit
+class _Stalled(PendingWrite):
+    inner: PendingWrite
     stall: Callable[[], None]
 
     async def wait(self) -> bool:
@@ -37,7 +37,7 @@ class Stalling(Wrapped):
         self.left = at
         self.monkeypatch = monkeypatch
 
-    def append(self, lease: Lease, run: object, events: tuple[Event, ...], **options: object) -> Commit:
+    def append(self, lease: Lease, run: object, events: tuple[Event, ...], **options: object) -> PendingWrite:
         """Pass on."""
         commit = self.inner.append(lease, run, events, **options)
         self.left -= any(isinstance(event, ToolStarted) for event in events)
@@ -85,7 +85,7 @@ async def test_the_lease_is_looked_at_before_each_attempt(store, monkeypatch):
     with anyio.fail_after(HANG_S), pytest.raises(LeaseLostError, match="stood still"):
         await agent.run("go", id="run")
     assert len(seen) == 1
-    assert (await agent.load("run")).entry("t1.0").attempts == 1
+    assert (await agent.load("run")).open_call("t1.0").attempts == 1
 
 
 async def test_the_fencing_token_grows_with_each_owner(store):

@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Run, State, Usage, ask_user, tool
 from agentfsm.core.messages import ToolResult
-from agentfsm.core.run import Header, begin
+from agentfsm.core.run import Header, begin_run
 from agentfsm.engine.tools.context import ToolKind
 from agentfsm.engine.watch.stream import (
     AgentEvent,
@@ -194,7 +194,7 @@ async def test_the_partial_answer_is_the_callers_own(store):
 def samples() -> list[StreamEvent]:
     """One event of each class."""
     where = {"run_id": "r", "turn": 1}
-    run = begin(Header(id="r", prompt=(), created_at=0.0))
+    run = begin_run(Header(id="r", prompt=(), created_at=0.0))
     tool_event = ToolEvent(type=ToolEventType.ERROR, kind=ToolKind.DIRECT, arguments={"a": [1]}, result="no", **where)
     return [
         StateChanged(state=State.THINK, event="Observed", **where),

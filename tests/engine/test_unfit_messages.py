@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, State, tool
-from agentfsm.core.inbox import Approve, Posted
+from agentfsm.core.inbox import Approve, PostedItem
 from agentfsm.core.messages import (
     AssistantMessage,
     Message,
@@ -70,7 +70,7 @@ class Late(MemoryStore):
         await self.post(RUN, f"approval:{self.clicks}", Approve(call_id=f"t1.{self.clicks}"))
         self.clicks += 1
 
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+    async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
         """Return the rows, and click again."""
         rows = await super().inbox(run_id)
         if 0 < self.clicks < 4:

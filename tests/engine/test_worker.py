@@ -79,7 +79,7 @@ async def over(agent, pause_s):
         await anyio.sleep(pause_s)
 
 
-async def states_of(agent, ids):
+async def as_states(agent, ids):
     """The states of runs."""
     return [(await agent.load(run_id)).state for run_id in ids]
 
@@ -88,10 +88,10 @@ async def test_submitted_runs_are_driven(store):
     """All of them, each once; and what was submitted is in the store before."""
     agent = agent_of(store)
     ids = [(await agent.submit("work", id=f"r{n}")).id for n in range(5)]
-    assert await states_of(agent, ids) == [State.OBSERVE] * 5
+    assert await as_states(agent, ids) == [State.OBSERVE] * 5
     desk = Desk()
     await agent.worker(deps=desk, until_idle=True)
-    assert await states_of(agent, ids) == [State.DONE] * 5
+    assert await as_states(agent, ids) == [State.DONE] * 5
     assert sorted(desk.seen) == ids
     for run_id in ids:
         await sound(agent, await agent.load(run_id))
@@ -116,7 +116,7 @@ async def test_runs_of_other_agents_are_left_alone(store):
     mine, other = agent_of(store), agent_of(store).with_(name="other")
     await other.submit("work", id="theirs")
     await mine.worker(deps=Desk(), until_idle=True)
-    assert await states_of(mine, ["theirs"]) == [State.OBSERVE]
+    assert await as_states(mine, ["theirs"]) == [State.OBSERVE]
 
 
 async def test_a_waiting_run_is_driven_when_it_was_decided(store):
@@ -185,7 +185,7 @@ async def test_two_workers_share_the_work(store):
         for _ in range(2):
             workers.start_soon(lambda: agent_of(store).worker(deps=desk, until_idle=True))
     await agent.worker(deps=desk, until_idle=True)
-    assert await states_of(agent, ids) == [State.DONE] * 20
+    assert await as_states(agent, ids) == [State.DONE] * 20
     assert sorted(desk.seen) == sorted(ids)
 
 
@@ -202,7 +202,7 @@ async def test_one_broken_run_does_not_stop_the_others(store, caplog):
     await agent.submit("work", id="whole")
     with caplog.at_level(logging.ERROR, "agentfsm.worker"):
         await agent.worker(deps=desk_for, until_idle=True)
-    assert await states_of(agent, ["broken", "whole"]) == [State.OBSERVE, State.DONE]
+    assert await as_states(agent, ["broken", "whole"]) == [State.OBSERVE, State.DONE]
     assert [record.message for record in caplog.records] == ["run broken was not driven"]
 
 

@@ -33,7 +33,7 @@ class Server:
     async def call(self, name, told=None, *, asks=False):
         """Make a call, which asks or waits for its door."""
         self.doors[name] = anyio.Event()
-        self.ends[name] = await self.desk.attend(told or Told([], {}), _Call(self, name, asks=asks))
+        self.ends[name] = await self.desk.attend(told or Told([], {}), _SubagentCall(self, name, asks=asks))
 
 
 def mark():
@@ -43,7 +43,7 @@ def mark():
     return json.loads(asked.state)["asked"][0][1]
 
 
-class _Call:
+class _SubagentCall:
     """An attempt, as the desk knows it."""
 
     def __init__(self, server, name, *, asks):

@@ -6,7 +6,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent
-from agentfsm.core.parts import in_words
+from agentfsm.core.parts import format_part
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.library import Listing
 from agentfsm.mcp.trust.admission import admitted
@@ -119,9 +119,9 @@ async def test_what_of_a_prompt_does_not_fit_is_named(tmp_path):
     server = listed(tmp_path, tool(), lists={"prompts/get": {"messages": said}}).server()
     first, second, third = await server.prompt("greet")
     await server.aclose()
-    assert in_words(*first.parts) == "So:"
-    assert in_words(*second.parts).startswith("[a block of the kind 'video': not shown")
-    assert in_words(*third.parts).startswith("[a block of the kind '': not shown")
+    assert format_part(*first.parts) == "So:"
+    assert format_part(*second.parts).startswith("[a block of the kind 'video': not shown")
+    assert format_part(*third.parts).startswith("[a block of the kind '': not shown")
 
 
 @pytest.mark.parametrize("said", [{"role": "system", "content": {"type": "text", "text": "Obey."}}, 7])

@@ -66,7 +66,7 @@ def person(answers, seen):
     return answer
 
 
-def text_of(result):
+def as_text(result):
     (block,) = result.content
     return block.text
 
@@ -84,7 +84,7 @@ async def test_what_a_tool_asks_is_put_to_the_client(desk, mode):
     answers = {"Who travels?": ANN, "Book it?": DECLINED, "Pay here.": AGREED}
     result = await call(served(desk.tool([WHO, SURE], [PAY])), mode, answers, seen=seen)
     told = {"who": {"name": "Ann"}, "sure": None, "pay": {}}
-    assert (result.is_error, json.loads(text_of(result))) == (False, {"city": "Rome", "answers": told, "state": 2})
+    assert (result.is_error, json.loads(as_text(result))) == (False, {"city": "Rome", "answers": told, "state": 2})
     bare, address, form = sorted(seen, key=lambda params: params.message)  # those of one round are put at once
     assert form.requested_schema == NAME
     assert bare.requested_schema == {"type": "object", "properties": {}}
@@ -124,8 +124,8 @@ async def test_a_call_without_a_fitting_answer_ends(desk, mode, reply, words):
     """A dismissal, and what does not fit the form, is a result that says so; the tool is not called again."""
     result = await call(served(desk.tool([WHO])), mode, {"Who travels?": reply})
     assert (result.is_error, len(desk.seen)) == (True, 1)
-    assert "book was not finished" in text_of(result)
-    assert words in text_of(result)
+    assert "book was not finished" in as_text(result)
+    assert words in as_text(result)
 
 
 async def test_a_client_that_fails_to_ask_ends_the_call(desk):
@@ -137,7 +137,7 @@ async def test_a_client_that_fails_to_ask_ends_the_call(desk):
     async with Client(served(desk.tool([WHO])), mode="legacy", elicitation_callback=fail) as client:
         result = await client.call_tool("book", {"city": "Rome"})
     assert result.is_error
-    assert "no screen" in text_of(result)
+    assert "no screen" in as_text(result)
 
 
 @MODES
@@ -146,7 +146,7 @@ async def test_a_client_that_cannot_ask_is_told_so(desk, mode):
     async with Client(served(desk.tool([WHO])), mode=mode) as client:
         result = await client.call_tool("book", {"city": "Rome"})
     assert (result.is_error, len(desk.seen)) == (True, 1)
-    assert "has not declared elicitation" in text_of(result)
+    assert "has not declared elicitation" in as_text(result)
 
 
 @pytest.mark.parametrize(("declared", "question"), [({"form": {}}, PAY), ({"url": {}}, WHO), ({}, PAY)])
@@ -157,7 +157,7 @@ async def test_only_what_the_client_has_declared_is_asked(desk, mode, declared, 
     monkeypatch.setattr(ClientSession, "_build_capabilities", lambda _session, *_: kinds)
     result = await call(served(desk.tool([question])), mode, {question.message: AGREED})
     assert result.is_error
-    assert f"has not declared elicitation by {'URL' if question is PAY else 'form'}" in text_of(result)
+    assert f"has not declared elicitation by {'URL' if question is PAY else 'form'}" in as_text(result)
 
 
 @MODES
@@ -172,7 +172,7 @@ async def test_a_tool_that_never_stops_asking_is_given_up(mode):
 
     result = await call(served(book), mode, {"Book it?": AGREED}, input_required_max_rounds=ROUNDS + 5)
     assert (result.is_error, next(rounds)) == (True, ROUNDS + 1)
-    assert f"asked for input {ROUNDS} times" in text_of(result)
+    assert f"asked for input {ROUNDS} times" in as_text(result)
 
 
 async def test_nobody_is_waited_for_longer_than_the_tool_says(desk):
@@ -185,7 +185,7 @@ async def test_nobody_is_waited_for_longer_than_the_tool_says(desk):
     async with Client(server, mode="legacy", elicitation_callback=never) as client:
         result = await client.call_tool("book", {"city": "Rome"})
     assert result.is_error
-    assert "nobody has answered its question in time" in text_of(result)
+    assert "nobody has answered its question in time" in as_text(result)
     async with Client(server, elicitation_callback=person({"Who travels?": ANN}, [])) as client:
         with pytest.raises(MCPError, match="expired requestState"):
             await client.call_tool("book", {"city": "Rome"})
@@ -219,13 +219,13 @@ async def test_what_is_not_answered_is_asked_again(hand, desk):
     assert list(second.input_requests) == ["sure"]
     assert len(desk.seen) == 1
     last = await hand(state=second.request_state, sure=AGREED)
-    assert json.loads(text_of(last))["answers"] == {"who": {"name": "Ann"}, "sure": {}}
+    assert json.loads(as_text(last))["answers"] == {"who": {"name": "Ann"}, "sure": {}}
 
 
 async def test_answers_may_come_with_the_first_request(hand):
     """They are the client's word in any case."""
     result = await hand(who=ANN, sure=DECLINED)
-    assert json.loads(text_of(result))["answers"] == {"who": {"name": "Ann"}, "sure": None}
+    assert json.loads(as_text(result))["answers"] == {"who": {"name": "Ann"}, "sure": None}
 
 
 async def test_a_state_counts_once_and_for_its_call(hand, desk):

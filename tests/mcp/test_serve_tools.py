@@ -58,7 +58,7 @@ def service():
     return MCPService([add, put, choose, broken, wipe], name="demo")
 
 
-def text_of(result):
+def as_text(result):
     (block,) = result.content
     return block.text
 
@@ -90,8 +90,8 @@ async def test_a_call_has_its_result(service, mode):
     async with Client(service.server, mode=mode) as client:
         three = await client.call_tool("add", {"a": 1, "b": 2})
         put_there = await client.call_tool("put", {"key": "é"})
-    assert (three.is_error, text_of(three)) == (False, "3")
-    assert json.loads(text_of(put_there)) == {"put": "é"}
+    assert (three.is_error, as_text(three)) == (False, "3")
+    assert json.loads(as_text(put_there)) == {"put": "é"}
 
 
 @MODES
@@ -110,7 +110,7 @@ async def test_what_goes_wrong_is_a_result_in_our_words(service, name, arguments
     async with Client(service.server, mode=mode) as client:
         result = await client.call_tool(name, arguments)
     assert result.is_error is (name != "put")
-    assert words in text_of(result)
+    assert words in as_text(result)
 
 
 @MODES
@@ -140,8 +140,8 @@ async def test_permissions_hold_for_clients():
         assert [each.name for each in (await client.list_tools()).tools] == ["add", "wipe"]
         refused = await client.call_tool("wipe", {"path": "/etc"})
         done = await client.call_tool("wipe", {"path": "/scratch/x"})
-    assert "not permitted with these arguments" in text_of(refused)
-    assert (text_of(done), WIPED) == ("removed /scratch/x", ["/scratch/x"])
+    assert "not permitted with these arguments" in as_text(refused)
+    assert (as_text(done), WIPED) == ("removed /scratch/x", ["/scratch/x"])
 
 
 async def test_a_tool_that_is_not_there_now_is_not_listed():
@@ -156,7 +156,7 @@ async def test_a_tool_that_is_not_there_now_is_not_listed():
         async with Client(MCPService([sometimes], name="demo", deps=deps).server) as client:
             assert [each.name for each in (await client.list_tools()).tools] == names
             if names:
-                assert text_of(await client.call_tool("sometimes", {})) == "me"
+                assert as_text(await client.call_tool("sometimes", {})) == "me"
 
 
 @MODES
@@ -179,7 +179,7 @@ async def test_progress_is_told_while_a_call_runs(mode):
             both.set()
 
     async with Client(MCPService([work], name="demo").server, mode=mode) as client:
-        assert text_of(await client.call_tool("work", {}, progress_callback=progress)) == "done"
+        assert as_text(await client.call_tool("work", {}, progress_callback=progress)) == "done"
         with anyio.fail_after(5):
             await both.wait()
     assert told == [(1, "half"), (2, "nearly")]
@@ -207,7 +207,7 @@ async def test_cancelling_a_call_cancels_the_tool(mode):
             tasks.cancel_scope.cancel()
         with anyio.fail_after(5):
             await cancelled.wait()
-        assert text_of(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
+        assert as_text(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
 
 
 class Overlap:
@@ -277,7 +277,7 @@ async def test_a_flood_is_told_to_come_later(monkeypatch):
     service = MCPService([slow], name="demo")
 
     async def one(client, n):
-        refused.append(text_of(await client.call_tool("slow", {"n": n})))
+        refused.append(as_text(await client.call_tool("slow", {"n": n})))
         tasks.cancel_scope.cancel()
 
     async with Client(service.server) as client, anyio.create_task_group() as tasks:
@@ -330,7 +330,7 @@ async def test_anything_but_a_yes_is_a_no(service, mode, answer):
     async with Client(service.server, mode=mode, elicitation_callback=asked_by(answer, [])) as client:
         result = await client.call_tool("wipe", {"path": "/etc"})
     assert (result.is_error, WIPED) == (True, [])
-    assert "wipe was not run" in text_of(result)
+    assert "wipe was not run" in as_text(result)
 
 
 @MODES
@@ -338,8 +338,8 @@ async def test_nobody_is_asked_where_nobody_need_be(service, mode):
     """Arguments that need no approval, and those that do not fit, are not put to anybody."""
     seen = []
     async with Client(service.server, mode=mode, elicitation_callback=asked_by(YES, seen)) as client:
-        assert text_of(await client.call_tool("wipe", {"path": "/scratch/x"})) == "removed /scratch/x"
-        assert "path: required" in text_of(await client.call_tool("wipe", {}))
+        assert as_text(await client.call_tool("wipe", {"path": "/scratch/x"})) == "removed /scratch/x"
+        assert "path: required" in as_text(await client.call_tool("wipe", {}))
     assert seen == []
 
 
@@ -349,7 +349,7 @@ async def test_a_client_that_cannot_ask_runs_nothing(service, mode):
     async with Client(service.server, mode=mode) as client:
         result = await client.call_tool("wipe", {"path": "/etc"})
     assert (result.is_error, WIPED) == (True, [])
-    assert "has not declared elicitation" in text_of(result)
+    assert "has not declared elicitation" in as_text(result)
 
 
 async def test_arguments_too_long_to_be_read_are_put_to_nobody(service):
@@ -436,6 +436,6 @@ async def test_a_source_that_cannot_be_asked_hides_no_other_tools():
     """They are listed and called; who calls one of the source's learns why it is not there."""
     async with Client(MCPService([add, Away()], name="demo").server) as client:
         assert [each.name for each in (await client.list_tools()).tools] == ["add"]
-        assert text_of(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
+        assert as_text(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
         with pytest.raises(MCPError, match="the server 'far' is away"):
             await client.call_tool("far__add", {})

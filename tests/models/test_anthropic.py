@@ -100,7 +100,7 @@ async def test_what_cannot_be_sent_is_said_before_anything_is():
     with LocalServer([]) as server:
         model = Anthropic("m", base_url=server.base_url)
         recording = UserMessage(parts=(AudioPart.of(b"x"),))
-        assert "recordings" in model.refuses(recording.parts[0])
+        assert "recordings" in model.unsupported_part(recording.parts[0])
         for request in (
             attrs.evolve(REQUEST, messages=(recording,)),
             attrs.evolve(REQUEST, settings=Settings(seed=1)),

@@ -4,19 +4,10 @@ import json
 
 import pytest
 
-from agentfsm.core.messages import AssistantMessage, ToolCall, Usage, UserMessage, parts_of
+from agentfsm.core.messages import AssistantMessage, ToolCall, Usage, UserMessage, as_parts
 from agentfsm.models.anthropic_wire import AnthropicAssembly, decode, encode
 from agentfsm.models.wire import FormError, SentError
-from agentfsm.ports import (
-    CallChunk,
-    FinishChunk,
-    FinishReason,
-    ProposedCall,
-    Reply,
-    Request,
-    TextChunk,
-    ThinkingChunk,
-)
+from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, Request, TextChunk, ThinkingChunk
 
 THOUGHT = {"type": "thinking", "thinking": "Rome, then.", "signature": "EqQB"}
 HIDDEN = {"type": "redacted_thinking", "data": "EmwK"}
@@ -194,7 +185,7 @@ def test_what_is_kept_goes_back():
     content = (THOUGHT, HIDDEN, text("é\n"), use(city="Rome"))
     native = assembled(*events_of(*content))[0].reply().native
     call = ToolCall(id="t1.0", name="weather", arguments='{"city": "Rome"}')
-    messages = (UserMessage(parts=parts_of("go")), AssistantMessage(text="é\n", calls=(call,), native=native))
+    messages = (UserMessage(parts=as_parts("go")), AssistantMessage(text="é\n", calls=(call,), native=native))
     sent = json.loads(encode(Request(instructions="", messages=messages), model="m", streamed=False))
     assert sent["messages"][1]["content"] == [*content[:-1], use("t1-d0", city="Rome")]
 

@@ -14,7 +14,7 @@ from agentfsm.core.messages import (
     AudioPart,
     FilePart,
     ImagePart,
-    Native,
+    NativeReply,
     Outcome,
     SystemMessage,
     TextPart,
@@ -400,7 +400,7 @@ def test_what_is_not_json_is_a_misuse(value):
 
 
 def kept(*blocks, provider="anthropic"):
-    return Native(provider=provider, content=json.dumps(blocks))
+    return NativeReply(provider=provider, content=json.dumps(blocks))
 
 
 def use(call_id, given, **more):
@@ -444,7 +444,7 @@ def test_thinking_that_does_not_belong_to_the_message_is_left_out(native):
 @pytest.mark.parametrize("content", ["", "{", "{}", "[1]", "[{}]", "null", "[" * 10])
 def test_a_native_reply_of_another_form_is_a_misuse(content):
     """Only a history that was put together by hand can hold one."""
-    native = Native(provider="anthropic", content=content)
+    native = NativeReply(provider="anthropic", content=content)
     with pytest.raises(MisuseError, match="content blocks"):
         body_of(ASK, AssistantMessage(text="x", native=native), ASK)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentfsm import Agent, CallDelta, Settings, tool
-from agentfsm.core.messages import AssistantMessage, Native, TextPart, ToolCall, Usage, UserMessage
+from agentfsm.core.messages import AssistantMessage, NativeReply, TextPart, ToolCall, Usage, UserMessage
 from agentfsm.models.chat_wire import ChatAssembly, decode, encode, memory
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.wire import FormError, SentError
@@ -94,7 +94,7 @@ def test_a_model_knows_its_own_thinking_by_the_server():
     """Two models at one server are one provider, since the server is what takes or refuses the field."""
     here, there = (OpenAIChat("m", base_url=f"https://{host}/v1") for host in ("api.deepseek.com", "api.groq.com"))
     body = b'{"choices": [{"message": {"content": "x", "reasoning_content": "y"}}]}'
-    assert here._decoded(body).native == Native(provider=PROVIDER, content='{"reasoning_content": "y"}')
+    assert here._decoded(body).native == NativeReply(provider=PROVIDER, content='{"reasoning_content": "y"}')
     assert there._decoded(body).native != here._decoded(body).native
 
 

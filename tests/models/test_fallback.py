@@ -45,7 +45,7 @@ class Named(ScriptedModel):
     def cost_usd(self, usage):
         return None if self.usd is None else usage.tokens * self.usd
 
-    def refuses(self, part):
+    def unsupported_part(self, part):
         return self.refusal
 
     async def aclose(self):
@@ -350,10 +350,10 @@ def test_it_promises_what_each_of_its_models_can_do():
     fallback = Fallback(big, small)
     assert (fallback.name, fallback.window_tokens) == ("big else small", 8_000)
     assert fallback.output_modes == (OutputMode.TOOL, OutputMode.PROMPT)
-    assert fallback.refuses(ImagePart(url="https://example.com/a.png")) == "no pictures"
+    assert fallback.unsupported_part(ImagePart(url="https://example.com/a.png")) == "no pictures"
     assert fallback.cost_usd(Usage(input_tokens=10)) == 10
     assert Fallback(big, Named("local")).cost_usd(Usage(input_tokens=10)) is None
-    assert Fallback(big, Named("other")).refuses(TextPart(text="hello")) is None
+    assert Fallback(big, Named("other")).unsupported_part(TextPart(text="hello")) is None
 
 
 @pytest.mark.parametrize(
@@ -466,5 +466,5 @@ async def test_a_setting_that_one_of_them_has_no_word_for_is_refused_at_once(beh
         await model.aclose()
     assert (run.stop_reason, server.requests) == (StopReason.MODEL_ERROR, ())
     assert "seed" in run.stop_message
-    assert model.refuses_settings(Settings(temperature=1.0)) is None
-    assert Throttled(model, concurrency=1).refuses_settings(Settings(seed=7)) is not None
+    assert model.unsupported_settings(Settings(temperature=1.0)) is None
+    assert Throttled(model, concurrency=1).unsupported_settings(Settings(seed=7)) is not None

@@ -160,7 +160,7 @@ async def test_a_setting_that_cannot_be_sent_is_said_before_anything_is_sent():
             await model.reply(attrs.evolve(REQUEST, settings=Settings(seed=1)))
         await model.aclose()
     assert server.requests == ()
-    assert "OpenAIChat" in model.refuses(AudioPart.of(b"RIFF"))
+    assert "OpenAIChat" in model.unsupported_part(AudioPart.of(b"RIFF"))
 
 
 @pytest.mark.parametrize("kind", [OpenAIChat, OpenAIResponses])

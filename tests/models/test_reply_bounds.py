@@ -17,7 +17,7 @@ import pytest
 
 from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
 from agentfsm.models import OpenAIChat, guarded_client, vendor, wire
-from agentfsm.reply_size import MAX_CHARS
+from agentfsm.reply_size import MAX_REPLY_CHARS
 from agentfsm.testing import LocalServer, Say
 from tests.support.endless_replies import ADAPTERS, ANSWERS, ERRORS, FILLING, GZIP, STREAMS
 from tests.support.endless_server import Endless, EndlessServer
@@ -132,8 +132,8 @@ async def test_what_follows_a_compressed_body_is_bounded(library, behind, status
 @pytest.mark.parametrize(
     "say",
     [
-        Say(text="x" * (MAX_CHARS + 1), chunk_chars=2**20),
-        Say(calls=tuple([("f", json.dumps({"text": "x" * (MAX_CHARS // 2)}))] * 2), chunk_chars=2**20),
+        Say(text="x" * (MAX_REPLY_CHARS + 1), chunk_chars=2**20),
+        Say(calls=tuple([("f", json.dumps({"text": "x" * (MAX_REPLY_CHARS // 2)}))] * 2), chunk_chars=2**20),
     ],
     ids=["text", "arguments"],
 )

@@ -12,7 +12,7 @@ from agentfsm.core.messages import (
     AudioPart,
     FilePart,
     ImagePart,
-    Native,
+    NativeReply,
     Outcome,
     SystemMessage,
     TextPart,
@@ -59,7 +59,7 @@ def turn(number, native=None, **call):
 
 
 def native(*items, provider="openai-responses"):
-    return Native(provider=provider, content=json.dumps(items))
+    return NativeReply(provider=provider, content=json.dumps(items))
 
 
 # Messages
@@ -159,7 +159,7 @@ def test_a_native_reply_of_somebody_else_is_left_out():
 )
 def test_a_native_reply_that_does_not_fit_is_a_misuse(content):
     """A history that was put together by hand is told what is wrong with it."""
-    message, result = turn(1, Native(provider="openai-responses", content=content))
+    message, result = turn(1, NativeReply(provider="openai-responses", content=content))
     with pytest.raises(MisuseError, match="native reply of 'openai-responses' that does not fit"):
         body_of(ASK, message, result)
 

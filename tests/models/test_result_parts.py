@@ -194,7 +194,7 @@ async def test_a_run_with_pictures_over_a_socket(kind):
 class Reader:
     """Takes text only."""
 
-    def refuses(self, part):
+    def unsupported_part(self, part):
         """Refuse all else."""
         return None if isinstance(part, TextPart) else "it reads text only"
 

@@ -25,7 +25,7 @@ class Named(ScriptedModel):
     def cost_usd(self, usage):
         return None if self.usd is None else usage.tokens * self.usd
 
-    def refuses(self, part):
+    def unsupported_part(self, part):
         return self.refusal
 
     async def aclose(self):
@@ -95,8 +95,8 @@ async def test_it_promises_what_each_of_its_models_can_do():
     router = Router(lambda _: "b", {"a": blind, "b": seeing})
     picture = ImagePart(url="https://example.com/a.png")
     assert (router.name, router.window_tokens, router.output_modes) == ("blind or seeing", 8_000, Model.output_modes)
-    assert router.refuses(picture) is None
-    assert Router(lambda _: "a", {"a": blind}).refuses(picture) == "no pictures"
+    assert router.unsupported_part(picture) is None
+    assert Router(lambda _: "a", {"a": blind}).unsupported_part(picture) == "no pictures"
     assert router.cost_usd(Usage(input_tokens=2)) == 6
     await router.aclose()
     assert blind.closed

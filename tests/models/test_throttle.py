@@ -292,7 +292,7 @@ async def test_it_is_the_model_that_it_holds():
         name, window_tokens, output_modes = "inner", 9_000, (OutputMode.JSON,)
         closed = False
 
-        def refuses(self, part):
+        def unsupported_part(self, part):
             return "nothing goes"
 
         def cost_usd(self, usage):
@@ -307,7 +307,7 @@ async def test_it_is_the_model_that_it_holds():
     await model.reply(request_of(), chunks.append)
     assert chunks[0] == TextChunk("one ")
     assert (model.name, model.window_tokens, model.output_modes) == ("inner", 9_000, (OutputMode.JSON,))
-    assert (model.refuses(TextPart(text="x")), model.cost_usd(Usage())) == ("nothing goes", 0.5)
+    assert (model.unsupported_part(TextPart(text="x")), model.cost_usd(Usage())) == ("nothing goes", 0.5)
     await model.aclose()
     assert inner.closed
 

@@ -18,7 +18,7 @@ from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Input, Rerun
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from tests.support.checks import sound_run, valid_history
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def broken_in(world: World) -> Iterator[str]:
 
 
 def _story(world: World, run_id: str, record: Any) -> Story:
-    versions = [begin(record.run.header)]
+    versions = [begin_run(record.run.header)]
     for event in record.events:
         versions.append(versions[-1].apply(event))
     attempts = [each for each in world.attempts if each.run_id == run_id]
@@ -119,7 +119,7 @@ def _starts(story: Story) -> Iterator[str]:
     started = {entry.call.id for entry in story.versions[story.run.header.forked_at].open}
     for run, event in story.own():
         if isinstance(event, e.ToolStarted) and calls[event.call_id].name in UNSAFE:
-            if event.call_id in started and run.entry(event.call_id).phase is not Phase.APPROVED:
+            if event.call_id in started and run.open_call(event.call_id).phase is not Phase.APPROVED:
                 again[event.call_id] += 1
             started.add(event.call_id)
     again.subtract(each.call_id for each in story.attempts if each.refused)
@@ -251,12 +251,16 @@ def _approvals(story: Story) -> Iterator[str]:
         if not isinstance(event, e.ApprovalGiven):
             continue
         spent[event.by] += 1
-        row, entry = rows.get(event.by), run.entry(event.call_id)
+        row, entry = rows.get(event.by), run.open_call(event.call_id)
         item = None if row is None else row.row.item
         if row is None or item is None or not isinstance(item, Approve | Rerun) or item.call_id != event.call_id:
             yield f"P7: {event.call_id} runs on the word of {event.by!r}, who gave none"
         elif isinstance(item, Approve):
-            if entry.phase is not Phase.ASKED or item.digest != entry.digest or item.arguments != event.arguments:
+            if (
+                entry.phase is not Phase.AWAITING_APPROVAL
+                or item.digest != entry.digest
+                or item.arguments != event.arguments
+            ):
                 yield f"P7: {event.by} said yes to something else than {event.call_id} is"
             if entry.expires_at is not None and row.at >= entry.expires_at:
                 yield f"P7: {event.by} said yes to {event.call_id} when the time was up"
@@ -271,7 +275,7 @@ def _inputs(story: Story) -> Iterator[str]:
         if not isinstance(event, e.InputGiven):
             continue
         spent[event.by] += 1
-        row, (item, *_) = rows.get(event.by), run.entry(event.call_id).waits
+        row, (item, *_) = rows.get(event.by), run.open_call(event.call_id).pending
         if row is None or row.row.item.answers != event.answers or row.row.item.digest != item.digest:
             yield f"P7: {event.call_id} was given what nobody has answered"
         elif item.expires_at is not None and row.at >= item.expires_at:

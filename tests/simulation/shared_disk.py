@@ -17,20 +17,20 @@ import anyio
 import attrs
 from seeded import at_once
 
+from agentfsm._concurrency import boot_clock
 from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
 from agentfsm.core.events import ToolFinished, ToolStarted
-from agentfsm.core.inbox import Cancel, InboxItem, Posted
-from agentfsm.ports import ALL, Claim, Durability, Filter, Lease, Store, Stored, Summary, Term
+from agentfsm.core.inbox import Cancel, InboxItem, PostedItem
+from agentfsm.ports import ALL_RUNS, Claim, Durability, Filter, Lease, LeaseTerm, RunSummary, Store, StoredRun
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.common import half_of
-from agentfsm.threads import boot_clock
 
 if TYPE_CHECKING:
     from world import World
 
     from agentfsm.core.events import Event
     from agentfsm.core.run import Header, Run
-    from agentfsm.ports import Commit
+    from agentfsm.ports import PendingWrite
 
 # Shorter than in real stores, so that more leases end in a short life.
 LEASE_S: Final = 3.0
@@ -40,7 +40,7 @@ BEAT_S: Final = LEASE_S / 3
 BLOCKED_S: Final = 2.0
 
 
-class HandleTerm(Term):
+class HandleTerm(LeaseTerm):
     """How long the leases of a process hold: virtual seconds from now on, as the boot clock would have it."""
 
     def __init__(self, handle: Handle) -> None:
@@ -64,7 +64,7 @@ class Tenure:
 
     def tell(self, record: Any) -> None:
         """Tell the owner what the inbox holds."""
-        self.lease.newest = max([self.lease.newest, *record.inbox])
+        self.lease.inbox_head = max([self.lease.inbox_head, *record.inbox])
         if not self.lease.cancelled and any(isinstance(row.item, Cancel) for row in record.inbox.values()):
             self.lease.cancelled = True
             if self.lease.wake is not None:
@@ -77,7 +77,7 @@ class Accepted:
 
     run_id: str
     at: float
-    row: Posted
+    row: PostedItem
 
 
 @attrs.define(eq=False)
@@ -186,7 +186,7 @@ class Disk(MemoryStore):
             del self.tenures[lease.run_id]
         return at_once(self.release(lease).wait())
 
-    def put(self, run_id: str, key: str, item: InboxItem, before: float | None) -> Posted:
+    def put(self, run_id: str, key: str, item: InboxItem, before: float | None) -> PostedItem:
         """Post; who drives the run does not hear of it yet."""
         record = self._record(run_id)
         holder, record.holder = record.holder, None
@@ -226,14 +226,14 @@ class Job:
     # Of an append: no later one is written after one that was not.
     undone: Callable[[], object] = lambda: None
     # Called when nobody will hear that it was done, or it was not.
-    is_settled: bool = False
+    is_done: bool = False
     value: Any = None
     error: AgentError | None = None
     _done: anyio.Event | None = None
 
     async def wait(self) -> Any:
         """Return the value, or raise the error."""
-        if not self.is_settled:
+        if not self.is_done:
             self._done = self._done or anyio.Event()
             await self._done.wait()
         if self.error is not None:
@@ -242,7 +242,7 @@ class Job:
 
     def settle(self, value: Any = None, error: AgentError | None = None) -> None:
         """Tell the outcome."""
-        self.value, self.error, self.is_settled = value, error, True
+        self.value, self.error, self.is_done = value, error, True
         if self._done is not None:
             self._done.set()
 
@@ -260,7 +260,7 @@ class Handle(Store):
     stalled_at: float | None = None
     lapsed_at: float | None = None
     # When its leases end or have ended, seconds since 1970; None while they are renewed all the time.
-    term: Term = attrs.field(init=False, default=attrs.Factory(HandleTerm, takes_self=True))
+    term: LeaseTerm = attrs.field(init=False, default=attrs.Factory(HandleTerm, takes_self=True))
     leases: dict[str, Lease] = attrs.field(init=False, factory=dict)
     # As its process knows, by run.
     strike: Callable[[], object] = attrs.field(default=lambda: None)
@@ -448,7 +448,7 @@ class Handle(Store):
         *,
         taken: Sequence[int] = (),
         final: bool = False,
-    ) -> Commit:
+    ) -> PendingWrite:
         """Append, some time."""
         self.world.note(self.owner, lambda: f"appends {[type(event).__name__ for event in events]} to {run.id}")
         self.world.tempt_fate(self, 0.1)
@@ -458,26 +458,26 @@ class Handle(Store):
         fault = "stall" if begins and self.world.stalls_at(self) else ""
         return self._submit(Job(work, lease=lease, fault=fault), "append")
 
-    def release(self, lease: Lease) -> Commit:
+    def release(self, lease: Lease) -> PendingWrite:
         """Release, some time."""
         job = Job(lambda: self.disk.give_back(lease), undone=lambda: self._forget(lease))
         return self._submit(job, "release")
 
-    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> Posted:
+    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> PostedItem:
         """Post; who drives the run hears of it a little later."""
         row = await self._do("post", lambda: self.disk.put(run_id, key, item, before))
         self.world.later(self.world.dice.choice((0.0, BEAT_S, BEAT_S)), lambda: self.disk.renewed(run_id))
         return row
 
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+    async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
         """Read the inbox."""
         return await self._do("read", lambda: at_once(self.disk.inbox(run_id)))
 
-    async def read(self, run_id: str, after: int = 0) -> Stored:
+    async def read(self, run_id: str, after: int = 0) -> StoredRun:
         """Read the journal."""
         return await self._do("read", lambda: at_once(self.disk.read(run_id, after)))
 
-    async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
+    async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
         """List."""
         return await self._do("read", lambda: at_once(self.disk.runs(where, limit=limit)))
 

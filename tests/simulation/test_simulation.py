@@ -193,7 +193,7 @@ def spend_a_yes_twice(patch: Any) -> None:
     lets_run, spent = decide._lets_run, RunHost._spent
 
     def let_run(engine: Any, entry: Any, row: Any) -> bool:
-        return lets_run(engine, entry, row) or (isinstance(row.item, Approve) and entry.phase is Phase.LOST)
+        return lets_run(engine, entry, row) or (isinstance(row.item, Approve) and entry.phase is Phase.OUTCOME_UNKNOWN)
 
     patch.setattr(decide, "_lets_run", let_run)
     patch.setattr(RunHost, "_spent", lambda host, call_id: (spent(host, call_id)[0], []))

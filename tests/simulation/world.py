@@ -32,7 +32,7 @@ from agentfsm.testing.clock import VirtualClock
 from tests.support.wire_rules import RefusedError, check_wires
 
 if TYPE_CHECKING:
-    from agentfsm.core.inbox import Posted
+    from agentfsm.core.inbox import PostedItem
 
 # Seconds that things take. They are few and round, so that things happen at the same moment again and again.
 TICKS: Final = (0.0, 0.0, 0.25, 0.5, 1.0, 2.0)
@@ -78,7 +78,7 @@ class World:
     # What was seen to break a promise.
     returned: list[Run] = attrs.field(factory=list)
     # What driving calls have returned.
-    sent: dict[str, Posted] = attrs.field(factory=dict)
+    sent: dict[str, PostedItem] = attrs.field(factory=dict)
     # By text, what a person was told is in the inbox.
     is_calm: bool = False
     # Whether no more faults are thrown.

@@ -8,7 +8,7 @@ import attrs
 
 from agentfsm.core.errors import LeaseHeldError, MisuseError, StoreError
 from agentfsm.core.events import Observed
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.conformance.driving import Driver, header
 
@@ -25,7 +25,7 @@ def say(*words):
 async def append_for_ever(store, run_id):
     """Append, and say each version once it is acknowledged."""
     head, lease = await store.create(header(run_id))
-    run = attrs.evolve(begin(head), version=lease.version)
+    run = attrs.evolve(begin_run(head), version=lease.version)
     while True:
         for _ in range(APPENDS):
             version = run.version + 1
@@ -66,7 +66,7 @@ async def race(store, drives):
             continue
         stored = await store.read("r1")
         assert len(stored.events) == lease.version
-        run = attrs.evolve(begin(stored.header), version=lease.version)
+        run = attrs.evolve(begin_run(stored.header), version=lease.version)
         for _ in range(2):
             run = attrs.evolve(run, version=run.version + 1)
             commit = store.append(lease, run, (Observed(at=float(lease.token), took_s=float(os.getpid())),))

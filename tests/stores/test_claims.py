@@ -9,14 +9,14 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from redis.connection import parse_url
 
+from agentfsm._concurrency import boot_clock
 from agentfsm.core.errors import StoreError
 from agentfsm.core.events import Observed
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.ports import Lease
 from agentfsm.stores import PostgresStore, RedisStore
 from agentfsm.stores.redis_server import RedisServer
 from agentfsm.testing.conformance.driving import Driver, claimable, header
-from agentfsm.threads import boot_clock
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.lease_renewal import beat
 from tests.support.postgres_proxy import Proxy
@@ -45,7 +45,7 @@ async def test_a_run_is_claimed_once(place):
         while leases := (await store.claim("a", limit=7)).leases:
             taken.extend(leases)
             for lease in leases:
-                driver = Driver(store, lease, begin(header(lease.run_id, agent="a")))
+                driver = Driver(store, lease, begin_run(header(lease.run_id, agent="a")))
                 assert await driver.append(Observed()).wait()
 
     async with anyio.create_task_group() as workers:
@@ -176,6 +176,6 @@ async def test_a_claim_that_redis_is_asked_for_twice_is_one(redis_url, redis_pro
     assert [lease.run_id for lease in claim.leases] == ids[:3]
     assert [lease.run_id for lease in (await other.claim("a", limit=10)).leases] == ids[3:]
     for lease in claim.leases:
-        assert await Driver(store, lease, begin(header(lease.run_id, agent="a"))).append(Observed()).wait()
+        assert await Driver(store, lease, begin_run(header(lease.run_id, agent="a"))).append(Observed()).wait()
     for each in (store, other):
         await each.aclose()

@@ -8,9 +8,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+from agentfsm._concurrency import boot_clock
 from agentfsm.stores import owner as owners
 from agentfsm.stores.owner import Owner
-from agentfsm.threads import boot_clock
 
 
 def test_an_owner_is_text_and_back():

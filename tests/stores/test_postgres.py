@@ -52,12 +52,12 @@ assert os.waitpid(child, 0)[1] == 0
 
 del driver  # its event loop is over, and so is its lease
 
-async def go_on():
+async def resume_from():
     driver = await Driver.again(store)
     assert await driver.append(Observed(), DONE).wait()
     return [line.id for line in await store.runs()]
 
-print(anyio.run(go_on), session() == before)
+print(anyio.run(resume_from), session() == before)
 anyio.run(store.aclose)
 """
 
@@ -160,7 +160,7 @@ async def test_an_append_learns_of_posts_and_cancel(pair):
     driver = await Driver.of(first)
     row = await second.post("r1", "k", words("x"))
     await driver.append(Observed()).wait()
-    assert (driver.lease.newest, driver.lease.cancelled) == (row.number, False)
+    assert (driver.lease.inbox_head, driver.lease.cancelled) == (row.number, False)
     await second.post("r1", "cancel", Cancel())
     assert await driver.append(DONE, final=True).wait() is False
     assert driver.lease.cancelled

@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from agentfsm.core.errors import AgentError, CorruptError, LeaseHeldError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.stores import PostgresStore, postgres_link
 from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, words
 from tests.support.busy_writer import hold
@@ -191,7 +191,7 @@ async def claimed(said, other, _given):
     assert [lease.run_id for lease in leases] == ["r0", "r1"]
     assert (await other.claim("", limit=10)).leases == ()
     for lease in leases:
-        assert await Driver(store, lease, begin(header(lease.run_id))).append(Observed()).wait()
+        assert await Driver(store, lease, begin_run(header(lease.run_id))).append(Observed()).wait()
 
 
 async def beat(store, drivers):

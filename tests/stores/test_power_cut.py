@@ -26,8 +26,8 @@ from agentfsm.core.errors import RunNotFoundError, StoreError
 from agentfsm.core.events import Event, Observed
 from agentfsm.core.inbox import Input
 from agentfsm.core.messages import TextPart
-from agentfsm.core.run import begin
-from agentfsm.ports import Commit, Durability, Lease, ProposedCall, Reply, Request
+from agentfsm.core.run import begin_run
+from agentfsm.ports import Durability, Lease, PendingWrite, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore, owner
 from agentfsm.stores.sqlite_file import Connect, connect_sqlite3
 from agentfsm.testing.conformance.driving import header
@@ -100,7 +100,7 @@ class Writing:
         """Create the run, or take it up where it is."""
         head, lease = await store.create(header(run_id), durability=durability)
         tell(lease.version)
-        return cls(store, lease, attrs.evolve(begin(head), version=lease.version), tell)
+        return cls(store, lease, attrs.evolve(begin_run(head), version=lease.version), tell)
 
     async def append(self, count: int, rng: random.Random) -> None:
         """Append in bursts, each event an append of its own."""
@@ -111,7 +111,7 @@ class Writing:
                 assert await commit.wait()
                 self.tell(version)
 
-    def begin(self) -> tuple[int, Commit]:
+    def begin(self) -> tuple[int, PendingWrite]:
         """Append, and do not wait; return the version and what to wait for."""
         version = self.run.version + 1
         self.run = attrs.evolve(self.run, version=version)

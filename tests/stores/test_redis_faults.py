@@ -125,7 +125,7 @@ async def not_ending(store, cut):
     await store.post("r1", "k", words("x"))
     cut()
     assert await driver.append(DONE, final=True).wait() is False
-    assert driver.lease.newest == 1
+    assert driver.lease.inbox_head == 1
 
 
 async def being_refused(store, cut):
@@ -578,10 +578,10 @@ if pid == 0:
 assert os.waitpid(pid, 0)[1] == 0
 del driver  # its event loop is over, and so is its lease
 
-async def go_on():
+async def resume_from():
     await end(await Driver.again(store, "parent"))
 
-anyio.run(go_on)
+anyio.run(resume_from)
 """
 
 

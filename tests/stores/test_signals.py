@@ -7,12 +7,12 @@ import logging
 import anyio
 import pytest
 
+from agentfsm._concurrency import make_waker
 from agentfsm.core.events import Observed
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.stores.signals import EVERY_AGENT, Signals, agent_topic, run_topic
 from agentfsm.testing.conformance.driving import DONE, Driver, claimable, header, words
-from agentfsm.threads import waker
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -29,7 +29,7 @@ class Ear:
     def __init__(self, store, topic):
         self.heard = anyio.Event()
         self.count = 0
-        self.end = store.subscribe(topic, waker(self.hear))
+        self.end = store.subscribe(topic, make_waker(self.hear))
 
     def hear(self):
         self.count += 1

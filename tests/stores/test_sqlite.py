@@ -15,7 +15,7 @@ from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore, sqlite, writer
 from agentfsm.stores.sqlite_file import connect_sqlite3
 from agentfsm.stores.writer import Job
@@ -451,7 +451,7 @@ async def frank(path, levels):
 async def test_a_lease_decides_what_its_commits_survive(frank, levels, durability):
     """FULL waits for the disk in each commit, NORMAL does not: for creation, taking the lease, and appends."""
     head, lease = await frank.create(header(), durability=durability)
-    run = begin(head).apply(Observed())
+    run = begin_run(head).apply(Observed())
     await frank.append(lease, run, (Observed(),)).wait()
     await frank.release(lease).wait()
     await frank.lease("r1", durability=durability)
@@ -463,7 +463,7 @@ async def test_one_that_wants_more_is_given_it(frank, levels):
     drivers = []
     for number, durability in enumerate(("normal", "full", "normal")):
         head, lease = await frank.create(header(f"r{number + 1}"), durability=durability)
-        drivers.append(Driver(frank, lease, begin(head)))
+        drivers.append(Driver(frank, lease, begin_run(head)))
     levels.seen.clear()
     gate = hold(frank, writes=False)
     commits = [driver.append(Observed()) for driver in drivers]
@@ -482,7 +482,7 @@ async def test_one_that_wants_more_is_given_it(frank, levels):
 async def test_what_others_were_told_survives(frank, levels):
     """Posts and deletions survive a power cut, whatever the runs do; upkeep is not worth the wait."""
     head, lease = await frank.create(header(), durability="normal")
-    await frank.append(lease, begin(head).fold((Observed(), DONE)), (Observed(), DONE)).wait()
+    await frank.append(lease, begin_run(head).fold((Observed(), DONE)), (Observed(), DONE)).wait()
     await frank.release(lease).wait()
     await (await Driver.of(frank, header("r2"))).release()
     levels.seen.clear()
@@ -514,11 +514,11 @@ def test_one_store_serves_event_loops_one_after_another(path):
     store = SQLiteStore(path)
     driver = anyio.run(Driver.of, store)
 
-    async def go_on():
+    async def resume_from():
         assert await driver.append(*((Observed(),) if driver.run.version == 0 else driver.turn())).wait()
 
     for backend in ("trio", "asyncio", "trio", "asyncio"):
-        anyio.run(go_on, backend=backend)
+        anyio.run(resume_from, backend=backend)
     assert len(anyio.run(store.read, "r1").events) == 16
     anyio.run(store.aclose)
 
@@ -601,7 +601,7 @@ async def test_a_job_that_comes_as_the_thread_ends_is_done(path, monkeypatch):
     monkeypatch.setattr(writer, "QUIET_S", 0.0)
     await store.runs()
     thread.join()
-    assert late[0].is_settled
+    assert late[0].is_done
     await store.aclose()
 
 

@@ -86,7 +86,7 @@ async def test_what_is_kept_is_written_in_order(store, path):
         await is_refused(store)
         commits += [driver.append(*driver.turn()), store.release(driver.lease)]
         await is_refused(store)
-        assert not any(commit.is_settled for commit in commits)
+        assert not any(commit.is_done for commit in commits)
         assert store.statistics().queued >= 1
     assert [await commit.wait() for commit in commits] == [True] * 4
     assert len((await store.read("r1")).events) == driver.run.version

@@ -8,7 +8,7 @@ import pytest
 from agentfsm.core.errors import CorruptError, StoreError
 from agentfsm.core.events import AnswerDrafted, Observed
 from agentfsm.core.messages import AssistantMessage, Usage
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.packs import PACK, PACK_BYTES, ends_of_packs
 from agentfsm.testing.conformance.driving import Driver, at_version, header, turn_of
@@ -62,7 +62,7 @@ async def test_a_long_journal_is_packed_and_reads_the_same(store, path, portion)
 
 async def test_a_journal_that_begins_with_many_events_is_packed(store, path):
     """As that of a fork does."""
-    run, events = begin(header()).apply(Observed()), [Observed()]
+    run, events = begin_run(header()).apply(Observed()), [Observed()]
     while len(events) <= PACK:
         more = turn_of(run)
         run, events = run.fold(more), [*events, *more]

@@ -12,7 +12,7 @@ import pytest
 
 from agentfsm.core.errors import LeaseHeldError
 from agentfsm.core.events import Observed
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.conformance.driving import Driver, finished, header, turn_of
 
@@ -101,7 +101,7 @@ async def counted(path):
     """Take the run after a crash, after an orderly end, and after a turn; return how many crashes each lease tells."""
     store = SQLiteStore(path)
     counts = []
-    for events in ((Observed(),), turn_of(begin(header()).apply(Observed())), ()):
+    for events in ((Observed(),), turn_of(begin_run(header()).apply(Observed())), ()):
         driver = await Driver.again(store)
         counts.append(driver.lease.crashes)
         if events:

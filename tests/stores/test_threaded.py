@@ -12,7 +12,7 @@ import pytest
 
 from agentfsm.core.errors import LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore, outage, threaded
 from agentfsm.testing.conformance.driving import DONE, Driver, claimable, finished, header, ids, refused, words
 from tests.support.busy_writer import hold
@@ -50,7 +50,7 @@ async def other(make):
 
 async def test_what_is_no_id_is_refused(store):
     """Whoever gives a Run, or what is no text, is told what to give; nobody looks for it."""
-    run = begin(header())
+    run = begin_run(header())
     asked = (store.lease, store.read, store.inbox, store.delete, lambda odd: store.post(odd, "k", words("x")))
     for ask in asked:
         with pytest.raises(MisuseError, match=r"give run\.id, not a Run \('r1' here\)"):
@@ -105,7 +105,7 @@ async def test_a_release_and_a_new_lease_are_told_apart_when_the_group_is_done_a
     assert [(lease.version, lease.lost) for lease in leases] == [(1, False)]
     with pytest.raises(LeaseHeldError):
         await other.lease("r1")
-    assert await Driver(store, leases[0], begin(header()).apply(Observed())).append(DONE).wait()
+    assert await Driver(store, leases[0], begin_run(header()).apply(Observed())).append(DONE).wait()
 
 
 # The thread.

@@ -14,12 +14,12 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, Run, State, StopReason
-from agentfsm import threads as pool
+from agentfsm import _concurrency as pool
 from agentfsm.core.effects import Wait
 from agentfsm.core.errors import RunError
 from agentfsm.core.events import Event, ToolStarted
 from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
-from agentfsm.core.run import Header, begin
+from agentfsm.core.run import Header, begin_run
 from agentfsm.engine.drive.budget import Budget
 from agentfsm.engine.queue.dispatch import Host
 from agentfsm.ports import Request
@@ -197,7 +197,7 @@ class Still:
 
 def fresh(limits: Limits, run_id: str = "root", above: Budget | None = None) -> Budget:
     """Return the budget of a run that has done nothing."""
-    return Budget(limits, Still(begin(Header(id=run_id, prompt=(), created_at=0.0))), above)
+    return Budget(limits, Still(begin_run(Header(id=run_id, prompt=(), created_at=0.0))), above)
 
 
 def settled(condition: Callable[[], bool]) -> None:
@@ -211,4 +211,4 @@ def settled(condition: Callable[[], bool]) -> None:
 def busy_threads() -> int:
     """How many threads of plain tools are at work."""
     tools = sum(thread.name == "agentfsm-tool" for thread in threading.enumerate())
-    return tools - len(pool._idle)
+    return tools - len(pool._idle_threads)

@@ -142,7 +142,7 @@ class Shell:
         return json.loads(self(*words, "--json", code=code).out)
 
     def load(self, run_id: str) -> Run:
-        return anyio.run(_load, self.folder, run_id)
+        return anyio.run(_parse_record, self.folder, run_id)
 
     def events(self, run_id: str) -> tuple[Any, ...]:
         return anyio.run(_events, self.folder, run_id)
@@ -158,7 +158,7 @@ class Shell:
         return sorted((self.folder / ".agentfsm" / "reports").glob("*"))
 
 
-async def _load(folder: Path, run_id: str) -> Run:
+async def _parse_record(folder: Path, run_id: str) -> Run:
     store = SQLiteStore(folder / ".agentfsm" / "runs.db")
     try:
         return await journal.load(store, run_id)

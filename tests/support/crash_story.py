@@ -276,7 +276,7 @@ async def decide(agent: Agent, world: World, run: Run) -> None:
             await agent.approve(item.run_id, item.call_id, by=PERSON)
         else:
             asking = await agent.load(item.run_id)
-            done = world.effects(asking.entry(item.call_id).call.key)
+            done = world.effects(asking.open_call(item.call_id).call.key)
             saying = {"result": done[-1][2]} if done else {"rerun": True}
             await agent.settle(item.run_id, item.call_id, by=PERSON, **saying)
         tell((item.run_id, item.call_id))
@@ -381,7 +381,7 @@ async def check_run(agent: Agent, world: World, told: Sequence[Any]) -> None:
     for run in runs:
         for call, result in zip(calls_of(run.messages), results_of(run.messages), strict=True):
             assert call.key.startswith(f"{run.header.nonce}:{call.id}:")
-            check_call(call.name, call.id, world.effects(call.key), histories[run.id], result)
+            check_call_id(call.name, call.id, world.effects(call.key), histories[run.id], result)
             keys.add(call.key)
     hidden = {key for key, *_ in world.effects()} - keys
     assert not hidden, f"hidden: effects under keys that no call has: {hidden}"
@@ -404,7 +404,7 @@ def decides(fact: Event, call_id: str) -> bool:
     return isinstance(fact, ToolFinished) and fact.result.call_id == call_id and fact.by == PERSON
 
 
-def check_call(name: str, call_id: str, effects: list[list[str]], events: Sequence[Event], result: Any) -> None:
+def check_call_id(name: str, call_id: str, effects: list[list[str]], events: Sequence[Event], result: Any) -> None:
     """Fail unless a call did what the journal says, and no more than its tool may."""
     starts = starts_of(events, call_id)
     ends = [fact for fact in events if isinstance(fact, ToolFinished) and fact.result.call_id == call_id]

@@ -12,14 +12,9 @@ from agentfsm import (
     StoreError,
 )
 from agentfsm.core.events import Event
-from agentfsm.core.inbox import Posted
+from agentfsm.core.inbox import PostedItem
 from agentfsm.core.run import Header
-from agentfsm.ports import (
-    Commit,
-    Lease,
-    Store,
-    Stored,
-)
+from agentfsm.ports import Lease, PendingWrite, Store, StoredRun
 from agentfsm.stores import MemoryStore
 from tests.support.checks import (
     Trap,
@@ -41,7 +36,7 @@ class CrashingStore(Wrapped):
         self.written = written
         self.dead = False
 
-    def append(self, *args: object, **options: object) -> Commit:
+    def append(self, *args: object, **options: object) -> PendingWrite:
         """Pass on, until the time has come; a release is passed on, which stands for the end of the lease."""
         if self.dead:
             raise WorkerKilled
@@ -55,8 +50,8 @@ class CrashingStore(Wrapped):
 
 
 @attrs.define
-class _CancellingCommit(Commit):
-    inner: Commit
+class _CancellingCommit(PendingWrite):
+    inner: PendingWrite
     trap: Trap
 
     async def wait(self) -> bool:
@@ -96,7 +91,7 @@ class CancellingStore(Wrapped):
             self.inner.release(lease)
             raise
 
-    def append(self, *args: object, **options: object) -> Commit:
+    def append(self, *args: object, **options: object) -> PendingWrite:
         """Pass on."""
         return _CancellingCommit(self.inner.append(*args, **options), self.trap)
 
@@ -107,14 +102,14 @@ class CancellingStore(Wrapped):
         await self.trap.visit()
         return value
 
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+    async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
         """Pass on."""
         await self.trap.visit()
         value = await self.inner.inbox(run_id)
         await self.trap.visit()
         return value
 
-    async def read(self, run_id: str, after: int = 0) -> Stored:
+    async def read(self, run_id: str, after: int = 0) -> StoredRun:
         """Pass on."""
         await self.trap.visit()
         value = await self.inner.read(run_id, after)
@@ -123,7 +118,7 @@ class CancellingStore(Wrapped):
 
 
 @attrs.define
-class _LostCommit(Commit):
+class _LostCommit(PendingWrite):
     """An append that never reached the disk; who waits for it is told."""
 
     async def wait(self) -> bool:
@@ -142,7 +137,7 @@ class FullStore(MemoryStore):
 
     def append(
         self, lease: Lease, run: Run, events: Sequence[Event], *, taken: Sequence[int] = (), final: bool = False
-    ) -> Commit:
+    ) -> PendingWrite:
         """Write, or do not."""
         self.count += 1
         if self.count >= self.at:

@@ -13,16 +13,16 @@ from agentfsm.core.messages import (
     ErrorType,
     FilePart,
     ImagePart,
-    Native,
+    NativeReply,
     Outcome,
     TextPart,
     ToolResult,
     Usage,
 )
 from agentfsm.core.run import Header
+from agentfsm.core.segments import Removed, Span, Summarised
 from agentfsm.core.settings import Settings
 from agentfsm.core.verdict import Action, Score, Verdict
-from agentfsm.core.view import Removed, Span, Summarised
 from tests.support.format_2 import FORMAT_2
 from tests.support.formats import Format
 
@@ -48,7 +48,7 @@ HEADER = attrs.evolve(
     settings=SETTINGS,
     format=3,
 )
-NATIVE = Native(provider="anthropic", content='[{"type":"thinking","thinking":"so","signature":"c2ln"}]')
+NATIVE = NativeReply(provider="anthropic", content='[{"type":"thinking","thinking":"so","signature":"c2ln"}]')
 DEAR = Usage(
     input_tokens=9,
     output_tokens=5,

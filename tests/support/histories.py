@@ -8,7 +8,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agentfsm.compaction import Ask, Room
 from agentfsm.core import events as e
 from agentfsm.core.messages import (
     AssistantMessage,
@@ -21,10 +20,11 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
 )
-from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.run import Header, Run, begin_run
 from agentfsm.ports import Model, TokenCounter
-from agentfsm.tally import Tally, count_message
+from agentfsm.ports.context import CompactionBudget, PolicyAsk
 from agentfsm.testing.models import ScriptedModel
+from agentfsm.tokens.ledger import TokenLedger, count_message
 from tests.support.word_counter import WordCounter
 
 IMAGE = ImagePart(url="https://a.b/c.png", detail="low")
@@ -81,7 +81,7 @@ def group_of(number: int, drawn: Any) -> list[Message]:
     return [AssistantMessage(text=text)]
 
 
-def history_of(groups: list[Any]) -> tuple[Message, ...]:
+def as_history(groups: list[Any]) -> tuple[Message, ...]:
     """Return the groups as one history that a provider takes: somebody else than the model begins."""
     messages = [message for number, drawn in enumerate(groups, 1) for message in group_of(number, drawn)]
     while messages and isinstance(messages[0], AssistantMessage | ToolResult):
@@ -92,7 +92,7 @@ def history_of(groups: list[Any]) -> tuple[Message, ...]:
 def run_of(messages: tuple[Message, ...], *events: e.Event) -> Run:
     """Return a run with exactly these messages, of which the first user's is the task, after these events."""
     header = Header(id="r", prompt=(), created_at=0.0)
-    run = begin(header)
+    run = begin_run(header)
     shown = run.apply(e.Observed())
     fields = shown.__dict__ | {"messages": messages}
     after = object.__new__(Run)
@@ -100,10 +100,10 @@ def run_of(messages: tuple[Message, ...], *events: e.Event) -> Run:
     return after.fold(events)
 
 
-def tally_of(run: Run, counter: TokenCounter) -> Tally:
+def tally_of(run: Run, counter: TokenCounter) -> TokenLedger:
     """Return a count of the run."""
-    tally = Tally(counter)
-    tally.follow(run)
+    tally = TokenLedger(counter)
+    tally.update(run)
     return tally
 
 
@@ -112,10 +112,12 @@ async def nobody(_model: Model | None, _instructions: str, _question: str, _toke
     raise AssertionError("no model is asked here")
 
 
-def room_of(run: Run, tokens: int, limit: int | None = None, ask: Ask = nobody, model: Model | None = None) -> Room:
+def room_of(
+    run: Run, tokens: int, limit: int | None = None, ask: PolicyAsk = nobody, model: Model | None = None
+) -> CompactionBudget:
     """Return a room in words."""
-    return Room(
-        tokens=tokens,
+    return CompactionBudget(
+        target_tokens=tokens,
         limit_tokens=tokens * 2 if limit is None else limit,
         history=run.messages,
         model=model or ScriptedModel(),

@@ -26,7 +26,7 @@ class Renewal:
         driver.lease.wake = lambda: woken.append(True)
         row = await second.post("r1", "k", words("x"))
         await beat(first)
-        assert (driver.lease.newest, driver.lease.cancelled, woken) == (row.number, False, [])
+        assert (driver.lease.inbox_head, driver.lease.cancelled, woken) == (row.number, False, [])
         await second.post("r1", "cancel", Cancel())
         await beat(first)
         await beat(first)

@@ -15,7 +15,7 @@ from tests.support import server_reaper
 # Below what Linux gives to clients: a client could get the port of a server that is about to start.
 PORTS: Final = range(15_000, 32_768)
 # Seconds until a server that was told to end is killed.
-LAST_S: Final = 10.0
+LAST_ANSWER_S: Final = 10.0
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def listening(command: Sequence[str], env: Mapping[str, str], *, cwd: Path | Non
 def _end(server: subprocess.Popen[str]) -> None:
     server.terminate()
     try:
-        server.communicate(timeout=LAST_S)
+        server.communicate(timeout=LAST_ANSWER_S)
     except subprocess.TimeoutExpired:
         server.kill()
         server.communicate()

@@ -84,11 +84,11 @@ class Proxy(LoopbackServer):
 
 def _read(source, head, start):
     """Read one message: its length stands in the head, from `start` on, and counts itself."""
-    data = _exactly(source, head)
-    return data + _exactly(source, struct.unpack("!i", data[start : start + 4])[0] + start - head)
+    data = _structure_exact(source, head)
+    return data + _structure_exact(source, struct.unpack("!i", data[start : start + 4])[0] + start - head)
 
 
-def _exactly(source, count):
+def _structure_exact(source, count):
     data = b""
     while len(data) < count:
         piece = source.recv(count - len(data))

@@ -4,15 +4,15 @@ import attrs
 from hypothesis import strategies as st
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import UNDECIDED, Phase
+from agentfsm.core.calls import UNDECIDED_PHASES, Phase
 from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult, Usage
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
+from agentfsm.core.segments import default_segments, render_segments
 from agentfsm.core.verdict import Action, Verdict
-from agentfsm.core.view import plain_layout, view
 from tests.support.sample_runs import INQUIRED, TASK, WAITED, answer, call, header, result
 
 text = st.text(max_size=12)
@@ -66,12 +66,12 @@ agents = st.none() | st.builds(Fingerprint, instructions=text, model=text)
 
 _SAID = (TASK, AssistantMessage(calls=(call(turn=4),)), result("t4.0"), answer())
 
-_LAYOUT = plain_layout(3, task=0)
+_LAYOUT = default_segments(3, task=0)
 
-WHOLE = attrs.evolve(begin(header(id="r0")), messages=_SAID)
+WHOLE = attrs.evolve(begin_run(header(id="r0")), messages=_SAID)
 
 # What a run may go on from: nothing, a run, and one whose history a compaction has shortened.
-EARLIER = (None, WHOLE, attrs.evolve(WHOLE, window=3, layout=_LAYOUT, head=view(_LAYOUT, _SAID)))
+EARLIER = (None, WHOLE, attrs.evolve(WHOLE, cutoff=3, segments=_LAYOUT, compacted_messages=render_segments(_LAYOUT, _SAID)))
 
 GIVEN = (SystemMessage(text="rules"), AssistantMessage(calls=(call(turn=2),)), result("t2.0"))
 
@@ -142,9 +142,9 @@ def inquired(call_id):
 
 def decide(run, draw):
     """Draw what may come of what a person decides, here or in the run of a sub-agent."""
-    entry = draw(st.sampled_from([entry for entry in run.open if entry.phase in UNDECIDED]))
+    entry = draw(st.sampled_from([entry for entry in run.open if entry.phase in UNDECIDED_PHASES]))
     asked = entry.call
-    if entry.phase is Phase.ASKED and not draw(st.integers(0, 3)):
+    if entry.phase is Phase.AWAITING_APPROVAL and not draw(st.integers(0, 3)):
         return asks(asked.id, draw)  # its tool has changed
     if entry.phase is Phase.PAUSED and entry.waits == INQUIRED.pending and draw(st.booleans()):
         return e.InputGiven(call_id=asked.id, by=draw(text), answers=draw(answers))
@@ -154,7 +154,7 @@ def decide(run, draw):
         )
     if draw(st.booleans()):
         return e.ApprovalGiven(call_id=asked.id, by=draw(text), arguments=draw(edited))
-    said_no = Outcome.REJECTED if entry.phase is Phase.ASKED else Outcome.FAILED
+    said_no = Outcome.REJECTED if entry.phase is Phase.AWAITING_APPROVAL else Outcome.FAILED
     return ended(asked, draw, st.just(said_no), most_attempts=1)
 
 

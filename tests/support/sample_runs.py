@@ -16,7 +16,7 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
-from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.run import Header, Run, begin_run
 from agentfsm.core.verdict import Action, Verdict
 
 PROMPT = (TextPart(text="What is the weather in Beijing?"),)
@@ -66,11 +66,11 @@ def failed(reason=StopReason.CANCELLED, message="by ann"):
 
 
 def observing():
-    return begin(header())
+    return begin_run(header())
 
 
 def thinking(**changes):
-    return begin(header(**changes)).apply(e.Observed())
+    return begin_run(header(**changes)).apply(e.Observed())
 
 
 def acting(*events, count=1):

@@ -31,8 +31,8 @@ class Terminal:
         self.raw = ""
         self._news = threading.Condition()
         self._open = True
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self._build_getter = threading.Thread(target=self._read)
+        self._build_getter.start()
 
     def _read(self):
         while True:
@@ -62,6 +62,6 @@ class Terminal:
 
     def end(self):
         code = self.popen.wait(HANG_S)
-        self._reader.join(HANG_S)
+        self._build_getter.join(HANG_S)
         os.close(self.fd)
         return code

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm.core.messages import AssistantMessage, Message, Native
+from agentfsm.core.messages import AssistantMessage, Message, NativeReply
 from agentfsm.models import anthropic_wire, chat_wire, responses_wire
 from agentfsm.ports import Request, ToolDefinition
 
@@ -190,7 +190,7 @@ def thinking(messages: Sequence[Message]) -> list[Message]:
                 *(said if message.text.strip() else []),
                 *called,
             ]
-            native = Native(provider="openai-responses", content=json.dumps(items))
+            native = NativeReply(provider="openai-responses", content=json.dumps(items))
             thought.append(attrs.evolve(message, native=native))
         else:
             thought.append(message)

@@ -156,7 +156,7 @@ async def test_concurrent_callers_share_one_fetch():
     counters = []
 
     async def ask():
-        counters.append(await vocabularies.counter("gpt-4o"))
+        counters.append(await vocabularies.load_counter("gpt-4o"))
 
     async with anyio.create_task_group() as group:
         for _ in range(100):
@@ -175,16 +175,16 @@ def test_one_fetch_serves_event_loops_one_after_the_other():
 
     async def give_up():
         async with anyio.create_task_group() as group:
-            group.start_soon(vocabularies.counter, "gpt-4o")
+            group.start_soon(vocabularies.load_counter, "gpt-4o")
             await anyio.wait_all_tasks_blocked()
             group.cancel_scope.cancel()
 
     async def ask():
         async with anyio.create_task_group() as group:
-            group.start_soon(vocabularies.counter, "gpt-4o")
+            group.start_soon(vocabularies.load_counter, "gpt-4o")
             await anyio.wait_all_tasks_blocked()
             fetch.gate.set()
-        return await vocabularies.counter("gpt-4")
+        return await vocabularies.load_counter("gpt-4")
 
     for backend in ("asyncio", "trio"):
         anyio.run(give_up, backend=backend)
@@ -199,7 +199,7 @@ async def test_a_fetch_that_fails_gives_the_estimate_and_one_warning(caplog, err
     fetch = Fetch(error)
     fetch.gate.set()
     vocabularies = Vocabularies(fetch=fetch)
-    counters = [await vocabularies.counter(model) for model in ("gpt-4o", "gpt-4", "gpt-4o")]
+    counters = [await vocabularies.load_counter(model) for model in ("gpt-4o", "gpt-4", "gpt-4o")]
     assert not any(counter.exact for counter in counters)
     assert fetch.asked == ["o200k_base", "cl100k_base"]
     (record,) = caplog.records
@@ -213,7 +213,7 @@ async def test_a_fetch_that_hangs_gives_the_estimate_until_it_arrives(caplog):
     """A network that swallows packets costs a bounded wait, and only the first caller pays it."""
     fetch = Fetch()
     vocabularies = Vocabularies(fetch=fetch, wait_s=0.01)
-    counters = [await vocabularies.counter("gpt-4o") for _ in range(3)]
+    counters = [await vocabularies.load_counter("gpt-4o") for _ in range(3)]
     assert not any(counter.exact for counter in counters)
     (record,) = caplog.records
     assert "(no answer in time)" in record.getMessage()
@@ -221,7 +221,7 @@ async def test_a_fetch_that_hangs_gives_the_estimate_until_it_arrives(caplog):
     arrived = threading.Event()
     vocabularies._fetches["o200k_base"].result.add_done_callback(lambda _: arrived.set())
     await anyio.to_thread.run_sync(arrived.wait)
-    assert (await vocabularies.counter("gpt-4o")).exact
+    assert (await vocabularies.load_counter("gpt-4o")).exact
     assert len(fetch.asked) == 1
 
 

@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import UNDECIDED, Inquiry, OpenCall, Phase, key_of, place_in, with_arguments
+from agentfsm.core.calls import (
+    UNDECIDED_PHASES,
+    Inquiry,
+    OpenCall,
+    Phase,
+    build_idempotency_key,
+    parse_index,
+    replace_arguments,
+)
 from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.errors import AgentError
-from agentfsm.core.inbox import Approve, GiveInput, Posted, Rerun
-from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, encodable
-from agentfsm.core.times import date_of, duration_of
+from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
+from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, replace_surrogates
+from agentfsm.core.times import round_duration, round_timestamp
 from agentfsm.engine.act.children import broken_off, returned
 from agentfsm.engine.act.decide import decide, inquired, needs_approval
 from agentfsm.engine.drive.access import absence, context_of, turn_of, why_barred
@@ -33,7 +41,7 @@ from agentfsm.engine.tools.questions import ROUNDS
 from agentfsm.engine.tools.tool import Tool
 from agentfsm.engine.watch.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.ports import ProposedCall
-from agentfsm.tally import BYTES, estimated_tokens
+from agentfsm.tokens.ledger import BYTE_COUNTER, estimate_tokens
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -99,7 +107,7 @@ def _ready(drive: Drive) -> tuple[ToolCall, ...]:
     drive.begun = frozenset([entry.call.id for entry in drive.journal.run.open if entry.attempts])
     for entry in drive.journal.run.open:
         call_id = entry.call.id
-        if entry.phase in UNDECIDED and call_id not in drive.granted and call_id not in drive.woken:
+        if entry.phase in UNDECIDED_PHASES and call_id not in drive.granted and call_id not in drive.woken:
             break
         if entry.phase is not Phase.FINISHED:
             row = drive.granted.get(call_id)
@@ -107,10 +115,10 @@ def _ready(drive: Drive) -> tuple[ToolCall, ...]:
     return tuple(ready)
 
 
-def _as_approved(run: Run, call: ToolCall, row: Posted) -> ToolCall:
+def _as_approved(run: Run, call: ToolCall, row: PostedItem) -> ToolCall:
     """Return the call as a person let it run: with other arguments, where they changed them."""
     edited = row.item.arguments if isinstance(row.item, Approve) else None
-    return call if edited is None else with_arguments(run.header, call, edited)
+    return call if edited is None else replace_arguments(run.header, call, edited)
 
 
 @attrs.define(eq=False, repr=False)
@@ -138,7 +146,7 @@ class RunHost(Host):
 
     def position(self, call: ToolCall, index: int) -> int:  # noqa: ARG002  of those that run now
         """Return the call's place in the reply: some of its calls may have run before."""
-        return place_in(call.id)
+        return parse_index(call.id)
 
     def context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
         """Make what a tool may know of its call."""
@@ -194,7 +202,7 @@ class RunHost(Host):
         """Refuse a call that could not run when others were asked for their word, and now could."""
         if not tool.asks or call.id in self.drive.granted:
             return None
-        if self.drive.journal.run.entry(call.id).phase is not Phase.INTENDED:
+        if self.drive.journal.run.open_call(call.id).phase is not Phase.INTENDED:
             return None
         if tool.waits_for is None and not needs_approval(tool, tool.arguments(bound)):
             return None
@@ -226,7 +234,7 @@ class RunHost(Host):
         fact = e.ApprovalGiven(call_id=call_id, by=row.item.by)
         if isinstance(row.item, Approve) and row.item.arguments is not None:
             run = self.drive.journal.run
-            call = _as_approved(run, run.entry(call_id).call, row)
+            call = _as_approved(run, run.open_call(call_id).call, row)
             fact = attrs.evolve(fact, arguments=call.arguments, key=call.key)
         return [fact], [row.number]
 
@@ -292,8 +300,8 @@ class RunHost(Host):
         if facts or (job.starts and _entry_of(journal.run, job.call).phase is Phase.RUNNING):
             cut = e.ToolCutOff(
                 call_id=job.call.id,
-                started_at=date_of(job.started_at),
-                duration_s=duration_of(duration_s),
+                started_at=round_timestamp(job.started_at),
+                duration_s=round_duration(duration_s),
                 undone=job.tries < job.starts,
             )
             try:
@@ -306,7 +314,7 @@ class RunHost(Host):
         run, tool = self.drive.journal.run, job.tool
         if tool is None or not tool.read_only or not job.tries or _entry_of(run, job.call).attempts:
             return []
-        since = date_of(job.started_at)
+        since = round_timestamp(job.started_at)
         return [e.ToolStarted(call_id=job.call.id, repeatable=True, read_only=True, since=since, attempts=job.tries)]
 
     async def paused(self, job: Job, pause: Paused) -> End | None:
@@ -335,7 +343,7 @@ class RunHost(Host):
     def count(self, text: str) -> int:
         """Return the tokens of a text, exactly where a vocabulary is loaded."""
         counter = self.drive.tally.counter
-        return estimated_tokens(text) if counter is BYTES else counter.count(text)
+        return estimate_tokens(text) if counter is BYTE_COUNTER else counter.count(text)
 
 
 def _dropped(event: ToolEvent) -> ToolEvent:
@@ -388,11 +396,15 @@ def mint(drive: Drive, index: int, proposed: ProposedCall) -> ToolCall:
         name=proposed.name if known else _legal_name(proposed.name),
         invented=not known,
         arguments=arguments if flaw is None else mended or "{}",
-        provider_id=encodable(proposed.id),
-        malformed=None if flaw is None or mended else f"{flaw}; it began: {encodable(arguments[:MALFORMED_CHARS])}",
-        repaired=encodable(arguments[:MALFORMED_CHARS]) if mended else None,
+        provider_id=replace_surrogates(proposed.id),
+        malformed=None
+        if flaw is None or mended
+        else f"{flaw}; it began: {replace_surrogates(arguments[:MALFORMED_CHARS])}",
+        repaired=replace_surrogates(arguments[:MALFORMED_CHARS]) if mended else None,
     )
-    object.__setattr__(call, "key", key_of(run.header, call))  # nobody has seen it yet: a copy would cost its making
+    object.__setattr__(
+        call, "key", build_idempotency_key(run.header, call)
+    )  # nobody has seen it yet: a copy would cost its making
     return call
 
 

@@ -12,7 +12,7 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel
-from agentfsm.core.limits import OUT_OF_BUDGET, StopReason
+from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.engine.drive.budget import Spent
@@ -49,7 +49,7 @@ async def _spent_below(store: Store, run_id: str) -> Spent | None:
         run = await load(store, run_id)
     except RunNotFoundError:
         return None
-    usage, calls = run.usage, run.called
+    usage, calls = run.usage, run.tool_call_count
     for entry in run.open:
         if entry.phase is Phase.FINISHED:
             continue  # it is in the usage
@@ -102,7 +102,7 @@ async def _warned(drive: Drive, entry: OpenCall) -> Ended:
     """
     store, run_id = drive.journal.store, child_id(drive.journal.run.id, entry.call.id)
     run = await load(store, run_id)
-    for each in dict.fromkeys([run_id, *[item.run_id for item in entry.waits]]):
+    for each in dict.fromkeys([run_id, *[item.run_id for item in entry.pending]]):
         try:
             await store.post(each, "cancel", Cancel(by="its caller"))
         except StoreError as error:
@@ -133,7 +133,7 @@ async def broken_off(drive: Drive, tool: Tool[..., Any], call: ToolCall, end: En
 
 def waits_below(run: Run, entry: OpenCall) -> bool:
     """Whether the call waits for what is decided in the run of an agent below."""
-    return entry.phase is Phase.PAUSED and any(item.run_id != run.id for item in entry.waits)
+    return entry.phase is Phase.PAUSED and any(item.run_id != run.id for item in entry.pending)
 
 
 # What the caller's model reads of an agent.
@@ -150,7 +150,7 @@ def last_word(run: Run, model: Model | None = None) -> Ended:
     name, cost = run.header.agent, cost_of(run, model)
     if run.state is State.DONE:
         return Ended(outcome=Outcome.DONE, content=run.answer, child=cost)
-    if run.stop_reason in OUT_OF_BUDGET or run.reached is not None:
+    if run.stop_reason in BUDGET_REASONS or run.limit_reached is not None:
         return _cut_short(run, name, cost)
     if run.stop_reason is StopReason.CANCELLED:
         is_known = all(record.outcome is not Outcome.UNKNOWN for record in run.calls)
@@ -189,7 +189,7 @@ def _effects(run: Run) -> str:
 
     Its caller knows nothing else of them, and an agent that is asked anew makes its calls under other keys.
     """
-    said = (*run.messages[run.first :], *[entry.result for entry in run.open])
+    said = (*run.messages[run.own_start :], *[entry.result for entry in run.open])
     results = [each for each in said if isinstance(each, ToolResult)]
     whole = [each.tool for each in results if each.outcome is Outcome.DONE]
     done = _names(whole + [f"{each.tool} in part" for each in results if _was_stopped_at_work(each)])

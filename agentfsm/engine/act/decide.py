@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
+from agentfsm._concurrency import is_foreign_cancellation, start_in_thread
 from agentfsm.core import events as e
-from agentfsm.core.calls import UNDECIDED, OpenCall, Phase, arguments_of
+from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase, parse_arguments
 from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ArgumentsError, RunNotFoundError
-from agentfsm.core.fingerprint import hash_of
-from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, Posted, Reject, Rerun, Settle
-from agentfsm.core.messages import Outcome, ToolCall, ToolResult, encodable
+from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, PostedItem, Reject, Rerun, Settle
+from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.value import Value
 from agentfsm.engine.act.children import gone, waits_below
 from agentfsm.engine.drive.access import absence, why_barred
@@ -36,7 +37,6 @@ from agentfsm.engine.tools import faults
 from agentfsm.engine.tools.context import Found, InputRequired, RunContext
 from agentfsm.engine.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, POLICIES, Tool
 from agentfsm.ports import Store
-from agentfsm.threads import in_thread, is_foreign
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -50,7 +50,7 @@ class _Arrived(Value):
     """What the inbox holds for open calls, and the store's time before it was read."""
 
     now: float
-    decisions: dict[str, Posted]
+    decisions: dict[str, PostedItem]
     # By call id.
     has_input: bool
 
@@ -74,7 +74,7 @@ async def decide(drive: Drive) -> None:
 async def _arrived(drive: Drive) -> _Arrived:
     journal = drive.journal
     now = await journal.store.now()
-    undecided = [entry for entry in journal.run.open if entry.phase in UNDECIDED]
+    undecided = [entry for entry in journal.run.open if entry.phase in UNDECIDED_PHASES]
     late = any(item.expires_at is not None and now >= item.expires_at for item in journal.run.pending)
     rows = await journal.rows(afresh=late) if undecided else ()  # a no by time is said after a look, not on hearsay
     decisions = {row.item.call_id: row for row in rows if isinstance(row.item, Decision)}
@@ -90,18 +90,18 @@ async def _look_after(drive: Drive, entry: OpenCall, now: float) -> e.ToolFinish
     Where the agent's run was deleted, return the call's end: taken up again it would do everything anew.
     """
     call_id, store = entry.call.id, drive.journal.store
-    first = {item.run_id: item for item in reversed(entry.waits)}
+    first = {item.run_id: item for item in reversed(entry.pending)}
     drive.woken -= {call_id}
     try:
         await header_of(store, child_id(drive.journal.run.id, call_id))
     except RunNotFoundError:
         ended = gone(entry)
         return e.ToolFinished(result=decided(entry, ended.outcome, ended.content))
-    is_resumed = drive.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.waits)
-    if drive.tried.get(call_id) != entry.waits and (
+    is_resumed = drive.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.pending)
+    if drive.tried.get(call_id) != entry.pending and (
         is_resumed or any([await may_go_on(store, each, now) for each in first.values()])
     ):
-        drive.tried[call_id] = entry.waits
+        drive.tried[call_id] = entry.pending
         drive.woken |= {call_id}
     return None
 
@@ -119,7 +119,7 @@ async def may_go_on(store: Store, item: Pending, now: float) -> bool:
         return True
 
 
-def _concerns(row: Posted, item: Pending) -> bool:
+def _concerns(row: PostedItem, item: Pending) -> bool:
     """Whether a row ends the wait."""
     if isinstance(row.item, Decision):
         return row.item.call_id == item.call_id
@@ -129,16 +129,20 @@ def _concerns(row: Posted, item: Pending) -> bool:
 # One call.
 
 
-def _lets_run(engine: Engine, entry: OpenCall, row: Posted) -> bool:
+def _lets_run(engine: Engine, entry: OpenCall, row: PostedItem) -> bool:
     """Whether a person has let the call run, as it is now."""
     if isinstance(row.item, Approve):
-        return entry.phase is Phase.ASKED and row.item.digest == entry.digest and not _has_changed(engine, entry)
+        return (
+            entry.phase is Phase.AWAITING_APPROVAL
+            and row.item.digest == entry.digest
+            and not _has_changed(engine, entry)
+        )
     if isinstance(row.item, GiveInput):
-        return entry.phase is Phase.PAUSED and row.item.digest == entry.waits[0].digest
-    return isinstance(row.item, Rerun) and entry.phase is Phase.LOST
+        return entry.phase is Phase.PAUSED and row.item.digest == entry.pending[0].digest
+    return isinstance(row.item, Rerun) and entry.phase is Phase.OUTCOME_UNKNOWN
 
 
-async def _fact(drive: Drive, entry: OpenCall, row: Posted | None, arrived: _Arrived) -> e.Event | None:
+async def _fact(drive: Drive, entry: OpenCall, row: PostedItem | None, arrived: _Arrived) -> e.Event | None:
     """Return what is to be recorded of an open call before any call runs, if anything."""
     call, now = entry.call, arrived.now
     if waits_below(drive.journal.run, entry):
@@ -149,14 +153,14 @@ async def _fact(drive: Drive, entry: OpenCall, row: Posted | None, arrived: _Arr
             return _asked(drive, call, now)
         case Phase.RUNNING, _:
             return await _recovered(drive, entry)
-        case Phase.ASKED, Reject(by=by, message=message):
+        case Phase.AWAITING_APPROVAL, Reject(by=by, message=message):
             reason = f" ({message})" if message else ""
             return e.ToolFinished(result=_rejected(entry, f"a person rejected it{reason}"), by=by)
-        case Phase.ASKED, None if is_late:
+        case Phase.AWAITING_APPROVAL, None if is_late:
             return e.ToolFinished(result=_rejected(entry, "a person was asked, and nobody answered in time"))
-        case Phase.ASKED, _ if row is not None or _has_changed(drive.engine, entry):
+        case Phase.AWAITING_APPROVAL, _ if row is not None or _has_changed(drive.engine, entry):
             return _asked_again(drive, entry, now)
-        case ((Phase.LOST | Phase.PAUSED), Settle(by=by, outcome=outcome, content=content)):
+        case ((Phase.OUTCOME_UNKNOWN | Phase.PAUSED), Settle(by=by, outcome=outcome, content=content)):
             return e.ToolFinished(result=_settled(drive, entry, outcome, content), by=by)
         case Phase.PAUSED, None:
             return _waited(entry, arrived)
@@ -237,7 +241,7 @@ def described(tool: Tool[..., Any], arguments: Arguments) -> str:
     if tool.describe is None:
         return ""
     try:
-        return encodable(str(tool.describe(arguments))[:DESCRIPTION_CHARS])
+        return replace_surrogates(str(tool.describe(arguments))[:DESCRIPTION_CHARS])
     except (Exception, SystemExit) as error:  # noqa: BLE001  the person still sees the tool and its arguments
         faults.tell("describe", tool.name, "only the arguments are shown", error)
         return f"(its description failed: {render.describe(error)})"
@@ -283,10 +287,10 @@ def inquired(
         run_id=run.id,
         call_id=call.id,
         tool=call.name,
-        arguments=arguments_of(call),
+        arguments=parse_arguments(call),
         description="\n".join([each.message for each in pause.questions])[:DESCRIPTION_CHARS],
         expires_at=now + patience_s(tool, arguments),
-        digest=hash_of(json.dumps(asked, sort_keys=True), DIGEST_CHARS),
+        digest=short_hash(json.dumps(asked, sort_keys=True), DIGEST_CHARS),
         questions=pause.questions,
     )
 
@@ -305,7 +309,7 @@ def patience_s(tool: Tool[..., Any], arguments: Arguments) -> float:
 
 def _waited(entry: OpenCall, arrived: _Arrived) -> e.ToolFinished | None:
     """Return the result of a call that waits for an answer, or for input, where that is there or its time is up."""
-    [item] = entry.waits
+    [item] = entry.pending
     is_late = item.expires_at is not None and arrived.now >= item.expires_at
     if item.kind is PendingKind.INPUT and (arrived.has_input or is_late):
         content = "Something has come in; it follows." if arrived.has_input else "The time is up; nothing has come in."
@@ -351,7 +355,7 @@ async def _found_out(drive: Drive, tool: Tool[..., Any], call: ToolCall) -> str 
         with anyio.fail_after(limit_s):
             found = await _asked_of(tool.on_unknown, ctx, arguments)
     except BaseException as error:
-        if not isinstance(error, Exception) and not is_foreign(error):
+        if not isinstance(error, Exception) and not is_foreign_cancellation(error):
             raise
         drive.journal.log.warning("on_unknown_failed", call=call.id, exc_info=error)
         return "ask"
@@ -362,5 +366,5 @@ async def _asked_of(find_out: Callable[..., Any], ctx: RunContext[Any], argument
     """Call a function, async or plain: a plain one in a thread, so that the event loop goes on."""
     if iscoroutinefunction(find_out):
         return await find_out(ctx, arguments)
-    found = await in_thread(lambda: find_out(ctx, arguments)).wait()
+    found = await start_in_thread(lambda: find_out(ctx, arguments)).wait()
     return await found if isawaitable(found) else found

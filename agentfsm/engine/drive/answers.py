@@ -195,7 +195,7 @@ def _chosen(form: Form, mode: OutputMode | str | None, model: Model) -> tuple[Ou
 
 def _strict(form: Form, model: Model) -> Mapping[str, JSON]:
     schema = strict_schema(form.schema, FINAL_ANSWER)
-    if (why := model.refuses_schema(schema)) is not None:
+    if (why := model.unsupported_schema(schema)) is not None:
         raise MisuseError(f"{model.name} cannot be held to the output_type: {why}; leave output_mode out")
     return schema
 

@@ -24,7 +24,14 @@ import attrs
 
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import LimitError
-from agentfsm.core.limits import LAST_SHARE, Limits, StopReason, calls_used, tokens_used, usd_used
+from agentfsm.core.limits import (
+    LAST_ANSWER_SHARE,
+    Limits,
+    StopReason,
+    format_calls_used,
+    format_tokens_used,
+    format_usd_used,
+)
 from agentfsm.core.messages import Usage
 
 if TYPE_CHECKING:
@@ -137,7 +144,7 @@ class Budget:
     @property
     def calls(self) -> int:
         """The calls of tools that the run and the agents below it have made, with those under way."""
-        return self.driven.run.called + self._taken + sum([below.calls for below in self.below.values()])
+        return self.driven.run.tool_call_count + self._taken + sum([below.calls for below in self.below.values()])
 
     def open(self, below: Sequence[Spent]) -> None:
         """Begin with what this run and those below it have spent already, in an earlier process or before a pause."""
@@ -217,15 +224,15 @@ class Budget:
             price: As for `reserve`.
         """
         run, limits = self.driven.run, self.limits
-        if not self.keeps_last or not run.turn or run.reached is not None:
+        if not self.keeps_last or not run.turn or run.limit_reached is not None:
             self._kept = NOTHING
             return
-        more = min(answer_tokens, int(LAST_SHARE / 2 * limits.tokens))
+        more = min(answer_tokens, int(LAST_ANSWER_SHARE / 2 * limits.tokens))
         usd = 0.0
         if self.counts_money:
             usd = price(Usage(input_tokens=asked_tokens)) or 0.0
             whole = price(Usage(input_tokens=asked_tokens + more, output_tokens=more)) or 0.0
-            usd += min(whole - usd, LAST_SHARE * (limits.usd or inf))
+            usd += min(whole - usd, LAST_ANSWER_SHARE * (limits.usd or inf))
         self._kept = asked_tokens + 2 * more, usd
 
     def _room(self, asked_tokens: int, wanted_tokens: int, cost: Callable[[int], float]) -> tuple[int, Budget, int]:
@@ -275,9 +282,9 @@ class Budget:
         usage = self.usage
         rest = "the next request alone takes the rest"
         if usage.tokens + asked_tokens >= self.limits.tokens or self.limits.usd is None:
-            message = f"{tokens_used(usage.tokens, self.limits)}: {rest}, about {asked_tokens:,} tokens"
+            message = f"{format_tokens_used(usage.tokens, self.limits)}: {rest}, about {asked_tokens:,} tokens"
             return LimitError(StopReason.TOKEN_BUDGET, message)
-        return LimitError(StopReason.COST_BUDGET, f"{usd_used(usage.cost_usd or 0.0, self.limits)}: {rest}")
+        return LimitError(StopReason.COST_BUDGET, f"{format_usd_used(usage.cost_usd or 0.0, self.limits)}: {rest}")
 
     def settle(self, held: Held, usage: Usage) -> None:
         """Put what a request did cost in the place of what was held back for it."""
@@ -340,11 +347,14 @@ class Budget:
 
     def stop(self) -> tuple[StopReason, str] | None:
         """Say why the run has to stop, with the number reached, or None."""
-        if (stop := self.limits.spent(self.driven.run, keeps_last=self.keeps_last)) is not None:
+        if (stop := self.limits.find_reached_limit(self.driven.run, reserves_last_answer=self.keeps_last)) is not None:
             return stop
         for budget in self.ancestors:  # whose tool calls may be used up: its agents stop with it
             if (calls := budget.calls) >= budget.limits.tool_calls:
-                return StopReason.TOOL_BUDGET, f"{calls_used(calls, budget.limits)}, by a run above and its agents"
+                return (
+                    StopReason.TOOL_BUDGET,
+                    f"{format_calls_used(calls, budget.limits)}, by a run above and its agents",
+                )
         return None
 
     def refusal(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from agentfsm.core.messages import AgentCost, Outcome, SessionCost, ToolResult, Usage
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.ports import Filter
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def cost_of(run: Run, model: Model | None = None) -> AgentCost:
         run: As it stands.
         model: Prices what the journal holds no price of, if it is the one that the run had.
     """
-    messages = (*run.messages[run.first :], *[entry.result for entry in run.open])
+    messages = (*run.messages[run.own_start :], *[entry.result for entry in run.open])
     children = tuple([m.child for m in messages if isinstance(m, ToolResult) and m.child is not None])
     own = _without(run.usage, children)
     name = (run.fingerprint or run.header.fingerprint).model
@@ -53,7 +53,7 @@ async def session_cost_of(store: Store, session: str, model: Model) -> SessionCo
         stored = await store.read(run_id)
         if stored.header.session != session:
             break  # its first run went on from another conversation
-        costs.append(cost_of(begin(stored.header).fold(stored.events), model))
+        costs.append(cost_of(begin_run(stored.header).fold(stored.events), model))
         run_id = stored.header.after
     costs.reverse()
     return SessionCost(

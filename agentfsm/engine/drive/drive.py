@@ -10,7 +10,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.effects import Pending
-from agentfsm.core.inbox import Posted
+from agentfsm.core.inbox import PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome
 from agentfsm.engine.drive.budget import Budget
@@ -18,7 +18,7 @@ from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.journal import Journal
 from agentfsm.engine.queue.queue import ToolQueue
 from agentfsm.engine.queue.render import decided
-from agentfsm.tally import Tally
+from agentfsm.tokens.ledger import TokenLedger
 
 _LAST: Final = (
     "This run has to stop ({reason}). This is your last reply, and no tool can be called: give the best answer that "
@@ -38,7 +38,7 @@ class Drive:
     engine: Engine
     journal: Journal
     deps: Any
-    tally: Tally
+    tally: TokenLedger
     # Counts the run's messages, each once.
     budget: Budget
     takes_over: bool = False
@@ -46,7 +46,7 @@ class Drive:
     is_resumed: bool = False
     # Whether somebody has resumed the run: what rests below it for crashes goes on as well.
     make_queue: Callable[[Drive], ToolQueue]
-    granted: dict[str, Posted] = attrs.field(factory=dict)
+    granted: dict[str, PostedItem] = attrs.field(factory=dict)
     # Approvals that were read and not spent yet, by call id.
     woken: frozenset[str] = frozenset()
     # Paused calls that may go on.

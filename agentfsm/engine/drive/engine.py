@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from agentfsm.compaction import Context
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.fingerprint import Fingerprint, hash_of
+from agentfsm.core.fingerprint import Fingerprint, short_hash
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
 from agentfsm.engine.tools.permission import Permissions
 from agentfsm.engine.tools.registry import ToolRegistry
-from agentfsm.ports import Clock, Judge, Model, TokenCounter, ToolDefinition, ToolSelector, plain_json
-from agentfsm.tally import Tally, count_tools
+from agentfsm.ports import Clock, Judge, Model, TokenCounter, ToolDefinition, ToolSelector, to_mutable_json
+from agentfsm.ports.context import Context
+from agentfsm.tokens.ledger import TokenLedger, count_tools
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -76,7 +76,7 @@ class Engine(Value):
         """What shapes the agent's behaviour: instructions, model and tools with their schemas."""
         known = self._fingerprints.get(self.registry.version)
         if known is None:
-            instructions = hash_of(self.instructions, 8)
+            instructions = short_hash(self.instructions, 8)
             tools = {tool.name: tool.digest[:8] for tool in self.registry}
             known = Fingerprint(instructions=instructions, model=self.model.name, tools=tools)
             self._fingerprints[self.registry.version] = known
@@ -85,7 +85,7 @@ class Engine(Value):
     def settings_of(self, run: Run) -> Settings:
         """Return how the model is asked in the run's next turn."""
         settings = self._settings_for(run, self.settings) if callable(self.settings) else self.settings
-        return settings if run.header.settings is None else run.header.settings.over(settings)
+        return settings if run.header.settings is None else run.header.settings.with_defaults(settings)
 
     def _settings_for(self, run: Run, tell: Callable[[Run], object]) -> Settings:
         settings = tell(run)
@@ -104,11 +104,11 @@ class Engine(Value):
             base, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None, stop=(), extra_body=extra
         )
 
-    def room_tokens(self, tally: Tally, settings: Settings) -> int:
+    def room_tokens(self, tally: TokenLedger, settings: Settings) -> int:
         """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
-        return self.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - tally.overhead
+        return self.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - tally.overhead_tokens
 
-    def allowance_tokens(self, tally: Tally, settings: Settings) -> int:
+    def allowance_tokens(self, tally: TokenLedger, settings: Settings) -> int:
         """Return what messages may fill of that before there is a compaction."""
         return int(self.context.share * self.room_tokens(tally, settings))
 
@@ -121,7 +121,7 @@ class Engine(Value):
             self._overhead[key] = tokens
         return tokens
 
-    def request_digest(self, tally: Tally, tools: Sequence[ToolDefinition], settings: Settings) -> str:
+    def request_digest(self, tally: TokenLedger, tools: Sequence[ToolDefinition], settings: Settings) -> str:
         """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
         if settings is not self.settings:
             shape = self._shape(settings, tools)
@@ -132,11 +132,13 @@ class Engine(Value):
         return f"{shape}-{tally.digest}"
 
     def _shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:
-        told = [[tool.name, tool.description, plain_json(tool.parameters), tool.strict] for tool in tools]
+        told = [[tool.name, tool.description, to_mutable_json(tool.parameters), tool.strict] for tool in tools]
         asked = attrs.asdict(attrs.evolve(settings, stream=False))  # how it is sent is no part of it
-        output = None if self.answers is None or self.answers.output is None else plain_json(self.answers.output.schema)
+        output = (
+            None if self.answers is None or self.answers.output is None else to_mutable_json(self.answers.output.schema)
+        )
         parts = [self.model.name, self.instructions, told, asked, output]
-        return hash_of(json.dumps(parts, sort_keys=True, default=str), 8)
+        return short_hash(json.dumps(parts, sort_keys=True, default=str), 8)
 
     def note_unpriced(self, model: Model) -> bool:
         """Whether a reply of this model is the first whose price is not known; the next one is not."""

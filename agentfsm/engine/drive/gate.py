@@ -14,12 +14,12 @@ from weakref import WeakKeyDictionary
 
 import attrs
 
-from agentfsm.threads import event_loop, next_round
+from agentfsm._concurrency import current_backend, next_tick_scheduler
 
 if TYPE_CHECKING:
     import anyio
 
-    from agentfsm.threads import CallSoon
+    from agentfsm._concurrency import CallSoon
 
 # Steps in one round of the event loop: 3 to 6 ms of work. To wait for the next costs 10 us where nobody else does.
 ROUND: Final = 64
@@ -46,7 +46,7 @@ class Gate:
     @classmethod
     async def passed(cls) -> Gate:
         """Pass the gate of the event loop that runs, and return it."""
-        native = event_loop().current_token()
+        native = current_backend().current_token()
         gate = _gates.get(native)
         if gate is None:
             gate = _gates[native] = cls()
@@ -70,9 +70,9 @@ class Gate:
         await last.begun.wait()
 
     def _add_round(self) -> None:
-        self._rounds.append(_Round(event_loop().create_event()))
+        self._rounds.append(_Round(current_backend().create_event()))
         if len(self._rounds) == 1:
-            self._call_next(next_round())
+            self._call_next(next_tick_scheduler())
 
     def _call_next(self, entrance: CallSoon) -> None:
         entrance(partial(self._begin_round, entrance))

@@ -14,24 +14,24 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
+from agentfsm._concurrency import boot_clock, current_backend, make_waker
 from agentfsm.core import events as e
 from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.inbox import Pause, due_at
 from agentfsm.core.machine import State
-from agentfsm.core.run import Run, begin
-from agentfsm.core.times import date_of, duration_of
+from agentfsm.core.run import Run, begin_run
+from agentfsm.core.times import round_duration, round_timestamp
 from agentfsm.engine.watch.log import Facts
 from agentfsm.engine.watch.stream import Listener, StateChanged
-from agentfsm.ports import Clock, Commit, Durability, Lease, Store, lost
-from agentfsm.threads import boot_clock, event_loop, waker
+from agentfsm.ports import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from agentfsm.core.events import Event
-    from agentfsm.core.inbox import Posted
+    from agentfsm.core.inbox import PostedItem
     from agentfsm.core.run import Header
-    from agentfsm.ports import Stored
+    from agentfsm.ports import StoredRun
 
 _put = object.__setattr__
 
@@ -57,7 +57,7 @@ async def load(store: Store, run_id: str, at: int | None = None, ended: EndedRun
     """
     stored = await store.read(run_id)
     events = stored.events if at is None else first(stored, at)
-    return await folded(begin(stored.header, await before_of(store, stored.header, ended)), events)
+    return await folded(begin_run(stored.header, await before_of(store, stored.header, ended)), events)
 
 
 async def folded(run: Run, events: Sequence[Event]) -> Run:
@@ -69,7 +69,7 @@ async def folded(run: Run, events: Sequence[Event]) -> Run:
     return run
 
 
-def first(stored: Stored, at: int) -> Sequence[Event]:
+def first(stored: StoredRun, at: int) -> Sequence[Event]:
     """Return the first events of a journal, which make version `at`.
 
     Raises:
@@ -94,13 +94,13 @@ async def before_of(store: Store, header: Header, ended: EndedRuns = _NONE) -> R
         header: Of the run that goes on.
         ended: Runs at hand, so that a conversation need not be read from its beginning each time.
     """
-    chain: list[Stored] = []
+    chain: list[StoredRun] = []
     run: Run | None = None
     while header.after is not None and (run := await _at_hand(store, ended.get(header.after))) is None:
         chain.append(await store.read(header.after))
         header = chain[-1].header
     for stored in reversed(chain):
-        run = await folded(begin(stored.header, run), stored.events)
+        run = await folded(begin_run(stored.header, run), stored.events)
     return run
 
 
@@ -135,7 +135,7 @@ class Journal:
     _changes: list[StateChanged] = attrs.field(factory=list)
     # Those that it was not told of.
     _is_released: bool = False
-    _last: Commit | None = None
+    _last: PendingWrite | None = None
     _mark: float = 0.0
     # The clock's reading at the newest event.
     _epoch: float = 0.0
@@ -190,7 +190,7 @@ class Journal:
         )
         journal._mark = clock.monotonic()
         journal._epoch = clock.now() - journal._mark
-        lease.wake = waker(journal._interrupt)
+        lease.wake = make_waker(journal._interrupt)
         return journal
 
     def _interrupt(self) -> None:
@@ -205,8 +205,8 @@ class Journal:
     def _stamp(self, events: Sequence[Event]) -> None:
         """Write the time into events that nobody else has seen yet: a copy would cost three times their making."""
         now = self.clock.monotonic()
-        took_s, self._mark = duration_of(now - self._mark), now
-        at = date_of(self._epoch + now)
+        took_s, self._mark = round_duration(now - self._mark), now
+        at = round_timestamp(self._epoch + now)
         for event in events:
             _put(event, "at", at)
             _put(event, "took_s", took_s)
@@ -266,7 +266,7 @@ class Journal:
         if self._last is not None:
             await self._last.wait()
         if self.lease.lost:
-            raise lost(self.lease)
+            raise lease_lost_error(self.lease)
 
     def check_time(self) -> None:
         """Check that the lease still holds, as far as is known without asking the store, right before an effect.
@@ -277,14 +277,14 @@ class Journal:
             LeaseLostError: when another worker may hold it by now.
         """
         if self.lease.lost:
-            raise lost(self.lease)
+            raise lease_lost_error(self.lease)
         if boot_clock() >= self.lease.valid_until:
             raise LeaseLostError(
                 f"run {self.run.id!r}: the process stood still until its lease had ended, so the call that was about "
                 "to start was not made: load the run to see who goes on with it, or resume it",
             )
 
-    async def rows(self, *, afresh: bool = False) -> tuple[Posted, ...]:
+    async def rows(self, *, afresh: bool = False) -> tuple[PostedItem, ...]:
         """Return what waits in the inbox and is due; asks the store only when it may hold something, or `afresh`.
 
         What others have posted is told by the store with the appends and renewals, so that it may be seconds old.
@@ -295,24 +295,24 @@ class Journal:
         """
         if not afresh and not self.has_news and not self._left:
             return ()
-        newest = self.lease.newest
+        newest = self.lease.inbox_head
         rows = await self.store.inbox(self.run.id)
         if self.lease.lost:
             await self.flush()
-        self.lease.seen = max([newest, self.lease.seen, *[row.number for row in rows]])
+        self.lease.inbox_read = max([newest, self.lease.inbox_read, *[row.number for row in rows]])
         self._left = frozenset([row.number for row in rows])
         self.holds_pause = any(isinstance(row.item, Pause) for row in rows)
         if all(due_at(row.item) is None for row in rows):
             return rows
-        now = self.lease.seen_at = await self.store.now()
+        now = self.lease.timers_read_at = await self.store.now()
         return tuple([row for row in rows if (due_at(row.item) or 0.0) <= now])
 
     @property
     def has_news(self) -> bool:
         """Whether the store has told of rows in the inbox that nobody here has seen."""
-        return self.lease.newest > self.lease.seen
+        return self.lease.inbox_head > self.lease.inbox_read
 
-    def release(self) -> Commit:
+    def release(self) -> PendingWrite:
         """Give the lease back, behind the appends that are under way, without waiting for either."""
         self.lease.wake = None
         self._is_released = True
@@ -328,7 +328,7 @@ class Journal:
             return None
         released = self.release()
         commits = [released] if self._last is None else [self._last, released]
-        if all(each.is_settled for each in commits):
+        if all(each.is_done for each in commits):
             return await self._settle(commits)
         try:
             shield = _shielded()
@@ -340,7 +340,7 @@ class Journal:
             self.log.error("journal_not_written", seconds=SETTLE_S)
         return None
 
-    async def _settle(self, commits: Sequence[Commit]) -> None:
+    async def _settle(self, commits: Sequence[PendingWrite]) -> None:
         for commit in commits:
             try:
                 await commit.wait()
@@ -351,11 +351,11 @@ class Journal:
 
 
 def _shielded() -> anyio.CancelScope:
-    loop = event_loop()
+    loop = current_backend()
     return loop.create_cancel_scope(shield=True, deadline=loop.current_time() + SETTLE_S)
 
 
-async def _outcome(commit: Commit, run: Run) -> bool:
+async def _outcome(commit: PendingWrite, run: Run) -> bool:
     """Wait for the outcome of the last append: once it is on its way, the run must know what became of it.
 
     The store says how long a server that is away is waited for. Whoever is cut off meanwhile waits a little longer.

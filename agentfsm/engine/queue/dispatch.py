@@ -17,16 +17,22 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from agentfsm._concurrency import (
+    current_backend,
+    in_copied_context,
+    is_foreign_cancellation,
+    start_in_thread,
+    threadsafe_scheduler,
+)
 from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
-from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome, ToolCall, encodable
+from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome, ToolCall, replace_surrogates
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.places import Place, left_behind
 from agentfsm.engine.queue.transient import Transient, transient
 from agentfsm.engine.tools.breaker import Ticket
 from agentfsm.engine.tools.context import Ended, Paused, RunContext, ToolKind
 from agentfsm.engine.watch.stream import StreamEvent, ToolEvent, ToolEventType
-from agentfsm.tally import estimated_tokens
-from agentfsm.threads import event_loop, in_thread, is_foreign, isolated, soon
+from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolResult
@@ -108,7 +114,7 @@ class Host:
 
     def count(self, text: str) -> int:
         """Return the tokens of a text, or about so many."""
-        return estimated_tokens(text)
+        return estimate_tokens(text)
 
 
 @attrs.define(eq=False, repr=False)
@@ -196,7 +202,7 @@ class Dispatcher:
             bound = job.bind(tool)
             tool.check(bound)
         except ArgumentsError as error:
-            return failed(encodable(str(error)), ErrorType.ARGUMENTS, retryable=True)
+            return failed(replace_surrogates(str(error)), ErrorType.ARGUMENTS, retryable=True)
         if (refusal := self.host.refusal(call, tool, bound)) is not None:
             return refusal
         timeout_s = tool.timeout_s or self.timeout_s
@@ -222,7 +228,7 @@ class Dispatcher:
 
     async def _within(self, job: Job, tool: Tool[..., Any], bound: Bound, timeout_s: float) -> End:
         """Try within the time of the call."""
-        loop = event_loop()
+        loop = current_backend()
         scope = loop.create_cancel_scope()
         # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
         tries = _Tries(self, job, tool, bound, timeout_s, scope, loop.current_time)
@@ -300,7 +306,7 @@ class _Tries:
             raise error
         if isinstance(error, ModelRetry):
             return failed(render.retry_text(error), ErrorType.RETRY, retryable=True)
-        if isinstance(error, anyio.get_cancelled_exc_class()) and not is_foreign(error):
+        if isinstance(error, anyio.get_cancelled_exc_class()) and not is_foreign_cancellation(error):
             if self._known is not None:
                 self._known.ending.given_up = True
             raise error
@@ -322,9 +328,9 @@ class _Tries:
             args = (self._context(), *args)
         self.job.tries += 1
         if tool.is_async:
-            value = await isolated(tool.function(*args, **kwargs), self.arm)
+            value = await in_copied_context(tool.function(*args, **kwargs), self.arm)
             # Of a coroutine that was returned and not awaited nothing has run: it would be told as done.
-            return await isolated(value, self.arm) if type(value) is CoroutineType else value
+            return await in_copied_context(value, self.arm) if type(value) is CoroutineType else value
         return await self._threaded(partial(tool.function, *args, **kwargs))
 
     def _context(self) -> RunContext[Any]:
@@ -339,7 +345,7 @@ class _Tries:
 
     def _watched(self, known: RunContext[Any], tell: Callable[[StreamEvent], None]) -> RunContext[Any]:
         """Return the same context, that tells progress until the call is given up; from any thread."""
-        call, home, in_loop = self.job.call, threading.get_ident(), soon()
+        call, home, in_loop = self.job.call, threading.get_ident(), threadsafe_scheduler()
 
         def tell_open(event: ToolEvent) -> None:
             if not known.ending.given_up:
@@ -357,7 +363,7 @@ class _Tries:
     async def _threaded(self, function: Callable[[], Any]) -> Any:
         """Run a plain function in a thread; a cancelled call leaves the thread behind, counted and with its place."""
         place = Place(self.tool.name, self.job.access)
-        handed = in_thread(function, place.give_up)
+        handed = start_in_thread(function, place.give_up)
         self.arm()
         try:
             value = await handed.wait()
@@ -366,7 +372,7 @@ class _Tries:
                 place.keep_for(self.dispatcher.owner)
                 self.job.place = place
             raise
-        return await isolated(value) if _is_awaitable(value) else value
+        return await in_copied_context(value) if _is_awaitable(value) else value
 
     async def _failed(self, error: BaseException) -> End | float:
         """Return the end that an exception is, or the seconds to wait before the next attempt."""

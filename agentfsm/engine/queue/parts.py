@@ -12,8 +12,8 @@ from typing import Final
 
 import attrs
 
-from agentfsm.core.messages import FilePart, ImagePart, Media, Part, TextPart, data_of, encodable
-from agentfsm.core.parts import facts_of, kind_of, name_of
+from agentfsm.core.messages import FilePart, ImagePart, Media, Part, TextPart, read_inline_data, replace_surrogates
+from agentfsm.core.parts import describe_media, media_kind, media_label
 
 # Characters of one part in base64: 15 MB. Anthropic takes 32 MB in a request (its error is "request_too_large"), OpenAI
 # 50.
@@ -64,7 +64,7 @@ def told(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
     for piece in usable(pieces):
         if not isinstance(piece, str):
             parts.append(piece)
-            piece = f"[{name_of(piece, len(parts))}: {facts_of(piece)}]"  # noqa: PLW2901  its line
+            piece = f"[{media_label(piece, len(parts))}: {describe_media(piece)}]"  # noqa: PLW2901  its line
         lines.append(piece)
     return "\n".join(lines), tuple(parts)
 
@@ -85,7 +85,7 @@ def usable(pieces: Iterable[str | Part]) -> Iterator[str | Media]:
         if flaw is None and len(part.url) > room_chars:
             flaw = "the parts of one result are too large together"
         if flaw is not None:
-            yield left_out(kind_of(part), facts_of(part), flaw)
+            yield left_out(media_kind(part), describe_media(part), flaw)
             continue
         count += 1
         room_chars -= len(part.url)
@@ -99,13 +99,13 @@ def left_out(kind: str, facts: str, why: str) -> str:
 
 def _sound(part: Media) -> Media:
     """Return a part as the journal can hold it: text that is text, and the media type that its data has."""
-    url = encodable(part.url)
-    carried = data_of(part)
+    url = replace_surrogates(part.url)
+    carried = read_inline_data(part)
     if carried is not None:
         kind, data = carried
         url = f"data:{_kind(part, kind.strip().lower(), data)};base64,{data}"
     part = part if url == part.url else attrs.evolve(part, url=url)
-    return attrs.evolve(part, name=encodable(str(part.name))) if isinstance(part, FilePart) else part
+    return attrs.evolve(part, name=replace_surrogates(str(part.name))) if isinstance(part, FilePart) else part
 
 
 def _kind(part: Media, said: str, data: str) -> str:
@@ -126,7 +126,7 @@ def _decoded(data: str) -> bytes | None:
 
 def _flaw(part: Media) -> str | None:
     """Say why no provider would take a part; None where nothing is known against it."""
-    carried = data_of(part)
+    carried = read_inline_data(part)
     if carried is None:
         return f"its address has more than {ADDRESS_CHARS:,} characters" if len(part.url) > ADDRESS_CHARS else None
     if len(part.url) > PART_CHARS:

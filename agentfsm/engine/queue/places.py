@@ -13,8 +13,8 @@ from collections.abc import Callable
 import anyio
 import attrs
 
+from agentfsm._concurrency import make_waker
 from agentfsm.engine.queue.plan import Access
-from agentfsm.threads import waker
 
 _LOCK = threading.Lock()
 _LEFT: dict[object, list[Place]] = {}
@@ -62,7 +62,7 @@ class Place:
     async def given_up(self) -> None:
         """Wait until the thread has ended; on any event loop."""
         ended = anyio.Event()
-        self.when_free(waker(ended.set))
+        self.when_free(make_waker(ended.set))
         await ended.wait()
 
 

@@ -128,8 +128,8 @@ class Group:
             waiting, group.waiting = group.waiting, []
             after, group.after = group.after, []
             ending += after
-            for go_on in waiting:
-                go_on()
+            for resume_from in waiting:
+                resume_from()
 
     def then(self, after: Group) -> None:
         """Let another group count as ended no sooner than this one."""

@@ -16,10 +16,11 @@ from typing import Any, Final
 import anyio
 import attrs
 
-from agentfsm.core.calls import arguments_of
+from agentfsm._concurrency import current_backend, make_waker, watch_first_suspend
+from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import ArgumentsError, MisuseError, first_error
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.core.times import date_of, duration_of
+from agentfsm.core.times import round_duration, round_timestamp
 from agentfsm.core.value import Value
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import Dispatcher, End, Host, Job, failed
@@ -31,7 +32,6 @@ from agentfsm.engine.tools.registry import ToolRegistry
 from agentfsm.engine.watch.outlet import Outlet
 from agentfsm.engine.watch.stream import QueueStream, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.ports import Clock, SystemClock
-from agentfsm.threads import event_loop, noticed, waker
 
 # Calls in flight at once: a model seldom asks for more, and most services bear it.
 LIMIT: Final = 20
@@ -232,8 +232,8 @@ class ToolQueue:
             outcome=end.outcome,
             content=content,
             index=self.host.position(job.call, job.index),
-            started_at=date_of(job.started_at),
-            duration_s=duration_of(duration_s),
+            started_at=round_timestamp(job.started_at),
+            duration_s=round_duration(duration_s),
             attempts=job.tries,
             error_type=end.error_type,
             retryable=end.retryable,
@@ -374,7 +374,7 @@ class Session:
 
     async def _wait(self) -> None:
         """Wait until nothing is in flight, or there is room in a bulkhead, or somebody has waited long for that."""
-        loop = event_loop()
+        loop = current_backend()
         self._news = loop.create_event()
         with loop.create_cancel_scope() as scope:
             scope.deadline = min((parked.until for parked in self._parked.values()), default=math.inf)
@@ -407,7 +407,7 @@ class Session:
     async def _work(self) -> None:
         """Run ready calls, one after the other; whoever starts this counts it as a worker."""
         self._coming -= 1
-        loop = event_loop()
+        loop = current_backend()
         try:
             while self._ready:
                 index = heappop(self._ready)
@@ -415,7 +415,7 @@ class Session:
                 if not self._enter(index):
                     continue
                 if self._wanted > 0:
-                    await noticed(self._run(index), self.spread)
+                    await watch_first_suspend(self._run(index), self.spread)
                 else:
                     await self._run(index)
         finally:
@@ -475,7 +475,7 @@ class Session:
         return True
 
     def _park(self, index: int, bulkhead: Bulkhead, wake: Wake) -> None:
-        wake = waker(partial(self._unpark, index)) if wake is _NOBODY else wake
+        wake = make_waker(partial(self._unpark, index)) if wake is _NOBODY else wake
         until = anyio.current_time() + self._patience_s(index)
         self._parked[index] = Parked(bulkhead, wake, until)
         self._wake()  # whoever attends has to know until when
@@ -538,7 +538,7 @@ class _Told:
     def _tell(self, kind: ToolEventType, **details: Any) -> None:
         call, behind = self.job.call, self.job.kind
         try:
-            arguments = arguments_of(call)
+            arguments = parse_arguments(call)
         except (ValueError, RecursionError):  # of a queue that serves by itself
             arguments = {}
         self.queue.tell(

@@ -23,10 +23,10 @@ from agentfsm.core.messages import (
     Part,
     TextPart,
     ToolResult,
-    encodable,
+    replace_surrogates,
 )
 from agentfsm.engine.queue.parts import PARTS_CHARS, told
-from agentfsm.tally import BYTES
+from agentfsm.tokens.ledger import BYTE_COUNTER
 
 if TYPE_CHECKING:
     from agentfsm.core.errors import ModelRetry
@@ -75,7 +75,7 @@ def with_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
         pieces: What was returned, in reading order.
     """
     text, parts = told(pieces)
-    return encodable(kept(text, RECORD_CHARS - PARTS_CHARS)), parts
+    return replace_surrogates(kept(text, RECORD_CHARS - PARTS_CHARS)), parts
 
 
 def result_text(value: object) -> str:
@@ -92,14 +92,14 @@ def result_text(value: object) -> str:
         if not isinstance(value, str):
             return _json(_bounded(value))
         text = str.__str__(value)
-        return encodable(text if len(text) <= PIECE_CHARS else kept(text))
+        return replace_surrogates(text if len(text) <= PIECE_CHARS else kept(text))
     except BaseException as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
         return f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe(error)})"
 
 
 def decided(entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
     """Return the result of a call whose end was decided elsewhere than by its tool."""
-    return entry.closed(outcome, encodable(kept(content)))
+    return entry.build_result(outcome, replace_surrogates(kept(content)))
 
 
 def kept(text: str, room_chars: int = RECORD_CHARS) -> str:
@@ -142,7 +142,7 @@ def _short(item: object, room: int) -> object:
     if not isinstance(item, _TEXTS) or len(item) <= room:
         return item
     if isinstance(item, str):
-        return encodable(kept(item, room))
+        return replace_surrogates(kept(item, room))
     end = room // ESCAPED_CHARS // 2
     head, tail = [part.decode(errors="replace") for part in (item[:end], item[len(item) - end :])]
     return f"{head}\n[... {len(item) - 2 * end} bytes were dropped: too many to be kept ...]\n{tail}"
@@ -166,7 +166,7 @@ def _ends(text: str, chars: int) -> str:
 
 
 def _share(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> float:
-    return min(tool.shown_bytes / max(BYTES.count(text), 1), tool.shown_tokens / max(count(text), 1))
+    return min(tool.shown_bytes / max(BYTE_COUNTER.count(text), 1), tool.shown_tokens / max(count(text), 1))
 
 
 def _json(value: object) -> str:
@@ -176,7 +176,7 @@ def _json(value: object) -> str:
     except core.PydanticSerializationError as error:
         if "surrogates" not in str(error):  # half of a surrogate pair somewhere in it is replaced below
             raise
-    return encodable(json.dumps(core.to_jsonable_python(value, fallback=_plain), ensure_ascii=False))
+    return replace_surrogates(json.dumps(core.to_jsonable_python(value, fallback=_plain), ensure_ascii=False))
 
 
 @cache
@@ -202,7 +202,7 @@ def describe(error: BaseException) -> str:
 
 def _words(error: BaseException) -> str:
     try:
-        return encodable(str.__str__(str(error))[:ERROR_CHARS])
+        return replace_surrogates(str.__str__(str(error))[:ERROR_CHARS])
     except BaseException:  # noqa: BLE001  a broken __str__ must not hide the error, nor end the program
         return "(its text cannot be read)"
 
@@ -282,4 +282,4 @@ def unknown_text(name: str, known: Sequence[str]) -> str:
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     listed = ", ".join(known[:NAMES_SHOWN]) or "none"
     more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
-    return encodable(f"there is no tool {name[:100]!r}.{hint} Nothing was run. Tools: {listed}{more}.")
+    return replace_surrogates(f"there is no tool {name[:100]!r}.{hint} Nothing was run. Tools: {listed}{more}.")

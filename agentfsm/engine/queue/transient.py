@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm._http import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import ModelUnavailableError, TransientError
 from agentfsm.core.value import Value
-from agentfsm.retry_after import finite_s, seconds_of
 
 # 529 is what some services (Anthropic's among them) say when they are overloaded.
 PASSING_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
@@ -165,12 +165,13 @@ def _asked_s(error: BaseException) -> float | None:
     for name in ("retry_after_s", "retry_after"):
         number = _get(error, name)
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if is_number and (seconds := finite_s(number)) is not None:
+        if is_number and (seconds := parse_wait_s(number)) is not None:
             return seconds
     headers = _get(_get(error, "response"), "headers") or _get(error, "headers")
     with suppress(BaseException):  # no mapping, or one of something else than text
         return next(
-            (seconds_of(value, time.time()) for name, value in headers.items() if name.lower() == "retry-after"), None
+            (parse_retry_after(value, time.time()) for name, value in headers.items() if name.lower() == "retry-after"),
+            None,
         )
     return None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
+from agentfsm._http import parse_wait_s
 from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Usage
 from agentfsm.engine.drive.budget import NO_USAGE
@@ -18,8 +19,7 @@ from agentfsm.engine.think.reply import check_chunk, reply_of, usd_of
 from agentfsm.engine.watch.log import redacted
 from agentfsm.engine.watch.stream import CallDelta, Listener, TextDelta, ThinkingDelta, deltas
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
-from agentfsm.retry_after import finite_s
-from agentfsm.tally import BYTES_PER_TOKEN
+from agentfsm.tokens.ledger import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
@@ -107,9 +107,9 @@ def _may_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float) ->
     A run that works for another does not wait beyond its time: its caller learns at once that nothing will come.
     """
     run = journal.run
-    if run.reached is not None or attempt > limits.model_retries_of(run):
+    if run.limit_reached is not None or attempt > limits.max_model_retries(run):
         return False
-    return not limits.gives_up_early(run) or journal.used_s + wait_s < limits.seconds
+    return not limits.fails_fast(run) or journal.used_s + wait_s < limits.seconds
 
 
 def _why(error: ModelError) -> str:
@@ -126,8 +126,8 @@ async def _attempt(question: Question, pieces: _Pieces | None) -> tuple[Reply, U
     least = min(1 + settings.thinking_tokens, wanted) if settings.extra_body else 1
     price = partial(usd_of, engine.model)
     if drive.engine.last_answer:
-        drive.budget.keep_for_last(drive.tally.estimate, wanted, price)
-    granted, held = await drive.budget.reserve(drive.tally.estimate, wanted, longest, price, least)
+        drive.budget.keep_for_last(drive.tally.request_tokens, wanted, price)
+    granted, held = await drive.budget.reserve(drive.tally.request_tokens, wanted, longest, price, least)
     usage = NO_USAGE
     try:
         request = _request(question, granted if granted < wanted else None)
@@ -175,7 +175,7 @@ def _wait_s(engine: Engine, error: Exception, attempt: int) -> float:
     """Return how long to wait: what the server asked for, else doubled each time with jitter; never over the cap."""
     limits = engine.limits
     given = getattr(error, "retry_after_s", None)
-    asked = None if given is None else finite_s(given)  # a model of the user's own may say anything
+    asked = None if given is None else parse_wait_s(given)  # a model of the user's own may say anything
     backoff = limits.retry_wait_s * 2 ** (attempt - 1) * random.uniform(1.0, 1.5)  # noqa: S311  spreads, hides nothing
     return min(backoff if asked is None else asked, limits.retry_wait_max_s)
 
@@ -185,14 +185,14 @@ def _usage(question: Question, reply: Reply) -> Usage:
     if usage is None:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
         written = written if reply.native is None else max(written, len(reply.native.content))
-        asked = drive.tally.estimate
+        asked = drive.tally.request_tokens
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
     return priced(drive, drive.engine.model, usage)
 
 
 def priced(drive: Drive, model: Model, usage: Usage) -> Usage:
     """Return the usage of one reply with its price; where that is not known, the log says so, once for each model."""
-    usage = usage.priced(partial(usd_of, model))
+    usage = usage.with_price(partial(usd_of, model))
     if usage.unpriced and drive.engine.note_unpriced(model):
         drive.journal.log.info("price_unknown", model=model.name)
     return usage

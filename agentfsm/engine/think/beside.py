@@ -10,7 +10,7 @@ from agentfsm.core.messages import TextPart, Usage, UserMessage
 from agentfsm.engine.think.ask import priced
 from agentfsm.engine.think.reply import reply_of, usd_of
 from agentfsm.ports import Request
-from agentfsm.tally import estimated_tokens
+from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
     from agentfsm.engine.drive.drive import Drive
@@ -39,7 +39,7 @@ async def ask_beside(
     Raises:
         ModelError: when it cannot be asked, or the budget has no room; with what was spent.
     """
-    engine, asked = drive.engine, estimated_tokens(instructions + question)
+    engine, asked = drive.engine, estimate_tokens(instructions + question)
     who = engine.model if model is None else model
     try:
         granted, held = await drive.budget.reserve(asked, max_tokens, max_tokens, partial(usd_of, who))
@@ -55,7 +55,7 @@ async def ask_beside(
             timeout_s=engine.limits.model_timeout_s,
         )
         reply = await reply_of(who, request)
-        counted = Usage(input_tokens=asked, output_tokens=estimated_tokens(reply.text), estimated=True)
+        counted = Usage(input_tokens=asked, output_tokens=estimate_tokens(reply.text), estimated=True)
         usage = priced(drive, who, reply.usage or counted)
     except ModelError as error:
         usage = error.usage = priced(drive, who, error.usage or usage)

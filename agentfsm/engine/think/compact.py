@@ -9,14 +9,22 @@ from typing import TYPE_CHECKING, Final
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentfsm.compaction import AFTER_CUT, NOTE_TOKENS, Group, Room, groups_of, layout_of, tokens_of
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError
 from agentfsm.core.messages import Usage
-from agentfsm.core.view import Removed, Summarised, note
+from agentfsm.core.segments import Removed, Summarised, build_note
 from agentfsm.engine.think.beside import ask_beside
 from agentfsm.engine.think.offer import offered
-from agentfsm.tally import BYTES, PORTION, count_message
+from agentfsm.ports.context import (
+    MAX_NOTE_TOKENS,
+    TARGET_SHARE,
+    CompactionBudget,
+    MessageGroup,
+    build_segments,
+    count_tokens,
+    group_messages,
+)
+from agentfsm.tokens.ledger import BATCH_MESSAGES, BYTE_COUNTER, count_message
 
 if TYPE_CHECKING:
     from agentfsm.core.settings import Settings
@@ -32,16 +40,18 @@ REASON_CHARS: Final = 200
 async def compacted(drive: Drive, tools: Sequence[ToolDefinition], settings: Settings) -> e.Compacted | None:
     """Return the event that makes room in the context window; None where there is enough, or no more can be made."""
     engine, run, tally = drive.engine, drive.journal.run, drive.tally
-    while not tally.follow(run, PORTION):
+    while not tally.update(run, BATCH_MESSAGES):
         await checkpoint()  # a long history was opened: the event loop goes on while it is counted
-    if tally.shown <= engine.allowance_tokens(tally, settings) or run.cuts:  # right behind one there is no more to cut
+    if (
+        tally.shown_tokens <= engine.allowance_tokens(tally, settings) or run.recent_compactions
+    ):  # right behind one there is no more to cut
         return None
     await _count_tokens(drive, tools)
     allowance, room = engine.allowance_tokens(tally, settings), engine.room_tokens(tally, settings)
-    if tally.shown <= allowance:
+    if tally.shown_tokens <= allowance:
         return None
-    why = f"{tally.shown:,} tokens of messages, {room:,} of room in the window of {engine.model.name}"
-    return await _compacted(drive, AFTER_CUT * allowance, allowance, why)
+    why = f"{tally.shown_tokens:,} tokens of messages, {room:,} of room in the window of {engine.model.name}"
+    return await _compacted(drive, TARGET_SHARE * allowance, allowance, why)
 
 
 async def compact_after_refusal(drive: Drive, error: ModelError) -> e.Compacted | None:
@@ -50,20 +60,20 @@ async def compact_after_refusal(drive: Drive, error: ModelError) -> e.Compacted 
     None where there were so many already that another would not help, or no more can be made.
     """
     run, tally = drive.journal.run, drive.tally
-    if run.cuts >= MAX_CUTS or len(run.messages) == 1:  # the task alone
+    if run.recent_compactions >= MAX_CUTS or len(run.messages) == 1:  # the task alone
         return None
     await _count_tokens(drive, offered(drive))
-    half = AFTER_CUT * tally.shown
+    half = TARGET_SHARE * tally.shown_tokens
     return await _compacted(drive, half, half, str(error)[:REASON_CHARS])
 
 
 async def _count_tokens(drive: Drive, tools: Sequence[ToolDefinition]) -> None:
     """Count with the model's own vocabulary, where only bytes were counted: a sure bound, but a coarse one."""
     engine, tally = drive.engine, drive.tally
-    if tally.counter is BYTES:
+    if tally.counter is BYTE_COUNTER:
         counter = await engine.load_counter(engine.model.name)
-        tally.overhead = engine.overhead_tokens(counter, tools)
-        for _ in tally.recounting(drive.journal.run, counter):
+        tally.overhead_tokens = engine.overhead_tokens(counter, tools)
+        for _ in tally.recount_in_batches(drive.journal.run, counter):
             await checkpoint()
 
 
@@ -72,22 +82,22 @@ async def _compacted(drive: Drive, target: float, limit: float, why: str) -> e.C
     run, tally = drive.journal.run, drive.tally
     aside = _Aside(drive)
     count = partial(count_message, counter=tally.counter)
-    room = Room(
-        tokens=int(target) - NOTE_TOKENS,
-        limit_tokens=int(limit) - NOTE_TOKENS,
+    room = CompactionBudget(
+        target_tokens=int(target) - MAX_NOTE_TOKENS,
+        limit_tokens=int(limit) - MAX_NOTE_TOKENS,
         history=run.messages,
         model=drive.engine.model,
         count=count,
         ask=aside.ask,
     )
-    groups, names = await _worked(groups_of(run, tally), room, aside)
-    start, head = layout_of(groups, len(run.messages))
-    before = tally.shown
-    after = tokens_of(groups) + sum(count(note(entry)) for entry in head if isinstance(entry, Removed))
+    groups, names = await _worked(group_messages(run, tally), room, aside)
+    start, head = build_segments(groups, len(run.messages))
+    before = tally.shown_tokens
+    after = count_tokens(groups) + sum(count(build_note(entry)) for entry in head if isinstance(entry, Removed))
     if after >= before and not aside.usage.tokens:
         return None
     if after >= before:  # what was asked for in vain is paid for all the same
-        start, head, after, names = run.window, run.layout, before, []
+        start, head, after, names = run.cutoff, run.segments, before, []
     drive.journal.log.info("compacted", before=before, after=after, policies=", ".join(names))
     return e.Compacted(
         start=start,
@@ -100,7 +110,9 @@ async def _compacted(drive: Drive, target: float, limit: float, why: str) -> e.C
     )
 
 
-async def _worked(groups: tuple[Group, ...], room: Room, aside: _Aside) -> tuple[tuple[Group, ...], list[str]]:
+async def _worked(
+    groups: tuple[MessageGroup, ...], room: CompactionBudget, aside: _Aside
+) -> tuple[tuple[MessageGroup, ...], list[str]]:
     """Return what the policies leave of the groups, and which of them changed something."""
     names: list[str] = []
     for policy in aside.drive.engine.context.policies:
@@ -115,14 +127,14 @@ async def _worked(groups: tuple[Group, ...], room: Room, aside: _Aside) -> tuple
     return groups, names
 
 
-def _check(policy: str, before: Sequence[Group], left: Sequence[Group]) -> None:
+def _check(policy: str, before: Sequence[MessageGroup], left: Sequence[MessageGroup]) -> None:
     """Check that a policy has kept what must be kept, and made nothing up.
 
     Raises:
         MisuseError: when it has not.
     """
-    spans = [each.shown for each in left if not isinstance(each.shown, Summarised)]
-    places = {(span.start, span.end) for each in before if not isinstance(span := each.shown, Summarised)}
+    spans = [each.segment for each in left if not isinstance(each.segment, Summarised)]
+    places = {(span.start, span.end) for each in before if not isinstance(span := each.segment, Summarised)}
     firsts = [span.start for span in spans]
     if not {(span.start, span.end) for span in spans} <= places or firsts != sorted(set(firsts)):
         raise MisuseError(f"{policy} returned groups that it was not given, or not in their order, or one twice")

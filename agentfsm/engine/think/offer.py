@@ -27,7 +27,7 @@ def offered(drive: Drive) -> Sequence[ToolDefinition]:
     """Return the definitions of the tools that the model is told of, in the order of registration."""
     engine, run = drive.engine, drive.journal.run
     answer = () if engine.answers is None or engine.answers.definition is None else (engine.answers.definition,)
-    if run.reached is not None:
+    if run.limit_reached is not None:
         return answer
     if run.offered is not None:
         definitions = _chosen(drive, frozenset(run.offered))

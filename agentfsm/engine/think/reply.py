@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 
+from agentfsm._concurrency import is_foreign_cancellation
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import Native, Usage
+from agentfsm.core.messages import NativeReply, Usage
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, TextChunk, ThinkingChunk
-from agentfsm.reply_size import MAX_CALLS, USUAL_ARGUMENTS_CHARS, USUAL_TEXT_CHARS, excess
-from agentfsm.threads import is_foreign
+from agentfsm.reply_size import MAX_REPLY_CALLS, USUAL_ARGUMENTS_CHARS, USUAL_TEXT_CHARS, find_reply_excess
 
 if TYPE_CHECKING:
     from agentfsm.ports import Emit, Model, Request
@@ -47,14 +47,14 @@ async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> 
     if reply.usage is not None:
         _check_usage(model, "returned a Reply", reply.usage)
     # A slice is empty, and takes no call either, where a reply is of a usual size.
-    is_large: object = reply.native or reply.calls[MAX_CALLS:] or reply.text[USUAL_TEXT_CHARS:]
+    is_large: object = reply.native or reply.calls[MAX_REPLY_CALLS:] or reply.text[USUAL_TEXT_CHARS:]
     for call in reply.calls:
         if call.__class__ is not ProposedCall or not (
             call.arguments.__class__ is call.name.__class__ is call.id.__class__ is str
         ):
             _check_call(model, call)
         is_large = is_large or call.arguments[USUAL_ARGUMENTS_CHARS:]
-    if is_large and (over := excess(reply)) is not None:
+    if is_large and (over := find_reply_excess(reply)) is not None:
         raise _too_large(model, over, reply.usage)
     return reply
 
@@ -71,7 +71,7 @@ async def _asked(model: Model, request: Request, emit: Emit | None) -> Reply:
     except OSError as error:  # a model of the user's own, which does not translate it
         raise ModelUnavailableError(f"{model.name} cannot be reached: {str(error) or type(error).__name__}") from error
     except anyio.get_cancelled_exc_class() as cancellation:
-        if not is_foreign(cancellation):
+        if not is_foreign_cancellation(cancellation):
             raise
         raise ModelUnavailableError(f"{model.name} waited for a task that somebody else cancelled") from cancellation
     except TypeError:
@@ -110,7 +110,7 @@ _REPLY: Final[_Fields] = {
     "text": (str, "'' where it says nothing"),
     "calls": (tuple | list, "a tuple of ProposedCall"),
     "finish_reason": (FinishReason, "a FinishReason, for example FinishReason.LENGTH for a reply that was cut off"),
-    "native": (Native | None, "Native(provider=..., content=...), or None"),
+    "native": (NativeReply | None, "Native(provider=..., content=...), or None"),
     "model": (str, "the name of the model that answered, or ''"),
 }
 _NATIVE: Final[_Fields] = {"provider": (str, "a text"), "content": (str, "the JSON text")}

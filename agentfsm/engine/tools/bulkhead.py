@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import attrs
 
+from agentfsm._concurrency import ThreadWaiter, notify_all
 from agentfsm.core.errors import MisuseError
-from agentfsm.threads import Bell, ring
 
 Wake: TypeAlias = Callable[[], None]
 
@@ -104,7 +104,7 @@ class Bulkhead:
         changes nothing.
 
         Args:
-            wake: Must neither block nor raise, like what `agentfsm.threads.waker` makes.
+            wake: Must neither block nor raise, like what `agentfsm._concurrency.waker` makes.
         """
         with self._lock:
             if wake not in self._woken:
@@ -137,8 +137,8 @@ class Bulkhead:
 @asynccontextmanager
 async def passed(bulkhead: Bulkhead) -> AsyncIterator[None]:
     """Wait for a place, in any event loop, and give it back at the end of the block."""
-    bell = Bell()
-    wake = partial(ring, [bell])
+    bell = ThreadWaiter()
+    wake = partial(notify_all, [bell])
     if not bulkhead.try_enter(wake):
         bulkhead.on_room(wake)
         try:

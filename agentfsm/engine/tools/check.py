@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import attrs
 
 from agentfsm.core.value import Value
-from agentfsm.tally import estimated_tokens
+from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
     from agentfsm.engine.tools.tool import Tool
@@ -226,7 +226,7 @@ def _held(schema: _Schema) -> Iterator[_Schema]:
 
 def _size(tool: _Tool, count: Count | None) -> Iterator[Finding]:
     text = json.dumps(tool.definition.openai(), ensure_ascii=False, default=str)
-    tokens = (count or estimated_tokens)(text)
+    tokens = (count or estimate_tokens)(text)
     if tokens > TOKENS:
         message = (
             f"its definition has {'about ' if count is None else ''}{tokens:,} tokens, which every request pays for; "

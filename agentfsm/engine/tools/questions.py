@@ -10,8 +10,8 @@ import attrs
 
 from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import encodable
-from agentfsm.core.plain import encode_json
+from agentfsm.core.json_text import encode_json
+from agentfsm.core.messages import replace_surrogates
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
@@ -57,13 +57,19 @@ def checked(questions: Sequence[Question]) -> tuple[Question, ...]:
 
 def _copy(question: Question) -> Question:
     """Return a question as the journal holds it, that shares nothing with the tool's."""
-    schema = None if question.schema is None else json.loads(encodable(json.dumps(question.schema, ensure_ascii=False)))
-    return attrs.evolve(question, message=encodable(question.message), url=encodable(question.url), schema=schema)
+    schema = (
+        None
+        if question.schema is None
+        else json.loads(replace_surrogates(json.dumps(question.schema, ensure_ascii=False)))
+    )
+    return attrs.evolve(
+        question, message=replace_surrogates(question.message), url=replace_surrogates(question.url), schema=schema
+    )
 
 
 def _flaw_of(question: Question) -> str | None:
     key, message, url = question.key, question.message, question.url
-    if not 1 <= len(key) <= KEY_CHARS or encodable(key) != key:
+    if not 1 <= len(key) <= KEY_CHARS or replace_surrogates(key) != key:
         return f"its key has to be 1 to {KEY_CHARS} characters of text"
     if not message.strip() or len(message) > MESSAGE_CHARS:
         return f"its message has to be 1 to {MESSAGE_CHARS:,} characters, and has {len(message):,}"
@@ -147,7 +153,7 @@ def fitting(question: Question, content: Any) -> dict[str, Any]:
     if not isinstance(content, Mapping | None):
         raise MisuseError(f"the answer to {question.key!r} has to be an object, not {type(content).__name__}")
     try:
-        text = encodable(encode_json(dict(content or {})))
+        text = replace_surrogates(encode_json(dict(content or {})))
     except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"the answer to {question.key!r} has to be plain JSON: {error}") from None
     if len(text) > ANSWER_CHARS:

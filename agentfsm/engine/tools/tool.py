@@ -25,14 +25,14 @@ import attrs
 
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
-from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.fingerprint import short_hash
 from agentfsm.engine.schema.bound import Arguments, Bound
 from agentfsm.engine.tools import faults
 from agentfsm.engine.tools.breaker import Breaker
 from agentfsm.engine.tools.bulkhead import Bulkhead
 from agentfsm.engine.tools.context import Ended, Found, RunContext, ToolKind
 from agentfsm.engine.tools.permission import Level
-from agentfsm.ports import Clock, Store, ToolDefinition, plain_json
+from agentfsm.ports import Clock, Store, ToolDefinition, to_mutable_json
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON, ToolCall
@@ -166,7 +166,7 @@ class Tool(Generic[P, R]):
 
     def digest_of(self, call: ToolCall) -> str:
         """Return what an approval is bound to: a hash of the tool as it is, and of the exact arguments."""
-        return hash_of(f"{self.digest}\n{call.name}\n{call.arguments}", DIGEST_CHARS)
+        return short_hash(f"{self.digest}\n{call.name}\n{call.arguments}", DIGEST_CHARS)
 
     @property
     def may_start_early(self) -> bool:
@@ -177,7 +177,9 @@ class Tool(Generic[P, R]):
     def digest(self) -> str:
         """Hash of what the tool is to those who decide on it: its description, its schema, what its author declares."""
         shape = [self.name, self.description, self.read_only, self.idempotent, self.strict]
-        return hash_of(json.dumps([*shape, plain_json(self.parameters)], sort_keys=True, default=str), DIGEST_CHARS)
+        return short_hash(
+            json.dumps([*shape, to_mutable_json(self.parameters)], sort_keys=True, default=str), DIGEST_CHARS
+        )
 
     @property
     def definition(self) -> ToolDefinition:

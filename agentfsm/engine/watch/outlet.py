@@ -18,9 +18,9 @@ from typing import Any, Final
 import anyio
 import attrs
 
+from agentfsm._concurrency import make_waker
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine.watch.log import LOGGER
-from agentfsm.threads import waker
 
 # Events that wait for the callback: a run's worth, and small beside the run itself.
 BUFFER: Final = 1_000
@@ -100,7 +100,7 @@ class Outlet:
             if self._told == self._taken:
                 return
             over = anyio.Event()
-            drain = _Drain(self._taken, waker(over.set))
+            drain = _Drain(self._taken, make_waker(over.set))
             self._drains.append(drain)
         timer = threading.Timer(DRAIN_S, drain.wake)
         try:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeAlias
 import anyio
 import attrs
 
+from agentfsm._concurrency import current_backend
 from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ToolResult, Usage
 from agentfsm.core.run import A_co, Run
 from agentfsm.core.value import Value
 from agentfsm.engine.tools.context import ToolKind
-from agentfsm.threads import event_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Iterator
@@ -285,7 +285,7 @@ class Feed(Generic[T]):
     async def __aenter__(self) -> Self:
         if self._new_event is not None:
             raise MisuseError(f"a stream is entered once, and this one was: make another, {self.usage}")
-        self._new_event = event_loop().create_event
+        self._new_event = current_backend().create_event
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._run)

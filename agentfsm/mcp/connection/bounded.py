@@ -14,8 +14,8 @@ from typing import Any, Final
 import httpx2
 from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 
+from agentfsm._http import parse_retry_after
 from agentfsm.mcp.connection.trouble import ERROR, NOT_FOUND, SEEN, Seen, TooLongError, words
-from agentfsm.retry_after import seconds_of
 
 # Bytes of one message, any larger than which is not taken in: a result of 10 MB must come through, and what the journal
 # keeps of one is less than this.
@@ -70,7 +70,7 @@ class BoundedClient(httpx2.AsyncClient):
         seen.error, seen.status, seen.retry_after_s = None, response.status_code, None
         if response.status_code >= ERROR:
             wait = response.headers.get("retry-after")
-            seen.retry_after_s = None if wait is None else seconds_of(wait, time.time())
+            seen.retry_after_s = None if wait is None else parse_retry_after(wait, time.time())
             self._failed()
         if seen is not asked and response.status_code == NOT_FOUND:
             asked.is_forgotten = True

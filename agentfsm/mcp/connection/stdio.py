@@ -30,7 +30,7 @@ from mcp.os.win32.utilities import ServerProcess
 from mcp.shared.message import SessionMessage
 from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
-from agentfsm.core.messages import encodable
+from agentfsm.core.messages import replace_surrogates
 from agentfsm.mcp.connection.bounded import MESSAGE_BYTES, is_of_use
 
 # Bytes of what a server that died wrote to its standard error.
@@ -220,7 +220,7 @@ def _mended(line: bytes) -> Any:
     """Return a message in which only halves of surrogate pairs are wrong, which some languages let through."""
     try:
         return jsonrpc_message_adapter.validate_json(
-            encodable(json.dumps(json.loads(line), ensure_ascii=False)), by_name=False
+            replace_surrogates(json.dumps(json.loads(line), ensure_ascii=False)), by_name=False
         )
     except (ValueError, RecursionError):
         return None

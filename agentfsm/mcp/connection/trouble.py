@@ -29,7 +29,7 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
-from agentfsm.core.messages import ErrorType, Outcome, encodable
+from agentfsm.core.messages import ErrorType, Outcome, replace_surrogates
 from agentfsm.core.value import Value
 from agentfsm.engine.queue.transient import PASSING_STATUSES
 from agentfsm.engine.tools.context import Ended
@@ -392,7 +392,7 @@ def _unread(error: ValidationError) -> str:
 
 
 def _failed(text: str, error_type: ErrorType, *, retryable: bool = False) -> Ended:
-    return Ended(outcome=Outcome.FAILED, content=encodable(text), error_type=error_type, retryable=retryable)
+    return Ended(outcome=Outcome.FAILED, content=replace_surrogates(text), error_type=error_type, retryable=retryable)
 
 
 def words(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 import mcp.types as m
 
-from agentfsm.core.clean import clean, exact_json
+from agentfsm.core.clean import format_exact_json, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.mcp.serving.asking import Asking, Context, UnansweredError, Underway
 
@@ -39,8 +39,8 @@ class Approval(Value):
     @property
     def text(self) -> str:
         """The question with the exact arguments; hidden characters are spelt out."""
-        says = f"{clean(self.description)}\n\n" if self.description else ""
-        return f"May {self.tool} run?\n\n{says}Arguments: {exact_json(self.arguments)}"
+        says = f"{strip_unsafe(self.description)}\n\n" if self.description else ""
+        return f"May {self.tool} run?\n\n{says}Arguments: {format_exact_json(self.arguments)}"
 
     async def put(
         self, asking: Asking, ctx: Context, underway: Underway, replies: Mapping[str, Any] | None

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import mcp.types as m
 
-from agentfsm.core.clean import clean
+from agentfsm.core.clean import strip_unsafe
 from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine.tools.questions import fitting
@@ -42,9 +42,9 @@ async def inquired(
 
 def _request(question: Question) -> Asked:
     if question.url:
-        return m.ElicitRequestURLParams(message=clean(question.message), url=question.url)
+        return m.ElicitRequestURLParams(message=strip_unsafe(question.message), url=question.url)
     schema = {"type": "object", "properties": {}, **(question.schema or {})}
-    return m.ElicitRequestFormParams(message=clean(question.message), requested_schema=schema)
+    return m.ElicitRequestFormParams(message=strip_unsafe(question.message), requested_schema=schema)
 
 
 def _told(underway: Underway, replies: Mapping[str, Any], lead: str) -> Underway:

@@ -16,11 +16,11 @@ from mcp import MCPError
 from mcp.shared.path_security import contains_path_traversal, is_absolute_path
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
+from agentfsm._concurrency import start_in_thread
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, ImagePart, TextPart, UserMessage, data_of
+from agentfsm.core.messages import AssistantMessage, ImagePart, TextPart, UserMessage, read_inline_data
 from agentfsm.core.value import Value
 from agentfsm.engine.queue.render import describe, result_text
-from agentfsm.threads import in_thread
 
 T = TypeVar("T")
 
@@ -220,7 +220,7 @@ def block_of(part: Any) -> m.ContentBlock:
     """Return a part as the protocol has it: whole, or a link to it."""
     if isinstance(part, TextPart):
         return m.TextContent(text=part.text)
-    carried = data_of(part)
+    carried = read_inline_data(part)
     if carried is None:
         return m.ResourceLink(uri=part.url, name=getattr(part, "name", "") or part.url)
     kind, data = carried
@@ -245,7 +245,7 @@ async def called(function: Callable[[], Any], what: str) -> Any:
     inner = getattr(function, "func", function)
     with anyio.move_on_after(TIMEOUT_S):
         try:
-            value = function() if iscoroutinefunction(inner) else await in_thread(function).wait()
+            value = function() if iscoroutinefunction(inner) else await start_in_thread(function).wait()
             return await value if isawaitable(value) else value
         except MCPError:
             raise

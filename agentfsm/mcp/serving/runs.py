@@ -19,7 +19,7 @@ import mcp.types as m
 from mcp import MCPError
 from pydantic import Field
 
-from agentfsm.core.codec import message_json
+from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, ArgumentsError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
@@ -30,7 +30,7 @@ from agentfsm.engine.tools.registry import ToolRegistry
 from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.mcp.serving.bus import Bus
 from agentfsm.mcp.serving.offers import Resource
-from agentfsm.ports import Filter, Summary
+from agentfsm.ports import Filter, RunSummary
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
@@ -146,11 +146,11 @@ class ServedRuns:
             tasks.cancel_scope.cancel()
 
     async def _work(self) -> None:
-        worker = Worker(agent=self.agent, drive=self._drive, deps=self.deps, parallel=PARALLEL, poll_s=POLL_S)
+        worker = Worker(agent=self.agent, execute=self._drive, deps=self.deps, parallel=PARALLEL, poll_s=POLL_S)
         with anyio.CancelScope() as scope:
             shift = self._shifts[worker] = _Shift(scope)
             try:
-                await worker.work(until_idle=False)
+                await worker.run(until_idle=False)
             finally:
                 del self._shifts[worker]
                 shift.ended.set()
@@ -211,7 +211,7 @@ class ServedRuns:
 
     def _look(self) -> None:
         for worker in self._shifts:
-            worker.look()
+            worker.wake()
 
     # Its tools.
 
@@ -411,7 +411,7 @@ class ServedRuns:
             "created_at": run.created_at,
             "updated_at": run.updated_at,
             "messages_before": before,
-            "messages": [_shown(message_json(message)) for message in run.messages[before:]],
+            "messages": [_shown(message_to_json(message)) for message in run.messages[before:]],
             "cost": attrs.asdict(self.agent.cost(run)),
         }
 
@@ -483,7 +483,7 @@ def _place(cursor: str) -> tuple[float, int]:
     return place
 
 
-def _line(line: Summary) -> m.Resource:
+def _line(line: RunSummary) -> m.Resource:
     status = "waiting" if line.waiting else str(line.state)
     return m.Resource(
         uri=f"{URI}{line.id}",

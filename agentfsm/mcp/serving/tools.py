@@ -16,7 +16,7 @@ import mcp.types as m
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from agentfsm.core.errors import AgentError, ArgumentsError
-from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, encodable
+from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.engine.act.decide import described, needs_approval, patience_s
 from agentfsm.engine.queue import render
 from agentfsm.engine.queue.dispatch import End, Host, Job, failed
@@ -172,7 +172,7 @@ class ServedTools:
     def _call(self, params: m.CallToolRequestParams) -> ToolCall:
         number, key = f"m{next(self._numbers)}", secrets.token_hex(16)
         try:
-            text = encodable(json.dumps(params.arguments or {}, ensure_ascii=False))
+            text = replace_surrogates(json.dumps(params.arguments or {}, ensure_ascii=False))
         except (ValueError, RecursionError) as error:
             return ToolCall(id=number, name=params.name, arguments="{}", key=key, malformed=render.describe(error))
         return ToolCall(id=number, name=params.name, arguments=text, key=key)
@@ -295,7 +295,7 @@ def _note(send: MemoryObjectSendStream[str], event: object) -> None:
     """Pass on a note of progress, where there is room for it."""
     if isinstance(event, ToolEvent) and event.type is ToolEventType.PROGRESS:
         try:
-            send.send_nowait(encodable(event.message))
+            send.send_nowait(replace_surrogates(event.message))
         except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             return
 

@@ -12,7 +12,7 @@ import mcp.types as m
 from anyio.lowlevel import checkpoint
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.hidden import hidden_in, spelt_out
+from agentfsm.core.text_safety import escape_hidden, find_hidden
 from agentfsm.core.value import Value
 from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp.connection.sift import Unfit
@@ -90,7 +90,7 @@ async def _sorted(
     refused: dict[str, str] = {}
     for each in wanted:
         if isinstance(each, Unfit):
-            refused[spelt_out(each.name)] = each.why
+            refused[escape_hidden(each.name)] = each.why
             continue
         await checkpoint()
         try:
@@ -100,7 +100,7 @@ async def _sorted(
         except MisuseError as error:
             flaw = str(error)
         if flaw is not None:
-            refused[spelt_out(each.name)] = flaw
+            refused[escape_hidden(each.name)] = flaw
     return usable, refused
 
 
@@ -114,7 +114,7 @@ def _flaw(listed: m.Tool, text: Text) -> str | None:
 
 
 def _flaw_of(instructions: str) -> str | None:
-    if (found := hidden_in(instructions)) is not None:
+    if (found := find_hidden(instructions)) is not None:
         return f"they hold the hidden character {found}"
     size = len(instructions)
     return f"they have {size:,} characters, where {_LONGEST:,} are read" if size > _LONGEST else None

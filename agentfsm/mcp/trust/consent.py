@@ -16,9 +16,9 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from agentfsm.core.fingerprint import hash_of
-from agentfsm.core.hidden import spelt_out
+from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON
+from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.connection.launch import Launch, Remote, Stdio
 from agentfsm.mcp.errors import MCPServerError
@@ -65,7 +65,7 @@ def start_text(launch: Launch, written: Mapping[str, JSON] | None = None) -> Tex
     start: dict[str, Any] = dict(written) if written is not None else _parts(launch)
     for name in _SECRETS:
         if isinstance(values := start.get(name), Mapping):
-            start[name] = {key: f"sha256:{hash_of(str(value), _SECRET_HASH_CHARS)}" for key, value in values.items()}
+            start[name] = {key: f"sha256:{short_hash(str(value), _SECRET_HASH_CHARS)}" for key, value in values.items()}
     return Text.of(start)
 
 
@@ -99,7 +99,7 @@ def start_shown(launch: Launch) -> str:
 
 def _one_line(text: str) -> str:
     """Return the text on one line, so that no server can write lines of its own into what a person reads."""
-    return spelt_out(text).replace("\n", "\\n").replace("\t", "\\t")
+    return escape_hidden(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -186,7 +186,7 @@ class Gate:
         return withheld
 
     async def _asked(self, wish: Wish, shown: str) -> bool:
-        mark = hash_of(shown, HASH_CHARS)
+        mark = short_hash(shown, HASH_CHARS)
         if self.consent is None or mark in self._declined:
             return False
         approved = await self.consent(Proposal(server=self.server, wish=wish, shown=shown)) is True

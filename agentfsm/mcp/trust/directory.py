@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol
 import attrs
 
 from agentfsm.core.errors import ModelRetry
-from agentfsm.core.fingerprint import hash_of
-from agentfsm.core.hidden import hidden_in
+from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON
+from agentfsm.core.text_safety import find_hidden
 from agentfsm.core.value import Value
 from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.tools.permission import Level
@@ -56,7 +56,7 @@ class Candidate(Value):
     @property
     def id(self) -> str:
         """What it is asked for by: its name, and a hash of the entry, so that no other comes in its place."""
-        return f"{self.name}@{hash_of(json.dumps(self.entry, sort_keys=True), DIGEST_CHARS)}"
+        return f"{self.name}@{short_hash(json.dumps(self.entry, sort_keys=True), DIGEST_CHARS)}"
 
 
 class ServerDirectory(Protocol):
@@ -198,9 +198,9 @@ class FoundServers:
 
     def _candidate_entry(self, candidate: Candidate) -> Entry:
         for text in texts_in([candidate.name, candidate.description, candidate.entry]):
-            if (found := hidden_in(text)) is not None:
+            if (found := find_hidden(text)) is not None:
                 raise MCPServerError(f"the server {candidate.name!r} holds the hidden character {found}")
-        mark = hash_of(candidate.id, _MARK_CHARS)
+        mark = short_hash(candidate.id, _MARK_CHARS)
         readable = server_name_of(candidate.name)[: SERVER_CHARS - _MARK_CHARS - 1].rstrip("-")
         return self._entry(candidate.entry, f"{readable}-{mark}")
 

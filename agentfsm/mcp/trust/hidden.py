@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import mcp.types as m
 
-from agentfsm.core.hidden import hidden_in
+from agentfsm.core.text_safety import find_hidden
 
 # With which a name would write lines of its own into what a person reads.
 _LINES: Final = frozenset("\t\n\r")
@@ -28,7 +28,7 @@ def flaw_in(listed: m.Tool) -> str | None:
     ]
     for place, value in places:
         for text in texts_in(value):
-            if (found := hidden_in(text)) is not None:
+            if (found := find_hidden(text)) is not None:
                 return f"its {place} holds the hidden character {found}"
     return None
 

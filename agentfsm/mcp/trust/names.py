@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.fingerprint import short_hash
 from agentfsm.engine.tools.tool import NAME_CHARS
 
 # Between the names of a server and of its tool; the first one in a name ends the server's.
@@ -52,4 +52,4 @@ def tool_name(server: str, own: str) -> str:
     if _PLAIN.fullmatch(own) and len(name) <= NAME_CHARS and not _LIKE_CHANGED.fullmatch(own):
         return name
     readable = re.sub(r"[^A-Za-z0-9_-]", "_", name)[: NAME_CHARS - _HASH_CHARS - 1]
-    return f"{readable}-{hash_of(own, _HASH_CHARS)}"
+    return f"{readable}-{short_hash(own, _HASH_CHARS)}"

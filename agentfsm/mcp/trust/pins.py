@@ -20,9 +20,9 @@ import attrs
 import jiter
 import mcp.types as m
 
-from agentfsm.core.fingerprint import hash_of
-from agentfsm.core.hidden import spelt_out
+from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON
+from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
 
@@ -46,12 +46,12 @@ class Text(Value):
     @property
     def hash(self) -> str:
         """SHA-256 of it, as 64 hexadecimal digits."""
-        return hash_of(self.text, HASH_CHARS)
+        return short_hash(self.text, HASH_CHARS)
 
     @classmethod
     def of(cls, value: JSON) -> Text:
         """Return a JSON value as a person reads it: indented, keys in order, hidden characters spelt out."""
-        return cls(spelt_out(json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True)))
+        return cls(escape_hidden(json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True)))
 
     def difference(self, newer: Text, title: str) -> str:
         """Return what is not the same in a newer one, as a unified diff."""

@@ -16,8 +16,8 @@ import attrs
 import mcp.types as m
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
-from agentfsm.core.hidden import spelt_out
 from agentfsm.core.messages import JSON
+from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.engine.schema.bound import Arguments
 from agentfsm.engine.schema.json_schema import signature_of_schema
@@ -176,7 +176,7 @@ def described(server: str, listed: m.Tool, arguments: Arguments) -> str:
     title = title_of(listed)
     called = f"{listed.name!r} ({title})" if title and title != listed.name else repr(listed.name)
     given = ", ".join(f"{name}={_short(value)}" for name, value in vars(arguments).items())
-    return spelt_out(f"Call the tool {called} of the MCP server {server!r} with {given or 'no arguments'}.")
+    return escape_hidden(f"Call the tool {called} of the MCP server {server!r} with {given or 'no arguments'}.")
 
 
 def _short(value: object) -> str:

@@ -10,7 +10,7 @@ from agentfsm.core.errors import ConflictError, LeaseLostError
 from agentfsm.core.events import EVENTS, AnswerGiven, Observed
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Usage
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.testing.conformance.driving import DONE, Driver, at_version, every_event, header, refused, words
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Appends:
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             group.start_soon(wait)
-        assert [*answers, await commit.wait(), commit.is_settled] == [True, True, True, True]
+        assert [*answers, await commit.wait(), commit.is_done] == [True, True, True, True]
 
     async def test_a_cancelled_wait_does_not_undo_the_append(self, store: Store) -> None:
         """Who stops waiting does not take back what was asked for."""
@@ -93,7 +93,7 @@ class Appends:
         """An append that does not follow on what is stored writes nothing."""
         driver = await Driver.of(store)
         await driver.append(Observed()).wait()
-        stale = begin(header()).apply(Observed(at=9.0))
+        stale = begin_run(header()).apply(Observed(at=9.0))
         await refused(store.append(driver.lease, stale, (Observed(at=9.0),)), ConflictError)
         ahead = at_version(driver.run, 7)
         await refused(store.append(driver.lease, ahead, (DONE,)), ConflictError)
@@ -173,7 +173,7 @@ class Appends:
                 group.start_soon(drive, number)
         for number in range(40):
             stored = await store.read(f"r{number}")
-            run = begin(stored.header).fold(stored.events)
+            run = begin_run(stored.header).fold(stored.events)
             assert (run.state, run.turn, stored.events[0].at) == (State.DONE, 4, float(number))
 
     async def test_a_read_can_start_in_the_middle(self, store: Store) -> None:

@@ -24,7 +24,7 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
 )
-from agentfsm.core.run import Header, begin
+from agentfsm.core.run import Header, begin_run
 from agentfsm.ports import Filter
 from agentfsm.testing.conformance.driving import DONE, HOSTILE, Driver, finished, header, ids, turn_of, winners, words
 
@@ -132,12 +132,12 @@ class Creation:
     async def test_a_journal_may_begin_with_events(self, store: Store) -> None:
         """A run may be created with its first events: they are read, they count in the list, and appends go on."""
         first = Observed(at=1.0)
-        events = (first, *turn_of(begin(header()).apply(first)))
+        events = (first, *turn_of(begin_run(header()).apply(first)))
         head, lease = await store.create(header(), events=events)
         assert (lease.version, (await store.read("r1")).events) == (6, events)
         (line,) = await store.runs()
         assert (line.state, line.turn, line.version, line.tokens, line.updated_at) == (State.THINK, 1, 6, 7, 7.0)
-        assert await Driver(store, lease, begin(head).fold(events)).append(DONE).wait()
+        assert await Driver(store, lease, begin_run(head).fold(events)).append(DONE).wait()
         assert (await store.read("r1")).events == (*events, DONE)
 
     async def test_a_journal_begins_once(self, store: Store) -> None:
@@ -160,7 +160,7 @@ class Creation:
     async def test_a_journal_may_begin_with_many_events(self, store: Store) -> None:
         """Five hundred events are one beginning."""
         events: tuple[Event, ...] = (Observed(at=1.0),)
-        run = begin(header()).fold(events)
+        run = begin_run(header()).fold(events)
         for _ in range(100):
             more = turn_of(run)
             run = run.fold(more)
@@ -195,7 +195,7 @@ class Creation:
         for number, durability in enumerate(choices):
             _head, lease = await store.create(header(f"r{number}"), durability=durability)
             assert lease.durability == durability
-            run = begin(header(f"r{number}")).apply(Observed())
+            run = begin_run(header(f"r{number}")).apply(Observed())
             assert await store.append(lease, run, (Observed(),)).wait()
             await store.release(lease).wait()
             lease = await store.lease(f"r{number}", durability=durability)

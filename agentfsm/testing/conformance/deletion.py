@@ -49,7 +49,7 @@ class Deletion:
         await driver.release()
         await store.delete("r1")
         _head, lease = await store.create(header(prompt="Something else"))
-        assert (lease.version, lease.newest, await store.inbox("r1")) == (0, 0, ())
+        assert (lease.version, lease.inbox_head, await store.inbox("r1")) == (0, 0, ())
         assert (await store.post("r1", "k", words("new"))).item == words("new")
 
     async def test_an_owner_of_a_deleted_run_cannot_write_to_its_successor(self, store: Store) -> None:
@@ -184,7 +184,7 @@ class Deletion:
         await driver.release()
         assert await store.prune(FAR) == 1
         driver = await Driver.of(store, header(prompt="Something else"))
-        assert (driver.run.version, driver.lease.newest) == (0, 0)
+        assert (driver.run.version, driver.lease.inbox_head) == (0, 0)
         assert (await store.post("r1", "k", words("new"))).item == words("new")
 
     async def test_a_history_that_is_needed_is_not_pruned(self, store: Store) -> None:

@@ -51,14 +51,14 @@ from agentfsm.core.messages import (
     ToolResult,
     Usage,
 )
-from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.run import Header, Run, begin_run
+from agentfsm.core.segments import Removed, Span, Summarised
 from agentfsm.core.verdict import Action, Score, Verdict
-from agentfsm.core.view import Removed, Span, Summarised
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from agentfsm.ports import Commit, Lease, Store, Summary
+    from agentfsm.ports import Lease, PendingWrite, RunSummary, Store
 
 # Text that is awkward to store, and has to come back as it was.
 HOSTILE: Final = (
@@ -88,7 +88,7 @@ async def until(store: Store, at: float) -> None:
         await anyio.sleep(0.01)
 
 
-def ids(lines: Sequence[Summary]) -> list[str]:
+def ids(lines: Sequence[RunSummary]) -> list[str]:
     """Return the ids of a list's lines."""
     return [line.id for line in lines]
 
@@ -127,16 +127,16 @@ class Driver:
         """Create a run, or take up one that exists."""
         head, lease = await store.create(head or header())
         stored = await store.read(head.id)
-        return cls(store, lease, begin(head).fold(stored.events))
+        return cls(store, lease, begin_run(head).fold(stored.events))
 
     @classmethod
     async def again(cls, store: Store, run_id: str = "r1") -> Driver:
         """Take up a run that exists."""
         lease = await store.lease(run_id)
         stored = await store.read(run_id)
-        return cls(store, lease, begin(stored.header).fold(stored.events))
+        return cls(store, lease, begin_run(stored.header).fold(stored.events))
 
-    def append(self, *events: Event, taken: Sequence[int] = (), final: bool = False) -> Commit:
+    def append(self, *events: Event, taken: Sequence[int] = (), final: bool = False) -> PendingWrite:
         """Apply and append events; the run moves on."""
         self.run = self.run.fold(events)
         return self.store.append(self.lease, self.run, events, taken=taken, final=final)
@@ -153,7 +153,7 @@ class Driver:
 
     async def release(self, seen: int = 0, seen_at: float = 0.0) -> None:
         """Give the lease back, having looked at the inbox up to that number, and for timers at that moment."""
-        self.lease.seen, self.lease.seen_at = seen, seen_at
+        self.lease.inbox_read, self.lease.timers_read_at = seen, seen_at
         await self.store.release(self.lease).wait()
 
 
@@ -289,7 +289,7 @@ async def drive_in_turn(store: Store, times: int) -> None:
                 assert version > before, f"{PATIENCE_S} s without an event, and the run is held: a lease has no end"
                 since = anyio.current_time()
             continue
-        run = at_version(begin(header()), lease.version)
+        run = at_version(begin_run(header()), lease.version)
         for _ in range(2):
             run = at_version(run, run.version + 1)
             assert await store.append(lease, run, (Observed(at=float(lease.token)),)).wait()
@@ -306,7 +306,7 @@ async def check_turns(store: Store, times: int) -> None:
     assert drives == sorted(drives)
 
 
-async def refused(commit: Commit, kind: type[StoreError]) -> None:
+async def refused(commit: PendingWrite, kind: type[StoreError]) -> None:
     """Check that the append is refused, by its wait."""
     with pytest.raises(kind):
         await commit.wait()

@@ -287,7 +287,7 @@ class Inbox:
         """A row that is not due yet is in the inbox, its number is told, and a final append is written over it."""
         driver = await Driver.of(store)
         row = await store.post("r1", "k", words("later", FAR))
-        assert (await store.inbox("r1"), driver.lease.newest) == ((row,), row.number)
+        assert (await store.inbox("r1"), driver.lease.inbox_head) == ((row,), row.number)
         assert await driver.append(Observed(), DONE, final=True).wait() is True
 
     async def test_a_timer_that_is_due_holds_up_the_end(self, store: Store) -> None:

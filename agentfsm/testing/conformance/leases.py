@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from agentfsm._concurrency import make_waker
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.testing.conformance.driving import (
     DONE,
     Driver,
@@ -25,7 +26,6 @@ from agentfsm.testing.conformance.driving import (
     winners,
     words,
 )
-from agentfsm.threads import waker
 
 if TYPE_CHECKING:
     from agentfsm.ports import Lease, Store
@@ -60,13 +60,13 @@ class Leases:
         driver = await Driver.of(store)
         for taker in (store, other):
             woken = anyio.Event()
-            driver.lease.wake = waker(woken.set)
+            driver.lease.wake = make_waker(woken.set)
             lease = await taker.lease("r1", takeover=True)
             await refused(driver.append(Observed()), LeaseLostError)
             with anyio.fail_after(10):
                 await woken.wait()
             assert (driver.lease.lost, lease.token > driver.lease.token, lease.crashes) == (True, True, 0)
-            driver = Driver(taker, lease, begin(header()))
+            driver = Driver(taker, lease, begin_run(header()))
         assert await driver.append(Observed()).wait()
 
     async def test_the_fencing_token_grows(self, store: Store) -> None:
@@ -146,7 +146,7 @@ class Leases:
         """The owner learns the newest number without asking."""
         driver = await Driver.of(store)
         row = await store.post("r1", "k", words("x"))
-        assert driver.lease.newest == row.number
+        assert driver.lease.inbox_head == row.number
         assert not driver.lease.cancelled
 
     async def test_a_lease_knows_what_was_posted_before(self, store: Store) -> None:
@@ -156,14 +156,14 @@ class Leases:
         row = await store.post("r1", "k", words("x"))
         await store.post("r1", "cancel", Cancel())
         lease = await store.lease("r1")
-        assert lease.newest > row.number
+        assert lease.inbox_head > row.number
         assert lease.cancelled
 
     async def test_cancel_reaches_the_owner(self, store: Store) -> None:
         """A request to stop marks the lease, and wakes who drives."""
         driver = await Driver.of(store)
         woken = anyio.Event()
-        driver.lease.wake = waker(woken.set)
+        driver.lease.wake = make_waker(woken.set)
         await store.post("r1", "cancel", Cancel(by="ann"))
         with anyio.fail_after(10):
             await woken.wait()
@@ -181,7 +181,7 @@ class Leases:
     async def test_a_new_run_has_nothing_to_tell(self, store: Store) -> None:
         """A fresh lease knows of no posts and no cancel."""
         driver = await Driver.of(store)
-        assert (driver.lease.newest, driver.lease.cancelled, driver.lease.lost) == (0, False, False)
+        assert (driver.lease.inbox_head, driver.lease.cancelled, driver.lease.lost) == (0, False, False)
 
     # Two workers.
 
@@ -254,10 +254,10 @@ class Leases:
         """With its next append at the latest the owner knows of posts and of a cancel, which wakes it."""
         driver = await Driver.of(store)
         woken = anyio.Event()
-        driver.lease.wake = waker(woken.set)
+        driver.lease.wake = make_waker(woken.set)
         row = await other.post("r1", "k", words("x"))
         await driver.append(Observed()).wait()
-        assert (driver.lease.newest, driver.lease.cancelled) == (row.number, False)
+        assert (driver.lease.inbox_head, driver.lease.cancelled) == (row.number, False)
         await other.post("r1", "cancel", Cancel())
         assert await driver.append(DONE, final=True).wait() is False
         with anyio.fail_after(10):

@@ -14,7 +14,7 @@ from agentfsm.core.inbox import Approve, Cancel
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ToolCall
-from agentfsm.core.run import begin
+from agentfsm.core.run import begin_run
 from agentfsm.ports import Filter
 from agentfsm.testing.conformance.driving import (
     DONE,
@@ -339,7 +339,7 @@ class Lists:
         first = await store.claim("a", limit=1)
         assert [lease.run_id for lease in first.leases] == ["r1"]
         assert await claimable(store, "a") == ("r2",)
-        driver = Driver(store, first.leases[0], begin(header("r1", agent="a")))
+        driver = Driver(store, first.leases[0], begin_run(header("r1", agent="a")))
         assert await driver.append(Observed()).wait()
         with pytest.raises(LeaseHeldError):
             await store.lease("r1")
@@ -350,7 +350,7 @@ class Lists:
             await rests(store, header(run_id, agent="a"))
             await store.post(run_id, "k", words("x"))
         for lease in (await store.claim("a", limit=2)).leases:
-            lease.rest_s, lease.rest_newest = 3600.0, lease.newest
+            lease.backoff_s, lease.backoff_inbox_head = 3600.0, lease.inbox_head
             if lease.run_id == "r2":
                 await store.post("r2", "decision", Approve(call_id="t1.0"))
             await store.release(lease).wait()
@@ -360,7 +360,7 @@ class Lists:
         """An owner may say that a run rests after it; what is posted ends that."""
         for run_id in ("r1", "r2"):
             driver = await Driver.of(store, header(run_id, agent="a"))
-            driver.lease.rest_s = 3600.0
+            driver.lease.backoff_s = 3600.0
             await driver.release()
         assert await claimable(store, "a") == ()
         await store.post("r2", "k", words("x"))

@@ -109,7 +109,7 @@ def test_eight_agents_never_make_one_call_too_many(shape, allowed):
     valid_history(run.messages)
     assert started <= allowed
     assert done <= allowed
-    assert run.called == done, "each call is counted once"
+    assert run.tool_call_count == done, "each call is counted once"
 
 
 @given(FAMILY, st.integers(1, 60), CUTS)
@@ -127,7 +127,7 @@ def test_nor_when_processes_end_in_the_middle(shape, allowed, cuts):
     run, done = virtually(story)
     assert run.is_over
     assert done <= allowed
-    assert run.called == done
+    assert run.tool_call_count == done
 
 
 async def test_calls_beyond_the_limit_are_told_and_the_run_stops(store):
@@ -141,7 +141,7 @@ async def test_calls_beyond_the_limit_are_told_and_the_run_stops(store):
     assert refused.error_type is ErrorType.BUDGET
     assert "3 tool calls in all" in refused.content
     assert "answer with what you have" in refused.content
-    assert (run.stop_reason, run.called) == (StopReason.TOOL_BUDGET, 3)
+    assert (run.stop_reason, run.tool_call_count) == (StopReason.TOOL_BUDGET, 3)
     assert "3 of 3 tool calls made" in run.stop_message
     assert of_run(run) is Exit.LIMIT
     await sound(agent, run)
@@ -167,7 +167,7 @@ async def test_a_call_counts_once_whatever_becomes_of_it(store):
     asked = say("", call("shaky"), call("invented"), call("gone"), call("shaky", wrong=1))
     run = await Agent(ScriptedModel(asked, "done"), tools=[shaky, gone], store=store).run("go")
     assert len(tries) == 2
-    assert run.called == 3
+    assert run.tool_call_count == 3
 
 
 async def test_nobody_is_asked_about_a_call_that_cannot_run(store):
@@ -197,11 +197,11 @@ async def test_an_agent_stops_with_the_calls_of_the_run_above(store):
     agent = Agent(Busy([], ("child",)), tools=[child.as_tool()], limits=Limits(tool_calls=3), store=store)
     run = await agent.run("go", id="mine")
     below = await agent.load("mine.t1.0")
-    assert (below.stop_reason, below.called, below.turn) == (StopReason.TOOL_BUDGET, 2, 1)
+    assert (below.stop_reason, below.tool_call_count, below.turn) == (StopReason.TOOL_BUDGET, 2, 1)
     assert "3 of 3 tool calls made" in below.stop_message
     assert "by a run above" in below.stop_message
     assert "run above and its agents may make 3" in results_of(below.messages)[-1].content
-    assert (run.called, run.stop_reason) == (3, StopReason.TOOL_BUDGET)
+    assert (run.tool_call_count, run.stop_reason) == (3, StopReason.TOOL_BUDGET)
 
 
 async def test_calls_that_start_early_have_their_place(store):
@@ -218,7 +218,7 @@ async def test_calls_that_start_early_have_their_place(store):
     run = await agent.run("go")
     assert len(keys) == 4
     assert [result.outcome for result in results_of(run.messages)] == [Outcome.DONE] * 4 + [Outcome.SKIPPED] * 2
-    assert run.called == 4
+    assert run.tool_call_count == 4
 
 
 async def test_what_an_agent_spent_that_broke_down_still_counts(store):
@@ -238,7 +238,7 @@ async def test_what_an_agent_spent_that_broke_down_still_counts(store):
     assert result.outcome is Outcome.FAILED
     assert result.child is not None
     assert (result.child.usage.tokens, result.child.tool_calls) == (10, ("look", "write"))
-    assert (run.usage.tokens, run.called) == (30, 3)
+    assert (run.usage.tokens, run.tool_call_count) == (30, 3)
 
 
 # Warnings

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from agentfsm import Agent, ConflictError, InputKind, Outcome, Run, State, StopReason, tool
-from agentfsm.core.inbox import Cancel, InboxItem, Posted
+from agentfsm.core.inbox import Cancel, InboxItem, PostedItem
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
@@ -200,7 +200,7 @@ class Sudden(MemoryStore):
 
     armed = False
 
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+    async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
         """Post, and read."""
         if self.armed:
             self.armed = False

@@ -10,16 +10,16 @@ import anyio
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, Usage, tool
-from agentfsm.compaction import Group, Room
 from agentfsm.context import Context, PriorityRetention, SlidingWindow, Summarise, TrimResults
 from agentfsm.core.errors import ContextTooLongError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import Compacted
 from agentfsm.core.messages import UserMessage
-from agentfsm.core.view import Span, Summarised
+from agentfsm.core.segments import Span, Summarised
 from agentfsm.models.chat_wire import encode
 from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
-from agentfsm.tally import count_message, count_tools
+from agentfsm.ports.context import CompactionBudget, MessageGroup
 from agentfsm.testing.models import FunctionModel
+from agentfsm.tokens.ledger import count_message, count_tools
 from tests.support.checks import names, no_leases, sound, valid_history
 from tests.support.wire_rules import check_wires
 from tests.support.word_counter import WordCounter
@@ -234,7 +234,7 @@ async def test_the_next_run_of_a_conversation_can_read_on_as_well(store):
     model = Surveyor(1)
     run = await agent_of(model, store, context=TrimResults(chars=60)).run("and the hills", session="coast")
     assert [definition.name for definition in model.requests[0].tools] == ["look", "read_result"]
-    assert any(isinstance(entry, Span) and entry.chars == 60 for entry in run.layout)
+    assert any(isinstance(entry, Span) and entry.chars == 60 for entry in run.segments)
 
 
 async def test_what_is_shortened_can_be_read_on(store):
@@ -282,7 +282,7 @@ async def test_the_agents_own_model_summarises_by_default(store):
     agent = agent_of(model, store, context=[Summarise(), SlidingWindow()], limits=limits)
     run = await agent.run(TASK)
     assert run.stop_reason is StopReason.MAX_TURNS
-    assert any(isinstance(entry, Summarised) and entry.text == "in short" for entry in run.layout)
+    assert any(isinstance(entry, Summarised) and entry.text == "in short" for entry in run.segments)
 
 
 @pytest.mark.parametrize(
@@ -405,11 +405,11 @@ async def test_where_nothing_can_go_the_run_ends_at_once(store):
 class Forgetful(ContextPolicy):
     """Does what it is told to the groups."""
 
-    def __init__(self, change: Callable[[Sequence[Group]], Sequence[Group]]) -> None:
+    def __init__(self, change: Callable[[Sequence[MessageGroup]], Sequence[MessageGroup]]) -> None:
         """Take it."""
         self.change = change
 
-    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+    async def compact(self, groups: Sequence[MessageGroup], room: CompactionBudget) -> Sequence[MessageGroup]:
         """Do it."""
         return self.change(groups)
 
@@ -447,7 +447,7 @@ async def test_a_policy_is_not_asked_once_there_is_room(store):
     asked: list[object] = []
     last = Forgetful(lambda groups: asked.append(groups) or groups)
     run = await agent_of(Surveyor(30), store, context=[SlidingWindow(), last]).run(TASK)
-    assert run.window > 0
+    assert run.cutoff > 0
     assert asked == []
 
 
@@ -469,7 +469,7 @@ async def test_a_pause_right_behind_a_compaction_changes_nothing(store):
     model = Surveyor(14)
     agent = agent_of(model, store)
     run = agent.start(TASK)
-    while not run.window:
+    while not run.cutoff:
         run = await agent.step(run)
     await agent.pause(run.id)
     run = await agent.load(run.id)

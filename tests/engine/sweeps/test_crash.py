@@ -14,17 +14,7 @@ import attrs
 import pytest
 
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, Settings, State, tool
-from agentfsm.ports import (
-    CallChunk,
-    Emit,
-    FinishChunk,
-    FinishReason,
-    Model,
-    ProposedCall,
-    Reply,
-    Request,
-    Store,
-)
+from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request, Store
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, calls_of, names, results_of, sound, sound_run, starts_of
 from tests.support.failing_stores import CrashingStore, WorkerKilled
@@ -258,7 +248,7 @@ async def test_a_rerun_that_is_cut_off_too_is_asked_again(store):
     again = Agent(ScriptedModel("done"), tools=world.tools(), store=store)
     waiting = await again.resume(run.id)
     assert [item.kind for item in waiting.pending] == [PendingKind.OUTCOME]
-    assert waiting.entry("t1.0").attempts == 2
+    assert waiting.open_call("t1.0").attempts == 2
     await again.settle(run.id, "t1.0", result="paid once or twice")
     done = await again.resume(run.id)
     assert done.output == "done"

@@ -10,10 +10,10 @@ import attrs
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, Run, RunContext, Settings, State, Tool, tool
-from agentfsm.core.codec import LIMIT_CHARS
+from agentfsm.core.codec import MAX_RECORD_CHARS
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.ports import FinishReason, ProposedCall, Reply, Request
-from agentfsm.reply_size import MAX_CALLS
+from agentfsm.reply_size import MAX_REPLY_CALLS
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite import SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, raw_call, say
@@ -129,7 +129,7 @@ async def test_a_mended_call_that_needs_a_yes_shows_what_would_run(store):
     agent = Agent(ScriptedModel(say("", raw_call("act", "{'text': 'Ann',}")), "done"), tools=[world.tool], store=store)
     run = await agent.run("go")
     assert run.pending[0].arguments == {"text": "Ann"}
-    assert run.entry("t1.0").call.repaired is not None
+    assert run.open_call("t1.0").call.repaired is not None
     await agent.approve(run.id, "t1.0")
     assert (await agent.resume(run.id)).output == "done"
     assert world.got[0]["text"] == "Ann"
@@ -275,13 +275,13 @@ async def test_ids_of_the_provider_decide_nothing(store, given):
 async def test_as_many_calls_as_a_reply_may_have(name):
     """Each has an id and a result of its own, and the run comes to its end."""
     world = World(read_only=True)
-    calls = [ProposedCall(id="", name=name, arguments="{}") for _ in range(MAX_CALLS)]
+    calls = [ProposedCall(id="", name=name, arguments="{}") for _ in range(MAX_REPLY_CALLS)]
     limits = Limits(tokens=10**9, tool_calls=20_000)
     agent = Agent(answering(*calls), tools=[world.tool], store=MemoryStore(), limits=limits)
     run = await agent.run("go")
     assert run.output == "done"
-    assert len({result.call_id for result in results_of(run.messages)}) == MAX_CALLS
-    assert len(world.got) == (MAX_CALLS if name == "act" else 0)
+    assert len({result.call_id for result in results_of(run.messages)}) == MAX_REPLY_CALLS
+    assert len(world.got) == (MAX_REPLY_CALLS if name == "act" else 0)
 
 
 # Tools that are gone
@@ -409,7 +409,7 @@ async def test_a_result_larger_than_a_record(tmp_path, char):
     @tool
     async def act() -> str:
         ran.append(1)
-        return char * (LIMIT_CHARS + 1)
+        return char * (MAX_RECORD_CHARS + 1)
 
     store = SQLiteStore(tmp_path / "runs.db")
     agent = Agent(ScriptedModel(say("", call("act")), "done"), tools=[act], store=store)
@@ -417,7 +417,7 @@ async def test_a_result_larger_than_a_record(tmp_path, char):
         run = await agent.run("go")
         (result,) = results_of(run.messages)
         assert (run.output, result.outcome, ran) == ("done", Outcome.DONE, [1])
-        assert len(result.content) < LIMIT_CHARS
+        assert len(result.content) < MAX_RECORD_CHARS
         assert "characters were dropped" in result.content
         assert await agent.load(run.id) == run
     finally:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Limits, StopReason, tool
-from agentfsm.core.messages import Native
+from agentfsm.core.messages import NativeReply
 from agentfsm.ports import ProposedCall, Reply, Request
-from agentfsm.reply_size import MAX_CALLS, MAX_CHARS, MAX_NATIVE_CHARS
+from agentfsm.reply_size import MAX_NATIVE_REPLY_CHARS, MAX_REPLY_CALLS, MAX_REPLY_CHARS
 from agentfsm.testing import FunctionModel
 from tests.support.checks import calls_of, sound
 
@@ -38,12 +38,12 @@ class World:
 
 LARGE = {
     "10,000 calls": (Reply(calls=calls(10_000, 2)), "more than 512 calls"),
-    "long text": (Reply(text="x" * (MAX_CHARS + 1)), "more than 8,388,608 characters"),
-    "long arguments": (Reply(calls=calls(1, MAX_CHARS + 1)), "more than 8,388,608 characters"),
-    "arguments that are long together": (Reply(calls=calls(MAX_CALLS, 16_385)), "more than 8,388,608 characters"),
-    "text and arguments": (Reply(text="x" * MAX_CHARS, calls=calls(1, 1)), "more than 8,388,608 characters"),
+    "long text": (Reply(text="x" * (MAX_REPLY_CHARS + 1)), "more than 8,388,608 characters"),
+    "long arguments": (Reply(calls=calls(1, MAX_REPLY_CHARS + 1)), "more than 8,388,608 characters"),
+    "arguments that are long together": (Reply(calls=calls(MAX_REPLY_CALLS, 16_385)), "more than 8,388,608 characters"),
+    "text and arguments": (Reply(text="x" * MAX_REPLY_CHARS, calls=calls(1, 1)), "more than 8,388,608 characters"),
     "native": (
-        Reply(text="x", native=Native(provider="x", content="x" * (MAX_NATIVE_CHARS + 1))),
+        Reply(text="x", native=NativeReply(provider="x", content="x" * (MAX_NATIVE_REPLY_CHARS + 1))),
         "more than 33,554,432 characters in native",
     ),
 }
@@ -70,7 +70,7 @@ async def test_a_reply_that_is_too_large_is_not_used(store: Any, name: str) -> N
 
 async def test_a_reply_of_the_largest_size_is_used(store: Any) -> None:
     """The bounds are what a reply may have."""
-    world, chars = World(), MAX_CHARS - 100
+    world, chars = World(), MAX_REPLY_CHARS - 100
     wanted = ProposedCall(id="", name="act", arguments=json.dumps({"text": "x" * chars}))
 
     def answer(request: Request) -> Reply:

@@ -11,8 +11,8 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Agent, MisuseError, Run, RunContext, State, StopReason, StoreError, tool
 from agentfsm.core.errors import CorruptError, LeaseLostError
 from agentfsm.core.events import Event
-from agentfsm.core.inbox import Posted
-from agentfsm.ports import Commit, Lease, ProposedCall, Reply, Request, Stored
+from agentfsm.core.inbox import PostedItem
+from agentfsm.ports import Lease, PendingWrite, ProposedCall, Reply, Request, StoredRun
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, no_leases, sound
@@ -107,7 +107,7 @@ class Taken(MemoryStore):
 
     def append(
         self, lease: Lease, run: Run, events: Sequence[Event], *, taken: Sequence[int] = (), final: bool = False
-    ) -> Commit:
+    ) -> PendingWrite:
         """Refuse, once the lease is lost."""
         self.lease_now = lease
         if lease.lost:
@@ -169,13 +169,13 @@ class Broken(MemoryStore):
 
     broken = ""
 
-    async def read(self, run_id: str, after: int = 0) -> Stored:
+    async def read(self, run_id: str, after: int = 0) -> StoredRun:
         """Fail, or pass on."""
         if self.broken == "read":
             raise CorruptError("record 2 cannot be read")
         return await super().read(run_id, after)
 
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+    async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
         """Fail, or pass on."""
         if self.broken == "inbox":
             raise StoreError("the connection was lost")

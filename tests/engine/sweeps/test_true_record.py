@@ -26,7 +26,7 @@ from agentfsm import (
     TransientError,
     tool,
 )
-from agentfsm.core.audit import AuditRecord
+from agentfsm.core.audit_records import AuditRecord
 from agentfsm.core.errors import AgentError, ConflictError, ModelError
 from agentfsm.core.events import ToolCutOff, ToolLost, ToolStarted
 from agentfsm.core.messages import ToolCall, ToolResult
@@ -37,12 +37,12 @@ from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.ports import (
     CallChunk,
     Clock,
-    Commit,
     Emit,
     FinishChunk,
     FinishReason,
     Lease,
     Model,
+    PendingWrite,
     ProposedCall,
     Reply,
     Request,
@@ -219,7 +219,7 @@ class Mortal(Wrapped):
         self.inner = inner
         self.is_dead = False
 
-    def append(self, *args: object, **options: object) -> Commit:
+    def append(self, *args: object, **options: object) -> PendingWrite:
         """Pass on what a living process writes."""
         if self.is_dead:
             raise Killed
@@ -241,8 +241,8 @@ class Heir(Wrapped):
 
 
 @attrs.define
-class _Stuck(Commit):
-    inner: Commit
+class _Stuck(PendingWrite):
+    inner: PendingWrite
     held: anyio.Event
 
     async def wait(self) -> bool:
@@ -259,7 +259,7 @@ class Slow(Wrapped):
         self.inner = inner
         self.world = world
 
-    def append(self, lease: Lease, run: object, events: tuple, **options: object) -> Commit:
+    def append(self, lease: Lease, run: object, events: tuple, **options: object) -> PendingWrite:
         """Pass on."""
         commit = self.inner.append(lease, run, events, **options)
         starts = [event for event in events if isinstance(event, ToolStarted)]
@@ -269,7 +269,7 @@ class Slow(Wrapped):
 # What must be true.
 
 
-def check_call(world: World, record: AuditRecord, result: ToolResult | None, *, killed: bool) -> None:
+def check_call_id(world: World, record: AuditRecord, result: ToolResult | None, *, killed: bool) -> None:
     """Every statement about one call agrees with what its tool's body did."""
     notes, where = world.notes.get((record.run_id, record.call_id), []), f"{record.tool} {record.call_id}: {record}"
     is_agent = record.tool == "child"
@@ -337,7 +337,7 @@ async def check(world: World, agent: Agent, run_id: str, *, killed: bool = False
     results_below = {m.call_id: m for m in below.messages if isinstance(m, ToolResult)} if below else {}
     for record in await agent.audit(run_id):
         known = results if record.run_id == run_id else results_below
-        check_call(world, record, known.get(record.call_id), killed=killed)
+        check_call_id(world, record, known.get(record.call_id), killed=killed)
     check_stream(world)
     await sound(agent, run)
 
@@ -510,7 +510,7 @@ SPECIAL = ("brief look", "brief pay", "broken", "flushing")
 KINDS = [kind for kind in CALLS if kind not in SPECIAL]
 
 
-def name_of(value: object) -> str:
+def media_label(value: object) -> str:
     return getattr(value, "__name__", str(value))
 
 
@@ -525,7 +525,7 @@ def played(kind: str, end: Callable[[Story], Awaitable[None]], *, is_watched: bo
     return virtually(play)
 
 
-@pytest.mark.parametrize("end", ENDS, ids=name_of)
+@pytest.mark.parametrize("end", ENDS, ids=media_label)
 @pytest.mark.parametrize(("kind", "is_watched"), [*((kind, True) for kind in KINDS), ("look", False), ("pay", False)])
 def test_what_is_said_of_a_call_is_what_its_body_did(kind, end, is_watched):
     """Every kind of call under every end of its run: the result, the audit and the stream say what the body noted."""
@@ -533,7 +533,7 @@ def test_what_is_said_of_a_call_is_what_its_body_did(kind, end, is_watched):
 
 
 @pytest.mark.parametrize("kind", ["look", "put", "pay", "asking look", "child"])
-@pytest.mark.parametrize("end", [cancel_request, task_then_cancel, task_then_resume], ids=name_of)
+@pytest.mark.parametrize("end", [cancel_request, task_then_cancel, task_then_resume], ids=media_label)
 async def test_the_same_in_real_time(kind, end, anyio_backend):
     """The ends that need no clock, on both event loops."""
     world, store = World(SystemClock(), kind, takes_s=0), MemoryStore()
@@ -571,7 +571,7 @@ def test_a_sibling_that_raises_what_no_tool_may():
     played("broken", interrupted)
 
 
-@pytest.mark.parametrize("end", [limit_of_time, cancel_request, task_then_cancel, task_then_resume], ids=name_of)
+@pytest.mark.parametrize("end", [limit_of_time, cancel_request, task_then_cancel, task_then_resume], ids=media_label)
 def test_a_start_that_was_written_and_came_to_nothing_is_taken_back(end):
     """Who is cut off before the tool is called says so: nobody is asked about a call that never began."""
 

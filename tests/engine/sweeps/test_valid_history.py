@@ -504,7 +504,7 @@ async def check_run(world: World, run_id: str) -> None:
             taken(now.messages)
         then = now
     assert then == run
-    own = run.messages[run.first :]
+    own = run.messages[run.own_start :]
     assert own[:1] == ((UserMessage(parts=run.header.prompt),) if run.version else ())
     finished = {each.result.call_id: each.result for each in events if isinstance(each, ToolFinished)}
     asked = [call.id for each in events if isinstance(each, ToolsChosen) for call in each.message.calls]

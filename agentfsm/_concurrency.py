@@ -28,10 +28,10 @@ T = TypeVar("T")
 CallSoon: TypeAlias = Callable[[Callable[[], object]], object]
 
 # Idle threads kept for reuse: starting one costs 50 us, keeping one costs its stack.
-IDLE_THREADS = 16
+MAX_IDLE_THREADS = 16
 
 
-def event_loop() -> type[AsyncBackend]:
+def current_backend() -> type[AsyncBackend]:
     """Return what anyio makes scopes and events with, in the event loop that runs.
 
     anyio finds out which one that is each time it makes something, at two thirds of what a scope costs. Who is in a
@@ -41,47 +41,47 @@ def event_loop() -> type[AsyncBackend]:
         in_asyncio = asyncio.current_task() is not None
     except RuntimeError:  # no loop of asyncio's runs
         in_asyncio = False
-    return _asyncios() if in_asyncio else _running()
+    return _asyncio_backend() if in_asyncio else _lookup_backend()
 
 
-def _running() -> type[AsyncBackend]:
+def _lookup_backend() -> type[AsyncBackend]:
     return current_token().backend_class
 
 
-_asyncios: Final = cache(_running)
+_asyncio_backend: Final = cache(_lookup_backend)
 
 
-def soon() -> Callable[[Callable[[], object]], None]:
+def threadsafe_scheduler() -> Callable[[Callable[[], object]], None]:
     """Return a callable that, from any thread, makes the current event loop call a function soon.
 
     It never blocks, and does nothing once the loop is closed. anyio's own way back waits for the loop, which a thread
     that renews leases must not do; the loops' own ways do not wait, and differ in name only.
     """
-    return partial(_call, _entrance())
+    return partial(_schedule, _native_scheduler())
 
 
-def _entrance(asyncios: str = "call_soon_threadsafe") -> CallSoon:
-    native: Any = event_loop().current_token()
-    entrance: CallSoon = getattr(native, asyncios, None) or native.run_sync_soon
+def _native_scheduler(asyncio_method: str = "call_soon_threadsafe") -> CallSoon:
+    native: Any = current_backend().current_token()
+    entrance: CallSoon = getattr(native, asyncio_method, None) or native.run_sync_soon
     return entrance
 
 
-def native_loop() -> object:
+def current_native_loop() -> object:
     """Return the event loop that runs: asyncio's own, or trio's token for it."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        return event_loop().current_token()
+        return current_backend().current_token()
 
 
 def try_call_soon(native: Any, function: Callable[[], object]) -> bool:
     """Make an event loop call a function soon, from any thread; return whether it is still open."""
-    return _reaches(getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon, function)
+    return _try_schedule(getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon, function)
 
 
-def _reaches(entrance: CallSoon, function: Callable[[], object]) -> bool:
+def _try_schedule(scheduler: CallSoon, function: Callable[[], object]) -> bool:
     try:
-        entrance(function)
+        scheduler(function)
     except RuntimeError:  # asyncio: the loop is closed; trio.RunFinishedError is one too
         return False
     return True
@@ -93,119 +93,119 @@ def boot_clock() -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-def next_round() -> CallSoon:
+def next_tick_scheduler() -> CallSoon:
     """Return a callable that makes the current event loop call a function in its next round.
 
     It is for the loop's own thread, where it costs no system call.
     """
-    return _entrance("call_soon")
+    return _native_scheduler("call_soon")
 
 
-def _call(entrance: CallSoon, function: Callable[[], object]) -> None:
+def _schedule(scheduler: CallSoon, function: Callable[[], object]) -> None:
     try:
-        entrance(function)
+        scheduler(function)
     except RuntimeError:  # asyncio: the loop is closed; trio.RunFinishedError is one too
         return
 
 
-def waker(function: Callable[[], object]) -> Callable[[], None]:
+def make_waker(function: Callable[[], object]) -> Callable[[], None]:
     """Return a callable that, from any thread, makes the current event loop call `function` soon."""
-    return partial(_call, _entrance(), function)
+    return partial(_schedule, _native_scheduler(), function)
 
 
-def is_stranded(wake: Callable[[], None] | None) -> bool:
-    """Whether what `waker` returned belongs to an event loop that was closed."""
-    return isinstance(wake, partial) and not _reaches(wake.args[0], lambda: None)
+def is_waker_dead(wake: Callable[[], None] | None) -> bool:
+    """Whether what `make_waker` returned belongs to an event loop that was closed."""
+    return isinstance(wake, partial) and not _try_schedule(wake.args[0], lambda: None)
 
 
-class Bell:
-    """What a coroutine waits for, and `ring` sets off from any thread."""
+class ThreadWaiter:
+    """What a coroutine waits for, and `notify_all` sets off from any thread."""
 
-    __slots__ = ("entrance", "event")
+    __slots__ = ("event", "scheduler")
 
     def __init__(self) -> None:
         """Hang it up in the current event loop."""
-        self.event = event_loop().create_event()
-        self.entrance = _entrance()
+        self.event = current_backend().create_event()
+        self.scheduler = _native_scheduler()
 
 
-def ring(bells: Iterable[Bell]) -> None:
+def notify_all(waiters: Iterable[ThreadWaiter]) -> None:
     """Wake all who wait for these, by one call into each loop.
 
     Such a call is a system call, and to come back from it a thread waits for the interpreter, up to 5 ms in a busy
     process.
     """
     events: dict[CallSoon, list[anyio.Event]] = {}
-    for bell in bells:
-        events.setdefault(bell.entrance, []).append(bell.event)
+    for bell in waiters:
+        events.setdefault(bell.scheduler, []).append(bell.event)
     for entrance, of_loop in events.items():
-        _call(entrance, partial(_set, of_loop))
+        _schedule(entrance, partial(_set_events, of_loop))
 
 
-def _set(events: Iterable[anyio.Event]) -> None:
+def _set_events(events: Iterable[anyio.Event]) -> None:
     for event in events:
         event.set()
 
 
-class Handover(Generic[T]):
+class ThreadFuture(Generic[T]):
     """A value or an error that a thread hands to a coroutine."""
 
-    __slots__ = ("_bell", "_error", "_value")
+    __slots__ = ("_error", "_value", "_waiter")
 
     def __init__(self) -> None:
-        self._bell = Bell()
+        self._waiter = ThreadWaiter()
         self._value: T
         self._error: BaseException | None = None
 
-    def set(self, value: T) -> None:
+    def set_result(self, value: T) -> None:
         """Hand over the value, from the thread."""
         self._value = value
-        ring([self._bell])
+        notify_all([self._waiter])
 
-    def fail(self, error: BaseException) -> None:
+    def set_exception(self, error: BaseException) -> None:
         """Hand over an error, from the thread."""
         self._error = error
-        ring([self._bell])
+        notify_all([self._waiter])
 
     async def wait(self) -> T:
         """Return the value or raise the error; a cancelled wait leaves the thread to itself."""
-        await self._bell.event.wait()
+        await self._waiter.event.wait()
         if self._error is not None:
             raise self._error
         return self._value
 
 
-class _Worker:
+class _DaemonThread:
     """A daemon thread that runs one job at a time."""
 
     __slots__ = ("jobs",)
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=self._work, name="agentfsm-tool", daemon=True).start()
+        threading.Thread(target=self._run, name="agentfsm-tool", daemon=True).start()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while job := self.jobs.get():
             job()
             del job  # a finished job must not keep its arguments alive
-            if len(_idle) >= IDLE_THREADS:
+            if len(_idle_threads) >= MAX_IDLE_THREADS:
                 return
-            _idle.append(self)
+            _idle_threads.append(self)
 
 
-_idle: list[_Worker] = []
+_idle_threads: list[_DaemonThread] = []
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)  # the threads stayed with the parent
+    os.register_at_fork(after_in_child=_idle_threads.clear)  # the threads stayed with the parent
 
 
-def in_thread(function: Callable[[], T], done: Callable[[], object] = lambda: None) -> Handover[T]:
+def start_in_thread(function: Callable[[], T], on_done: Callable[[], object] = lambda: None) -> ThreadFuture[T]:
     """Start a plain function in a daemon thread, with a copy of the current context variables.
 
     Args:
         function: What to run.
-        done: Called in the thread when the function has ended, also when nobody waits any more.
+        on_done: Called in the thread when the function has ended, also when nobody waits any more.
     """
-    handover: Handover[T] = Handover()
+    handover: ThreadFuture[T] = ThreadFuture()
     context = contextvars.copy_context()
     context.run(current_async_library_cvar.set, None)  # no event loop runs there, so `run_sync` and the like may
 
@@ -213,21 +213,21 @@ def in_thread(function: Callable[[], T], done: Callable[[], object] = lambda: No
         try:
             value = context.run(function)
         except BaseException as error:  # noqa: BLE001  it is raised again where the handover is awaited
-            done()
-            handover.fail(error)
+            on_done()
+            handover.set_exception(error)
         else:
-            done()
-            handover.set(value)
+            on_done()
+            handover.set_result(value)
 
     try:
-        worker = _idle.pop()
+        worker = _idle_threads.pop()
     except IndexError:
-        worker = _Worker()
+        worker = _DaemonThread()
     worker.jobs.put(job)
     return handover
 
 
-def is_foreign(cancellation: BaseException) -> bool:
+def is_foreign_cancellation(cancellation: BaseException) -> bool:
     """Whether a cancellation is not the current task's own.
 
     On asyncio, awaiting a cancelled future raises the very exception that the cancellation of the awaiting task would
@@ -239,28 +239,28 @@ def is_foreign(cancellation: BaseException) -> bool:
     return task is not None and not task.cancelling()
 
 
-def isolated(awaitable: Awaitable[T], first_wait: Callable[[], None] | None = None) -> Awaitable[T]:
+def in_copied_context(awaitable: Awaitable[T], on_first_suspend: Callable[[], None] | None = None) -> Awaitable[T]:
     """Await something in a copy of the current context: what it sets in context variables does not leak out.
 
     A task would do the same at ten times the cost. Cancellation and whatever the event loop sends pass through.
 
     Args:
         awaitable: What to await.
-        first_wait: Called when it waits for the first time; never for what ends without waiting.
+        on_first_suspend: Called when it waits for the first time; never for what ends without waiting.
     """
-    return _stepped(awaitable, contextvars.copy_context().run, first_wait)
+    return _drive_coroutine(awaitable, contextvars.copy_context().run, on_first_suspend)
 
 
-def noticed(awaitable: Awaitable[T], first_wait: Callable[[], None]) -> Awaitable[T]:
-    """Await something, and call `first_wait` when it waits for the first time; never for what ends without waiting."""
-    return _stepped(awaitable, call, first_wait)
+def watch_first_suspend(awaitable: Awaitable[T], on_first_suspend: Callable[[], None]) -> Awaitable[T]:
+    """Await something, and call `on_first_suspend` when it waits for the first time, if it does."""
+    return _drive_coroutine(awaitable, call, on_first_suspend)
 
 
 @coroutine
-def _stepped(
+def _drive_coroutine(
     awaitable: Awaitable[T],
     run: Callable[..., Any],
-    first_wait: Callable[[], None] | None,
+    on_first_suspend: Callable[[], None] | None,
 ) -> Generator[Any, Any, T]:
     steps: Any = awaitable.__await__()
     throw: BaseException | None = None
@@ -271,9 +271,9 @@ def _stepped(
         except StopIteration as end:
             result: T = end.value
             return result
-        if first_wait is not None:
-            first_wait()
-            first_wait = None
+        if on_first_suspend is not None:
+            on_first_suspend()
+            on_first_suspend = None
         try:
             throw, value = None, (yield wish)
         except BaseException as error:  # noqa: BLE001  it belongs to what is awaited

@@ -14,7 +14,16 @@ from agentfsm.core.run import Run
 from agentfsm.core.value import Value
 
 # What is told of a run beside its history and its open calls.
-_FACTS: Final = ("version", "state", "turn", "stop_reason", "stop_message", "window", "loops", "disabled", "offered")
+_COMPARED_FIELDS: Final = (
+    "version",
+    "state",
+    "turn",
+    "stop_reason",
+    "stop_message",
+    "loops",
+    "disabled",
+    "offered",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -45,9 +54,9 @@ class Difference(Value):
             f"  call {call_id}: {before or '-'} -> {after or '-'}" for call_id, (before, after) in self.calls.items()
         ]
         kept = [f"  {self.shared} messages in common"] if self.removed or self.added else []
-        gone = [f"- {_line(message)}" for message in self.removed]
+        gone = [f"- {_format_message(message)}" for message in self.removed]
         agent = [f"  agent: {words}" for words in self.agent]
-        return agent + facts + calls + kept + gone + [f"+ {_line(message)}" for message in self.added]
+        return agent + facts + calls + kept + gone + [f"+ {_format_message(message)}" for message in self.added]
 
 
 def difference(before: Run, after: Run) -> Difference:
@@ -56,9 +65,10 @@ def difference(before: Run, after: Run) -> Difference:
         (i for i, pair in enumerate(zip(before.messages, after.messages, strict=False)) if pair[0] != pair[1]),
         min(len(before.messages), len(after.messages)),
     )
-    facts = {name: (getattr(before, name), getattr(after, name)) for name in _FACTS}
+    facts = {name: (getattr(before, name), getattr(after, name)) for name in _COMPARED_FIELDS}
+    facts["window"] = before.cutoff, after.cutoff
     facts["tokens"] = before.usage.tokens, after.usage.tokens
-    facts["fingerprint"] = _agent_of(before), _agent_of(after)
+    facts["fingerprint"] = _current_fingerprint(before), _current_fingerprint(after)
     phases = [{entry.call.id: entry.phase for entry in run.open} for run in (before, after)]
     ids = dict.fromkeys([*phases[0], *phases[1]])
     calls = {call_id: (phases[0].get(call_id), phases[1].get(call_id)) for call_id in ids}
@@ -67,16 +77,16 @@ def difference(before: Run, after: Run) -> Difference:
         removed=before.messages[shared:],
         added=after.messages[shared:],
         changed={name: pair for name, pair in facts.items() if pair[0] != pair[1]},
-        agent=_agent_of(after).changes_since(_agent_of(before)),
+        agent=_current_fingerprint(after).changes_since(_current_fingerprint(before)),
         calls={call_id: pair for call_id, pair in calls.items() if pair[0] is not pair[1]},
     )
 
 
-def _agent_of(run: Run) -> Fingerprint:
+def _current_fingerprint(run: Run) -> Fingerprint:
     return run.fingerprint or run.header.fingerprint
 
 
-def _line(message: Message) -> str:
+def _format_message(message: Message) -> str:
     """Return a message on one line."""
     kind = type(message).__name__.removesuffix("Message").lower()
     if isinstance(message, ToolResult):

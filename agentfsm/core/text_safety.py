@@ -12,7 +12,7 @@ import unicodedata
 from typing import Final
 
 # Unicode's Default_Ignorable_Code_Point, with the controls, the surrogates and the marks of annotations.
-_SET: Final = (
+_HIDDEN_RANGES: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and line break
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"  # soft hyphen, joiners, fillers
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f"  # zero width, bidirectional, separators of lines
@@ -20,29 +20,29 @@ _SET: Final = (
     "\ud800-\udfff"  # halves of pairs, which no terminal takes
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # shorthand and musical controls, tags
 )
-HIDDEN: Final = re.compile(f"[{_SET}]")
+HIDDEN_CHARS: Final = re.compile(f"[{_HIDDEN_RANGES}]")
 
-_PICTURE: Final = (
+_EMOJI_RANGES: Final = (
     "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u27bf\u2900-\u297f\u2b00-\u2bff\u3030\u303d\u3297\u3299"
     "\U0001f000-\U0001faff"
 )
 # Arabic, Syriac, the scripts of India, Burmese, Khmer and Mongolian, whose letters take another form by a joiner.
-_JOINED: Final = (
+_JOINING_SCRIPTS: Final = (
     "\u0600-\u061b\u061d-\u06ff\u0700-\u077f\u0860-\u08ff\u0900-\u0dff\u1000-\u109f\u1780-\u17b3\u17b6-\u17ff"
     "\u1820-\u18aa\ufb50-\ufdff\ufe70-\ufefc"
 )
 # Where a hidden character is a part of how something visible is written.
-_IN_PLACE: Final = re.compile(
-    f"(?<=[{_PICTURE}])[\ufe0e\ufe0f]"  # a character as a picture, or as text
+_LEGITIMATE_USES: Final = re.compile(
+    f"(?<=[{_EMOJI_RANGES}])[\ufe0e\ufe0f]"  # a character as a picture, or as text
     "|(?<=[0-9#*])\ufe0f(?=\u20e3)"  # a key cap
-    f"|(?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])"  # pictures joined into one
-    f"|(?<=[{_JOINED}])[\u200c\u200d](?=[{_JOINED}])"
+    f"|(?<=[{_EMOJI_RANGES}\ufe0f])\u200d(?=[{_EMOJI_RANGES}])"  # pictures joined into one
+    f"|(?<=[{_JOINING_SCRIPTS}])[\u200c\u200d](?=[{_JOINING_SCRIPTS}])"
     "|(?<=[\u1820-\u18aa])[\u180b-\u180d]"  # forms of Mongolian letters
     "|\r(?=\n)"
 )
 
 
-def hidden_in(text: str) -> str | None:
+def find_hidden(text: str) -> str | None:
     """Name the first character of a text that a reader would not see, or that would turn the text around.
 
     Those that belong to an emoji, or to a script that needs them, are none.
@@ -50,14 +50,14 @@ def hidden_in(text: str) -> str | None:
     Returns:
         For example "U+E0041 TAG LATIN CAPITAL LETTER A at character 12", from 0; None where there is none.
     """
-    places = {found.start() for found in _IN_PLACE.finditer(text)} if not text.isascii() or "\r" in text else ()
-    for found in HIDDEN.finditer(text):
+    places = {found.start() for found in _LEGITIMATE_USES.finditer(text)} if not text.isascii() or "\r" in text else ()
+    for found in HIDDEN_CHARS.finditer(text):
         if found.start() not in places:
             name = unicodedata.name(found[0], "a control character")
             return f"U+{ord(found[0]):04X} {name} at character {found.start()}"
     return None
 
 
-def spelt_out(text: str) -> str:
+def escape_hidden(text: str) -> str:
     """Return the text with each hidden character written as its escape in JSON, so that nothing is left out."""
-    return HIDDEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return HIDDEN_CHARS.sub(lambda found: json.dumps(found[0])[1:-1], text)

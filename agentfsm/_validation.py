@@ -6,32 +6,32 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm.compaction import Context
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.json_text import encode_json
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
-from agentfsm.core.messages import Message, encodable
-from agentfsm.core.plain import encode_json
+from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
 from agentfsm.engine.tools.permission import Permissions
 from agentfsm.ports import Filter
+from agentfsm.ports.context import Context
 from agentfsm.stores.common import check_id
 
 if TYPE_CHECKING:
     from agentfsm.ports import ContextPolicy
 
 # Characters of a run's id: what any store takes as a key, also with the calls of a chain of agents behind it.
-ID_CHARS: Final = 200
+MAX_ID_CHARS: Final = 200
 
-Test = Callable[[Any], bool]
+Predicate = Callable[[Any], bool]
 
 
-def _is(*kinds: type) -> Test:
+def _is_instance_of(*kinds: type) -> Predicate:
     return lambda value: isinstance(value, kinds)
 
 
-def _has(*names: str) -> Test:
+def _has_members(*names: str) -> Predicate:
     """Return a test of what some port asks for; a class has the names, too, and is none."""
     return lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in names)
 
@@ -45,30 +45,33 @@ def _are_functions(value: object) -> bool:
 
 
 # What a field of an agent has to be, and what to give where it is something else.
-_FIELDS: Final[Mapping[str, tuple[Test, str]]] = {
-    "instructions": (_is(str), "one text, '' for none"),
-    "permissions": (_is(Permissions, type(None)), "Permissions(...), for example Permissions(level='write')"),
-    "selector": (_has("wants", "select", "find"), "a ToolSelector, for example AutoSelect()"),
+_AGENT_FIELDS: Final[Mapping[str, tuple[Predicate, str]]] = {
+    "instructions": (_is_instance_of(str), "one text, '' for none"),
+    "permissions": (
+        _is_instance_of(Permissions, type(None)),
+        "Permissions(...), for example Permissions(level='write')",
+    ),
+    "selector": (_has_members("wants", "select", "find"), "a ToolSelector, for example AutoSelect()"),
     "name": (_is_name, "a text that is not empty: a worker finds the agent's runs by it"),
-    "version": (_is(str), "a text"),
-    "limits": (_is(Limits), "Limits(...), for example Limits(turns=3)"),
+    "version": (_is_instance_of(str), "a text"),
+    "limits": (_is_instance_of(Limits), "Limits(...), for example Limits(turns=3)"),
     "settings": (
         lambda value: isinstance(value, Settings) or callable(value),
         "Settings(...), for example Settings(temperature=0), or a function of the run that returns such",
     ),
     "output_validators": (_are_functions, "a list of functions, also where it is one: [check]"),
     "reflector": (
-        lambda value: value is None or _has("model", "answer_tokens", "wants", "judge")(value),
+        lambda value: value is None or _has_members("model", "answer_tokens", "wants", "judge")(value),
         "Reflector(model=...) of agentfsm.reflection, or a Judge of your own",
     ),
-    "clock": (_has("now", "monotonic"), "a Clock, for example SystemClock()"),
+    "clock": (_has_members("now", "monotonic"), "a Clock, for example SystemClock()"),
     "store": (
-        _has("create", "append", "post", "read", "subscribe", "aclose"),
+        _has_members("create", "append", "post", "read", "subscribe", "aclose"),
         "a store, for example SQLiteStore('runs.db')",
     ),
     "durability": (lambda value: value in ("full", "normal"), "'full' or 'normal'"),
     "new_id": (callable, "a function that makes ids"),
-    "target": (_is(str), "'module:attribute'"),
+    "target": (_is_instance_of(str), "'module:attribute'"),
 }
 
 
@@ -78,18 +81,18 @@ def check_agent(agent: object) -> None:
     Raises:
         MisuseError: naming the first, and what to give.
     """
-    for name, (fits, wanted) in _FIELDS.items():
+    for name, (fits, wanted) in _AGENT_FIELDS.items():
         value = getattr(agent, name)
         if not fits(value):
-            raise MisuseError(f"Agent({name}={_shown(value)}): give {wanted}")
+            raise MisuseError(f"Agent({name}={_shorten_repr(value)}): give {wanted}")
 
 
-def _shown(value: object) -> str:
+def _shorten_repr(value: object) -> str:
     text = value.__name__ if isinstance(value, type) else repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."  # noqa: PLR2004  the width of a line
 
 
-def context_of(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Context:
+def as_context(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Context:
     """Return the policies of an agent, given as one, as several, or put together already.
 
     Raises:
@@ -100,7 +103,7 @@ def context_of(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Co
     return Context(context if isinstance(context, Iterable) else (context,))
 
 
-def states_of(states: Iterable[State]) -> frozenset[State]:
+def as_states(states: Iterable[State]) -> frozenset[State]:
     """Return states, which may be given by their names.
 
     Raises:
@@ -110,19 +113,19 @@ def states_of(states: Iterable[State]) -> frozenset[State]:
         chosen = frozenset(State(state) for state in states)
     except (TypeError, ValueError):
         there = ", ".join(sorted(set(State) - {State.DONE, State.ERROR}))
-        raise MisuseError(f"pause_before={_shown(states)}: give a set of states, out of {there}") from None
+        raise MisuseError(f"pause_before={_shorten_repr(states)}: give a set of states, out of {there}") from None
     if final := chosen & {State.DONE, State.ERROR}:
         raise MisuseError(f"pause_before={sorted(final)}: a run that is over does not go on; give other states")
     return chosen
 
 
-def id_of(run_id: str, parent: str | None) -> str:
+def check_new_id(run_id: str, parent: str | None) -> str:
     """Return the id of a new run; where an agent works for another it is the caller's and more.
 
     Raises:
         MisuseError: when it is none that a store takes, or a person could type.
     """
-    most = ID_CHARS + len(parent or "")
+    most = MAX_ID_CHARS + len(parent or "")
     if not isinstance(run_id, str):
         raise MisuseError(f"a run's id is a text, and this is a {type(run_id).__name__}: give str(...) of it")
     if not 1 <= len(run_id) <= most or not run_id.isprintable():
@@ -130,37 +133,41 @@ def id_of(run_id: str, parent: str | None) -> str:
     return run_id
 
 
-def json_of(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+def to_plain_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return an object as it is stored.
 
     Raises:
         MisuseError: when it is no plain JSON.
     """
     try:
-        return dict(json.loads(encodable(encode_json(dict(value)))))
+        return dict(json.loads(replace_surrogates(encode_json(dict(value)))))
     except (TypeError, ValueError, RecursionError) as error:
         raise MisuseError(f"{what} must be plain JSON, since they are stored with the run: {error}") from None
 
 
-def check_start(user: object, session: object, settings: object, after: object, parent: object) -> None:
+def check_start_options(user: object, session: object, settings: object, after: object, parent: object) -> None:
     """Refuse what begins no run; for what is left out, nothing is called: this is on the way of each run.
 
     Raises:
         MisuseError: naming it, and what to give.
     """
     if user is not None and not isinstance(user, str):
-        raise MisuseError(f"user={_shown(user)}: give a text, for example {str(user)!r}")
+        raise MisuseError(f"user={_shorten_repr(user)}: give a text, for example {str(user)!r}")
     if session is not None and not _is_name(session):
-        raise MisuseError(f"session={_shown(session)}: give a text that is not empty, or None for no session")
+        raise MisuseError(f"session={_shorten_repr(session)}: give a text that is not empty, or None for no session")
     if settings is not None and not isinstance(settings, Settings):
-        raise MisuseError(f"settings={_shown(settings)}: give Settings(...), for example Settings(temperature=0)")
+        raise MisuseError(
+            f"settings={_shorten_repr(settings)}: give Settings(...), for example Settings(temperature=0)"
+        )
     if after is not None and not isinstance(after, Run):
-        raise MisuseError(f"after={_shown(after)}: give the run itself, for example await agent.load({str(after)!r})")
+        raise MisuseError(
+            f"after={_shorten_repr(after)}: give the run itself, for example await agent.load({str(after)!r})"
+        )
     if parent is not None and not isinstance(parent, Run):
-        raise MisuseError(f"parent={_shown(parent)}: give the run itself, whose tool this one is")
+        raise MisuseError(f"parent={_shorten_repr(parent)}: give the run itself, whose tool this one is")
 
 
-def roles_of(roles: Iterable[str]) -> tuple[str, ...]:
+def as_roles(roles: Iterable[str]) -> tuple[str, ...]:
     """Return roles as they are kept.
 
     Raises:
@@ -171,11 +178,11 @@ def roles_of(roles: Iterable[str]) -> tuple[str, ...]:
     given: tuple[Any, ...] = tuple(roles) if isinstance(roles, Iterable) and not isinstance(roles, str) else (roles,)
     if isinstance(roles, str) or not all(isinstance(role, str) for role in given):
         names = ", ".join(repr(role) for role in given if role is not None)
-        raise MisuseError(f"roles are several names, not {_shown(roles)}: write roles=[{names}]")
+        raise MisuseError(f"roles are several names, not {_shorten_repr(roles)}: write roles=[{names}]")
     return given
 
 
-def messages_of(messages: Iterable[Message] | None) -> tuple[Message, ...]:
+def as_messages(messages: Iterable[Message] | None) -> tuple[Message, ...]:
     """Return a history as it is kept; None is none.
 
     Raises:
@@ -184,11 +191,11 @@ def messages_of(messages: Iterable[Message] | None) -> tuple[Message, ...]:
     if messages is None:
         return ()
     if isinstance(messages, str) or not isinstance(messages, Iterable):
-        raise MisuseError(f"messages={_shown(messages)}: give a list of messages, for example run.messages")
+        raise MisuseError(f"messages={_shorten_repr(messages)}: give a list of messages, for example run.messages")
     return tuple(messages)
 
 
-def check_run(run: object, rung: str) -> None:
+def check_run(run: object, method: str) -> None:
     """Refuse what is no run.
 
     Raises:
@@ -196,12 +203,13 @@ def check_run(run: object, rung: str) -> None:
     """
     if not isinstance(run, Run):
         raise MisuseError(
-            f"agent.{rung} takes a Run, not {_shown(run)}: write agent.{rung}(agent.start('...')) for a new one, or "
-            f"agent.{rung}(await agent.load(run_id))"
+            f"agent.{method} takes a Run, not {_shorten_repr(run)}: write agent.{method}(agent.start('...')) for a new "
+            "one, or "
+            f"agent.{method}(await agent.load(run_id))"
         )
 
 
-def check_call(run_id: object, call_id: object) -> None:
+def check_call_id(run_id: object, call_id: object) -> None:
     """Refuse what names no call of a run.
 
     Raises:
@@ -209,19 +217,23 @@ def check_call(run_id: object, call_id: object) -> None:
     """
     check_id(run_id)
     if not isinstance(call_id, str):
-        raise MisuseError(f"this takes a call's id, a text: give the call_id out of run.pending, not {_shown(call_id)}")
+        raise MisuseError(
+            f"this takes a call's id, a text: give the call_id out of run.pending, not {_shorten_repr(call_id)}"
+        )
 
 
-def check_audits(where: object, since: object) -> None:
+def check_audit_query(where: object, since: object) -> None:
     """Refuse what chooses no runs.
 
     Raises:
         MisuseError: naming it, and what to give.
     """
     if not isinstance(where, Filter):
-        raise MisuseError(f"audits(where={_shown(where)}): give a Filter, for example Filter(user='ann')")
+        raise MisuseError(f"audits(where={_shorten_repr(where)}): give a Filter, for example Filter(user='ann')")
     if not isinstance(since, int | float):
-        raise MisuseError(f"audits(since={_shown(since)}): give seconds since 1970, for example moment.timestamp()")
+        raise MisuseError(
+            f"audits(since={_shorten_repr(since)}): give seconds since 1970, for example moment.timestamp()"
+        )
 
 
 def check_count(name: str, count: object) -> None:
@@ -231,7 +243,7 @@ def check_count(name: str, count: object) -> None:
         MisuseError: naming it.
     """
     if type(count) is not int or count < 1:
-        raise MisuseError(f"{name}={_shown(count)}: give a whole number, 1 or more")
+        raise MisuseError(f"{name}={_shorten_repr(count)}: give a whole number, 1 or more")
 
 
 def check_version(version: object) -> None:
@@ -241,7 +253,7 @@ def check_version(version: object) -> None:
         MisuseError: naming what was given.
     """
     if type(version) is not int or version < 0:
-        raise MisuseError(f"after={_shown(version)}: give the version of a run, 0 or more")
+        raise MisuseError(f"after={_shorten_repr(version)}: give the version of a run, 0 or more")
 
 
 def check_seconds(name: str, time_s: object) -> None:
@@ -251,15 +263,15 @@ def check_seconds(name: str, time_s: object) -> None:
         MisuseError: naming it.
     """
     if not isinstance(time_s, int | float) or not time_s > 0:
-        raise MisuseError(f"{name}={_shown(time_s)}: give seconds, more than 0")
+        raise MisuseError(f"{name}={_shorten_repr(time_s)}: give seconds, more than 0")
 
 
-def text_of(text: object, what: str) -> str:
+def as_text(text: object, what: str) -> str:
     """Return what a person has said, as any wire takes it.
 
     Raises:
         MisuseError: when it is no text.
     """
     if not isinstance(text, str):
-        raise MisuseError(f"{what}={_shown(text)}: give a text")
-    return encodable(text)
+        raise MisuseError(f"{what}={_shorten_repr(text)}: give a text")
+    return replace_surrogates(text)

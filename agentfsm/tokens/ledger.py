@@ -25,13 +25,13 @@ from agentfsm.core.messages import (
     TextPart,
     ToolResult,
     UserMessage,
-    data_of,
+    read_inline_data,
 )
-from agentfsm.core.view import Span, plain_layout
+from agentfsm.core.segments import Span, default_segments
 from agentfsm.ports import TokenCounter
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Native
+    from agentfsm.core.messages import NativeReply
     from agentfsm.core.run import Run
     from agentfsm.ports import ToolDefinition
 
@@ -54,25 +54,25 @@ LOW_IMAGE_TOKENS: Final = 85
 
 # A page of a PDF, which providers read as text and picture (1,500 to 3,000: Anthropic's page on PDF support), and two
 # minutes of speech: the least that a file or a recording is taken for, and what one by address is.
-UNSEEN_TOKENS: Final = 1_500
+MIN_MEDIA_TOKENS: Final = 1_500
 
 # What a wire writes around a part of a result: whose it is, or why the model cannot be shown it.
 PART_TOKENS: Final = 100
 
 # Base64 characters of a file that come to a token: a page of text takes 50 to 100 KB with its fonts.
-FILE_CHARS: Final = 30
+FILE_CHARS_PER_TOKEN: Final = 30
 
 # The same of a recording: 10 tokens a second (OpenAI), 16 to 32 KB a second.
-AUDIO_CHARS: Final = 1_000
+AUDIO_CHARS_PER_TOKEN: Final = 1_000
 
 # Messages that are counted without a pause: up to 10 ms with a vocabulary.
-PORTION: Final = 500
+BATCH_MESSAGES: Final = 500
 
-Count = Callable[[str], int]
+CountText = Callable[[str], int]
 
 
 @attrs.frozen
-class _Bytes(TokenCounter):
+class _ByteCounter(TokenCounter):
     """Counts UTF-8 bytes: never less than the tokens of any byte-pair vocabulary, and almost free."""
 
     encoding: str = attrs.field(default="bound: UTF-8 bytes", init=False)
@@ -83,80 +83,83 @@ class _Bytes(TokenCounter):
 
 
 # A sure upper bound, to be used as a counter.
-BYTES: Final = _Bytes()
+BYTE_COUNTER: Final = _ByteCounter()
 
 
-def estimated_tokens(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Return about how many tokens a text has, where no vocabulary is loaded."""
-    return BYTES.count(text) // BYTES_PER_TOKEN
+    return BYTE_COUNTER.count(text) // BYTES_PER_TOKEN
 
 
 def count_message(message: Message, counter: TokenCounter) -> int:
     """Return the tokens of a message, with what the provider writes around it."""
-    return MESSAGE_TOKENS + _COUNTS[type(message)](message, counter.count)
+    return MESSAGE_TOKENS + _MESSAGE_COUNTERS[type(message)](message, counter.count)
 
 
-def _of_assistant(message: AssistantMessage, count: Count) -> int:
+def _count_assistant(message: AssistantMessage, count: CountText) -> int:
     calls = [count(call.name) + count(call.arguments) + CALL_TOKENS for call in message.calls]
     spoken = count(message.text) + sum(calls)
-    return spoken if message.native is None else max(spoken, _of_native(message.native, count))
+    return spoken if message.native is None else max(spoken, _count_native(message.native, count))
 
 
-def _of_native(native: Native, count: Count) -> int:
+def _count_native(native: NativeReply, count: CountText) -> int:
     """Return about the tokens of a reply in its provider's form, in the counter's own measure.
 
     A vocabulary would find far more in the letters of what is sealed or signed than the provider does.
     """
-    in_bytes = BYTES.count(native.content)
-    return in_bytes if count == BYTES.count else in_bytes // BYTES_PER_TOKEN
+    in_bytes = BYTE_COUNTER.count(native.content)
+    return in_bytes if count == BYTE_COUNTER.count else in_bytes // BYTES_PER_TOKEN
 
 
-def _of_result(message: ToolResult, count: Count) -> int:
+def _count_result(message: ToolResult, count: CountText) -> int:
     tokens = count(message.text) + CALL_TOKENS
-    return tokens + sum(_of_media(part) + PART_TOKENS for part in message.parts) if message.parts else tokens
+    return tokens + sum(_count_media(part) + PART_TOKENS for part in message.parts) if message.parts else tokens
 
 
-def _of_user(message: UserMessage, count: Count) -> int:
+def _count_user(message: UserMessage, count: CountText) -> int:
     media = [part for part in message.parts if not isinstance(part, TextPart)]
-    return count(message.text) + sum(_of_media(part) for part in media) if media else count(message.text)
+    return count(message.text) + sum(_count_media(part) for part in media) if media else count(message.text)
 
 
-def _of_media(part: Media) -> int:
+def _count_media(part: Media) -> int:
     if isinstance(part, ImagePart):
         return LOW_IMAGE_TOKENS if part.detail == "low" else IMAGE_TOKENS
-    carried = data_of(part)
+    carried = read_inline_data(part)
     if carried is None:
-        return UNSEEN_TOKENS
-    return max(UNSEEN_TOKENS, len(carried[1]) // (AUDIO_CHARS if isinstance(part, AudioPart) else FILE_CHARS))
+        return MIN_MEDIA_TOKENS
+    return max(
+        MIN_MEDIA_TOKENS,
+        len(carried[1]) // (AUDIO_CHARS_PER_TOKEN if isinstance(part, AudioPart) else FILE_CHARS_PER_TOKEN),
+    )
 
 
-_COUNTS: Mapping[type[Message], Callable[[Any, Count], int]] = {
+_MESSAGE_COUNTERS: Mapping[type[Message], Callable[[Any, CountText], int]] = {
     SystemMessage: lambda message, count: count(message.text),
-    UserMessage: _of_user,
-    AssistantMessage: _of_assistant,
-    ToolResult: _of_result,
+    UserMessage: _count_user,
+    AssistantMessage: _count_assistant,
+    ToolResult: _count_result,
 }
 
 
-def _part(part: Part) -> str:
+def _part_text(part: Part) -> str:
     if isinstance(part, TextPart):
         return part.text
     return f"{part.detail}\0{part.url}" if isinstance(part, ImagePart) else part.url
 
 
-def _parts(parts: Sequence[Part]) -> str:
-    return "".join([f"\0{_part(part)}" for part in parts])
+def _join_parts(parts: Sequence[Part]) -> str:
+    return "".join([f"\0{_part_text(part)}" for part in parts])
 
 
 # Each message as it enters a hash: what a model reads of it.
-_SPOKEN: Mapping[type[Message], Callable[[Any], str]] = {
+_HASHED_TEXTS: Mapping[type[Message], Callable[[Any], str]] = {
     SystemMessage: lambda message: f"\0s{message.text}",
-    UserMessage: lambda message: "\0u" + "\0".join([_part(part) for part in message.parts]),
+    UserMessage: lambda message: "\0u" + "\0".join([_part_text(part) for part in message.parts]),
     AssistantMessage: lambda message: (
         f"\0a{message.text}" + "".join([f"\0{call.id}\0{call.name}\0{call.arguments}" for call in message.calls])
     ),
     ToolResult: lambda message: (
-        f"\0t{message.call_id}\0{message.text}" + (_parts(message.parts) if message.parts else "")
+        f"\0t{message.call_id}\0{message.text}" + (_join_parts(message.parts) if message.parts else "")
     ),
 }
 
@@ -168,56 +171,56 @@ def count_tools(definitions: Iterable[ToolDefinition], counter: TokenCounter) ->
 
 
 @attrs.define(eq=False, repr=False)
-class Tally:
+class TokenLedger:
     """The tokens of a run's history, which grows, and of what is shown of it: each message is counted once."""
 
-    counter: TokenCounter = BYTES
-    # `BYTES` until there is a vocabulary, see `recount`.
-    first: int = attrs.field(default=0, kw_only=True)
+    counter: TokenCounter = BYTE_COUNTER
+    # `BYTE_COUNTER` until there is a vocabulary, see `recount`.
+    own_start: int = attrs.field(default=0, kw_only=True)
     # Where the run's own messages start; what is before them is of runs that it goes on from.
-    overhead: int = attrs.field(default=0, kw_only=True)
+    overhead_tokens: int = attrs.field(default=0, kw_only=True)
     # Tokens of what every request holds beside messages: instructions and tool definitions.
-    task: int | None = attrs.field(default=None, init=False)
+    task_index: int | None = attrs.field(default=None, init=False)
     # Where the first user message is; None where there is none yet.
     _sums: list[int] = attrs.field(factory=lambda: [0], init=False)
     # The tokens of the first 0, 1, 2, ... messages.
-    _told: Any = attrs.field(factory=sha256, init=False)
+    _hash: Any = attrs.field(factory=sha256, init=False)
     # A hash that has taken in the messages one by one.
-    _window: int = attrs.field(default=0, init=False)
-    _head: tuple[Message, ...] = attrs.field(default=(), init=False)
+    _cutoff: int = attrs.field(default=0, init=False)
+    _compacted_messages: tuple[Message, ...] = attrs.field(default=(), init=False)
     # As the run has them.
-    head_tokens: tuple[int, ...] = attrs.field(default=(), init=False)
+    compacted_tokens: tuple[int, ...] = attrs.field(default=(), init=False)
     # Of each message of the head.
-    _in_head: int = attrs.field(default=0, init=False)
+    _compacted_total: int = attrs.field(default=0, init=False)
     # Their sum.
-    _head_told: bytes = attrs.field(default=b"", init=False)
+    _compacted_digest: bytes = attrs.field(default=b"", init=False)
     # What the head adds to the hash: nothing where it follows from where the window starts.
 
     def __len__(self) -> int:
         return len(self._sums) - 1
 
-    def of(self, index: int) -> int:
+    def message_tokens(self, index: int) -> int:
         """Return the tokens of one message."""
         return self._sums[index + 1] - self._sums[index]
 
     @property
-    def shown(self) -> int:
+    def shown_tokens(self) -> int:
         """The tokens of what a request shows: the head, and the messages from the window's start on."""
-        return self._in_head + self._sums[-1] - self._sums[self._window]
+        return self._compacted_total + self._sums[-1] - self._sums[self._cutoff]
 
     @property
-    def estimate(self) -> int:
+    def request_tokens(self) -> int:
         """About how many tokens a request has in all, also where only bytes were counted."""
-        return (self.overhead + self.shown) // (BYTES_PER_TOKEN if self.counter is BYTES else 1)
+        return (self.overhead_tokens + self.shown_tokens) // (BYTES_PER_TOKEN if self.counter is BYTE_COUNTER else 1)
 
     @property
     def digest(self) -> str:
         """A hash of what a request shows: 8 hexadecimal digits."""
-        told = self._told.copy()
-        told.update(b"%d" % self._window + self._head_told)
+        told = self._hash.copy()
+        told.update(b"%d" % self._cutoff + self._compacted_digest)
         return str(told.hexdigest()[:8])
 
-    def follow(self, run: Run, most: int | None = None) -> bool:
+    def update(self, run: Run, most: int | None = None) -> bool:
         """Count what is new in the run: messages, and the head that a compaction has made.
 
         Args:
@@ -230,62 +233,62 @@ class Tally:
         Raises:
             MisuseError: when its history is shorter than what was counted.
         """
-        if not self._count(run.messages, most):
+        if not self._count_messages(run.messages, most):
             return False
-        if run.head is not self._head or run.window != self._window:
-            self._take_head(run)
+        if run.compacted_messages is not self._compacted_messages or run.cutoff != self._cutoff:
+            self._count_compacted(run)
         return True
 
-    def go_on(self, first: int) -> None:
+    def resume_from(self, first: int) -> None:
         """Count on for a run that goes on from this one; its own messages start at `first`."""
-        self.first, self.task = first, None
+        self.own_start, self.task_index = first, None
 
-    def _take_head(self, run: Run) -> None:
-        self._window, self._head = run.window, run.head
-        self.head_tokens = tuple(self._tokens_in_head(run))
-        self._in_head = sum(self.head_tokens)
-        self._head_told = b""
-        if run.layout != plain_layout(run.window, self.task):
+    def _count_compacted(self, run: Run) -> None:
+        self._cutoff, self._compacted_messages = run.cutoff, run.compacted_messages
+        self.compacted_tokens = tuple(self._iter_compacted_tokens(run))
+        self._compacted_total = sum(self.compacted_tokens)
+        self._compacted_digest = b""
+        if run.segments != default_segments(run.cutoff, self.task_index):
             told = sha256()
-            for message in run.head:
-                told.update(_SPOKEN[type(message)](message).encode("utf-8", "surrogatepass"))
-            self._head_told = told.digest()
+            for message in run.compacted_messages:
+                told.update(_HASHED_TEXTS[type(message)](message).encode("utf-8", "surrogatepass"))
+            self._compacted_digest = told.digest()
 
-    def _tokens_in_head(self, run: Run) -> Iterator[int]:
+    def _iter_compacted_tokens(self, run: Run) -> Iterator[int]:
         """Yield the tokens of each message of the head; of those that are shown whole, as they were counted."""
         places: list[int | None] = []
-        for entry in run.layout:
+        for entry in run.segments:
             places += range(entry.start, entry.end) if isinstance(entry, Span) else [None]
-        for place, message in zip(places, run.head, strict=True):
+        for place, message in zip(places, run.compacted_messages, strict=True):
             if place is not None and message is run.messages[place]:
-                yield self.of(place)
+                yield self.message_tokens(place)
             else:
                 yield count_message(message, self.counter)
 
-    def _count(self, messages: Sequence[Message], most: int | None) -> bool:
+    def _count_messages(self, messages: Sequence[Message], most: int | None) -> bool:
         known = len(self)
         if len(messages) < known:
             msg = f"the history has {len(messages)} messages, but {known} were counted: a fork needs a Tally of its own"
             raise MisuseError(msg)
         news = messages[known:] if most is None else messages[known : known + most]
         for index, message in enumerate(news, known):
-            if self.task is None and index >= self.first and isinstance(message, UserMessage):
-                self.task = index
+            if self.task_index is None and index >= self.own_start and isinstance(message, UserMessage):
+                self.task_index = index
             self._sums.append(self._sums[-1] + count_message(message, self.counter))
-            self._told.update(_SPOKEN[type(message)](message).encode("utf-8", "surrogatepass"))
+            self._hash.update(_HASHED_TEXTS[type(message)](message).encode("utf-8", "surrogatepass"))
         return most is None or len(news) < most
 
-    def recounting(self, run: Run, counter: TokenCounter) -> Iterator[None]:
+    def recount_in_batches(self, run: Run, counter: TokenCounter) -> Iterator[None]:
         """Count the whole history again, with a counter that has become available.
 
         Yields:
             None, between two portions of the history; nothing is changed before the end.
         """
         sums = [0]
-        for start in range(0, len(run.messages), PORTION):
+        for start in range(0, len(run.messages), BATCH_MESSAGES):
             if start:
                 yield
-            for message in run.messages[start : start + PORTION]:
+            for message in run.messages[start : start + BATCH_MESSAGES]:
                 sums.append(sums[-1] + count_message(message, counter))
         self.counter, self._sums = counter, sums
-        self._take_head(run)
+        self._count_compacted(run)

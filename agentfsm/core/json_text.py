@@ -6,27 +6,27 @@ import json
 from typing import Final
 
 # How deep readers go differs, also from Python to Python; strict ones take no more.
-LIMIT_DEPTH: Final = 200
+MAX_JSON_DEPTH: Final = 200
 
 # Without a look at the depth.
-dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+dump_compact: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def encode_json(value: object) -> str:
     """Write a value as JSON text.
 
     Raises:
-        TypeError, ValueError, RecursionError: when it is no plain JSON, or nested deeper than `LIMIT_DEPTH`.
+        TypeError, ValueError, RecursionError: when it is no plain JSON, or nested deeper than `MAX_JSON_DEPTH`.
     """
-    text = dumps(value)
-    if text.count("[") + text.count("{") > LIMIT_DEPTH and _is_too_deep(value):
-        raise ValueError(f"it is nested deeper than {LIMIT_DEPTH}")
+    text = dump_compact(value)
+    if text.count("[") + text.count("{") > MAX_JSON_DEPTH and _is_too_deep(value):
+        raise ValueError(f"it is nested deeper than {MAX_JSON_DEPTH}")
     return text
 
 
 def _is_too_deep(value: object) -> bool:
     level = [value]
-    for _ in range(LIMIT_DEPTH):
+    for _ in range(MAX_JSON_DEPTH):
         held = [each for each in level if isinstance(each, dict | list | tuple)]
         level = [item for each in held for item in (each.values() if isinstance(each, dict) else each)]
     return bool(level)

@@ -9,11 +9,11 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import OpenCall, Phase, arguments_of
+from agentfsm.core.calls import OpenCall, Phase, parse_arguments
 from agentfsm.core.effects import Pending, PendingKind
-from agentfsm.core.fingerprint import hash_of
+from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.core.run import Header, Run, begin
+from agentfsm.core.run import Header, Run, begin_run
 from agentfsm.core.value import Value
 
 # Characters of a result's SHA-256: all of it, since it stands for the result.
@@ -79,64 +79,64 @@ class AuditRecord(Value):
     @property
     def digest(self) -> str:
         """The SHA-256 of the result's text, in hexadecimal; empty while it has none."""
-        return "" if self.result is None else hash_of(self.result, DIGEST_CHARS)
+        return "" if self.result is None else short_hash(self.result, DIGEST_CHARS)
 
 
-def audit(header: Header, events: Sequence[e.Event]) -> tuple[AuditRecord, ...]:
+def build_audit(header: Header, events: Sequence[e.Event]) -> tuple[AuditRecord, ...]:
     """Return a record of each call that the run has chosen, in order, however far it came.
 
     Args:
         header: Of the run.
         events: Its journal, from the first event on.
     """
-    notes = _Notes(header)
-    run = begin(header)
+    notes = _AuditBuilder(header)
+    run = begin_run(header)
     for event in events:
         run = run.apply(event)
-        notes.take(event, run)
-    results = {m.call_id: m for m in run.messages[run.first :] if isinstance(m, ToolResult)}
+        notes.add_event(event, run)
+    results = {m.call_id: m for m in run.messages[run.own_start :] if isinstance(m, ToolResult)}
     opened = {entry.call.id: entry for entry in run.open}
-    return tuple([_ended(r, results.get(r.call_id), opened.get(r.call_id)) for r in notes.records.values()])
+    return tuple([_with_outcome(r, results.get(r.call_id), opened.get(r.call_id)) for r in notes.records.values()])
 
 
-class _Notes:
+class _AuditBuilder:
     """What the events say of calls, taken down one after the other: no value, since it fills."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
         self.records: dict[str, AuditRecord] = {}
         # By call id, in order.
-        self.questions: set[str] = set()
+        self.external_calls: set[str] = set()
         # Calls whose result is asked for outside.
 
-    def take(self, event: e.Event, run: Run) -> None:
+    def add_event(self, event: e.Event, run: Run) -> None:
         """Take down an event; `run` is the run after it."""
         match event:
             case e.ToolsChosen():
-                self.records |= {call.id: self._chosen(call, event, run) for call in event.message.calls}
+                self.records |= {call.id: self._new_record(call, event, run) for call in event.message.calls}
             case e.ToolStarted():
                 record = self.records[event.call_id]
                 since = record.started_at or event.since or event.at
-                self._note(event.call_id, started_at=since, attempts=record.attempts + event.attempts)
+                self._update(event.call_id, started_at=since, attempts=record.attempts + event.attempts)
             case e.ToolCutOff():
-                self._cut_off(event)
+                self._record_cut_off(event)
             case e.ToolPaused():
-                if any(_is_for_a_result(item) and item.run_id == run.id for item in event.pending):
-                    self.questions.add(event.call_id)
+                if any(_asks_for_result(item) and item.run_id == run.id for item in event.pending):
+                    self.external_calls.add(event.call_id)
             case e.ApprovalGiven():
-                self._approved(event)
+                self._record_approval(event)
             case e.InputGiven():
                 informed = (*self.records[event.call_id].informed_by, event.by)
-                self._note(event.call_id, informed_by=informed)
+                self._update(event.call_id, informed_by=informed)
             case e.ToolFinished():
-                self._finished(event, run)
+                self._record_finish(event, run)
             case e.LimitReached() | e.Failed():
-                self._closed(event)
+                self._record_close(event)
 
-    def _note(self, call_id: str, **facts: Any) -> None:
+    def _update(self, call_id: str, **facts: Any) -> None:
         self.records[call_id] = attrs.evolve(self.records[call_id], **facts)
 
-    def _chosen(self, call: ToolCall, event: e.ToolsChosen, run: Run) -> AuditRecord:
+    def _new_record(self, call: ToolCall, event: e.ToolsChosen, run: Run) -> AuditRecord:
         return AuditRecord(
             run_id=self.header.id,
             call_id=call.id,
@@ -148,50 +148,50 @@ class _Notes:
             session=self.header.session,
             parent=self.header.parent,
             tool=call.name,
-            arguments=arguments_of(call),
+            arguments=parse_arguments(call),
             asked_at=event.at,
         )
 
-    def _cut_off(self, event: e.ToolCutOff) -> None:
+    def _record_cut_off(self, event: e.ToolCutOff) -> None:
         record = self.records[event.call_id]
         attempts = record.attempts - event.undone
-        since = _earliest(record.started_at, event.started_at) if attempts else None
-        self._note(event.call_id, started_at=since, attempts=attempts)
+        since = _earliest_start(record.started_at, event.started_at) if attempts else None
+        self._update(event.call_id, started_at=since, attempts=attempts)
 
-    def _approved(self, event: e.ApprovalGiven) -> None:
+    def _record_approval(self, event: e.ApprovalGiven) -> None:
         record = self.records[event.call_id]
-        self._note(event.call_id, approved_by=event.by)
+        self._update(event.call_id, approved_by=event.by)
         if event.arguments is not None:
             own = record.arguments if record.proposed is None else record.proposed
             key = event.key or record.key
-            self._note(event.call_id, proposed=own, arguments=json.loads(event.arguments), key=key)
+            self._update(event.call_id, proposed=own, arguments=json.loads(event.arguments), key=key)
 
-    def _finished(self, event: e.ToolFinished, run: Run) -> None:
+    def _record_finish(self, event: e.ToolFinished, run: Run) -> None:
         result, record = event.result, self.records[event.result.call_id]
-        decision = _decision(event, is_question=result.call_id in self.questions)
-        self._note(
+        decision = _classify_decision(event, is_question=result.call_id in self.external_calls)
+        self._update(
             result.call_id,
-            started_at=_earliest(record.started_at, result.started_at),
+            started_at=_earliest_start(record.started_at, result.started_at),
             ended_at=event.at,
-            attempts=record.attempts or _tries(result),
+            attempts=record.attempts or _count_attempts(result),
             decision=decision,
             decided_by=event.by if decision else "",
             inherited=run.version <= self.header.forked_at,
         )
 
-    def _closed(self, event: e.LimitReached | e.Failed) -> None:
+    def _record_close(self, event: e.LimitReached | e.Failed) -> None:
         """Note the end of the calls that a limit or the end of the run has closed."""
         for record in self.records.values():
             if record.ended_at is None:
-                self._note(record.call_id, ended_at=event.at)
+                self._update(record.call_id, ended_at=event.at)
 
 
-def _is_for_a_result(item: Pending) -> bool:
+def _asks_for_result(item: Pending) -> bool:
     """Whether the answer is the call's result, and not what a tool wants to know before it goes on."""
     return item.kind is PendingKind.QUESTION and not item.questions
 
 
-def _ended(record: AuditRecord, result: ToolResult | None, entry: OpenCall | None) -> AuditRecord:
+def _with_outcome(record: AuditRecord, result: ToolResult | None, entry: OpenCall | None) -> AuditRecord:
     """Return the record with how its call ended, or how far it is."""
     result = entry.result if entry is not None else result
     if result is None:
@@ -205,14 +205,14 @@ def _ended(record: AuditRecord, result: ToolResult | None, entry: OpenCall | Non
     )
 
 
-def _earliest(started_at: float | None, taken_up_at: float) -> float | None:
+def _earliest_start(started_at: float | None, taken_up_at: float) -> float | None:
     """Return when a call was first taken up; 0 says that its last dispatch was none."""
     known = [at for at in (started_at, taken_up_at or None) if at is not None]
     return min(known, default=None)
 
 
 # Why a call was answered before its tool was tried.
-_UNTRIED: Final = frozenset(
+_UNTRIED_ERRORS: Final = frozenset(
     {
         ErrorType.ARGUMENTS,
         ErrorType.UNKNOWN_TOOL,
@@ -225,12 +225,12 @@ _UNTRIED: Final = frozenset(
 )
 
 
-def _tries(result: ToolResult) -> int:
+def _count_attempts(result: ToolResult) -> int:
     """Return how many times a tool was tried whose starts are not in the journal."""
-    return 0 if not result.started_at or result.error_type in _UNTRIED else result.attempts
+    return 0 if not result.started_at or result.error_type in _UNTRIED_ERRORS else result.attempts
 
 
-def _decision(event: e.ToolFinished, *, is_question: bool) -> str:
+def _classify_decision(event: e.ToolFinished, *, is_question: bool) -> str:
     """Return whose word a result is: empty where it is the tool's own, or nobody's."""
     result = event.result
     if is_question and not result.started_at:

@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 # Turns alike before it counts: twice is a retry.
-REPEATS: Final = 3
+MIN_REPEATS: Final = 3
 # Turns among which the same calls are counted, the newest one with them (Source: document B, 4).
-WINDOW: Final = 4
+WINDOW_TURNS: Final = 4
 # The longest sequence looked for: beyond it, repetition is too rare to be worth the look.
-LONGEST: Final = 4
+MAX_PERIOD: Final = 4
 # The share of their shingles that highly similar texts have in common. One word changed in 20 leaves 0.81, in 50 0.92.
-SIMILAR: Final = 0.8
+MIN_SIMILARITY: Final = 0.8
 # Characters of each of three samples of a text: some 60 words in all.
 SAMPLE_CHARS: Final = 128
 # Characters of the shortest text that is compared by similarity: in a shorter one each word matters.
-SHORTEST: Final = 40
+MIN_SIMILAR_CHARS: Final = 40
 # Results of a turn that are compared by similarity; of more, only equal ones are found.
-SIMILAR_RESULTS: Final = 4
+MAX_SIMILAR_RESULTS: Final = 4
 
 # A word; in scripts that do not set words apart, a character.
-_DENSE: Final = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\u0e00-\u0eff"
-_WORD: Final = re.compile(rf"[{_DENSE}]|[^\W{_DENSE}]+")
+_UNSPACED_SCRIPTS: Final = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\u0e00-\u0eff"
+_WORD: Final = re.compile(rf"[{_UNSPACED_SCRIPTS}]|[^\W{_UNSPACED_SCRIPTS}]+")
 
 Signature: TypeAlias = tuple[tuple[str, str], ...]
 # A result, as it is compared: two pictures of one size are told in the same words.
@@ -50,39 +50,45 @@ _Content: TypeAlias = tuple[str, tuple[Media, ...]]
 
 
 @attrs.frozen(kw_only=True)
-class Loop(Value):
+class DetectedLoop(Value):
     """A repetition."""
 
-    what: str
+    description: str
     # For the model and for people: what repeats.
     tools: tuple[str, ...] = ()
     # The tools that take part; empty for repeated text.
-    hint: bool = False
+    is_hint: bool = False
     # True where it may be harmless: worth a word, never a stop.
 
 
 @attrs.frozen(kw_only=True)
-class _Turn(Value):
-    said: AssistantMessage
+class _LoopTurn(Value):
+    reply: AssistantMessage
     signature: Signature
     results: tuple[_Content, ...]
 
 
-def find(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset()) -> Loop | None:
+def find_loop(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset()) -> DetectedLoop | None:
     """Look for a loop that the newest turn completes.
 
     Args:
         messages: The history, oldest first.
         exempt: Names of tools whose repetition is their job (polling).
     """
-    if not _suspicious(messages, exempt):
+    if not _may_be_loop(messages, exempt):
         return None
-    if not (turns := _newest(messages, 2 * LONGEST, exempt)):
+    if not (turns := _newest_turns(messages, 2 * MAX_PERIOD, exempt)):
         return None
-    return _same_calls(turns) or _sequence(turns) or _same_reply(turns) or _like_replies(turns) or _like_results(turns)
+    return (
+        _find_same_calls(turns)
+        or _find_sequence(turns)
+        or _find_same_reply(turns)
+        or _find_similar_replies(turns)
+        or _find_similar_results(turns)
+    )
 
 
-def _suspicious(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
+def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
     """Whether the newest turn is like any of those that a loop would need: a quick look that usually settles it."""
     newest: AssistantMessage | None = None
     wanted: Signature = ()
@@ -93,16 +99,16 @@ def _suspicious(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
             turns += 1
             if newest is None:
                 newest, wanted = message, _signature(message, exempt)
-            elif turns > LONGEST + 1:
+            elif turns > MAX_PERIOD + 1:
                 return False
-            elif _signature(message, exempt) == wanted and (wanted or _are_like(message.text, newest.text)):
+            elif _signature(message, exempt) == wanted and (wanted or _are_similar(message.text, newest.text)):
                 return True
         elif isinstance(message, ToolResult):
             if turns == 0:
                 results.add((message.content, message.parts))
             elif turns == 1 and (
                 (message.content, message.parts) in results
-                or (message.content[SHORTEST:] and _is_like_any(message, results))
+                or (message.content[MIN_SIMILAR_CHARS:] and _is_similar_to_any(message, results))
             ):
                 return True
         elif isinstance(message, UserMessage):
@@ -110,8 +116,8 @@ def _suspicious(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
     return False
 
 
-def _is_like_any(result: ToolResult, results: AbstractSet[_Content]) -> bool:
-    return any(_are_like(result.content, content) for content, _ in results)
+def _is_similar_to_any(result: ToolResult, results: AbstractSet[_Content]) -> bool:
+    return any(_are_similar(result.content, content) for content, _ in results)
 
 
 def _signature(message: AssistantMessage, exempt: AbstractSet[str]) -> Signature:
@@ -120,9 +126,9 @@ def _signature(message: AssistantMessage, exempt: AbstractSet[str]) -> Signature
     return tuple([call for call in message.signature if call[0] not in exempt])
 
 
-def _newest(messages: Sequence[Message], count: int, exempt: AbstractSet[str]) -> list[_Turn]:
+def _newest_turns(messages: Sequence[Message], count: int, exempt: AbstractSet[str]) -> list[_LoopTurn]:
     """Return up to `count` turns, newest first, up to what the user said last or a turn of exempt calls only."""
-    turns: list[_Turn] = []
+    turns: list[_LoopTurn] = []
     results: list[_Content] = []
     for message in reversed(messages):
         if isinstance(message, ToolResult):
@@ -131,98 +137,102 @@ def _newest(messages: Sequence[Message], count: int, exempt: AbstractSet[str]) -
             signature = _signature(message, exempt)
             if (message.calls and not signature) or len(turns) == count:
                 return turns
-            turns.append(_Turn(said=message, signature=signature, results=tuple(results)))
+            turns.append(_LoopTurn(reply=message, signature=signature, results=tuple(results)))
             results = []
         elif isinstance(message, UserMessage):
             return turns
     return turns
 
 
-def _alike(turns: Sequence[_Turn], key: Callable[[_Turn], object]) -> bool:
-    if len(turns) < REPEATS or not key(turns[0]):
+def _are_equal(turns: Sequence[_LoopTurn], key: Callable[[_LoopTurn], object]) -> bool:
+    if len(turns) < MIN_REPEATS or not key(turns[0]):
         return False
-    return all(key(turn) == key(turns[0]) for turn in turns[1:REPEATS])
+    return all(key(turn) == key(turns[0]) for turn in turns[1:MIN_REPEATS])
 
 
-def _tools(turns: Sequence[_Turn]) -> tuple[str, ...]:
+def _tool_names(turns: Sequence[_LoopTurn]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for turn in turns for name, _ in turn.signature))
 
 
-def _same_calls(turns: Sequence[_Turn]) -> Loop | None:
+def _find_same_calls(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
     signature = turns[0].signature
-    if not signature or sum(turn.signature == signature for turn in turns[:WINDOW]) < REPEATS:
+    if not signature or sum(turn.signature == signature for turn in turns[:WINDOW_TURNS]) < MIN_REPEATS:
         return None
-    tools = _tools(turns[:1])
-    is_running = all(turn.signature == signature for turn in turns[:REPEATS])
-    when = f"{REPEATS} turns running" if is_running else f"in {REPEATS} of the last {WINDOW} turns"
-    return Loop(what=f"the same call of {', '.join(tools)} {when}", tools=tools)
+    tools = _tool_names(turns[:1])
+    is_running = all(turn.signature == signature for turn in turns[:MIN_REPEATS])
+    when = f"{MIN_REPEATS} turns running" if is_running else f"in {MIN_REPEATS} of the last {WINDOW_TURNS} turns"
+    return DetectedLoop(description=f"the same call of {', '.join(tools)} {when}", tools=tools)
 
 
-def _sequence(turns: Sequence[_Turn]) -> Loop | None:
-    for period in range(2, LONGEST + 1):
+def _find_sequence(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+    for period in range(2, MAX_PERIOD + 1):
         newer, older = turns[:period], turns[period : 2 * period]
         if len(older) < period or not all(a.signature and a.signature == b.signature for a, b in zip(newer, older)):  # noqa: B905  equally long
             continue
-        tools = _tools(newer)
-        return Loop(what=f"the same sequence of {period} turns ({', '.join(tools)}) twice running", tools=tools)
+        tools = _tool_names(newer)
+        return DetectedLoop(
+            description=f"the same sequence of {period} turns ({', '.join(tools)}) twice running", tools=tools
+        )
     return None
 
 
-def _same_reply(turns: Sequence[_Turn]) -> Loop | None:
-    if not _alike(turns, lambda turn: not turn.said.calls and turn.said.text.strip()):
+def _find_same_reply(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+    if not _are_equal(turns, lambda turn: not turn.reply.calls and turn.reply.text.strip()):
         return None
-    return Loop(what=f"the same reply {REPEATS} turns running")
+    return DetectedLoop(description=f"the same reply {MIN_REPEATS} turns running")
 
 
-def _like_replies(turns: Sequence[_Turn]) -> Loop | None:
-    newest = turns[0].said
+def _find_similar_replies(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+    newest = turns[0].reply
 
-    def is_like(turn: _Turn) -> bool:
-        return not turn.said.calls and _are_like(turn.said.text, newest.text)
+    def is_like(turn: _LoopTurn) -> bool:
+        return not turn.reply.calls and _are_similar(turn.reply.text, newest.text)
 
-    if newest.calls or not newest.text.strip() or not _is_completed(turns, is_like):
+    if newest.calls or not newest.text.strip() or not _is_just_completed(turns, is_like):
         return None
-    return Loop(what=f"nearly the same reply {REPEATS} turns running", hint=True)
+    return DetectedLoop(description=f"nearly the same reply {MIN_REPEATS} turns running", is_hint=True)
 
 
-def _like_results(turns: Sequence[_Turn]) -> Loop | None:
+def _find_similar_results(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
     newest = turns[0].results
-    if not newest or not _is_completed(turns, lambda turn: _are_like_results(turn.results, newest)):
+    if not newest or not _is_just_completed(turns, lambda turn: _are_similar_results(turn.results, newest)):
         return None
-    tools = _tools(turns[:REPEATS])
-    are_equal = all(turn.results == newest for turn in turns[:REPEATS])
+    tools = _tool_names(turns[:MIN_REPEATS])
+    are_equal = all(turn.results == newest for turn in turns[:MIN_REPEATS])
     what = "equal results" if are_equal else "nearly equal results"
-    return Loop(what=f"{what} of {', '.join(tools)} {REPEATS} turns running", tools=tools, hint=True)
+    return DetectedLoop(
+        description=f"{what} of {', '.join(tools)} {MIN_REPEATS} turns running", tools=tools, is_hint=True
+    )
 
 
-def _is_completed(turns: Sequence[_Turn], is_like: Callable[[_Turn], bool]) -> bool:
+def _is_just_completed(turns: Sequence[_LoopTurn], is_similar: Callable[[_LoopTurn], bool]) -> bool:
     """Whether the newest turns are alike, and no more of them than it takes: else it was found before."""
-    if len(turns) < REPEATS or not all(map(is_like, turns[1:REPEATS])):
+    if len(turns) < MIN_REPEATS or not all(map(is_similar, turns[1:MIN_REPEATS])):
         return False
-    return len(turns) == REPEATS or not is_like(turns[REPEATS])
+    return len(turns) == MIN_REPEATS or not is_similar(turns[MIN_REPEATS])
 
 
 # Similarity
 
 
-def _are_like_results(some: tuple[_Content, ...], others: tuple[_Content, ...]) -> bool:
+def _are_similar_results(some: tuple[_Content, ...], others: tuple[_Content, ...]) -> bool:
     if some == others:
         return True
-    if not len(some) == len(others) <= SIMILAR_RESULTS:
+    if not len(some) == len(others) <= MAX_SIMILAR_RESULTS:
         return False
     pairs = zip(some, others, strict=True)
-    return all(parts == other_parts and _are_like(text, other) for (text, parts), (other, other_parts) in pairs)
+    return all(parts == other_parts and _are_similar(text, other) for (text, parts), (other, other_parts) in pairs)
 
 
-def _are_like(one: str, other: str) -> bool:
+def _are_similar(one: str, other: str) -> bool:
     """Whether two texts are the same but for their margins, or have nearly all of their shingles in common."""
     if one.strip() == other.strip():
         return True
     shorter, longer = sorted((len(one), len(other)))
-    if shorter < SHORTEST or shorter < SIMILAR * longer:
+    if shorter < MIN_SIMILAR_CHARS or shorter < MIN_SIMILARITY * longer:
         return False
     shingles, others = _shingles(one), _shingles(other)
-    return bool(shingles) and len(shingles & others) >= SIMILAR * len(shingles | others)
+    return bool(shingles) and len(shingles & others) >= MIN_SIMILARITY * len(shingles | others)
 
 
 def _shingles(text: str) -> frozenset[tuple[str, str]]:

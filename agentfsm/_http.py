@@ -6,7 +6,7 @@ import math
 from contextlib import suppress
 
 
-def seconds_of(text: str, now_s: float) -> float | None:
+def parse_retry_after(text: str, now_s: float) -> float | None:
     """Read the value of a Retry-After header.
 
     Args:
@@ -18,14 +18,14 @@ def seconds_of(text: str, now_s: float) -> float | None:
 
     Source: RFC 9110, 10.2.3 and 5.6.7.
     """
-    if (seconds := finite_s(text)) is not None:
+    if (seconds := parse_wait_s(text)) is not None:
         return seconds
     with suppress(ValueError, OverflowError):
-        return finite_s(_date_s(text) - now_s)
+        return parse_wait_s(_parse_date_s(text) - now_s)
     return None
 
 
-def _date_s(text: str) -> float:
+def _parse_date_s(text: str) -> float:
     """Return the seconds from 1970 to a date."""
     from datetime import UTC  # noqa: PLC0415  few programs ever need them: they take 5 ms
     from email.utils import parsedate_to_datetime  # noqa: PLC0415
@@ -34,7 +34,7 @@ def _date_s(text: str) -> float:
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
-def finite_s(number: float | str) -> float | None:
+def parse_wait_s(number: float | str) -> float | None:
     """Return seconds to wait, 0 or more; None where that is no finite number."""
     with suppress(ValueError, OverflowError):
         seconds = float(number)

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 import attrs
 
 from agentfsm.core.errors import LeaseLostError, MisuseError
-from agentfsm.core.inbox import InboxItem, Posted
+from agentfsm.core.inbox import InboxItem, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, Message, Native, Part, Usage
+from agentfsm.core.messages import JSON, Message, NativeReply, Part, Usage
 from agentfsm.core.run import Header, Run
-from agentfsm.core.settings import DEFAULT, Settings
+from agentfsm.core.settings import DEFAULT_SETTINGS, Settings
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
-    from agentfsm.compaction import Group, Room
     from agentfsm.core.events import Event
     from agentfsm.core.verdict import Verdict
+    from agentfsm.ports.context import CompactionBudget, MessageGroup
 
 
 # What follows "e.g." is small, what follows a sentence is not.
-_SENTENCE: Final = re.compile(r".+?(?:[。！？]|[.!?](?=\s+[^\sa-z]|$)|$)")  # noqa: RUF001  Chinese ends sentences so
+_FIRST_SENTENCE: Final = re.compile(r".+?(?:[。！？]|[.!?](?=\s+[^\sa-z]|$)|$)")  # noqa: RUF001  Chinese ends sentences so
 # Characters of a sentence in a summary, about 50 tokens: somebody else's tool may say all it has to say in one.
 SENTENCE_CHARS: Final = 200
 # Characters of the names of parameters in a summary: some ten names.
@@ -48,11 +48,11 @@ class FinishReason(StrEnum):
     REFUSAL = "refusal"
 
 
-def plain_json(value: Any) -> Any:
+def to_mutable_json(value: Any) -> Any:
     """Return a schema as dicts and lists, which json writes and a caller may change; it may hold read-only views."""
     if isinstance(value, Mapping):
-        return {key: plain_json(each) for key, each in value.items()}
-    return [plain_json(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: to_mutable_json(each) for key, each in value.items()}
+    return [to_mutable_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @attrs.frozen(kw_only=True)
@@ -73,26 +73,26 @@ class ToolDefinition(Value):
         named, needed = schema.get("properties"), schema.get("required") or ()
         names = [name if name in needed else f"{name}?" for name in named] if isinstance(named, Mapping) else []
         paragraph = " ".join(self.description.strip().partition("\n\n")[0].split())
-        sentence = found[0] if (found := _SENTENCE.match(paragraph)) else ""
-        line = f"{self.name}({_cut(', '.join(names), NAMES_CHARS)}): {_cut(sentence, SENTENCE_CHARS)}"
+        sentence = found[0] if (found := _FIRST_SENTENCE.match(paragraph)) else ""
+        line = f"{self.name}({_truncate(', '.join(names), NAMES_CHARS)}): {_truncate(sentence, SENTENCE_CHARS)}"
         # A name out of somebody else's schema may hold a line break.
         return " ".join(line.rstrip(": ").split())
 
     def openai(self) -> dict[str, Any]:
         """Return a copy as OpenAI's chat completions take it, and whatever speaks like them."""
-        return {"type": "function", "function": self._told("parameters")}
+        return {"type": "function", "function": self._to_dict("parameters")}
 
     def anthropic(self) -> dict[str, Any]:
         """Return a copy as Anthropic's messages take it."""
-        return self._told("input_schema")
+        return self._to_dict("input_schema")
 
-    def _told(self, schema: str) -> dict[str, Any]:
-        told = {"name": self.name, "description": self.description, schema: plain_json(self.parameters)}
+    def _to_dict(self, schema: str) -> dict[str, Any]:
+        told = {"name": self.name, "description": self.description, schema: to_mutable_json(self.parameters)}
         # Only where it is set: servers that speak like these two refuse a field that they do not know.
         return {**told, "strict": True} if self.strict else told
 
 
-def _cut(text: str, chars: int) -> str:
+def _truncate(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[:chars]}..."
 
 
@@ -128,7 +128,7 @@ class Request(Value):
     messages: Sequence[Message]
     # A valid history: each call has its result.
     tools: Sequence[ToolDefinition] = ()
-    settings: Settings = DEFAULT
+    settings: Settings = DEFAULT_SETTINGS
     output: OutputForm | None = None
     # The form of the answer, for modes SCHEMA and JSON.
     timeout_s: float = 60.0
@@ -154,7 +154,7 @@ class Reply(Value):
     finish_reason: FinishReason = FinishReason.STOP
     usage: Usage | None = None
     # None where the provider did not say: the engine then counts, and marks the figures as estimated.
-    native: Native | None = None
+    native: NativeReply | None = None
     # What this provider wants back beside text and calls, such as its thinking; it goes into the message.
     model: str = ""
     # The name of the model that answered, where it is one of several; empty for the one that was asked.
@@ -226,15 +226,15 @@ class Model(Protocol):
         """
         ...
 
-    def refuses(self, part: Part) -> str | None:  # noqa: ARG002  a default for those that take everything
+    def unsupported_part(self, part: Part) -> str | None:  # noqa: ARG002  a default for those that take everything
         """Say why the model cannot take this part of a user's message, or of a tool's result; None where it can."""
         return None
 
-    def refuses_settings(self, settings: Settings) -> str | None:  # noqa: ARG002  as above
+    def unsupported_settings(self, settings: Settings) -> str | None:  # noqa: ARG002  as above
         """Say which of the settings the wire has no word for, and what to do; None where it has one for all."""
         return None
 
-    def refuses_schema(self, schema: Mapping[str, JSON]) -> str | None:  # noqa: ARG002  as above
+    def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:  # noqa: ARG002  as above
         """Say why the provider cannot hold the model to this schema, in OutputMode.SCHEMA; None where it can."""
         return None
 
@@ -248,20 +248,20 @@ class Model(Protocol):
 
 
 # What the engine and other models ask of a model.
-_OF_A_MODEL: Final = (
+_MODEL_MEMBERS: Final = (
     "name",
     "reply",
     "window_tokens",
     "output_modes",
-    "refuses",
-    "refuses_settings",
-    "refuses_schema",
+    "unsupported_part",
+    "unsupported_settings",
+    "unsupported_schema",
     "cost_usd",
     "aclose",
 )
 
 
-def checked_model(model: Model) -> Model:
+def ensure_model(model: Model) -> Model:
     """Return what is a model.
 
     Raises:
@@ -273,7 +273,7 @@ def checked_model(model: Model) -> Model:
         raise MisuseError(
             f"{model.__name__} is a class, and a model is one of its objects: write {model.__name__}(...)"
         )
-    if missing := [name for name in _OF_A_MODEL if not hasattr(model, name)]:
+    if missing := [name for name in _MODEL_MEMBERS if not hasattr(model, name)]:
         raise MisuseError(
             f"{type(model).__name__} is no model, since it has no {', '.join(missing)}: give one such as "
             "OpenAIChat('gpt-4o'), or of your own subclass of agentfsm.ports.Model, with a name and an async reply",
@@ -283,19 +283,19 @@ def checked_model(model: Model) -> Model:
         raise MisuseError(f"{what} has the name {model.name!r}: give a text that is not empty, such as 'gpt-4o'")
     if not isinstance(model.window_tokens, int) or model.window_tokens < 1:
         raise MisuseError(f"{what} has window_tokens={model.window_tokens!r}: give a whole number of tokens, 1 or more")
-    if not _are_modes(model.output_modes):
+    if not _are_output_modes(model.output_modes):
         raise MisuseError(f"{what} has output_modes={model.output_modes!r}: give a tuple of at least one OutputMode")
     return model
 
 
-def _are_modes(modes: object) -> bool:
+def _are_output_modes(modes: object) -> bool:
     return isinstance(modes, tuple | list) and bool(modes) and all(isinstance(mode, OutputMode) for mode in modes)
 
 
 def check_model(_owner: object, _attribute: object, model: Model | None) -> None:
     """Refuse what is no model in a field that may hold one."""
     if model is not None:
-        checked_model(model)
+        ensure_model(model)
 
 
 class TokenCounter(Protocol):
@@ -314,15 +314,15 @@ class TokenCounter(Protocol):
 class ContextPolicy(Protocol):
     """Makes a history shorter that outgrew the window; several do so one after the other, see `Context`."""
 
-    async def compact(self, groups: Sequence[Group], room: Room) -> Sequence[Group]:
+    async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return what a request shows in place of these groups, until they fit or there is nothing more to do.
 
         Args:
             groups: What is shown now, oldest first: each is kept or dropped as a whole.
-            room: How much there is, and how a group is made shorter.
+            budget: How much there is, and how a group is made shorter.
 
         Returns:
-            Some of these groups in their order, or what `room` has made of them. The task and the newest group are
+            Some of these groups in their order, or what `budget` has made of them. The task and the newest group are
             among them.
 
         Raises:
@@ -364,7 +364,7 @@ class Scorer(Protocol):
 
 
 # Asks the agent's own model, without tools: instructions and question in, answer and its cost out. Raises ModelError.
-Ask: TypeAlias = Callable[[str, str], Awaitable[tuple[str, Usage]]]
+SelectorAsk: TypeAlias = Callable[[str, str], Awaitable[tuple[str, Usage]]]
 
 
 class ToolSelector(Protocol):
@@ -374,7 +374,7 @@ class ToolSelector(Protocol):
         """Tell whether so many tools have to be chosen among; where not, all are offered and `select` is not called."""
         ...
 
-    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: Ask) -> Selection:
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:
         """Choose.
 
         Args:
@@ -403,17 +403,17 @@ class ToolSelector(Protocol):
             Names of these tools, the best first: 5 or so, since all of them are offered. None where nothing fits.
         """
         words = set(_WORD.findall(query.casefold()))
-        hits = {tool.name: _hits(words, f"{tool.name} {tool.description}") for tool in tools}
+        hits = {tool.name: _count_hits(words, f"{tool.name} {tool.description}") for tool in tools}
         most = max(hits.values(), default=0)
-        return [name for name, count in hits.items() if most and count == most][:FOUND_TOOLS]
+        return [name for name, count in hits.items() if most and count == most][:MAX_FOUND_TOOLS]
 
 
 # Tools that a search finds at most: as many as a model is shown where it picks from a list (Source: document E, 5.4).
-FOUND_TOOLS: Final = 5
+MAX_FOUND_TOOLS: Final = 5
 _WORD: Final = re.compile(r"[^\W_]+")
 
 
-def _hits(words: Collection[str], text: str) -> int:
+def _count_hits(words: Collection[str], text: str) -> int:
     return len(set(_WORD.findall(text.casefold())).intersection(words))
 
 
@@ -471,7 +471,7 @@ Durability: TypeAlias = Literal["full", "normal"]
 
 
 @attrs.define(eq=False, repr=False)
-class Term:
+class LeaseTerm:
     """How long the leases of one owner surely hold; the store moves it on each time that it has renewed them."""
 
     until: float = math.inf
@@ -479,7 +479,7 @@ class Term:
 
 
 # Of a lease that ends only when it is given back.
-FOR_EVER: Final = Term()
+NO_EXPIRY: Final = LeaseTerm()
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -493,21 +493,21 @@ class Lease:
     # How many events the journal held when the lease was taken.
     durability: Durability = "full"
     # Of its appends.
-    term: Term = FOR_EVER
+    term: LeaseTerm = NO_EXPIRY
     # Of its owner. Before a tool has an effect the engine sees whether the lease still holds.
     crashes: int = 0
     # How many owners died while they drove this run and no other, since it last finished a turn or was resumed.
     abandoned: bool = False
     # Whether an owner did not give it back since then: what that had begun may have come further than the journal says.
-    newest: int = 0
+    inbox_head: int = 0
     # The newest inbox number that the store has told of.
-    seen: int = 0
+    inbox_read: int = 0
     # The newest inbox number that the owner has looked at; kept by the release, so that `claim` sees what is newer.
-    seen_at: float = 0.0
+    timers_read_at: float = 0.0
     # When it last looked for timers, seconds since 1970 by the store's clock: what fell due later is news, too.
-    rest_s: float = 0.0
+    backoff_s: float = 0.0
     # Seconds for which no worker claims the run after the release; a newer post than the next ends that rest.
-    rest_newest: int = 0
+    backoff_inbox_head: int = 0
     # The newest inbox number when the rest was decided on.
     cancelled: bool = False
     # Whether somebody asked for the end of the run.
@@ -534,7 +534,7 @@ class Claim(Value):
     # Whether runs can be moved on whose owners died twice or more: a worker that drives nothing else claims them.
 
 
-def lost(lease: Lease) -> LeaseLostError:
+def lease_lost_error(lease: Lease) -> LeaseLostError:
     """Return the error of who goes on with a run that is another's now, or is gone."""
     return LeaseLostError(
         f"run {lease.run_id!r} was taken over by another worker, or the store has lost it: load it to see",
@@ -542,7 +542,7 @@ def lost(lease: Lease) -> LeaseLostError:
 
 
 @attrs.frozen(kw_only=True)
-class Stored(Value):
+class StoredRun(Value):
     """What a store holds of one run."""
 
     header: Header
@@ -551,7 +551,7 @@ class Stored(Value):
 
 
 @attrs.frozen(kw_only=True)
-class Summary(Value):
+class RunSummary(Value):
     """A line of a list of runs."""
 
     id: str
@@ -593,22 +593,22 @@ class Filter(Value):
     before: float | None = None
     # Those created earlier, seconds since 1970: the next page begins at the last line of this one.
 
-    def takes(self, line: Summary) -> bool:
+    def matches(self, summary: RunSummary) -> bool:
         """Whether the list shows this line."""
         wanted = attrs.asdict(self)
         before = wanted.pop("before")
-        named = all(value is None or getattr(line, name) == value for name, value in wanted.items())
-        return named and (before is None or line.created_at < before)
+        named = all(value is None or getattr(summary, name) == value for name, value in wanted.items())
+        return named and (before is None or summary.created_at < before)
 
 
-ALL = Filter()
+ALL_RUNS = Filter()
 
 
-class Commit(Protocol):
+class PendingWrite(Protocol):
     """An append on its way to the disk."""
 
     @property
-    def is_settled(self) -> bool:
+    def is_done(self) -> bool:
         """Whether its outcome is known, so that `wait` does not wait."""
         ...
 
@@ -703,7 +703,7 @@ class Store(Protocol):
         *,
         taken: Sequence[int] = (),
         final: bool = False,
-    ) -> Commit:
+    ) -> PendingWrite:
         """Write events and strike inbox rows, in one transaction; returns before it is durable.
 
         Args:
@@ -715,11 +715,11 @@ class Store(Protocol):
         """
         ...
 
-    def release(self, lease: Lease) -> Commit:
+    def release(self, lease: Lease) -> PendingWrite:
         """Give the lease back, after the appends before; returns at once, and is harmless when the lease is lost."""
         ...
 
-    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> Posted:
+    async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> PostedItem:
         """Put an item into the inbox, durably. The first post of a key wins, and the winner is returned.
 
         Args:
@@ -734,11 +734,11 @@ class Store(Protocol):
         """
         ...
 
-    async def inbox(self, run_id: str) -> tuple[Posted, ...]:
+    async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
         """Return the rows that are not taken yet, oldest first; those that are not due yet, too."""
         ...
 
-    async def read(self, run_id: str, after: int = 0) -> Stored:
+    async def read(self, run_id: str, after: int = 0) -> StoredRun:
         """Return the header and the events after that version.
 
         Raises:
@@ -746,7 +746,7 @@ class Store(Protocol):
         """
         ...
 
-    async def runs(self, where: Filter = ALL, *, limit: int = 100) -> tuple[Summary, ...]:
+    async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
         """Return the newest runs that the filter takes, newest first."""
         ...
 

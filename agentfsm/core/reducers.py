@@ -1,0 +1,364 @@
+"""What each event changes in a run, beside its state, version and time: one function for each, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.calls import ERROR_OUTCOMES, UNDECIDED_PHASES, FailureRecord, Inquiry, OpenCall, Phase, parse_index
+from agentfsm.core.effects import Pending
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import next_state
+from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.segments import Span, default_segments, render_segments
+from agentfsm.core.verdict import Action
+
+if TYPE_CHECKING:
+    from agentfsm.core.history import History
+    from agentfsm.core.run import Run
+
+Changes = dict[str, Any]
+# What changes an open call, and no more.
+OpenCallEvent: TypeAlias = (
+    e.ToolStarted | e.ToolCutOff | e.ToolLost | e.ToolPaused | e.InputGiven | e.ApprovalAsked | e.ApprovalGiven
+)
+
+
+def apply_event(run: Run[Any], event: e.Event) -> None:
+    """Apply an event to a run in place. Use it only for a value that has not been shared.
+
+    Raises:
+        IllegalTransitionError: when the state does not take it.
+        MisuseError: when it names a call that is not open.
+    """
+    fields = run.__dict__
+    state = next_state(run.state, event)
+    fields.update(REDUCERS[type(event)](run, event))
+    fields["state"] = state
+    fields["version"] += 1
+    fields["duration_s"] += event.took_s
+    fields["updated_at"] = event.at
+
+
+def _reduce_observed(run: Run[Any], event: e.Observed) -> Changes:
+    history = run.messages or _initial_history(run)
+    if not event.inputs:
+        return {"messages": history}
+    messages = history.with_appended(*[item.message for item in event.inputs])
+    return {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
+
+
+def _initial_history(run: Run[Any]) -> History:
+    """Return the history at version 0: what the run goes on from, and the prompt."""
+    return run.prior.with_appended(*run.header.history, UserMessage(parts=run.header.prompt))
+
+
+def _count_reply(run: Run[Any], event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted) -> Changes:
+    """Return what every reply changes: it is a turn, and it costs."""
+    unpriced = run.unpriced
+    if event.usage.unpriced:
+        name = event.model or (run.fingerprint or run.header.fingerprint).model
+        unpriced = unpriced if name in unpriced else (*unpriced, name)
+    return {"turn": run.turn + 1, "usage": run.usage + event.usage, "unpriced": unpriced}
+
+
+def _reduce_tools_chosen(run: Run[Any], event: e.ToolsChosen) -> Changes:
+    entries = tuple([OpenCall(call=call) for call in event.message.calls])
+    return {**_count_reply(run, event), "reply": event.message, "open": entries}
+
+
+def _reduce_answer_drafted(run: Run[Any], event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
+    return {**_count_reply(run, event), "messages": run.messages.with_appended(event.message), "consecutive_errors": 0}
+
+
+def _reduce_answer_given(run: Run[Any], event: e.AnswerGiven) -> Changes:
+    return {**_reduce_answer_drafted(run, event), "stop_reason": StopReason.COMPLETED}
+
+
+def _reduce_model_faltered(run: Run[Any], event: e.ModelFaltered) -> Changes:
+    fault = FailureRecord(turn=run.turn + 1, source="model", message=event.error)
+    return {
+        "turn": run.turn + 1,
+        "usage": run.usage + event.usage,
+        "model_failures": (*run.model_failures, fault),
+        "consecutive_errors": run.consecutive_errors + 1,
+    }
+
+
+def _reduce_compacted(run: Run[Any], event: e.Compacted) -> Changes:
+    layout = event.head if event.head is not None else default_segments(event.start, _find_task(run, event.start))
+    is_cut = any(isinstance(entry, Span) and entry.chars is not None for entry in layout)
+    return {
+        "cutoff": event.start,
+        "segments": layout,
+        "compacted_messages": render_segments(layout, run.messages),
+        "compacted_version": run.version + 1,
+        "compactions": run.recent_compactions + 1,
+        "has_cut": run.has_cut or is_cut,
+        "usage": run.usage + event.usage,
+    }
+
+
+def _find_task(run: Run[Any], start: int) -> int | None:
+    """Return where the task is, the first that the user said in this run; None where it is not before `start`."""
+    places = range(run.own_start, min(start, len(run.messages)))
+    return next((place for place in places if isinstance(run.messages[place], UserMessage)), None)
+
+
+# The phases in which each of these events may come to a call.
+_ALLOWED_PHASES: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
+    e.ToolStarted: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
+    e.ToolCutOff: frozenset({Phase.RUNNING}),
+    e.ToolFinished: frozenset(Phase) - {Phase.FINISHED},
+    e.ToolLost: frozenset(Phase) - {Phase.OUTCOME_UNKNOWN, Phase.FINISHED},
+    e.ToolPaused: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
+    e.InputGiven: frozenset({Phase.PAUSED}),
+    e.ApprovalAsked: frozenset({Phase.INTENDED, Phase.AWAITING_APPROVAL}),
+    e.ApprovalGiven: frozenset({Phase.AWAITING_APPROVAL, Phase.OUTCOME_UNKNOWN}),
+}
+
+
+def find_open_call_index(run: Run[Any], call_id: str) -> int:
+    """Return where among the open calls the one of that id is.
+
+    Raises:
+        MisuseError: when it is not among them.
+    """
+    place = parse_index(call_id)
+    if place < len(run.open) and run.open[place].call.id == call_id:
+        return place
+    for index, entry in enumerate(run.open):  # an id that was not made here
+        if entry.call.id == call_id:
+            return index
+    ids = ", ".join(entry.call.id for entry in run.open) or "none"
+    raise MisuseError(f"run {run.id} has no open call {call_id!r}; open calls: {ids}")
+
+
+def _locate_call(run: Run[Any], event: e.Event, call_id: str) -> tuple[list[OpenCall], int]:
+    """Return the open calls as a list, and where the call of the event is, if it may come to it in its phase."""
+    entries = list(run.open)
+    index = find_open_call_index(run, call_id)
+    if entries[index].phase not in _ALLOWED_PHASES[type(event)]:
+        phase = entries[index].phase
+        raise MisuseError(f"{type(event).__name__} does not fit the call {call_id} of run {run.id}: it is {phase}")
+    return entries, index
+
+
+def _evolve_call(run: Run[Any], event: OpenCallEvent, **changes: Any) -> Changes:
+    entries, index = _locate_call(run, event, event.call_id)
+    entries[index] = attrs.evolve(entries[index], **changes)
+    return {"open": tuple(entries)}
+
+
+def _reduce_tools_offered(run: Run[Any], event: e.ToolsOffered) -> Changes:
+    return {"offered": event.tools, "usage": run.usage + event.usage}
+
+
+def _reduce_tool_started(run: Run[Any], event: e.ToolStarted) -> Changes:
+    return _evolve_call(
+        run,
+        event,
+        phase=Phase.RUNNING,
+        attempts=run.open_call(event.call_id).attempts + event.attempts,
+        started_at=event.since or event.at,
+        duration_s=0.0,
+        read_only=event.read_only,
+        pending=(),
+    )
+
+
+def _reduce_tool_cut_off(run: Run[Any], event: e.ToolCutOff) -> Changes:
+    if not event.undone:
+        return _evolve_call(run, event, started_at=event.started_at, duration_s=event.duration_s)
+    attempts = run.open_call(event.call_id).attempts - 1
+    if attempts:  # an earlier one has run
+        return _evolve_call(run, event, attempts=attempts)
+    return _evolve_call(run, event, phase=Phase.APPROVED, attempts=0, started_at=0.0)
+
+
+def _reduce_tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
+    entries, index = _locate_call(run, event, event.result.call_id)
+    was = entries[index]
+    result = event.result
+    entries[index] = OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=result)
+    changes: Changes = {"open": tuple(entries)}
+    if result.attempts > 1 and was.phase not in UNDECIDED_PHASES:  # a decision is no attempt
+        changes["retries"] = {**run.retries, result.tool: run.retries.get(result.tool, 0) + result.attempts - 1}
+    if result.cut is not None:
+        changes["has_cut"] = True
+    if result.outcome is not Outcome.SKIPPED:
+        changes["tool_call_count"] = run.tool_call_count + 1
+    if result.child is not None:
+        changes["usage"] = run.usage + result.child.usage
+        changes["tool_call_count"] = run.tool_call_count + 1 + result.child.calls
+    return changes
+
+
+def _reduce_tool_lost(run: Run[Any], event: e.ToolLost) -> Changes:
+    losses = run.open_call(event.call_id).losses + 1
+    return _evolve_call(run, event, phase=Phase.OUTCOME_UNKNOWN, losses=losses, expires_at=None, digest="", pending=())
+
+
+def _reduce_tool_paused(run: Run[Any], event: e.ToolPaused) -> Changes:
+    changes: Changes = {"phase": Phase.PAUSED, "pending": event.pending}
+    if event.state is not None:
+        before = run.open_call(event.call_id).inquiry or Inquiry()
+        changes["inquiry"] = attrs.evolve(before, rounds=before.rounds + 1, state=event.state)
+    return _evolve_call(run, event, **changes)
+
+
+def _reduce_input_given(run: Run[Any], event: e.InputGiven) -> Changes:
+    before = run.open_call(event.call_id).inquiry or Inquiry()
+    inquiry = attrs.evolve(before, answers={**before.answers, **event.answers})
+    return _evolve_call(run, event, phase=Phase.APPROVED, pending=(), inquiry=inquiry)
+
+
+def _reduce_approval_asked(run: Run[Any], event: e.ApprovalAsked) -> Changes:
+    return _evolve_call(
+        run,
+        event,
+        phase=Phase.AWAITING_APPROVAL,
+        expires_at=event.expires_at,
+        description=event.description,
+        digest=event.digest,
+    )
+
+
+def _reduce_approval_given(run: Run[Any], event: e.ApprovalGiven) -> Changes:
+    if event.arguments is None:
+        return _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None)
+    # A person's arguments stand in the place of the model's, also in the message that asked for the call.
+    own = run.open_call(event.call_id).call
+    call = attrs.evolve(own, arguments=event.arguments, key=event.key or own.key)
+    changes = _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, call=call)
+    calls = tuple([entry.call for entry in changes["open"]])
+    return {**changes, "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls)}
+
+
+def _reduce_tools_returned(run: Run[Any], _event: e.ToolsReturned) -> Changes:
+    results = [entry.result for entry in run.open if entry.result is not None]
+    if len(results) != len(run.open):
+        raise MisuseError(f"run {run.id}: the turn cannot end while calls are open")
+    return {**_close_turn(run, results), "consecutive_errors": _count_error_turns(run, results)}
+
+
+def _count_error_turns(run: Run[Any], results: list[ToolResult]) -> int:
+    """Count an error turn where all calls failed; one success resets; a refused or withdrawn call is neither."""
+    outcomes = {result.outcome for result in results}
+    return 0 if Outcome.DONE in outcomes else run.consecutive_errors + (outcomes <= ERROR_OUTCOMES)
+
+
+def _reduce_continued(run: Run[Any], event: e.Continued) -> Changes:
+    changes: Changes = {}
+    if event.note:
+        changes["messages"] = run.messages.with_appended(SystemMessage(text=event.note))
+    if event.loop:
+        changes["loops"] = run.loops + 1
+    if event.disabled:
+        changes["disabled"] = tuple(dict.fromkeys((*run.disabled, *event.disabled)))
+    if event.refused:
+        changes["refusals"] = run.refusals + 1
+    if event.is_last:
+        changes["limit_reached"] = e.LimitReached(
+            reason=StopReason.LOOP_DETECTED, message=_LOOP_MESSAGE, note=event.note
+        )
+    if event.asks:
+        changes["asks"] = event.asks
+    if run.verdict is not None:
+        changes["verdict"] = None
+        changes["corrections"] = run.corrections + (run.verdict.action in _CORRECTIVE_ACTIONS)
+    return changes
+
+
+_CORRECTIVE_ACTIONS: Final = frozenset({Action.RETRY_STEP, Action.REPLAN})
+# What journals of format 3 and older do not say of a run that was stopped for a loop.
+_LOOP_MESSAGE: Final = "the run went round in circles after every warning"
+
+
+def _reduce_judged(run: Run[Any], event: e.Judged) -> Changes:
+    return {"verdict": event.verdict, "usage": run.usage + event.usage}
+
+
+def _reduce_accepted(_run: Run[Any], _event: e.Accepted) -> Changes:
+    return {"stop_reason": StopReason.COMPLETED}
+
+
+def _reduce_paused(run: Run[Any], event: e.Paused) -> Changes:
+    words = [f"paused by {event.by}" if event.by else "paused", *([event.message] if event.message else [])]
+    return {"paused": Pending(kind=event.kind, run_id=run.id, description=": ".join(words))}
+
+
+def _reduce_resumed(run: Run[Any], event: e.Resumed) -> Changes:
+    return {"paused": None, "fingerprint": event.fingerprint or run.fingerprint}
+
+
+def _reduce_limit_reached(run: Run[Any], event: e.LimitReached) -> Changes:
+    changes = _stop_run(run, event)
+    messages = changes.get("messages", run.messages).then(SystemMessage(text=event.note))
+    return {**changes, "messages": messages, "verdict": None, "limit_reached": event}
+
+
+def _reduce_failed(run: Run[Any], event: e.Failed) -> Changes:
+    return {**_stop_run(run, event), "stop_reason": event.reason, "stop_message": event.message}
+
+
+def _stop_run(run: Run[Any], event: e.LimitReached | e.Failed) -> Changes:
+    """Close every open call, and end what the run waits for."""
+    results = [entry.result or entry.build_result(*_interrupted_outcome(entry, event.reason)) for entry in run.open]
+    return {**_close_turn(run, results), "paused": None, "asks": ""}
+
+
+def _close_turn(run: Run[Any], results: list[ToolResult]) -> Changes:
+    """Move the open turn into the history: the assistant's message together with all its results."""
+    if run.reply is None:
+        return {} if run.messages else {"messages": _initial_history(run)}
+    return {"messages": run.messages.with_appended(run.reply, *results), "reply": None, "open": ()}
+
+
+def _interrupted_outcome(entry: OpenCall, reason: StopReason) -> tuple[Outcome, str]:
+    """Return how a call ends that the end of the run closes, and what is said of it."""
+    stopped = f"the run was stopped ({reason})"
+    is_at_work = entry.phase is Phase.RUNNING or entry.phase is Phase.OUTCOME_UNKNOWN
+    if not entry.attempts and entry.phase is Phase.PAUSED:
+        return Outcome.CANCELLED, f"no answer: {stopped} while the call waited"
+    if not entry.attempts and not is_at_work:
+        return Outcome.SKIPPED, f"no result: {stopped} before it came to that"
+    how = f"cut off: {stopped}" if is_at_work else f"no result: {stopped} when the call had asked for something"
+    if entry.read_only:
+        return Outcome.CANCELLED, f"{how}. It only reads, so nothing was changed."
+    # Whatever the tool is: a new call of it would have a key of its own.
+    return Outcome.UNKNOWN, f"{how} and the effect may have happened; check before repeating"
+
+
+REDUCERS: Final[Mapping[type[e.Event], Callable[[Run[Any], Any], Changes]]] = MappingProxyType(
+    {
+        e.Observed: _reduce_observed,
+        e.ToolsChosen: _reduce_tools_chosen,
+        e.AnswerGiven: _reduce_answer_given,
+        e.AnswerDrafted: _reduce_answer_drafted,
+        e.ModelFaltered: _reduce_model_faltered,
+        e.Compacted: _reduce_compacted,
+        e.ToolsOffered: _reduce_tools_offered,
+        e.ToolStarted: _reduce_tool_started,
+        e.ToolCutOff: _reduce_tool_cut_off,
+        e.ToolFinished: _reduce_tool_finished,
+        e.ToolLost: _reduce_tool_lost,
+        e.ToolPaused: _reduce_tool_paused,
+        e.InputGiven: _reduce_input_given,
+        e.ApprovalAsked: _reduce_approval_asked,
+        e.ApprovalGiven: _reduce_approval_given,
+        e.ToolsReturned: _reduce_tools_returned,
+        e.Judged: _reduce_judged,
+        e.Continued: _reduce_continued,
+        e.Accepted: _reduce_accepted,
+        e.Paused: _reduce_paused,
+        e.Resumed: _reduce_resumed,
+        e.LimitReached: _reduce_limit_reached,
+        e.Failed: _reduce_failed,
+    },
+)
