@@ -16,7 +16,7 @@ from agentfsm.core.settings import Settings
 from agentfsm.engine.tools.permission import Permissions
 from agentfsm.ports import Filter
 from agentfsm.ports.context import Context
-from agentfsm.stores.common import check_id
+from agentfsm.stores.rules import check_run_id
 
 if TYPE_CHECKING:
     from agentfsm.ports import ContextPolicy
@@ -215,7 +215,7 @@ def check_call_id(run_id: object, call_id: object) -> None:
     Raises:
         MisuseError: when it does not.
     """
-    check_id(run_id)
+    check_run_id(run_id)
     if not isinstance(call_id, str):
         raise MisuseError(
             f"this takes a call's id, a text: give the call_id out of run.pending, not {_shorten_repr(call_id)}"

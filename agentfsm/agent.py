@@ -89,7 +89,7 @@ from agentfsm.ports import (
 )
 from agentfsm.ports.context import Context
 from agentfsm.stores import MemoryStore
-from agentfsm.stores.common import check_id
+from agentfsm.stores.rules import check_run_id
 from agentfsm.tokens import load_counter
 from agentfsm.worker import Worker
 
@@ -419,7 +419,7 @@ class Agent(Generic[A_co]):
             LeaseHeldError: when somebody else drives it and `wait` is False.
             MisuseError: when a tool of an open call is gone; nothing was changed.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         while True:
             try:
                 run = await self.driver.drive(run_id, deps, resume=True, takeover=takeover)
@@ -439,7 +439,7 @@ class Agent(Generic[A_co]):
             RunNotFoundError: when the store holds no such run.
             MisuseError: when the run has no such version.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         return await self.driver.load(run_id, at)
 
     async def history(self, run_id: str) -> tuple[Event, ...]:
@@ -448,7 +448,7 @@ class Agent(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store holds no such run.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         return (await self.store.read(run_id)).events
 
     async def audit(self, run_id: str) -> tuple[AuditRecord, ...]:
@@ -459,7 +459,7 @@ class Agent(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store holds no such run.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         return await audit_of(self.store, run_id)
 
     def audits(self, where: Filter = ALL_RUNS, *, since: float = -inf) -> AsyncIterator[AuditRecord]:
@@ -504,7 +504,7 @@ class Agent(Generic[A_co]):
             MisuseError: when there is no such version, the edited events make no run, or the run is over there.
             ConflictError: when the id is taken.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         stored = await self.store.read(run_id)
         before = await journals.before_of(self.store, stored.header)
         whole = begin_run(stored.header, before).fold(stored.events)
@@ -542,7 +542,7 @@ class Agent(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store holds no such run.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         return await replay(self.driver.engine, self.store, run_id, deps)
 
     # Runs that others drive.
@@ -608,7 +608,7 @@ class Agent(Generic[A_co]):
             RunNotFoundError: by the iteration, when the store holds no such run, or no longer.
             MisuseError: when `after` is no version, or the iteration finds that the run has not come to it.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         check_version(after)
         return JournalEvents(self.store, run_id, after)
 
@@ -621,7 +621,7 @@ class Agent(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store holds no such run, or no longer.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         return await self.driver.wait(run_id)
 
     # What anybody may say to a run, from any process.
@@ -755,7 +755,7 @@ class Agent(Generic[A_co]):
             ConflictError: when the run is over, or 1,000 posts wait in its inbox: it has to take some in first.
             MisuseError: when there is no such kind or priority, or `at` is no time; nothing was posted.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         item = Input(kind=kind, parts=self._check_prompt(content), priority=priority, due_at=at)
         posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
         header = await journals.header_of(self.store, run_id)
@@ -772,7 +772,7 @@ class Agent(Generic[A_co]):
             ConflictError: when the run is over.
             MisuseError: when it works for another run, which is the one to pause.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         parent = (await journals.header_of(self.store, run_id)).parent
         if parent is not None:
             raise MisuseError(f"run {run_id!r} works for run {parent!r}: pause that one")
@@ -785,7 +785,7 @@ class Agent(Generic[A_co]):
         Raises:
             ConflictError: when the run is over, and not because it was cancelled.
         """
-        check_id(run_id)
+        check_run_id(run_id)
         posted = await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
         await self._apply_posted(run_id)
         header = await journals.header_of(self.store, run_id)

@@ -26,7 +26,7 @@ from agentfsm import Agent
 from agentfsm.core.errors import LeaseHeldError
 from agentfsm.ports import Claim, Lease, Store
 from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
-from agentfsm.testing.conformance.driving import Driver, header
+from agentfsm.testing.conformance.helpers import LeasedRun, make_header
 from agentfsm.testing.models import FunctionModel
 from benchmarks.growth import postgres
 from benchmarks.measure import machine
@@ -152,7 +152,7 @@ async def sharing(url: str) -> None:
 
 async def fill(store: Store, place: str, count: int) -> None:
     """Bring a store to so many open runs, copies of one: every other one waits for a person."""
-    driver = await Driver.of(store, header("template", agent="clerk"))
+    driver = await LeasedRun.create(store, make_header("template", agent="clerk"))
     await driver.release()
     if place.startswith("postgres"):
         with psycopg.connect(place, autocommit=True) as db:

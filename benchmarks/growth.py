@@ -25,7 +25,7 @@ from agentfsm.core.events import Observed
 from agentfsm.core.run import begin_run
 from agentfsm.ports import Durability, Emit, Reply, Request, Store
 from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
-from agentfsm.testing.conformance.driving import Driver, header
+from agentfsm.testing.conformance.helpers import LeasedRun, make_header
 from benchmarks.contender import PROMPT, Script, ran
 from benchmarks.ours import WIDE, Scripted, contender, following, job, summing
 from benchmarks.rows import CPU, MS, US, WALL, check, count_base64_bytes, remembered, ticking, timed
@@ -178,9 +178,9 @@ async def throughput(store: Store, name: str, level: Durability) -> None:
         ids = [f"{level}-{crowd}-{number}" for number in range(crowd)]
         drivers = await asyncio.gather(*[begun(store, run_id, level) for run_id in ids])
 
-        async def drive(driver: Driver) -> None:
+        async def drive(driver: LeasedRun) -> None:
             for _ in range(each):  # noqa: B023  awaited below, within the same turn of the loop
-                await driver.append(*driver.turn()).wait()
+                await driver.append(*driver.build_turn()).wait()
 
         cpu, wall = CPU(), WALL()
         await asyncio.gather(*map(drive, drivers))
@@ -193,10 +193,10 @@ async def throughput(store: Store, name: str, level: Durability) -> None:
             await driver.release()
 
 
-async def begun(store: Store, run_id: str, level: Durability) -> Driver:
+async def begun(store: Store, run_id: str, level: Durability) -> LeasedRun:
     """Return a run of that durability, ready to be driven."""
-    head, lease = await store.create(header(run_id), durability=level)
-    driver = Driver(store, lease, begin_run(head))
+    head, lease = await store.create(make_header(run_id), durability=level)
+    driver = LeasedRun(store, lease, begin_run(head))
     await driver.append(Observed()).wait()
     return driver
 

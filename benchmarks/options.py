@@ -23,7 +23,7 @@ from agentfsm.core.run import Header
 from agentfsm.ports import Emit, Lease, Model, PendingWrite, Reply, Request, Store
 from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.stores.memory import WRITTEN
+from agentfsm.stores.memory import WRITE_ACCEPTED
 from benchmarks.contender import PROMPT, Done, Job, Script, ran
 from benchmarks.measure import Sample, alternate
 from benchmarks.ours import USAGE, WIDE, Chatty, following, job, summing, texts
@@ -47,11 +47,11 @@ class NoStore(MemoryStore):
 
     def append(self, *_args: object, **_options: object) -> PendingWrite:
         """Say that it is written."""
-        return WRITTEN
+        return WRITE_ACCEPTED
 
     def release(self, lease: Lease) -> PendingWrite:
         """Say that it is done."""
-        return WRITTEN
+        return WRITE_ACCEPTED
 
 
 class Content(Model):

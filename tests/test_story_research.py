@@ -239,7 +239,7 @@ class Answering(BaseHTTPRequestHandler):
             inside.gone.set()
         if self.path == "/broken":
             inside.read.wait(HANG_S)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.compress_chunk("ii", 1, 0))
             self.rfile.close()
             self.connection.close()  # at once and without a farewell, as LINGER says
 

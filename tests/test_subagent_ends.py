@@ -12,7 +12,7 @@ from agentfsm.core.messages import ErrorType, ToolResult
 from agentfsm.ports import Emit, Model, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.subagent import GRACE_S
-from agentfsm.testing.conformance.driving import claimable
+from agentfsm.testing.conformance.helpers import list_claimable
 from agentfsm.testing.models import ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, no_leases, results_of, sound, virtually
 
@@ -337,7 +337,7 @@ async def test_a_waiting_agent_that_is_cancelled_wakes_its_callers(store, deep):
     await agent.worker(until_idle=True)
     run = await agent.load("mine")
     assert (run.output, bank.paid) == ("done", [])
-    assert await claimable(store, "boss") == ()
+    assert await list_claimable(store, "boss") == ()
 
 
 @pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])

@@ -27,7 +27,7 @@ from agentfsm.cli.target import load_agent
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.value import Value
 from agentfsm.engine.tools.check import Finding
-from agentfsm.stores.sqlite_file import connect_sqlite3
+from agentfsm.stores.sqlite.file import connect_sqlite3
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent

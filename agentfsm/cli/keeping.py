@@ -11,7 +11,7 @@ from agentfsm.cli.plain import counted, moment
 from agentfsm.cli.reach import in_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports import Filter
-from agentfsm.stores.sqlite import SQLiteStore
+from agentfsm.stores.sqlite.store import SQLiteStore
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal

@@ -20,7 +20,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.run import Run
 from agentfsm.core.value import Value
 from agentfsm.ports import Store
-from agentfsm.stores.sqlite import SQLiteStore
+from agentfsm.stores.sqlite.store import SQLiteStore
 
 HOME: Final = ".agentfsm"
 DEFAULT: Final = f"{HOME}/runs.db"

@@ -21,7 +21,7 @@ from agentfsm.core.value import Value
 from agentfsm.engine.drive import journal
 from agentfsm.ports import Model
 from agentfsm.stores import MemoryStore
-from agentfsm.stores.sqlite import SQLiteStore
+from agentfsm.stores.sqlite.store import SQLiteStore
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 from agentfsm.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from agentfsm.stores.postgres import PostgresStore
-    from agentfsm.stores.redis import RedisStore
-    from agentfsm.stores.sqlite import SQLiteStore
+    from agentfsm.stores.postgres.store import PostgresStore
+    from agentfsm.stores.redis.store import RedisStore
+    from agentfsm.stores.sqlite.store import SQLiteStore
 
 __all__ = ["MemoryStore", "PostgresStore", "RedisStore", "SQLiteStore"]
 
 _MODULES: Final = {"PostgresStore": "postgres", "RedisStore": "redis", "SQLiteStore": "sqlite"}
 # The extras that bring them.
-_DRIVERS: Final = {"psycopg": "postgres", "redis": "redis"}
+_EXTRAS: Final = {"psycopg": "postgres", "redis": "redis"}
 
 
 def __getattr__(name: str) -> object:
@@ -25,6 +25,6 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(import_module(f"agentfsm.stores.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name not in _DRIVERS:
+        if error.name not in _EXTRAS:
             raise
-        raise ImportError(f"{name} needs a driver: pip install 'agentfsm[{_DRIVERS[error.name]}]'") from error
+        raise ImportError(f"{name} needs a driver: pip install 'agentfsm[{_EXTRAS[error.name]}]'") from error

@@ -17,23 +17,23 @@ from agentfsm.core.inbox import Cancel, InboxItem, PostedItem, due_at
 from agentfsm.core.run import Header, Run, begin_run
 from agentfsm.core.value import Value
 from agentfsm.ports import ALL_RUNS, Claim, Clock, Durability, Filter, Lease, RunSummary, Store, StoredRun, SystemClock
-from agentfsm.stores.common import (
-    DRIVEN,
-    check_id,
-    check_in_time,
-    check_moment,
+from agentfsm.stores.rules import (
+    LEASE_HELD_ADVICE,
+    build_summary,
+    check_deadline,
+    check_durability,
+    check_inbox_capacity,
     check_not_over,
-    check_room,
+    check_prune_time,
+    check_run_id,
     check_same_prompt,
-    checked_durability,
-    checked_session,
-    checked_winner,
-    followed,
-    summary_of,
-    wakes_at,
-    without_history,
+    continue_session,
+    missing_predecessor_error,
+    next_expiry,
+    resolve_duplicate_post,
+    successor_exists_error,
 )
-from agentfsm.stores.signals import Signals, agent_topic, run_topic
+from agentfsm.stores.subscriptions import Subscriptions, agent_topic, run_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from agentfsm.ports import PendingWrite
 
 # Finished runs kept: enough to look back in a test or a shell, too few to fill the memory of a service.
-KEEP_FINISHED: Final = 1_000
+MAX_FINISHED_RUNS: Final = 1_000
 
 
 @attrs.frozen
-class _Written(Value):
+class _CompletedWrite(Value):
     """The outcome of an append to memory: it is always decided at once."""
 
     error: StoreError | None = None
@@ -59,17 +59,17 @@ class _Written(Value):
         return self.accepted
 
 
-WRITTEN: Final = _Written()
-_REFUSED: Final = _Written(accepted=False)
+WRITE_ACCEPTED: Final = _CompletedWrite()
+_WRITE_REFUSED: Final = _CompletedWrite(accepted=False)
 
 
 @attrs.define(eq=False, repr=False)
-class _Record:
+class _MemoryRecord:
     run: Run
     events: list[Event] = attrs.field(factory=list)
     inbox: dict[int, PostedItem] = attrs.field(factory=dict)
     # By number; struck when taken.
-    keys: dict[str, PostedItem] = attrs.field(factory=dict)
+    posts_by_key: dict[str, PostedItem] = attrs.field(factory=dict)
     # Every post there ever was, by key.
     token: int = 0
     seen: int = 0
@@ -77,21 +77,21 @@ class _Record:
     seen_at: float = 0.0
     ready_at: float | None = None
     # Since or from when a worker may claim the run, seconds since 1970; None for never, or while it is driven.
-    holder: weakref.ref[Lease] | None = None
+    lease_ref: weakref.ref[Lease] | None = None
     # Weak, so that an owner whose coroutine was thrown away holds nothing.
 
     @property
     def lease(self) -> Lease | None:
         """The lease that is held now."""
-        return self.holder() if self.holder is not None else None
+        return self.lease_ref() if self.lease_ref is not None else None
 
-    def is_news(self, row: PostedItem) -> bool:
+    def is_unread(self, row: PostedItem) -> bool:
         """Whether no owner has seen the row, or not when it was due."""
         at = due_at(row.item)
         return row.number > self.seen or (at is not None and at > self.seen_at)
 
 
-def _needed(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[str | None]:
+def _iter_required(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[str | None]:
     """Yield what goes with kept runs: what they go on from, their caller, the agents below them, their session."""
     sessions = {runs[run_id].session for run_id in kept} - {None}
     for run_id, run in runs.items():
@@ -111,9 +111,9 @@ class MemoryStore(Store):
 
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
     # Tells the date; a test may give its own.
-    _records: dict[str, _Record] = attrs.field(factory=dict, init=False)
+    _records: dict[str, _MemoryRecord] = attrs.field(factory=dict, init=False)
     _finished: OrderedDict[str, None] = attrs.field(factory=OrderedDict, init=False)
-    _followed: Counter[str] = attrs.field(factory=Counter, init=False)
+    _successor_counts: Counter[str] = attrs.field(factory=Counter, init=False)
     # How many kept runs go on from a run.
     _sessions: dict[str, list[str]] = attrs.field(factory=dict, init=False)
     # The ids of their runs, oldest first.
@@ -123,7 +123,7 @@ class MemoryStore(Store):
     # Runs that could be claimed when they were put in, as a heap for each agent: `ready_at`, a number, and the id.
     _tokens: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
     # Of leases: unique in the store, so that a lease of a deleted run says nothing of a new one with its id.
-    _signals: Signals = attrs.field(factory=Signals, init=False)
+    _subscriptions: Subscriptions = attrs.field(factory=Subscriptions, init=False)
     _lock: RLock = attrs.field(factory=RLock, init=False)
     # An agent may be driven from event loops in several threads. Reentrant: a thread that collects garbage while it
     # holds this may give a lease back.
@@ -140,36 +140,36 @@ class MemoryStore(Store):
         durability: Durability = "full",
     ) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
-        checked_durability(durability)
+        check_durability(durability)
         with self._lock:
             record = self._records.get(header.id)
             if record is None:
-                header = self._in_session(header)
-                record = self._records[header.id] = _Record(begin_run(header).fold(events), list(events))
+                header = self._resolve_predecessor(header)
+                record = self._records[header.id] = _MemoryRecord(begin_run(header).fold(events), list(events))
                 if header.after is not None:
-                    self._followed[header.after] += 1
+                    self._successor_counts[header.after] += 1
                 if header.session is not None:
                     self._sessions.setdefault(header.session, []).append(header.id)
                 if record.run.is_over:
                     self._retire(header.id)
             else:
                 check_same_prompt(record.run.header, header)
-            lease = self._take(record, durability)
-        if self._signals.topics:
-            self._send(record.run)
+            lease = self._grant_lease(record, durability)
+        if self._subscriptions.topics:
+            self._notify(record.run)
         return record.run.header, lease
 
-    def _in_session(self, header: Header) -> Header:
+    def _resolve_predecessor(self, header: Header) -> Header:
         ids = [] if header.session is None else self._sessions.get(header.session, [])
         last = (ids[-1], self._records[ids[-1]].run.state) if ids else None
         if last is None and header.after is not None and header.after not in self._records:
-            raise without_history(header)
-        return checked_session(header, last)
+            raise missing_predecessor_error(header)
+        return continue_session(header, last)
 
     async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
         with self._lock:
-            return self._take(self._record(run_id), checked_durability(durability), takeover=takeover)
+            return self._grant_lease(self._record(run_id), check_durability(durability), takeover=takeover)
 
     async def claim(
         self,
@@ -187,13 +187,13 @@ class MemoryStore(Store):
                 at, _number, run_id = heapq.heappop(waiting)
                 record = self._records.get(run_id)
                 if record is not None and record.ready_at == at:
-                    leases.append(self._take(record, checked_durability(durability)))
+                    leases.append(self._grant_lease(record, check_durability(durability)))
         return Claim(leases=tuple(leases))
 
-    def _take(self, record: _Record, durability: Durability, *, takeover: bool = False) -> Lease:
+    def _grant_lease(self, record: _MemoryRecord, durability: Durability, *, takeover: bool = False) -> Lease:
         if (held := record.lease) is not None:
             if not takeover and not is_waker_dead(held.wake):
-                raise LeaseHeldError(f"run {record.run.id!r} {DRIVEN}")
+                raise LeaseHeldError(f"run {record.run.id!r} {LEASE_HELD_ADVICE}")
             held.lost = True
             if held.wake is not None:
                 held.wake()
@@ -206,23 +206,25 @@ class MemoryStore(Store):
             inbox_head=max(record.inbox, default=0),
             cancelled=any(isinstance(row.item, Cancel) for row in record.inbox.values()),
         )
-        record.holder = weakref.ref(lease, lambda _: self._let_go(record))
+        record.lease_ref = weakref.ref(lease, lambda _: self._free_run(record))
         record.ready_at = None
         return lease
 
-    def _let_go(self, record: _Record, rest_s: float = 0.0, newest: int = 0) -> None:
+    def _free_run(self, record: _MemoryRecord, backoff_s: float = 0.0, backoff_inbox_head: int = 0) -> None:
         """Let a run that is driven no more be claimed, as soon as it can be moved on; see `Lease.rest_s`."""
         with self._lock:
-            record.holder = None
+            record.lease_ref = None
             if record.run.stop_reason is None and record.run.header.parent is None:
                 now = self.clock.now()
-                rest = now + rest_s if rest_s else 0.0
-                at = wakes_at(record.run) if record.run.is_waiting else now
-                news = [row for row in record.inbox.values() if record.is_news(row)]
-                times = [max(due_at(row.item) or now, rest if row.number <= newest else 0.0) for row in news]
-                self._put_ready(record, min([*times, *([] if at is None else [max(at, rest)])], default=None))
+                rest = now + backoff_s if backoff_s else 0.0
+                at = next_expiry(record.run) if record.run.is_waiting else now
+                news = [row for row in record.inbox.values() if record.is_unread(row)]
+                times = [
+                    max(due_at(row.item) or now, rest if row.number <= backoff_inbox_head else 0.0) for row in news
+                ]
+                self._enqueue_ready(record, min([*times, *([] if at is None else [max(at, rest)])], default=None))
 
-    def _put_ready(self, record: _Record, at: float | None) -> None:
+    def _enqueue_ready(self, record: _MemoryRecord, at: float | None) -> None:
         record.ready_at = at
         if at is not None:
             entry = (at, next(self._numbers), record.run.id)
@@ -242,27 +244,31 @@ class MemoryStore(Store):
             record = self._records.get(lease.run_id)
             before = run.version - len(events)
             if record is None or record.lease is not lease:
-                return _Written(
+                return _CompletedWrite(
                     LeaseLostError(f"run {lease.run_id!r}: its lease was given back or taken over: load it to see")
                 )
             if record.run.version != before:
-                return _Written(ConflictError(f"run {run.id!r} is at version {record.run.version}, not {before}"))
+                return _CompletedWrite(
+                    ConflictError(f"run {run.id!r} is at version {record.run.version}, not {before}")
+                )
             if final and {row.number for row in record.inbox.values() if self._is_due(row)} - set(taken):
-                return _REFUSED
+                return _WRITE_REFUSED
             for number in taken:
                 record.inbox.pop(number, None)
             record.events.extend(events)
             record.run = run
             if run.is_over:
                 self._retire(run.id)
-        if self._signals.topics:
-            self._send(run)
-        return WRITTEN
+        if self._subscriptions.topics:
+            self._notify(run)
+        return WRITE_ACCEPTED
 
     def _retire(self, run_id: str) -> None:
         self._finished[run_id] = None
-        if len(self._finished) > KEEP_FINISHED:
-            oldest = next((each for each in self._finished if each not in self._followed and each != run_id), None)
+        if len(self._finished) > MAX_FINISHED_RUNS:
+            oldest = next(
+                (each for each in self._finished if each not in self._successor_counts and each != run_id), None
+            )
             while oldest is not None:
                 oldest = self._forget(oldest)
 
@@ -277,10 +283,10 @@ class MemoryStore(Store):
                 del self._sessions[header.session]
         if after is None:
             return None
-        self._followed[after] -= 1
-        if self._followed[after]:
+        self._successor_counts[after] -= 1
+        if self._successor_counts[after]:
             return None
-        del self._followed[after]
+        del self._successor_counts[after]
         return after if after in self._finished else None
 
     def release(self, lease: Lease) -> PendingWrite:
@@ -292,24 +298,24 @@ class MemoryStore(Store):
                     max(record.seen, lease.inbox_read),
                     max(record.seen_at, lease.timers_read_at),
                 )
-                record.holder = None
+                record.lease_ref = None
                 if record.run.stop_reason is None:
-                    self._let_go(record, lease.backoff_s, lease.backoff_inbox_head)
-        if record is not None and self._signals.topics:
-            self._send(record.run, frees=not record.run.is_over)
-        return WRITTEN
+                    self._free_run(record, lease.backoff_s, lease.backoff_inbox_head)
+        if record is not None and self._subscriptions.topics:
+            self._notify(record.run, include_agent=not record.run.is_over)
+        return WRITE_ACCEPTED
 
     async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> PostedItem:
         """Put an item into the inbox; the first post of a key wins."""
         with self._lock:
             record = self._record(run_id)
-            if (winner := record.keys.get(key)) is not None:
-                return checked_winner(run_id, winner, item)
+            if (winner := record.posts_by_key.get(key)) is not None:
+                return resolve_duplicate_post(run_id, winner, item)
             check_not_over(run_id, record.run.state, record.run.stop_reason)
-            check_in_time(run_id, before, self.clock.now())
-            check_room(run_id, item, len(record.inbox))
+            check_deadline(run_id, before, self.clock.now())
+            check_inbox_capacity(run_id, item, len(record.inbox))
             row = PostedItem(number=next(self._numbers), key=key, item=item)
-            record.keys[key] = record.inbox[row.number] = row
+            record.posts_by_key[key] = record.inbox[row.number] = row
             if (lease := record.lease) is not None:
                 lease.inbox_head = row.number
                 lease.cancelled = lease.cancelled or isinstance(item, Cancel)
@@ -317,9 +323,9 @@ class MemoryStore(Store):
                     lease.wake()
             elif record.run.header.parent is None:
                 at = due_at(item) or self.clock.now()
-                self._put_ready(record, at if record.ready_at is None else min(at, record.ready_at))
-        if self._signals.topics:
-            self._send(record.run, frees=True)
+                self._enqueue_ready(record, at if record.ready_at is None else min(at, record.ready_at))
+        if self._subscriptions.topics:
+            self._notify(record.run, include_agent=True)
         return row
 
     async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
@@ -337,7 +343,7 @@ class MemoryStore(Store):
         """Return the newest runs that the filter takes, newest first."""
         with self._lock:
             records = reversed(self._records.values())
-            lines = [summary_of(r.run, driven=r.lease is not None, ready_at=r.ready_at) for r in records]
+            lines = [build_summary(r.run, driven=r.lease is not None, ready_at=r.ready_at) for r in records]
         taken = [line for line in lines if where.matches(line)]
         return tuple(sorted(taken, key=lambda line: line.created_at, reverse=True)[: max(limit, 0)])
 
@@ -349,27 +355,27 @@ class MemoryStore(Store):
         """Remove a run that nobody drives, and the runs below it."""
         with self._lock:
             self._record(run_id)
-            self._remove(self._removable([run_id]))
+            self._remove(self._find_removable([run_id]))
 
     async def delete_session(self, session: str) -> int:
         """Remove all runs of a session, and the runs below them; return how many of the session they were."""
         with self._lock:
             ids = list(self._sessions.get(session, ()))
-            self._remove(self._removable(ids))
+            self._remove(self._find_removable(ids))
             return len(ids)
 
     async def prune(self, before: float) -> int:
         """Remove what is over and old, and nothing still needs."""
-        check_moment(before)
+        check_prune_time(before)
         with self._lock:
             runs = {run_id: record.run for run_id, record in self._records.items()}
             kept = {run_id for run_id, run in runs.items() if not run.is_over or run.updated_at >= before}
-            while more := runs.keys() & set(_needed(runs, kept)) - kept:
+            while more := runs.keys() & set(_iter_required(runs, kept)) - kept:
                 kept |= more
             self._remove(runs.keys() - kept)
             return len(runs) - len(kept)
 
-    def _removable(self, ids: Iterable[str]) -> list[str]:
+    def _find_removable(self, ids: Iterable[str]) -> list[str]:
         """Return these runs and those of agents below them, if nobody drives one of them or goes on from one."""
         found = list(ids)
         for run_id in found:  # it grows while it is read
@@ -378,7 +384,7 @@ class MemoryStore(Store):
             if run_id in found and record.lease is not None:
                 raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
             if run_id not in found and (after := record.run.header.after) in found:
-                raise followed(str(after), run_id)
+                raise successor_exists_error(str(after), run_id)
         return found
 
     def _remove(self, ids: Iterable[str]) -> None:
@@ -387,17 +393,17 @@ class MemoryStore(Store):
 
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` after changes that may concern the topic."""
-        return self._signals.subscribe(topic, wake)
+        return self._subscriptions.subscribe(topic, wake)
 
-    def _send(self, run: Run, *, frees: bool = False) -> None:
+    def _notify(self, run: Run, *, include_agent: bool = False) -> None:
         """Wake the subscribers of the run, and those of its agent where a worker may take it now."""
-        self._signals.send([run_topic(run.id), *([agent_topic(run.header.agent)] if frees else ())])
+        self._subscriptions.notify([run_topic(run.id), *([agent_topic(run.header.agent)] if include_agent else ())])
 
     async def aclose(self) -> None:
         """Do nothing: memory has nothing to close, and the runs stay readable."""
 
-    def _record(self, run_id: str) -> _Record:
-        check_id(run_id)
+    def _record(self, run_id: str) -> _MemoryRecord:
+        check_run_id(run_id)
         try:
             return self._records[run_id]
         except KeyError:

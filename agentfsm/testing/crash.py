@@ -49,13 +49,13 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
-from agentfsm.stores.sqlite_file import connect_sqlite3
+from agentfsm.stores.sqlite.file import connect_sqlite3
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from agentfsm.stores.sqlite_file import Connection, Cursor, Parameters
+    from agentfsm.stores.sqlite.file import Parameters, SQLiteConnection, SQLiteCursor
 
 # What a process does; a function of a module, so that it can be named to another process.
 Work = Callable[..., Awaitable[None]]
@@ -126,18 +126,18 @@ def crash_point(kind: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def connect(path: str) -> Connection:
+def connect(path: str) -> SQLiteConnection:
     """Open a SQLite file for a store, with crash points before each statement, and before and behind each commit."""
     return _Connection(connect_sqlite3(path))
 
 
 @attrs.define(eq=False, repr=False)
 class _Connection:
-    inner: Connection
+    inner: SQLiteConnection
     writes: bool = False
     # Whether the transaction does.
 
-    def execute(self, sql: str, parameters: Parameters = (), /) -> Cursor:
+    def execute(self, sql: str, parameters: Parameters = (), /) -> SQLiteCursor:
         crash_point("statement")
         if sql.startswith("BEGIN"):
             self.writes = sql == "BEGIN IMMEDIATE"

@@ -11,7 +11,7 @@ import pytest
 from agentfsm import Agent
 from agentfsm.core.machine import State
 from agentfsm.ports import Store
-from agentfsm.stores.writer import Writer
+from agentfsm.stores.threaded.group_commit import GroupCommitWriter
 from agentfsm.testing import ScriptedModel
 from agentfsm.testing.crash import ForkServer, tell, wait_for_go
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parametrize("store_of", ["sqlite"], indirect=True)
 
 async def worker(make: Callable[[], Store]) -> None:
     """Drive one run after another, each at a word of the parent; nothing is moved into the file meanwhile."""
-    Writer._upkeep = lambda _writer: None
+    GroupCommitWriter._run_upkeep = lambda _writer: None
     async with Agent(ScriptedModel("one", "two"), store=make()) as agent:
         for name in ("first", "second"):
             await wait_for_go()

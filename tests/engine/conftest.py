@@ -11,7 +11,7 @@ import trio
 from agentfsm.stores import MemoryStore
 from tests.support.checks import busy_threads, no_leases, settled
 
-STORES = ["memory", *(["sqlite"] if find_spec("agentfsm.stores.sqlite") else [])]
+STORES = ["memory", *(["sqlite"] if find_spec("agentfsm.stores.sqlite.store") else [])]
 
 
 @pytest.fixture(params=STORES)

@@ -25,7 +25,7 @@ from agentfsm import (
 from agentfsm.core.effects import Wait
 from agentfsm.core.events import ToolFinished
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.conformance.driving import claimable
+from agentfsm.testing.conformance.helpers import list_claimable
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
 from tests.support.checks import results_of, sound, texts, virtually
 from tests.support.failing_stores import CrashingStore, WorkerKilled
@@ -497,9 +497,9 @@ def test_a_wait_ends_with_a_timer():
         await agent.send(run.id, "wake up", kind=InputKind.TIMER, at=clock.now() + 300)
         await anyio.sleep(299)
         assert await agent.resume(run.id) == run
-        assert await claimable(store, "agent") == ()
+        assert await list_claimable(store, "agent") == ()
         await anyio.sleep(1)
-        assert await claimable(store, "agent") == (run.id,)
+        assert await list_claimable(store, "agent") == (run.id,)
         assert (await agent.resume(run.id)).output == "done"
 
     virtually(play)

@@ -53,7 +53,7 @@ def clerk(store) -> Agent:
 
 def subscriptions(store) -> dict[str, object]:
     """What is subscribed to in a store."""
-    return store._signals.topics if isinstance(store, MemoryStore) else store._writer.signals.topics
+    return store._subscriptions.topics if isinstance(store, MemoryStore) else store._writer.subscriptions.topics
 
 
 async def read(agent: Agent, run_id: str, after: int = 0) -> list[JournalEvent]:

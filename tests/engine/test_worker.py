@@ -16,7 +16,7 @@ from agentfsm.core.messages import ToolResult
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, VirtualClock, run_virtual
-from agentfsm.testing.conformance.driving import claimable
+from agentfsm.testing.conformance.helpers import list_claimable
 from tests.support.checks import sound
 
 
@@ -130,7 +130,7 @@ async def test_a_waiting_run_is_driven_when_it_was_decided(store):
     assert (await agent.load("r")).version == waiting.version
     await agent.send("r", "hurry")  # it cannot help the run, and must not keep the worker busy
     await agent.worker(until_idle=True)
-    assert await claimable(store, "clerk") == ()
+    assert await list_claimable(store, "clerk") == ()
     await agent.approve("r", "t1.0", by="ann")
     await agent.worker(until_idle=True)
     run = await agent.load("r")
@@ -214,7 +214,7 @@ async def test_a_worker_that_is_cancelled_gives_its_runs_back(store):
         others.start_soon(lambda: agent.worker(deps=desk))
         await until(lambda: desk.inside)
         others.cancel_scope.cancel()
-    assert await claimable(store, "clerk") == ("r",)
+    assert await list_claimable(store, "clerk") == ("r",)
     await agent.worker(deps=Desk(), until_idle=True)
     assert [item.kind for item in (await agent.load("r")).pending] == [PendingKind.OUTCOME]
 

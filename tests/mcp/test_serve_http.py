@@ -15,7 +15,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.mcp import MCPServerError, MCPService, Resource
 from agentfsm.mcp.serving.guard import Guarded, hosts_of, is_loopback
 from agentfsm.testing import FunctionModel, ScriptedModel, say
-from agentfsm.testing.conformance.driving import claimable
+from agentfsm.testing.conformance.helpers import list_claimable
 
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105  it opens nothing
 EVERYWHERE = "0.0.0.0"  # noqa: S104  nothing listens there
@@ -260,7 +260,7 @@ async def test_the_end_of_the_server_gives_runs_back():
     async with serving(agent.as_mcp_server()) as url, connected(url) as client:
         await client.call_tool("start", {"prompt": "go", "run_id": "r1", "wait_s": 0})
         await asked.wait()
-    assert await claimable(agent.store, agent.name) == ("r1",)
+    assert await list_claimable(agent.store, agent.name) == ("r1",)
     release.set()
     async with serving(agent.as_mcp_server()) as url, connected(url) as client:
         run = (await client.call_tool("result", {"run_id": "r1"})).structured_content

@@ -17,8 +17,8 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 import agentfsm
-from agentfsm.stores.sqlite import SQLiteStore
-from agentfsm.testing.conformance.driving import claimable
+from agentfsm.stores.sqlite.store import SQLiteStore
+from agentfsm.testing.conformance.helpers import list_claimable
 
 APP = Path(__file__).with_name("served.py.txt")
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105  it opens nothing
@@ -189,7 +189,7 @@ async def test_a_signal_ends_a_server_on_stdio_in_order(folder, number):
 async def left_in(folder):
     """Return the run that a worker could go on with, and how many crashes it has seen."""
     store = SQLiteStore(folder / ".agentfsm" / "runs.db")
-    (due,) = await claimable(store, "digger")
+    (due,) = await list_claimable(store, "digger")
     lease = await store.lease(due)
     await store.release(lease).wait()
     await store.aclose()

@@ -23,7 +23,7 @@ from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.inbox import Cancel, InboxItem, PostedItem
 from agentfsm.ports import ALL_RUNS, Claim, Durability, Filter, Lease, LeaseTerm, RunSummary, Store, StoredRun
 from agentfsm.stores import MemoryStore
-from agentfsm.stores.common import half_of
+from agentfsm.stores.rules import suspect_group_size
 
 if TYPE_CHECKING:
     from world import World
@@ -107,7 +107,7 @@ class Disk(MemoryStore):
         self.free_runs_of_the_dead(handle)
         tenure = self.tenures.get(run_id)
         if tenure is not None and (takeover or (tenure.handle is handle and tenure.forgotten_at is not None)):
-            self._records[run_id].holder = None
+            self._records[run_id].lease_ref = None
             del self.tenures[run_id]
         value = take()
         self._held(handle, _lease_of(value))
@@ -126,7 +126,7 @@ class Disk(MemoryStore):
         if suspects:
             company = self._deaths_of(under_suspicion[0]).company if under_suspicion else 0
             found = [run_id for run_id in under_suspicion if self._deaths_of(run_id).company >= company]
-            limit = min(limit, half_of(company))
+            limit = min(limit, suspect_group_size(company))
         else:
             found = [run_id for _, run_id in ready if run_id not in under_suspicion]
         leases = [at_once(self.lease(run_id, durability=durability)) for run_id in found[:limit]]
@@ -166,7 +166,7 @@ class Disk(MemoryStore):
     def _free(self, run_ids: Iterable[str]) -> None:
         for run_id in run_ids:
             del self.tenures[run_id]
-            self._let_go(self._records[run_id])
+            self._free_run(self._records[run_id])
 
     def write(self, lease: Lease, run: Run, events: Sequence[Event], taken: Sequence[int], *, final: bool) -> bool:
         """Append, and tell the owner what is new."""
@@ -189,11 +189,11 @@ class Disk(MemoryStore):
     def put(self, run_id: str, key: str, item: InboxItem, before: float | None) -> PostedItem:
         """Post; who drives the run does not hear of it yet."""
         record = self._record(run_id)
-        holder, record.holder = record.holder, None
+        holder, record.lease_ref = record.lease_ref, None
         try:
             row = at_once(self.post(run_id, key, item, before=before))
         finally:
-            record.holder = holder
+            record.lease_ref = holder
             if run_id in self.tenures:
                 record.ready_at = None
         if not any(each.row is row for each in self.accepted):

@@ -164,11 +164,11 @@ def skip_the_token(patch: Any) -> None:
 
     def append_anyhow(disk: Disk, lease: Any, *args: Any, **options: Any) -> Any:
         record = disk._records[lease.run_id]
-        holder, record.holder = record.holder, weakref.ref(lease)
+        holder, record.lease_ref = record.lease_ref, weakref.ref(lease)
         try:
             return append(disk, lease, *args, **options)
         finally:
-            record.holder = holder
+            record.lease_ref = holder
 
     patch.setattr(MemoryStore, "append", append_anyhow)
     trust_the_lease(patch)
@@ -211,7 +211,7 @@ def ignore_expiry(patch: Any) -> None:
 
 def count_a_late_word(patch: Any) -> None:
     """The store takes decisions after their time."""
-    patch.setattr(memory, "check_in_time", lambda *_: None)
+    patch.setattr(memory, "check_deadline", lambda *_: None)
 
 
 def read_rows_before_the_clock(patch: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
-from agentfsm.stores.threaded import ThreadedStore
+from agentfsm.stores.threaded.store import ThreadedStore
 from tests.support.older_tables import to_postgres_1, to_redis_1, to_sqlite_3
 
 KINDS = ("sqlite", "postgres", "redis")

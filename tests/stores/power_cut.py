@@ -325,7 +325,7 @@ class Connection:
 
 @attrs.frozen
 class _Cursor:
-    inner: apsw.Cursor
+    inner: apsw.SQLiteCursor
 
     def fetchone(self) -> Any:
         with _coded():

@@ -10,7 +10,7 @@ from agentfsm.core.errors import LeaseHeldError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.conformance.driving import Driver, header
+from agentfsm.testing.conformance.helpers import LeasedRun, make_header
 
 # Queued together before each wait.
 APPENDS = 3
@@ -24,7 +24,7 @@ def say(*words):
 
 async def append_for_ever(store, run_id):
     """Append, and say each version once it is acknowledged."""
-    head, lease = await store.create(header(run_id))
+    head, lease = await store.create(make_header(run_id))
     run = attrs.evolve(begin_run(head), version=lease.version)
     while True:
         for _ in range(APPENDS):
@@ -37,7 +37,7 @@ async def append_for_ever(store, run_id):
 
 async def hold(store, run_id):
     """Take a lease and keep it."""
-    driver = await Driver.of(store, header(run_id))
+    driver = await LeasedRun.create(store, make_header(run_id))
     say("held", driver.lease.token, driver.lease.crashes)
     await anyio.sleep_forever()
     assert driver  # kept until here: a lease that nobody keeps is let go of
@@ -97,7 +97,7 @@ def fork(path, when):
 
 async def create(store, run_id, then=""):
     """Create a run."""
-    _head, lease = await store.create(header(run_id))
+    _head, lease = await store.create(make_header(run_id))
     await store.release(lease).wait()
     if then:
         await store.aclose()
@@ -115,7 +115,7 @@ async def in_child(*stores):
 def leave(path):
     """End while a lease is held and the store open: the process must not hang."""
     store = SQLiteStore(path)
-    _lease = anyio.run(Driver.of, store)
+    _lease = anyio.run(LeasedRun.create, store)
     say("left")
 
 

@@ -15,8 +15,8 @@ from agentfsm.core.events import Observed
 from agentfsm.core.run import begin_run
 from agentfsm.ports import Lease
 from agentfsm.stores import PostgresStore, RedisStore
-from agentfsm.stores.redis_server import RedisServer
-from agentfsm.testing.conformance.driving import Driver, claimable, header
+from agentfsm.stores.redis.server import RedisServer
+from agentfsm.testing.conformance.helpers import LeasedRun, list_claimable, make_header
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.lease_renewal import beat
 from tests.support.postgres_proxy import Proxy
@@ -31,7 +31,7 @@ async def submitted(store, count):
     """Make runs that a worker can take; return their ids."""
     ids = [f"r{number}" for number in range(count)]
     for run_id in ids:
-        await (await Driver.of(store, header(run_id, agent="a"))).release()
+        await (await LeasedRun.create(store, make_header(run_id, agent="a"))).release()
     return ids
 
 
@@ -45,7 +45,7 @@ async def test_a_run_is_claimed_once(place):
         while leases := (await store.claim("a", limit=7)).leases:
             taken.extend(leases)
             for lease in leases:
-                driver = Driver(store, lease, begin_run(header(lease.run_id, agent="a")))
+                driver = LeasedRun(store, lease, begin_run(make_header(lease.run_id, agent="a")))
                 assert await driver.append(Observed()).wait()
 
     async with anyio.create_task_group() as workers:
@@ -73,11 +73,11 @@ async def test_two_loops_of_a_store_share_what_is_there(place):
 async def test_a_lease_that_was_lost_is_told_before_its_owner_is_renewed(place):
     """It would look as if it held, else, and an effect of its run be made by two workers."""
     store, other = place.make(), place.make()
-    before = [await Driver.of(store, header(run_id)) for run_id in ("r1", "r2")]
+    before = [await LeasedRun.create(store, make_header(run_id)) for run_id in ("r1", "r2")]
     before[0].lease.term.until = 0.0  # the process has slept
     place.end_leases()
     await other.lease("r1")
-    now = await Driver.of(store, header("r3"))
+    now = await LeasedRun.create(store, make_header("r3"))
     assert (now.lease.valid_until > boot_clock(), now.lease.lost) == (True, False)
     assert [driver.lease.lost for driver in before] == [True, True]
 
@@ -97,13 +97,13 @@ def redis_proxy(redis_url):
 
 async def lost(store, other, strike, heal):
     """Let a claim be done of which the store never hears, and see that its runs come free."""
-    driver = await Driver.of(store, header("kept", agent="a"))
+    driver = await LeasedRun.create(store, make_header("kept", agent="a"))
     ids = await submitted(store, 3)
     strike()
     with pytest.raises(StoreError):
         await store.claim("a", limit=10)
     heal()
-    assert await claimable(other, "a") == ()  # it was done
+    assert await list_claimable(other, "a") == ()  # it was done
     await beat(store)
     claim = await other.claim("a", limit=10)
     assert [lease.run_id for lease in claim.leases] == ids
@@ -136,10 +136,10 @@ async def test_runs_of_a_claim_that_redis_made_and_nobody_heard_of_come_free(red
     near = redis_url.replace(str(redis_proxy.port), str(redis_proxy.own_port))
     store = RedisStore(near, accept_loss="everything", patience_s=PATIENCE_S)
     other = RedisStore(redis_url, accept_loss="everything")
-    converse = RedisServer.converse
+    converse = RedisServer.send_pipeline
 
     def strike():
-        monkeypatch.setattr(RedisServer, "converse", converse_until_it_claims)
+        monkeypatch.setattr(RedisServer, "send_pipeline", converse_until_it_claims)
 
     def converse_until_it_claims(server, questions):
         if any(question.words[0] == b"claim" for question in questions):
@@ -162,7 +162,7 @@ async def test_a_claim_that_redis_is_asked_for_twice_is_one(redis_url, redis_pro
     near = redis_url.replace(str(redis_proxy.port), str(redis_proxy.own_port))
     store, other = (RedisStore(url, accept_loss="everything") for url in (near, redis_url))
     ids = await submitted(store, 5)
-    converse = RedisServer.converse
+    converse = RedisServer.send_pipeline
 
     def converse_and_cut(server, questions):
         if any(question.words[0] == b"claim" for question in questions):
@@ -170,12 +170,12 @@ async def test_a_claim_that_redis_is_asked_for_twice_is_one(redis_url, redis_pro
             monkeypatch.undo()
         converse(server, questions)
 
-    monkeypatch.setattr(RedisServer, "converse", converse_and_cut)
+    monkeypatch.setattr(RedisServer, "send_pipeline", converse_and_cut)
     claim = await store.claim("a", limit=3)
     assert redis_proxy.cuts == 1
     assert [lease.run_id for lease in claim.leases] == ids[:3]
     assert [lease.run_id for lease in (await other.claim("a", limit=10)).leases] == ids[3:]
     for lease in claim.leases:
-        assert await Driver(store, lease, begin_run(header(lease.run_id, agent="a"))).append(Observed()).wait()
+        assert await LeasedRun(store, lease, begin_run(make_header(lease.run_id, agent="a"))).append(Observed()).wait()
     for each in (store, other):
         await each.aclose()

@@ -1,15 +1,15 @@
 """The leases that a store holds in this process."""
 
 import pytest
+from agentfsm.stores.leases import LeaseOwner, LeaseTable
 
 from agentfsm.core.errors import StoreError
 from agentfsm.ports import Lease
-from agentfsm.stores.holdings import Holdings, LoopOwner
 
 
 async def test_what_is_rolled_back_is_held_as_before():
     """A lease that was given back is still held, one that was taken is not; what came before stands."""
-    holdings, owner = Holdings(lease_s=10.0), LoopOwner(name="here")
+    holdings, owner = LeaseTable(lease_s=10.0), LeaseOwner(name="here")
     given, taken, dropped = (Lease(run_id=run_id, token=1, version=0) for run_id in ("given", "taken", "dropped"))
     with holdings.transaction():
         holdings.add(given, owner)
@@ -17,13 +17,13 @@ async def test_what_is_rolled_back_is_held_as_before():
 
     def work() -> None:
         with holdings.transaction():
-            holdings.give_back(given)
+            holdings.release(given)
             holdings.add(taken, owner)
-            holdings.drop("dropped")
+            holdings.remove("dropped")
             raise StoreError("disk full")
 
     with pytest.raises(StoreError):
         work()
     assert {run_id for run_id, _ in holdings} == {"given", "dropped"}
-    assert holdings.lease_of("given") is given
+    assert holdings.find_lease("given") is given
     holdings.check(given)

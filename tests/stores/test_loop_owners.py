@@ -12,8 +12,8 @@ import pytest
 
 from agentfsm.core.errors import LeaseHeldError, LeaseLostError
 from agentfsm.core.events import Observed
-from agentfsm.stores import holdings, writer
-from agentfsm.testing.conformance.driving import Driver, header, refused
+from agentfsm.stores.threaded import group_commit, lease_table
+from agentfsm.testing.conformance.helpers import LeasedRun, check_refused, make_header
 
 # A guard against a hang, not a bound.
 HANG_S = 60.0
@@ -22,8 +22,8 @@ HANG_S = 60.0
 @pytest.fixture
 def quick(monkeypatch):
     """Loops are asked whether they run ten times as often."""
-    for module in (holdings, writer):
-        monkeypatch.setattr(module, "PROBE_S", 0.05)
+    for module in (lease_table, group_commit):
+        monkeypatch.setattr(module, "PROBE_INTERVAL_S", 0.05)
 
 
 class Neighbour:
@@ -85,8 +85,8 @@ async def taken_over(store, run_id):
 async def test_a_blocked_loop_loses_its_runs_to_its_neighbour(place, neighbour, caplog):
     """The log says where it stands; its runs go on in the other loop of the store, which has lost nothing meanwhile."""
     store = place.make(lease_s=0.6, blocked_s=1.2)
-    theirs = await neighbour.do(Driver.of, store, header("theirs", agent="a"))
-    mine = await Driver.of(store, header("mine", agent="a"))
+    theirs = await neighbour.do(LeasedRun.create, store, make_header("theirs", agent="a"))
+    mine = await LeasedRun.create(store, make_header("mine", agent="a"))
     gate = threading.Event()
     with caplog.at_level(logging.WARNING, "agentfsm.stores"):
         neighbour.begin(stand_still, gate)
@@ -104,7 +104,7 @@ async def test_a_blocked_loop_loses_its_runs_to_its_neighbour(place, neighbour, 
 async def test_a_loop_that_was_blocked_for_a_while_has_lost_nothing(place, neighbour, caplog):
     """It is logged, and its leases are renewed all the while."""
     store, other = place.make(lease_s=0.9), place.make()
-    theirs = await neighbour.do(Driver.of, store, header("theirs", agent="a"))
+    theirs = await neighbour.do(LeasedRun.create, store, make_header("theirs", agent="a"))
     gate = threading.Event()
     with caplog.at_level(logging.WARNING, "agentfsm.stores"):
         neighbour.begin(stand_still, gate)
@@ -119,14 +119,14 @@ async def test_a_loop_that_was_blocked_for_a_while_has_lost_nothing(place, neigh
 async def test_what_a_closed_loop_drove_is_free(place, neighbour):
     """Its run is driven no more, though somebody has kept the lease: no lease has to end, and it is no crash."""
     store, other = place.make(lease_s=3600.0), place.make()
-    theirs = await neighbour.do(Driver.of, store, header("theirs", agent="a"))
-    mine = await Driver.of(store, header("mine", agent="a"))
+    theirs = await neighbour.do(LeasedRun.create, store, make_header("theirs", agent="a"))
+    mine = await LeasedRun.create(store, make_header("mine", agent="a"))
     neighbour.close()
     lease = await taken_over(other, "theirs")
     assert (lease.crashes, lease.abandoned) == (0, False)
     with pytest.raises(LeaseHeldError):
         await other.lease("mine")
-    await refused(theirs.append(Observed()), LeaseLostError)
+    await check_refused(theirs.append(Observed()), LeaseLostError)
     assert await mine.append(Observed()).wait()
 
 

@@ -11,7 +11,7 @@ from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.events import Observed
 from agentfsm.stores import MemoryStore, memory
 from agentfsm.testing.conformance import StoreConformance
-from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, ids
+from agentfsm.testing.conformance.helpers import FINAL_ANSWER, LeasedRun, create_finished_run, list_ids, make_header
 
 
 class TestMemoryStore(StoreConformance):
@@ -27,7 +27,7 @@ class TestMemoryStore(StoreConformance):
 @pytest.fixture
 def store(monkeypatch):
     """A store that keeps three finished runs."""
-    monkeypatch.setattr(memory, "KEEP_FINISHED", 3)
+    monkeypatch.setattr(memory, "MAX_FINISHED_RUNS", 3)
     return MemoryStore()
 
 
@@ -41,8 +41,8 @@ async def test_what_is_no_id_is_refused(store):
 async def test_old_finished_runs_are_dropped(store):
     """A service that never restarts does not fill its memory with runs that are over."""
     for number in range(5):
-        await finished(store, header(f"r{number}", created_at=float(number)))
-    assert ids(await store.runs()) == ["r4", "r3", "r2"]
+        await create_finished_run(store, make_header(f"r{number}", created_at=float(number)))
+    assert list_ids(await store.runs()) == ["r4", "r3", "r2"]
     with pytest.raises(RunNotFoundError):
         await store.read("r1")
     assert len((await store.read("r2")).events) == 2
@@ -50,46 +50,46 @@ async def test_old_finished_runs_are_dropped(store):
 
 async def test_runs_that_are_not_over_are_kept(store):
     """However many have ended since, a run that can go on is there."""
-    await (await Driver.of(store, header("open"))).release()
+    await (await LeasedRun.create(store, make_header("open"))).release()
     for number in range(5):
-        await finished(store, header(f"r{number}"))
+        await create_finished_run(store, make_header(f"r{number}"))
     assert (await store.lease("open")).version == 0
 
 
 async def test_runs_that_begin_with_their_end_are_dropped(store):
     """A copy of a run that was over counts as the others do."""
     for number in range(5):
-        await store.create(header(f"r{number}"), events=(Observed(), DONE))
+        await store.create(make_header(f"r{number}"), events=(Observed(), FINAL_ANSWER))
     assert len(await store.runs()) == 3
 
 
 async def test_a_history_that_is_needed_is_kept(store):
     """What a kept run goes on from stays beyond the number, and is dropped with the last that needs it."""
-    await finished(store, header("first"))
-    await finished(store, header("second", after="first"))
-    await finished(store, header("third", after="second"))
+    await create_finished_run(store, make_header("first"))
+    await create_finished_run(store, make_header("second", after="first"))
+    await create_finished_run(store, make_header("third", after="second"))
     for number in range(2):
-        await finished(store, header(f"r{number}"))
-    assert set(ids(await store.runs())) == {"r0", "r1"}
-    driver = await Driver.of(store, header("goes-on", after="r0"))
+        await create_finished_run(store, make_header(f"r{number}"))
+    assert set(list_ids(await store.runs())) == {"r0", "r1"}
+    driver = await LeasedRun.create(store, make_header("goes-on", after="r0"))
     for number in range(2, 6):
-        await finished(store, header(f"r{number}"))
-    assert set(ids(await store.runs())) == {"r0", "r4", "r5", "goes-on"}
-    await driver.append(Observed(), DONE).wait()
-    await finished(store, header("last"))
-    assert set(ids(await store.runs())) == {"r0", "goes-on", "last"}
-    await finished(store, header("very-last"))
-    assert set(ids(await store.runs())) == {"last", "very-last"}
+        await create_finished_run(store, make_header(f"r{number}"))
+    assert set(list_ids(await store.runs())) == {"r0", "r4", "r5", "goes-on"}
+    await driver.append(Observed(), FINAL_ANSWER).wait()
+    await create_finished_run(store, make_header("last"))
+    assert set(list_ids(await store.runs())) == {"r0", "goes-on", "last"}
+    await create_finished_run(store, make_header("very-last"))
+    assert set(list_ids(await store.runs())) == {"last", "very-last"}
 
 
 def test_threads_that_end_runs_do_not_forget_them_twice(store, monkeypatch):
     """Event loops in several threads share the store, also where each run that ends pushes out an older one."""
     before = sys.getswitchinterval()
-    monkeypatch.setattr(memory, "KEEP_FINISHED", 50)
+    monkeypatch.setattr(memory, "MAX_FINISHED_RUNS", 50)
 
     async def end_many(thread):
         for number in range(300):
-            await finished(store, header(f"{thread}-{number}"))
+            await create_finished_run(store, make_header(f"{thread}-{number}"))
 
     sys.setswitchinterval(1e-6)  # so that threads change places wherever they can
     try:

@@ -9,21 +9,21 @@ import attrs
 import pytest
 
 from agentfsm._concurrency import boot_clock
-from agentfsm.stores import owner as owners
-from agentfsm.stores.owner import Owner
+from agentfsm.stores.threaded import owner as owners
+from agentfsm.stores.threaded.owner import OwnerIdentity
 
 
 def test_an_owner_is_text_and_back():
     """What is stored of an owner is enough to know it again; two stores are two owners."""
-    here = Owner.here()
-    assert Owner.parse(str(here)) == here
-    assert Owner.here() != here
+    here = OwnerIdentity.generate()
+    assert OwnerIdentity.parse(str(here)) == here
+    assert OwnerIdentity.generate() != here
 
 
 def test_this_process_is_alive():
     """Whoever can ask is not dead."""
-    assert not Owner.here().is_dead
-    assert Owner.here().is_of_this_boot
+    assert not OwnerIdentity.generate().is_dead
+    assert OwnerIdentity.generate().is_current_boot
 
 
 def test_a_living_process_is_not_dead():
@@ -31,7 +31,7 @@ def test_a_living_process_is_not_dead():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         stat = Path(f"/proc/{other.pid}/stat").read_text(encoding="utf-8")
         started = stat.rpartition(")")[2].split()[19]
-        alive = attrs.evolve(Owner.here(), pid=other.pid, started=started)
+        alive = attrs.evolve(OwnerIdentity.generate(), pid=other.pid, started=started)
         assert not alive.is_dead
         assert attrs.evolve(alive, started="1").is_dead
         other.kill()
@@ -41,7 +41,7 @@ def test_a_living_process_is_not_dead():
 @pytest.mark.parametrize("change", [{"boot": "other"}, {"pids": "1"}, {"boot": "-"}, {"pids": "-"}, {"started": "-"}])
 def test_what_cannot_be_established_counts_as_alive(change):
     """A number of another boot or namespace says nothing about a process here."""
-    dead = attrs.evolve(Owner.here(), started="1")
+    dead = attrs.evolve(OwnerIdentity.generate(), started="1")
     assert dead.is_dead
     assert not attrs.evolve(dead, **change).is_dead
 
@@ -49,8 +49,8 @@ def test_what_cannot_be_established_counts_as_alive(change):
 def test_a_process_that_proc_hides_counts_as_alive(monkeypatch):
     """Where /proc shows no processes of other users, a signal that nobody gets tells."""
     monkeypatch.setattr(owners, "_process", lambda _pid: ("-", "-"))
-    assert not Owner.here.__func__(Owner).is_dead
-    known = Owner(owners._boot_id(), owners._namespace(), os.getpid(), "7", "x")
+    assert not OwnerIdentity.generate.__func__(OwnerIdentity).is_dead
+    known = OwnerIdentity(owners._read_boot_id(), owners._read_pid_namespace(), os.getpid(), "7", "x")
     assert not known.is_dead
     monkeypatch.setattr(os, "kill", _raise(PermissionError))
     assert not known.is_dead
@@ -68,9 +68,9 @@ def _raise(error):
 @pytest.mark.parametrize("text", ["", "v2:somebody", "a b c d e", "a b 1 d e f"])
 def test_text_of_another_form_is_nobody_known(text):
     """A later format is no reason to fail, nor to call its owner dead."""
-    stranger = Owner.parse(text)
+    stranger = OwnerIdentity.parse(text)
     assert not stranger.is_dead
-    assert stranger.is_of_this_boot
+    assert stranger.is_current_boot
 
 
 def test_without_proc_nothing_is_known(monkeypatch):
@@ -82,15 +82,15 @@ def test_without_proc_nothing_is_known(monkeypatch):
     monkeypatch.setattr(Path, "read_text", missing)
     monkeypatch.setattr(Path, "stat", missing)
     monkeypatch.delattr("time.CLOCK_BOOTTIME", raising=False)
-    owners._boot_id.cache_clear()
+    owners._read_boot_id.cache_clear()
     try:
-        here = Owner.here()
-        assert (here.boot, here.pids, here.started) == ("-", "-", "-")
-        assert here.is_of_this_boot
+        here = OwnerIdentity.generate()
+        assert (here.boot_id, here.pid_namespace, here.start_time) == ("-", "-", "-")
+        assert here.is_current_boot
         assert not here.is_dead
         assert boot_clock() > 0
     finally:
-        owners._boot_id.cache_clear()
+        owners._read_boot_id.cache_clear()
 
 
 def test_the_boot_clock_goes_on():

@@ -11,7 +11,7 @@ from agentfsm.core.machine import State
 from agentfsm.stores import PostgresStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.testing.conformance import StoreConformance
-from agentfsm.testing.conformance.driving import header
+from agentfsm.testing.conformance.helpers import make_header
 from tests.support.database_servers import PgBouncer, empty_schema
 
 # Fewer than there are workers, so that they share, and what one leaves behind another meets.
@@ -65,4 +65,4 @@ async def test_pooling_by_statement_is_refused_at_once(shared_postgres, schema):
     with PgBouncer({"pool_mode": "statement"}, of=shared_postgres) as pooler:
         async with aclosing(PostgresStore(pooler.url, schema=schema, patience_s=3_600)) as store:
             with pytest.raises(StoreError, match="set pool_mode = transaction in PgBouncer"):
-                await store.create(header())
+                await store.create(make_header())

@@ -20,11 +20,22 @@ from agentfsm.core.errors import (
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.ports import Filter
-from agentfsm.stores import PostgresStore, postgres, threaded, writer
-from agentfsm.stores.owner import Owner
-from agentfsm.stores.postgres_link import Link
+from agentfsm.stores import PostgresStore
+from agentfsm.stores.postgres import store as postgres
+from agentfsm.stores.postgres.connection import PostgresConnection
+from agentfsm.stores.threaded import group_commit
+from agentfsm.stores.threaded import store as threaded
+from agentfsm.stores.threaded.owner import OwnerIdentity
 from agentfsm.testing.conformance import StoreConformance
-from agentfsm.testing.conformance.driving import DONE, HOSTILE, Driver, finished, header, refused, words
+from agentfsm.testing.conformance.helpers import (
+    FINAL_ANSWER,
+    HOSTILE_TEXT,
+    LeasedRun,
+    check_refused,
+    create_finished_run,
+    make_header,
+    make_input,
+)
 from tests.support.busy_writer import hold
 from tests.support.database_servers import empty_schema
 from tests.support.lease_renewal import Renewal, beat
@@ -110,17 +121,17 @@ class TestPostgresStore(StoreConformance):
 async def test_a_lease_ends(pair, rows):
     """An owner that was not heard of for the time of a lease is replaced, and learns it at its next append."""
     first, second = pair
-    late = await Driver.of(first)
+    late = await LeasedRun.create(first)
     woken = []
     late.lease.wake = lambda: woken.append(True)
     with pytest.raises(LeaseHeldError):
         await second.lease("r1")
     rows("UPDATE {s}.workers SET until = extract(epoch FROM now())")
     assert [line.driven for line in await second.runs()] == [False]
-    now = await Driver.again(second)
-    commits = [late.append(Observed(at=9.0)), late.append(DONE)]
+    now = await LeasedRun.resume(second)
+    commits = [late.append(Observed(at=9.0)), late.append(FINAL_ANSWER)]
     for commit in commits:
-        await refused(commit, LeaseLostError)
+        await check_refused(commit, LeaseLostError)
     assert (late.lease.lost, woken) == (True, [True])
     assert await now.append(Observed(at=1.0)).wait()
     assert (await first.read("r1")).events == (Observed(at=1.0),)
@@ -129,7 +140,7 @@ async def test_a_lease_ends(pair, rows):
 async def test_a_lease_that_ended_and_that_nobody_took_goes_on(pair, rows):
     """A worker that slept through the end of its lease goes on if nobody has taken it."""
     first, second = pair
-    driver = await Driver.of(first)
+    driver = await LeasedRun.create(first)
     rows("UPDATE {s}.workers SET until = 0")
     driver.lease.term.until = 0.0  # it has slept, too
     assert await driver.append(Observed()).wait()
@@ -140,7 +151,7 @@ async def test_a_lease_that_ended_and_that_nobody_took_goes_on(pair, rows):
 async def test_the_thread_renews_leases(pair, rows):
     """A worker whose event loop is busy keeps its runs: the thread renews them."""
     first, second = pair
-    drivers = [await Driver.of(first, header(f"r{number}")) for number in range(3)]
+    drivers = [await LeasedRun.create(first, make_header(f"r{number}")) for number in range(3)]
     rows("UPDATE {s}.workers SET until = 0")
     drivers[0].lease.term.until = 0.0  # as the store knows
     await beat(first)
@@ -157,19 +168,19 @@ class TestRenewal(Renewal):
 async def test_an_append_learns_of_posts_and_cancel(pair):
     """What was posted by another process reaches the owner with its next append, also one that is refused."""
     first, second = pair
-    driver = await Driver.of(first)
-    row = await second.post("r1", "k", words("x"))
+    driver = await LeasedRun.create(first)
+    row = await second.post("r1", "k", make_input("x"))
     await driver.append(Observed()).wait()
     assert (driver.lease.inbox_head, driver.lease.cancelled) == (row.number, False)
     await second.post("r1", "cancel", Cancel())
-    assert await driver.append(DONE, final=True).wait() is False
+    assert await driver.append(FINAL_ANSWER, final=True).wait() is False
     assert driver.lease.cancelled
 
 
 async def test_a_renewal_learns_that_the_lease_is_lost(pair, rows):
     """An owner that was replaced is told without asking, and holds the lease no more."""
     first, second = pair
-    driver = await Driver.of(first)
+    driver = await LeasedRun.create(first)
     woken = []
     driver.lease.wake = lambda: woken.append(True)
     rows("UPDATE {s}.workers SET until = 0")
@@ -182,7 +193,7 @@ async def test_a_renewal_learns_that_the_lease_is_lost(pair, rows):
 async def test_a_dropped_lease_is_let_go_of(pair):
     """A lease whose owner was thrown away is free for other processes after one renewal."""
     first, second = pair
-    driver = await Driver.of(first)
+    driver = await LeasedRun.create(first)
     with pytest.raises(LeaseHeldError):
         await second.lease("r1")
     del driver
@@ -194,7 +205,7 @@ async def test_a_dropped_lease_is_let_go_of(pair):
 async def test_a_release_that_failed_is_made_up_for(pair, rows, caplog):
     """The leases of a worker live as long as it does: one that could not be given back is with the next renewal."""
     first, second = pair
-    driver = await Driver.of(first)
+    driver = await LeasedRun.create(first)
     rows("ALTER TABLE {s}.runs RENAME TO away")
     with pytest.raises(StoreError, match=r"does not exist.*restore a backup"):
         await driver.release()
@@ -216,10 +227,12 @@ async def test_a_release_that_failed_is_made_up_for(pair, rows, caplog):
 async def test_a_dead_owner_of_this_machine_is_replaced_at_once(pair, rows, is_dead, elsewhere):
     """Who can see that the owner is dead need not wait; whose owner is elsewhere waits for the end of the lease."""
     first, second = pair
-    await finished(first)
-    here = Owner.here()
-    boot = "of-another-machine" if elsewhere else here.boot
-    name = str(Owner(boot, here.pids, here.pid, "1" if is_dead or elsewhere else here.started, "killed"))
+    await create_finished_run(first)
+    here = OwnerIdentity.generate()
+    boot = "of-another-machine" if elsewhere else here.boot_id
+    name = str(
+        OwnerIdentity(boot, here.pid_namespace, here.pid, "1" if is_dead or elsewhere else here.start_time, "killed")
+    )
     rows("INSERT INTO {s}.workers VALUES (%s, extract(epoch FROM now()) + 10, 1)", name)
     rows("UPDATE {s}.runs SET owner = %s", name)
     assert [line.driven for line in await second.runs()] == [not is_dead]
@@ -240,20 +253,20 @@ async def test_a_turn_that_was_finished_clears_the_crashes(pair, rows):
         await second.release(lease).wait()
         return lease.crashes
 
-    driver = await Driver.of(first)
+    driver = await LeasedRun.create(first)
     assert await crash() == 1
-    driver = await Driver.again(first)
+    driver = await LeasedRun.resume(first)
     await driver.append(Observed()).wait()
     assert await crash() == 2
-    driver = await Driver.again(first)
-    await driver.append(*driver.turn()).wait()
+    driver = await LeasedRun.resume(first)
+    await driver.append(*driver.build_turn()).wait()
     assert await crash() == 1
 
 
 async def test_a_lease_of_a_clock_that_went_back_is_over(pair, rows):
     """A lease that seems to last for hours was written before the server's clock was set back."""
     first, second = pair
-    await Driver.of(first)
+    await LeasedRun.create(first)
     _lease = await first.lease("r1")
     rows("UPDATE {s}.workers SET until = extract(epoch FROM now()) + 86400")
     assert await second.lease("r1")
@@ -261,10 +274,10 @@ async def test_a_lease_of_a_clock_that_went_back_is_over(pair, rows):
 
 async def test_a_token_is_never_given_twice(store):
     """The lease of a run that was deleted is not one of its successor, which its late release leaves alone."""
-    late = await Driver.of(store)
+    late = await LeasedRun.create(store)
     await late.release()
     await store.delete("r1")
-    now = await Driver.of(store)
+    now = await LeasedRun.create(store)
     assert now.lease.token > late.lease.token
     await late.release()
     assert await now.append(Observed()).wait()
@@ -274,8 +287,8 @@ async def test_workers_that_ended_long_ago_are_forgotten(store, rows, monkeypatc
     """A row of each worker there ever was would be too many; those of last week are kept."""
     for name, days in (("old", 8), ("new", 6)):
         rows("INSERT INTO {s}.workers VALUES (%s, extract(epoch FROM now()) - 86400 * %s, 1)", name, days)
-    monkeypatch.setattr(writer, "QUIET_S", 0.0)
-    await finished(store)
+    monkeypatch.setattr(group_commit, "MAINTENANCE_DELAY_S", 0.0)
+    await create_finished_run(store)
     await store.runs()
     await store.runs()
     names = {name for (name,) in rows("SELECT name FROM {s}.workers")}
@@ -295,18 +308,18 @@ def sent(monkeypatch):
         sent.append(sql)
         return as_before(link, sql, values)
 
-    as_before = Link.execute
-    monkeypatch.setattr(Link, "execute", execute)
+    as_before = PostgresConnection.execute
+    monkeypatch.setattr(PostgresConnection, "execute", execute)
     return sent
 
 
 async def test_appends_are_written_together(store, rows, sent):
     """A hundred runs that append at once, some of them twice, share two round trips."""
-    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(100)]
+    drivers = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(100)]
     gate = hold(store)
     sent.clear()
     commits = [driver.append(Observed()) for driver in drivers]
-    commits += [driver.append(*driver.turn()) for driver in drivers[:50]]
+    commits += [driver.append(*driver.build_turn()) for driver in drivers[:50]]
     gate.set()
     for commit in commits:
         assert await commit.wait()
@@ -318,20 +331,20 @@ async def test_appends_are_written_together(store, rows, sent):
 async def test_each_append_of_a_group_has_its_own_outcome(pair, rows):
     """What is refused is told why, whatever stands before and behind it, and the rest is written."""
     first, second = pair
-    drivers = [await Driver.of(first, header(f"r{number}")) for number in range(5)]
+    drivers = [await LeasedRun.create(first, make_header(f"r{number}")) for number in range(5)]
     for driver in drivers:
         await driver.append(Observed()).wait()
-    await second.post("r2", "k", words("x"))
+    await second.post("r2", "k", make_input("x"))
     rows("UPDATE {s}.runs SET owner = 'another' WHERE id = 'r3'")
     gate = hold(first)
     stale = first.append(drivers[1].lease, drivers[1].run, (Observed(),))
-    fine, last, lost = (drivers[number].append(DONE, final=True) for number in (0, 2, 3))
-    chain = [drivers[4].append(*drivers[4].turn()), drivers[4].append(DONE, final=True)]
+    fine, last, lost = (drivers[number].append(FINAL_ANSWER, final=True) for number in (0, 2, 3))
+    chain = [drivers[4].append(*drivers[4].build_turn()), drivers[4].append(FINAL_ANSWER, final=True)]
     gate.set()
     assert await fine.wait() is True
-    await refused(stale, ConflictError)
+    await check_refused(stale, ConflictError)
     assert await last.wait() is False
-    await refused(lost, LeaseLostError)
+    await check_refused(lost, LeaseLostError)
     assert [await commit.wait() for commit in chain] == [True, True]
     versions = {"r0": 2, "r1": 1, "r2": 1, "r3": 1, "r4": 7}
     assert dict(rows("SELECT id, version FROM {s}.runs")) == versions
@@ -339,28 +352,28 @@ async def test_each_append_of_a_group_has_its_own_outcome(pair, rows):
 
 async def test_a_gap_in_a_chain_is_refused(store):
     """Of appends of one run that were queued together, those behind one that does not fit are refused, too."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     gate = hold(store)
     first = driver.append(Observed())
     begun = driver.run
-    driver.append(*driver.turn())
-    gap = store.append(driver.lease, driver.run.apply(DONE), (DONE,))
-    again = store.append(driver.lease, begun.apply(DONE), (DONE,))
+    driver.append(*driver.build_turn())
+    gap = store.append(driver.lease, driver.run.apply(FINAL_ANSWER), (FINAL_ANSWER,))
+    again = store.append(driver.lease, begun.apply(FINAL_ANSWER), (FINAL_ANSWER,))
     gate.set()
     assert await first.wait()
     assert await gap.wait()
-    await refused(again, ConflictError)
+    await check_refused(again, ConflictError)
 
 
 async def test_large_groups_are_cut(store, sent, monkeypatch):
     """A statement has a bound: what comes beyond it is written by another one of the same transaction."""
-    monkeypatch.setattr(postgres, "STATEMENT_CHARS", 2_000)
-    monkeypatch.setattr(threaded, "JOINED_CHARS", 0)
-    driver = await Driver.of(store)
+    monkeypatch.setattr(postgres, "MAX_STATEMENT_CHARS", 2_000)
+    monkeypatch.setattr(threaded, "MAX_MERGED_CHARS", 0)
+    driver = await LeasedRun.create(store)
     driver.append(Observed())
     gate = hold(store)
     sent.clear()
-    commits = [driver.append(*driver.turn()) for _ in range(20)]
+    commits = [driver.append(*driver.build_turn()) for _ in range(20)]
     gate.set()
     assert all([await commit.wait() for commit in commits])
     assert 3 < len(sent) < 15
@@ -369,11 +382,11 @@ async def test_large_groups_are_cut(store, sent, monkeypatch):
 
 async def test_a_job_that_cannot_be_stored_harms_nobody_else(store):
     """A value that is no text is its caller's mistake; what is written together with it is written."""
-    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(5)]
+    drivers = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(5)]
 
     async def misuse(key):
         with pytest.raises(MisuseError):
-            await store.post("r1", key, words("x"))
+            await store.post("r1", key, make_input("x"))
 
     gate = hold(store)
     async with anyio.create_task_group() as group:
@@ -396,16 +409,16 @@ async def test_a_post_and_the_end_race_over_two_connections(pair):
 
     async def post(run_id):
         try:
-            await second.post(run_id, "k", words("x"))
+            await second.post(run_id, "k", make_input("x"))
             outcome["posted"] = True
         except ConflictError:
             outcome["posted"] = False
 
     async def end(driver):
-        outcome["ended"] = await driver.append(DONE, final=True).wait()
+        outcome["ended"] = await driver.append(FINAL_ANSWER, final=True).wait()
 
     for number in range(30):
-        driver = await Driver.of(first, header(f"r{number}"))
+        driver = await LeasedRun.create(first, make_header(f"r{number}"))
         await driver.append(Observed()).wait()
         async with anyio.create_task_group() as group:
             group.start_soon(post, driver.run.id)
@@ -415,11 +428,11 @@ async def test_a_post_and_the_end_race_over_two_connections(pair):
 
 async def test_the_end_sees_a_post_that_it_waited_for(store, rows, shared_postgres, schema):
     """A final append that waits for a poster's lock sees what was posted, though it began before that."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     await driver.append(Observed()).wait()
     with session(shared_postgres, schema) as poster:
         poster.execute("SELECT 1 FROM runs FOR NO KEY UPDATE")
-        commit = driver.append(DONE, final=True)
+        commit = driver.append(FINAL_ANSWER, final=True)
         await in_wait(rows)
         poster.execute("INSERT INTO inbox SELECT number, 1, 'k', '', false, NULL, false FROM runs")
     assert await commit.wait() is False
@@ -429,11 +442,11 @@ async def test_a_run_goes_on_from_no_run_that_is_being_deleted(pair, rows, share
     """Who starts in a session while its last run is removed goes on from the one before."""
     first, second = pair
     for number in range(2):
-        await finished(first, header(f"r{number}", session="s"))
+        await create_finished_run(first, make_header(f"r{number}", session="s"))
     with session(shared_postgres, schema) as remover:
         remover.execute("DELETE FROM runs WHERE id = 'r1'")
         async with anyio.create_task_group() as group:
-            group.start_soon(first.create, header("r2", session="s"))
+            group.start_soon(first.create, make_header("r2", session="s"))
             await in_wait(rows)
             remover.commit()
     assert (await second.read("r2")).header.after == "r0"
@@ -442,11 +455,11 @@ async def test_a_run_goes_on_from_no_run_that_is_being_deleted(pair, rows, share
 async def test_a_run_goes_on_after_no_run_that_is_being_deleted(pair, rows, shared_postgres, schema):
     """Who begins after a run while that is removed waits for the removal, and is told."""
     first, second = pair
-    await finished(first, header("first"))
+    await create_finished_run(first, make_header("first"))
     with session(shared_postgres, schema) as remover:
         remover.execute("DELETE FROM runs")
         async with anyio.create_task_group() as group:
-            group.start_soon(refused_create, first, header(after="first"))
+            group.start_soon(refused_create, first, make_header(after="first"))
             await in_wait(rows)
             remover.commit()
     assert await second.runs() == ()
@@ -460,11 +473,11 @@ async def refused_create(store, head):
 async def test_a_run_that_is_just_being_taken_is_not_deleted(pair, rows, shared_postgres, schema):
     """Whoever deletes looks again once it has the locks."""
     first, second = pair
-    await finished(first, header("r1"))
-    await finished(first, header("r1.a", parent="r1"))
+    await create_finished_run(first, make_header("r1"))
+    await create_finished_run(first, make_header("r1.a", parent="r1"))
     async with anyio.create_task_group() as group:
         with session(shared_postgres, schema) as taker:
-            await second.create(header("r2"))
+            await second.create(make_header("r2"))
             taker.execute("UPDATE runs SET owner = (SELECT owner FROM runs WHERE id = 'r2') WHERE id = 'r1.a'")
             group.start_soon(refused_delete, first)
             await in_wait(rows)
@@ -492,11 +505,11 @@ async def in_wait(rows):
 
 async def test_awkward_names(store):
     """NUL, which PostgreSQL refuses, and all else that is text comes back as it was; no two names become one."""
-    names = [HOSTILE, "a\x00b", "a\x01b", "a\x01\x02b", "a\x01\x01b", "a\x00\x01b", "%s %% {} $1", "\ufeff\uffff"]
+    names = [HOSTILE_TEXT, "a\x00b", "a\x01b", "a\x01\x02b", "a\x01\x01b", "a\x00\x01b", "%s %% {} $1", "\ufeff\uffff"]
     for number, name in enumerate(names):
-        head = header(name, name, session=name, agent=name, user=name, parent=name, created_at=float(number))
-        driver = await Driver.of(store, head)
-        await store.post(name, name, words(name))
+        head = make_header(name, name, session=name, agent=name, user=name, parent=name, created_at=float(number))
+        driver = await LeasedRun.create(store, head)
+        await store.post(name, name, make_input(name))
         assert (await store.read(name)).header == head
         assert [row.key for row in await store.inbox(name)] == [name]
         (line,) = await store.runs(Filter(session=name, agent=name, user=name, parent=name))
@@ -526,10 +539,10 @@ async def test_full_is_what_the_server_is_set_to(shared_postgres, schema, defaul
 
 async def test_nothing_is_left_open(store, postgres_desk, schema):
     """Between jobs the connection is idle, in no transaction, with no lock and no setting of ours."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     await driver.append(Observed()).wait()
     with pytest.raises(ConflictError):
-        await store.create(header(prompt="another"))
+        await store.create(make_header(prompt="another"))
     store._writer.desk._db.execute("SELECT 1")
     pid = store._writer.desk._db.info.backend_pid
     state = "SELECT state, xact_start, application_name FROM pg_stat_activity WHERE pid = %s"
@@ -541,10 +554,10 @@ async def test_nothing_is_left_open(store, postgres_desk, schema):
 
 async def test_the_connection_is_closed_when_idle(store, rows, monkeypatch):
     """A store that nobody closes holds no thread and no connection for long, and opens them again."""
-    await finished(store)
+    await create_finished_run(store)
     pid = store._writer.desk._db.info.backend_pid
     thread = store._writer._thread
-    monkeypatch.setattr(writer, "IDLE_S", 0.0)
+    monkeypatch.setattr(group_commit, "IDLE_S", 0.0)
     await store.runs()
     thread.join()
     await anyio.to_thread.run_sync(
@@ -572,7 +585,7 @@ async def test_workers_may_make_the_tables_at_once(shared_postgres, postgres_des
     try:
         async with anyio.create_task_group() as group:
             for number, store in enumerate(stores):
-                group.start_soon(finished, store, header(f"r{number}"))
+                group.start_soon(create_finished_run, store, make_header(f"r{number}"))
         assert len(await stores[0].runs()) == 6
     finally:
         for store in stores:
@@ -593,7 +606,7 @@ async def test_a_schema_that_is_not_ours_is_left_alone(shared_postgres, postgres
     with empty_schema(postgres_desk) as name:
         postgres_desk.execute(change.replace("{s}", name))
         store = PostgresStore(shared_postgres, schema=name)
-        for use in (store.runs(), store.create(header())):
+        for use in (store.runs(), store.create(make_header())):
             with pytest.raises(kind, match=text):
                 await use
         await store.aclose()
@@ -613,9 +626,9 @@ async def test_who_may_not_create_is_told_what_to_grant(shared_postgres, postgre
         with empty_schema(postgres_desk) as name:
             postgres_desk.execute(f"GRANT ALL ON SCHEMA {name} TO {user}")
             own, none = PostgresStore(address, schema=name), PostgresStore(address, schema="test_nowhere")
-            await finished(own)
+            await create_finished_run(own)
             with pytest.raises(StoreError, match=r"permission denied for database.*grant it the schema"):
-                await finished(none)
+                await create_finished_run(none)
             for store in (own, none):
                 await store.aclose()
     finally:
@@ -651,7 +664,7 @@ def test_a_url_is_read_at_once_and_never_shown(url):
 def test_a_store_does_not_show_its_password():
     """Neither does its text, nor that of its ledger."""
     store = PostgresStore("postgresql://user:secret@host/database")
-    assert "secret" not in f"{store!r} {store._ledger()!r} {store._ledger().address}"
+    assert "secret" not in f"{store!r} {store._create_backend()!r} {store._create_backend().address}"
 
 
 @pytest.mark.parametrize(
@@ -680,7 +693,7 @@ async def test_a_schema_may_have_any_plain_name(shared_postgres, postgres_desk):
     """Words of SQL, too."""
     store = PostgresStore(shared_postgres, schema="select")
     try:
-        await finished(store)
+        await create_finished_run(store)
         assert len(await store.runs()) == 1
     finally:
         await store.aclose()

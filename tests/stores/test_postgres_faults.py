@@ -16,8 +16,16 @@ from agentfsm.core.errors import AgentError, CorruptError, LeaseHeldError, Misus
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.run import begin_run
-from agentfsm.stores import PostgresStore, postgres_link
-from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused, words
+from agentfsm.stores import PostgresStore
+from agentfsm.stores.postgres import connection
+from agentfsm.testing.conformance.helpers import (
+    FINAL_ANSWER,
+    LeasedRun,
+    check_refused,
+    create_finished_run,
+    make_header,
+    make_input,
+)
 from tests.support.busy_writer import hold
 from tests.support.database_servers import PostgresServer, empty_schema
 from tests.support.lease_renewal import beat as renew
@@ -48,7 +56,7 @@ def proxy(shared_postgres):
 @pytest.fixture
 async def frail(shared_postgres, schema, proxy, monkeypatch):
     """A store whose connection can be cut, and which does not wait long before it tries again."""
-    monkeypatch.setattr(postgres_link, "MIN_PAUSE_S", 0.001)
+    monkeypatch.setattr(connection, "MIN_PAUSE_S", 0.001)
     url = make_conninfo(shared_postgres, host="127.0.0.1", port=proxy.own_port, sslmode="disable", gssencmode="disable")
     store = PostgresStore(url, schema=schema)
     await store.runs()
@@ -61,7 +69,7 @@ async def frail(shared_postgres, schema, proxy, monkeypatch):
 
 
 async def two_runs(store):
-    return [await Driver.of(store, header(f"r{number}")) for number in range(2)]
+    return [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(2)]
 
 
 async def append(store, drivers):
@@ -73,21 +81,21 @@ async def appended(said, other, drivers):
     assert said == [True] * 4
     for driver in drivers:
         assert len((await other.read(driver.run.id)).events) == 6
-        assert await driver.append(DONE, final=True).wait()
+        assert await driver.append(FINAL_ANSWER, final=True).wait()
 
 
 async def a_post(store):
     (driver, _) = await two_runs(store)
-    row = await store.post("r0", "k", words("x"))
+    row = await store.post("r0", "k", make_input("x"))
     return driver, row
 
 
 async def append_final(store, given):
     driver, row = given
     held_up = await store.append(
-        driver.lease, driver.run.fold((Observed(), DONE)), (Observed(), DONE), final=True
+        driver.lease, driver.run.fold((Observed(), FINAL_ANSWER)), (Observed(), FINAL_ANSWER), final=True
     ).wait()
-    return held_up, await driver.append(Observed(), DONE, taken=[row.number], final=True).wait()
+    return held_up, await driver.append(Observed(), FINAL_ANSWER, taken=[row.number], final=True).wait()
 
 
 async def appended_final(said, other, given):
@@ -101,19 +109,19 @@ async def nothing(store):
 
 
 async def create(store, _given):
-    return await store.create(header("r0", session="s"), events=(Observed(),))
+    return await store.create(make_header("r0", session="s"), events=(Observed(),))
 
 
 async def created(said, other, _given):
     head, lease = said
-    assert (head, lease.version, lease.crashes, lease.lost) == (header("r0", session="s"), 1, 0, False)
+    assert (head, lease.version, lease.crashes, lease.lost) == (make_header("r0", session="s"), 1, 0, False)
     assert len((await other.read("r0")).events) == 1
     with pytest.raises(LeaseHeldError):
         await other.lease("r0")
 
 
 async def a_finished_session(store):
-    return [await finished(store, header(f"r{number}", session="s")) for number in range(2)]
+    return [await create_finished_run(store, make_header(f"r{number}", session="s")) for number in range(2)]
 
 
 async def take(store, _given):
@@ -139,7 +147,7 @@ async def released(said, other, _given):
 
 
 async def post(store, _given):
-    return [await store.post("r0", "k", words("x")), await store.post("r0", "cancel", Cancel())]
+    return [await store.post("r0", "k", make_input("x")), await store.post("r0", "cancel", Cancel())]
 
 
 async def was_posted(said, other, drivers):
@@ -191,7 +199,7 @@ async def claimed(said, other, _given):
     assert [lease.run_id for lease in leases] == ["r0", "r1"]
     assert (await other.claim("", limit=10)).leases == ()
     for lease in leases:
-        assert await Driver(store, lease, begin_run(header(lease.run_id))).append(Observed()).wait()
+        assert await LeasedRun(store, lease, begin_run(make_header(lease.run_id))).append(Observed()).wait()
 
 
 async def beat(store, drivers):
@@ -244,7 +252,7 @@ async def test_a_cut_connection_is_made_good(*, frail, store, proxy, postgres_de
         where += 1
         del given, said
         for each in (frail, store):
-            each._writer.desk.holdings.clear()
+            each._writer.desk.leases.clear()
         for table in ("events", "inbox", "runs"):
             postgres_desk.execute(f"DELETE FROM {schema}.{table}")  # noqa: S608  our own names
     assert where >= 2
@@ -256,12 +264,12 @@ async def test_transactions_may_each_go_to_another_session(frail, proxy, shared_
     with psycopg.connect(shared_postgres, autocommit=True) as other:
         spare = proxy.spare = socket.socket(fileno=socket.dup(other.pgconn.socket))
         spare.setblocking(True)
-        driver = await Driver.of(frail, header(session="s"))
+        driver = await LeasedRun.create(frail, make_header(session="s"))
         driver.append(Observed())
         for _ in range(20):
-            assert await driver.append(*driver.turn()).wait()
-        row = await frail.post("r1", "k", words("x"))
-        assert await driver.append(DONE, taken=[row.number], final=True).wait()
+            assert await driver.append(*driver.build_turn()).wait()
+        row = await frail.post("r1", "k", make_input("x"))
+        assert await driver.append(FINAL_ANSWER, taken=[row.number], final=True).wait()
         await beat(frail, [driver])
         await driver.release()
         assert (await frail.runs())[0].version == 102
@@ -272,7 +280,7 @@ async def test_transactions_may_each_go_to_another_session(frail, proxy, shared_
 
 async def test_a_commit_that_is_still_being_made_is_waited_for(frail, store, proxy, postgres_desk, schema):
     """A reply that is lost while the server still commits is no reason to do it twice."""
-    driver = await Driver.of(frail)
+    driver = await LeasedRun.create(frail)
     postgres_desk.execute(f"""
         SET search_path = {schema};
         CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS
@@ -310,25 +318,25 @@ async def until(condition, what):
 
 async def test_a_session_that_was_ended_is_opened_again(store, postgres_desk):
     """An administrator who ends our session (57P01) is nobody's error."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     for _ in range(3):
         pid = store._writer.desk._db.info.backend_pid
         postgres_desk.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
-        assert await driver.append(*((Observed(),) if driver.run.version == 0 else driver.turn())).wait()
+        assert await driver.append(*((Observed(),) if driver.run.version == 0 else driver.build_turn())).wait()
     assert len((await store.read("r1")).events) == 11
 
 
 async def test_a_victim_of_a_deadlock_is_done_again(store, shared_postgres, postgres_desk, schema):
     """The server ends one of two transactions that wait for each other; ours tries again, and nobody notices."""
     for number in range(2):
-        await Driver.of(store, header(f"r{number}"))
+        await LeasedRun.create(store, make_header(f"r{number}"))
     gate = hold(store)
     async with anyio.create_task_group() as group:
         with session(shared_postgres, schema) as other:
             other.execute("SET deadlock_timeout = '1min'")  # so that the store is the first to notice
             other.execute("UPDATE runs SET turn = 1 WHERE id = 'r1'")
-            group.start_soon(store.post, "r0", "k", words("x"))
-            group.start_soon(store.post, "r1", "k", words("x"))
+            group.start_soon(store.post, "r0", "k", make_input("x"))
+            group.start_soon(store.post, "r1", "k", make_input("x"))
             await anyio.wait_all_tasks_blocked()
             gate.set()
             waiting = (
@@ -347,8 +355,8 @@ def session(url, schema):
 
 async def test_a_lock_that_was_left_is_told(store, shared_postgres, schema, monkeypatch):
     """A transaction that was left open elsewhere holds up its own run only, and the error says what to look for."""
-    monkeypatch.setattr(postgres_link, "LOCK_S", 0.1)
-    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(3)]
+    monkeypatch.setattr(connection, "LOCK_TIMEOUT_S", 0.1)
+    drivers = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(3)]
     with session(shared_postgres, schema) as other:
         other.execute("UPDATE runs SET turn = 1 WHERE id = 'r1'")
         gate = hold(store)
@@ -358,18 +366,18 @@ async def test_a_lock_that_was_left_is_told(store, shared_postgres, schema, monk
             assert [await commits[number].wait() for number in (0, 2)] == [True, True]
             with pytest.raises(StoreError, match=r"lock timeout.*end the transaction that was left open there"):
                 await commits[1].wait()
-        await refused(drivers[1].append(*drivers[1].turn()), StoreError)
+        await check_refused(drivers[1].append(*drivers[1].build_turn()), StoreError)
         other.rollback()
 
 
 async def test_leases_are_renewed_while_locks_are_waited_for(shared_postgres, schema, monkeypatch):
     """Runs whose rows are locked elsewhere hold up one another, but cost no other run of the worker its lease."""
-    monkeypatch.setattr(postgres_link, "LOCK_S", 0.1)
+    monkeypatch.setattr(connection, "LOCK_TIMEOUT_S", 0.1)
     store = PostgresStore(shared_postgres, schema=schema, lease_s=0.03)
-    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(4)]
+    drivers = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(4)]
     beats = []
-    beat = type(store._writer.desk).beat
-    monkeypatch.setattr(type(store._writer.desk), "beat", lambda ledger: [beats.append(True), beat(ledger)])
+    beat = type(store._writer.backend).renew_leases
+    monkeypatch.setattr(type(store._writer.backend), "beat", lambda ledger: [beats.append(True), beat(ledger)])
     with session(shared_postgres, schema) as other:
         other.execute("UPDATE runs SET turn = 1 WHERE id <> 'r3'")
         gate = hold(store)
@@ -377,7 +385,7 @@ async def test_leases_are_renewed_while_locks_are_waited_for(shared_postgres, sc
         beats.clear()
         gate.set()
         for commit in commits[:3]:
-            await refused(commit, StoreError)
+            await check_refused(commit, StoreError)
         assert len(beats) >= 3
         assert await commits[3].wait()
         other.rollback()
@@ -386,9 +394,9 @@ async def test_leases_are_renewed_while_locks_are_waited_for(shared_postgres, sc
 
 async def test_a_dropped_lease_whose_row_is_locked_costs_no_other(store, shared_postgres, schema, monkeypatch, caplog):
     """What cannot be let go of yet is let go of later; meanwhile the other leases are renewed, and all goes on."""
-    monkeypatch.setattr(postgres_link, "LOCK_S", 0.1)
+    monkeypatch.setattr(connection, "LOCK_TIMEOUT_S", 0.1)
     other = PostgresStore(shared_postgres, schema=schema)
-    kept, dropped = [await Driver.of(store, header(f"r{number}")) for number in range(2)]
+    kept, dropped = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(2)]
     with session(shared_postgres, schema) as locker:
         locker.execute("UPDATE workers SET until = 0")
         locker.commit()
@@ -408,11 +416,11 @@ async def test_a_dropped_lease_whose_row_is_locked_costs_no_other(store, shared_
 
 async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgres, schema, monkeypatch):
     """What stops in the middle of a transaction (SIGSTOP) holds its locks for a moment; it goes on where it was."""
-    monkeypatch.setattr(postgres_link, "IDLE_S", 0.1)
+    monkeypatch.setattr(connection, "IDLE_S", 0.1)
     other = PostgresStore(shared_postgres, schema=schema)
-    await finished(store)
+    await create_finished_run(store)
     gate, entered = threading.Event(), threading.Event()
-    taker = store._taker("full")
+    taker = store._build_lease_request("full")
 
     def stand_still(ledger):
         lease = ledger.take("r1", taker)
@@ -447,7 +455,7 @@ def server():
 async def test_runs_outlive_the_death_of_the_server(server):
     """Runs go on when the server is killed under them and comes back; what was acknowledged is there, once."""
     store = PostgresStore(server.url)
-    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(20)]
+    drivers = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(20)]
     for driver in drivers:
         await driver.append(Observed()).wait()
 
@@ -469,7 +477,7 @@ async def test_runs_outlive_the_death_of_the_server(server):
 async def test_patience_ends(server):
     """A server that stays away is told; the run whose append was not written stops, and others go on afterwards."""
     store = PostgresStore(server.url, patience_s=0.2)
-    lost, other = [await Driver.of(store, header(f"r{number}")) for number in range(2)]
+    lost, other = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(2)]
     server.kill()
     with pytest.raises(
         StoreError,
@@ -477,7 +485,7 @@ async def test_patience_ends(server):
     ):
         await lost.append(Observed()).wait()
     server.start()
-    await refused(lost.append(*lost.turn()), StoreError)
+    await check_refused(lost.append(*lost.build_turn()), StoreError)
     assert await other.append(Observed()).wait()
     assert (await store.read("r0")).events == ()
     await store.aclose()
@@ -487,8 +495,10 @@ async def test_a_server_that_stands_still_is_given_up(server, monkeypatch):
     """A server that neither answers nor hangs up (SIGSTOP, a disk that hangs) is away, and can be left."""
     url = make_conninfo(server.url, connect_timeout=2)  # libpq takes no less
     store = PostgresStore(url, patience_s=0.0)
-    driver = await Driver.of(store)
-    monkeypatch.setattr(postgres_link, "SILENT_S", 0.1)  # from here on: a busy machine may take longer for the tables
+    driver = await LeasedRun.create(store)
+    monkeypatch.setattr(
+        connection, "SILENCE_TIMEOUT_S", 0.1
+    )  # from here on: a busy machine may take longer for the tables
     with stopped(server):
         with pytest.raises(StoreError, match=r"has not answered for 0\.1 s"):
             await driver.append(Observed()).wait()
@@ -518,7 +528,7 @@ async def test_a_commit_of_which_nobody_can_be_asked_is_told_as_such(server):
     with Proxy(("127.0.0.1", server.port)) as proxy:
         url = make_conninfo(server.url, port=proxy.own_port, sslmode="disable", gssencmode="disable")
         store = PostgresStore(url, patience_s=0.2)
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         proxy.after, proxy.cut = True, b"COMMIT"
         proxy.address = ("127.0.0.1", 1)
         with pytest.raises(StoreError, match="Whether the last writes were made is not known"):
@@ -542,9 +552,9 @@ async def test_a_commit_of_which_nobody_can_be_asked_is_told_as_such(server):
 async def test_a_first_connection_that_fails_is_told_at_once(shared_postgres, monkeypatch, change, text):
     """A wrong address is not waited for, and no error shows a password."""
     tries = []
-    connect = postgres_link.Database.connect
+    connect = connection.WatchedConnection.connect
     monkeypatch.setattr(
-        postgres_link.Database, "connect", lambda **settings: [tries.append(settings), connect(**settings)][1]
+        connection.WatchedConnection, "connect", lambda **settings: [tries.append(settings), connect(**settings)][1]
     )
     url = make_conninfo(shared_postgres, **change)
     store = PostgresStore(url, patience_s=0.5)
@@ -573,8 +583,8 @@ async def test_a_first_connection_that_fails_is_told_at_once(shared_postgres, mo
 )
 async def test_a_damaged_record_is_named(store, shared_postgres, schema, damage, text):
     """A record that is torn or missing is an error that names run and version; the run can be deleted."""
-    driver = await Driver.of(store)
-    await driver.append(Observed(), *driver.turn()).wait()
+    driver = await LeasedRun.create(store)
+    await driver.append(Observed(), *driver.build_turn()).wait()
     await driver.release()
     with session(shared_postgres, schema) as other:
         other.execute(damage)
@@ -585,7 +595,7 @@ async def test_a_damaged_record_is_named(store, shared_postgres, schema, damage,
 
 async def test_a_journal_with_records_too_many_is_damaged(store, shared_postgres, schema):
     """A record where the next one shall be written is not ours, and is not overwritten."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     with session(shared_postgres, schema) as other:
         other.execute("INSERT INTO events SELECT number, 1, 'theirs' FROM runs")
     with pytest.raises(CorruptError, match=r"duplicate key.*restore a backup") as caught:
@@ -595,10 +605,10 @@ async def test_a_journal_with_records_too_many_is_damaged(store, shared_postgres
 
 def test_each_error_of_the_server_is_explained():
     """For each SQLSTATE that psycopg knows there is a why and a next, and a kind that fits."""
-    ledger = PostgresStore("postgresql://user:secret@host/database")._ledger()
+    ledger = PostgresStore("postgresql://user:secret@host/database")._create_backend()
     told = {}
     for code, kind in vars(psycopg.errors)["_sqlcodes"].items():
-        error = ledger.explain(kind("it said: secret"))
+        error = ledger.translate_error(kind("it said: secret"))
         assert isinstance(error, AgentError)
         assert "secret" not in str(error)
         assert "; " in str(error), code
@@ -609,5 +619,5 @@ def test_each_error_of_the_server_is_explained():
         StoreError,
         CorruptError,
     )
-    fault = ledger.explain(ZeroDivisionError("x"))
+    fault = ledger.translate_error(ZeroDivisionError("x"))
     assert "please report it" in str(fault)

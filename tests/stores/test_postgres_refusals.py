@@ -9,8 +9,9 @@ from psycopg.conninfo import make_conninfo
 
 from agentfsm.core.errors import MisuseError, StoreError
 from agentfsm.core.events import Observed
-from agentfsm.stores import PostgresStore, postgres_link
-from agentfsm.testing.conformance.driving import Driver, header, words
+from agentfsm.stores import PostgresStore
+from agentfsm.stores.postgres import connection
+from agentfsm.testing.conformance.helpers import LeasedRun, make_header, make_input
 from tests.support.database_servers import PASSWORD, PostgresServer
 from tests.support.server_reaper import await_that
 
@@ -52,10 +53,10 @@ def clerk(server, desk):
 async def test_a_serialisation_failure_is_done_again(server, desk, when):
     """Whether the statement fails (40001) or the COMMIT, the group is done again, once, and nobody notices."""
     store = PostgresStore(server.url)
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     desk.execute(FAILS.format(times=3, when=when))
     assert await driver.append(Observed()).wait()
-    assert await driver.append(*driver.turn()).wait()
+    assert await driver.append(*driver.build_turn()).wait()
     assert desk.execute("SELECT last_value > 3 FROM agentfsm.failures").fetchone() == (True,)
     assert len((await store.read("r1")).events) == 6
     await store.aclose()
@@ -64,13 +65,13 @@ async def test_a_serialisation_failure_is_done_again(server, desk, when):
 async def test_a_serialisation_failure_that_does_not_end_is_told(server, desk):
     """Nothing of it is written; with a new lease the run goes on once the others are out of the way."""
     store = PostgresStore(server.url, patience_s=0.2)
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     desk.execute(FAILS.format(times=10**9, when=AT_COMMIT))
     with pytest.raises(StoreError, match=r"could not serialize access.*again and again: call again"):
         await driver.append(Observed()).wait()
     desk.execute("DROP TRIGGER fails ON agentfsm.runs")
     await driver.release()
-    again = await Driver.again(store)
+    again = await LeasedRun.resume(store)
     assert again.run.version == 0
     assert await again.append(Observed()).wait()
     await store.aclose()
@@ -79,7 +80,7 @@ async def test_a_serialisation_failure_that_does_not_end_is_told(server, desk):
 async def test_a_connection_that_is_not_left_is_waited_for(clerk, desk, monkeypatch):
     """Who has lost its connection, and finds the server full (53300), goes on where it was when one is free."""
     refusals = []
-    connect = postgres_link.Database.connect
+    connect = connection.WatchedConnection.connect
 
     def connected(**settings):
         try:
@@ -89,10 +90,10 @@ async def test_a_connection_that_is_not_left_is_waited_for(clerk, desk, monkeypa
             raise
 
     store = PostgresStore(clerk)
-    driver = await Driver.of(store)
-    monkeypatch.setattr(postgres_link.Database, "connect", connected)
+    driver = await LeasedRun.create(store)
+    monkeypatch.setattr(connection.WatchedConnection, "connect", connected)
     with psycopg.connect(clerk), anyio.fail_after(60):
-        desk.execute("SELECT pg_terminate_backend(%s, 10000)", [store._writer.desk._db.info.backend_pid])
+        desk.execute("SELECT pg_terminate_backend(%s, 10000)", [store._writer.backend._db.info.backend_pid])
         with psycopg.connect(clerk):
             commit = driver.append(Observed())
             await anyio.to_thread.run_sync(await_that, lambda: len(refusals) > 1, "the store was refused")
@@ -117,20 +118,20 @@ async def test_a_server_without_connections_is_told_in_its_own_words(clerk, desk
 async def test_a_commit_that_no_standby_takes_is_told_as_such(server, desk, monkeypatch):
     """A COMMIT that waits for a standby is given up; whether it was made is seen later, and the run goes on there."""
     store = PostgresStore(server.url, patience_s=0.2)
-    driver = await Driver.of(store)
-    monkeypatch.setattr(postgres_link, "SILENT_S", 0.2)
+    driver = await LeasedRun.create(store)
+    monkeypatch.setattr(connection, "SILENCE_TIMEOUT_S", 0.2)
     waits_for(desk, "nobody")
     await_that(lambda: commits_wait(server, desk), "a COMMIT waits for a standby")
     with pytest.raises(StoreError, match=r"has not answered for 0\.2 s"):
         await driver.append(Observed()).wait()
     with pytest.raises(StoreError, match="an earlier append was not written"):
-        await driver.append(*driver.turn()).wait()
+        await driver.append(*driver.build_turn()).wait()
     waits_for(desk, "")
     monkeypatch.undo()
     await driver.release()
-    again = await Driver.again(store)
+    again = await LeasedRun.resume(store)
     assert again.run.version in (0, 1)
-    assert await again.append(*([] if again.run.version else [Observed()]), *again.turn()).wait()
+    assert await again.append(*([] if again.run.version else [Observed()]), *again.build_turn()).wait()
     await store.aclose()
 
 
@@ -155,14 +156,14 @@ def commits_wait(server, desk):
 async def test_a_right_that_was_taken_away_is_named(clerk, desk):
     """What to grant is said; nothing of the group is written, and with a new lease the run goes on."""
     store = PostgresStore(clerk)
-    driver, other = [await Driver.of(store, header(f"r{number}")) for number in range(2)]
+    driver, other = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(2)]
     desk.execute("REVOKE INSERT ON agentfsm.events FROM clerk")
     with pytest.raises(StoreError, match=r"permission denied.*grant it the schema and its tables"):
         await driver.append(Observed()).wait()
     desk.execute("GRANT INSERT ON agentfsm.events TO clerk")
     assert await other.append(Observed()).wait()
     await driver.release()
-    assert await (await Driver.again(store, "r0")).append(Observed()).wait()
+    assert await (await LeasedRun.resume(store, "r0")).append(Observed()).wait()
     await store.aclose()
 
 
@@ -171,9 +172,9 @@ async def test_a_server_that_does_not_wait_for_its_disk_promises_nothing_in_full
     with PostgresServer({"fsync": "off"}) as server:
         store = PostgresStore(server.url)
         with pytest.raises(MisuseError, match=r"does not wait for its disk \(fsync = off\).*durability='normal'"):
-            await store.create(header())
-        _, lease = await store.create(header(), durability="normal")
-        await store.post("r1", "k", words("x"))
+            await store.create(make_header())
+        _, lease = await store.create(make_header(), durability="normal")
+        await store.post("r1", "k", make_input("x"))
         await store.release(lease).wait()
         with pytest.raises(MisuseError, match="set fsync = on there"):
             await store.lease("r1")
@@ -192,8 +193,8 @@ async def test_a_server_that_waits_for_its_disk_again_is_believed(server, desk):
 
     await anyio.to_thread.run_sync(switch, "SET fsync = off", "off")
     with pytest.raises(MisuseError):
-        await store.create(header())
+        await store.create(make_header())
     await anyio.to_thread.run_sync(switch, "RESET fsync", "on")
-    store._writer.desk.shut()
-    await store.create(header())
+    store._writer.backend.disconnect()
+    await store.create(make_header())
     await store.aclose()

@@ -28,9 +28,10 @@ from agentfsm.core.inbox import Input
 from agentfsm.core.messages import TextPart
 from agentfsm.core.run import begin_run
 from agentfsm.ports import Durability, Lease, PendingWrite, ProposedCall, Reply, Request
-from agentfsm.stores import SQLiteStore, owner
-from agentfsm.stores.sqlite_file import Connect, connect_sqlite3
-from agentfsm.testing.conformance.driving import header
+from agentfsm.stores import SQLiteStore
+from agentfsm.stores.sqlite.file import Connect, connect_sqlite3
+from agentfsm.stores.threaded import owner
+from agentfsm.testing.conformance.helpers import make_header
 from agentfsm.testing.models import FunctionModel
 from tests.support.busy_writer import hold
 from tests.support.checks import HANG_S, sound
@@ -67,7 +68,7 @@ class Machine:
         """Start the machine; return where its disk goes. Who held a lease before is gone, as after any start."""
         self.boots += 1
         name = f"boot-{self.boots}"
-        self.patch.setattr(owner, "_boot_id", lambda: name)
+        self.patch.setattr(owner, "_read_boot_id", lambda: name)
         return self.place / name
 
 
@@ -98,7 +99,7 @@ class Writing:
         run_id: str = "r1",
     ) -> Writing:
         """Create the run, or take it up where it is."""
-        head, lease = await store.create(header(run_id), durability=durability)
+        head, lease = await store.create(make_header(run_id), durability=durability)
         tell(lease.version)
         return cls(store, lease, attrs.evolve(begin_run(head), version=lease.version), tell)
 
@@ -120,7 +121,7 @@ class Writing:
 
 async def tidied(store: SQLiteStore) -> None:
     """Let the store's thread move its log into the file, as it does when nobody asks for anything."""
-    store._writer._tidied_at = float("-inf")
+    store._writer._maintained_at = float("-inf")
     await store.post("r1", f"tidy {store.statistics().jobs}", Input(parts=()))
     await store.runs()  # the thread tidies between two jobs
 

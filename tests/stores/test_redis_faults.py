@@ -23,9 +23,18 @@ from agentfsm.core.events import AnswerGiven, Observed
 from agentfsm.core.inbox import Approve, Reject
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.ports import Filter
-from agentfsm.stores import redis_server
-from agentfsm.stores.redis import RedisStore
-from agentfsm.testing.conformance.driving import DONE, Driver, at_version, finished, header, ids, refused, words
+from agentfsm.stores.redis import server as redis_server
+from agentfsm.stores.redis.store import RedisStore
+from agentfsm.testing.conformance.helpers import (
+    FINAL_ANSWER,
+    LeasedRun,
+    check_refused,
+    create_finished_run,
+    list_ids,
+    make_header,
+    make_input,
+    with_version,
+)
 from tests.support.busy_writer import hold
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.database_servers import RedisServer
@@ -81,20 +90,20 @@ async def frail(make, server, proxy):
 
 async def creating(store, cut):
     cut()
-    _head, lease = await store.create(header("new", session="s"), events=(Observed(at=1.0),))
+    _head, lease = await store.create(make_header("new", session="s"), events=(Observed(at=1.0),))
     assert (lease.version, lease.crashes) == (1, 0)
     return lease
 
 
 async def creating_in_a_session(store, cut):
-    await finished(store, header("first", session="s"))
+    await create_finished_run(store, make_header("first", session="s"))
     cut()
-    head, _lease = await store.create(header("new", session="s"))
+    head, _lease = await store.create(make_header("new", session="s"))
     assert head.after == "first"
 
 
 async def leasing(store, cut):
-    await finished(store)
+    await create_finished_run(store)
     cut()
     lease = await store.lease("r1")
     assert (lease.version, lease.crashes) == (2, 0)
@@ -103,50 +112,50 @@ async def leasing(store, cut):
 
 
 async def appending(store, cut):
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     cut()
-    commits = [driver.append(Observed(at=1.0)), driver.append(*driver.turn())]
+    commits = [driver.append(Observed(at=1.0)), driver.append(*driver.build_turn())]
     assert [await commit.wait() for commit in commits] == [True, True]
     assert len((await store.read("r1")).events) == 6
 
 
 async def ending(store, cut):
-    driver = await Driver.of(store)
-    row = await store.post("r1", "k", words("x"))
+    driver = await LeasedRun.create(store)
+    row = await store.post("r1", "k", make_input("x"))
     await driver.append(Observed()).wait()
     cut()
-    assert await driver.append(DONE, taken=[row.number], final=True).wait()
+    assert await driver.append(FINAL_ANSWER, taken=[row.number], final=True).wait()
     assert (len((await store.read("r1")).events), await store.inbox("r1")) == (2, ())
 
 
 async def not_ending(store, cut):
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     await driver.append(Observed()).wait()
-    await store.post("r1", "k", words("x"))
+    await store.post("r1", "k", make_input("x"))
     cut()
-    assert await driver.append(DONE, final=True).wait() is False
+    assert await driver.append(FINAL_ANSWER, final=True).wait() is False
     assert driver.lease.inbox_head == 1
 
 
 async def being_refused(store, cut):
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     await driver.append(Observed()).wait()
     cut()
-    driver.run = Driver(store, driver.lease, driver.run).run
+    driver.run = LeasedRun(store, driver.lease, driver.run).run
     again = store.append(driver.lease, driver.run, (Observed(at=9.0),))
-    await refused(again, ConflictError)
+    await check_refused(again, ConflictError)
     assert (await store.read("r1")).events == (Observed(),)
 
 
 async def releasing(store, cut):
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     cut()
     await driver.release()
     assert [line.driven for line in await store.runs()] == [False]
 
 
 async def posting(store, cut):
-    await Driver.of(store)
+    await LeasedRun.create(store)
     cut()
     row = await store.post("r1", "k", Approve(call_id="t1.0", by="ann"))
     assert (row.number, row.item.by, await store.inbox("r1")) == (1, "ann", (row,))
@@ -155,19 +164,19 @@ async def posting(store, cut):
 
 
 async def reading(store, cut):
-    await finished(store)
+    await create_finished_run(store)
     cut()
     assert len((await store.read("r1")).events) == 2
 
 
 async def listing(store, cut):
-    await finished(store)
+    await create_finished_run(store)
     cut()
-    assert ids(await store.runs()) == ["r1"]
+    assert list_ids(await store.runs()) == ["r1"]
 
 
 async def deleting(store, cut):
-    await finished(store)
+    await create_finished_run(store)
     cut()
     await store.delete("r1")
     with pytest.raises(RunNotFoundError):
@@ -176,7 +185,7 @@ async def deleting(store, cut):
 
 async def deleting_a_session(store, cut):
     for number in range(3):
-        await finished(store, header(f"r{number}", session="s"))
+        await create_finished_run(store, make_header(f"r{number}", session="s"))
     cut()
     assert await store.delete_session("s") == 3
     assert await store.delete_session("s") == 0
@@ -184,7 +193,7 @@ async def deleting_a_session(store, cut):
 
 async def pruning(store, cut):
     for number in range(3):
-        await finished(store, header(f"r{number}"))
+        await create_finished_run(store, make_header(f"r{number}"))
     cut()
     assert await store.prune(5.0) == 3
     assert await store.prune(5.0) == 0
@@ -220,10 +229,10 @@ async def test_what_was_cut_off_is_done_once(frail, proxy, operation, side):
 @pytest.mark.parametrize(("side", "keep"), [("question", 3_000), ("question", 20_000), ("answer", 40), ("answer", 700)])
 async def test_a_group_that_was_cut_in_the_middle_is_done_once(frail, proxy, side, keep):
     """Of many runs' appends some were written, some not, and some answered: each is written once, in order."""
-    drivers = [await Driver.of(frail, header(f"r{number}")) for number in range(30)]
+    drivers = [await LeasedRun.create(frail, make_header(f"r{number}")) for number in range(30)]
     gate = hold(frail)
     commits = [driver.append(Observed(at=float(number))) for number, driver in enumerate(drivers)]
-    commits += [driver.append(*driver.turn()) for driver in drivers]
+    commits += [driver.append(*driver.build_turn()) for driver in drivers]
     for driver in drivers:
         frail.release(driver.lease)
     proxy.cut(side, keep)
@@ -234,15 +243,15 @@ async def test_a_group_that_was_cut_in_the_middle_is_done_once(frail, proxy, sid
     for number, driver in enumerate(drivers):
         stored = await frail.read(f"r{number}")
         assert (len(stored.events), stored.events[0].at) == (6, float(number))
-        assert (await Driver.again(frail, driver.run.id)).run == driver.run
+        assert (await LeasedRun.resume(frail, driver.run.id)).run == driver.run
 
 
 async def test_an_owner_that_was_replaced_while_cut_off_is_told_so(frail, proxy, client):
     """What was asked again after another worker took the run is refused, and writes nothing."""
-    driver = await Driver.of(frail)
+    driver = await LeasedRun.create(frail)
     client.hset("agentfsm:run:r1", "token", "999")
     proxy.cut("question")
-    await refused(driver.append(Observed()), LeaseLostError)
+    await check_refused(driver.append(Observed()), LeaseLostError)
     assert driver.lease.lost
     assert (await frail.read("r1")).events == ()
 
@@ -258,16 +267,16 @@ def test_nothing_counts_behind_a_question_that_was_put_off():
                 raise answer
             return answer
 
-    questions = [redis_server.Question((), number) for number in range(3)]
+    questions = [redis_server.RedisRequest((), number) for number in range(3)]
     with pytest.raises(redis.ResponseError, match="BUSY"):
-        redis_server._read(Wire(), questions)
-    assert [question.answer for question in questions] == [["written"], None, None]
+        redis_server._read_replies(Wire(), questions)
+    assert [question.reply for question in questions] == [["written"], None, None]
 
 
 async def test_forgotten_scripts_are_loaded_again(make, client):
     """A SCRIPT FLUSH harms nobody."""
     store = make()
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     client.script_flush()
     assert await driver.append(Observed()).wait()
     assert len((await store.read("r1")).events) == 1
@@ -284,10 +293,10 @@ async def test_a_server_that_was_killed_loses_nothing(make):
         written = {}
 
         async def drive(name):
-            driver = await Driver.of(store, header(name))
+            driver = await LeasedRun.create(store, make_header(name))
             assert await driver.append(Observed()).wait()
             while len(killed) < 3 or written[name] < 50:
-                assert await driver.append(*driver.turn()).wait()
+                assert await driver.append(*driver.build_turn()).wait()
                 written[name] = driver.run.version
             await driver.release()
 
@@ -304,23 +313,23 @@ async def test_a_server_that_was_killed_loses_nothing(make):
                 await anyio.to_thread.run_sync(server.start)
                 killed.append(True)
         for name, version in written.items():
-            assert (await Driver.again(store, name)).run.version == version
+            assert (await LeasedRun.resume(store, name)).run.version == version
         await store.aclose()
 
 
 async def test_a_server_that_was_emptied_is_told_of(make, client):
     """Who drives a run that is gone is refused, and not told of another worker only; the id may be used again."""
     store = make()
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     assert await driver.append(Observed()).wait()
     client.flushall()
     with pytest.raises(LeaseLostError, match="or the store has lost it"):
-        await driver.append(*driver.turn()).wait()
+        await driver.append(*driver.build_turn()).wait()
     assert driver.lease.lost
     await driver.release()
     with pytest.raises(RunNotFoundError):
         await store.read("r1")
-    again = await Driver.of(store)
+    again = await LeasedRun.create(store)
     assert await again.append(Observed()).wait()
 
 
@@ -335,14 +344,14 @@ async def test_patience_ends(make):
     """A server that stays away fails what was asked for; when it is back, so is the store."""
     with RedisServer() as server:
         store = make(server.url, patience_s=0.05)
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await anyio.to_thread.run_sync(server.kill)
-        await refused(driver.append(Observed()), StoreError)
+        await check_refused(driver.append(Observed()), StoreError)
         with pytest.raises(StoreError, match="an earlier append was not written"):
-            await driver.append(DONE).wait()
+            await driver.append(FINAL_ANSWER).wait()
         store.release(driver.lease)
         await anyio.to_thread.run_sync(server.start)
-        await finished(store, header("r2"))
+        await create_finished_run(store, make_header("r2"))
         await store.aclose()
 
 
@@ -350,9 +359,9 @@ async def test_a_server_that_does_not_answer_is_given_up(make):
     """A server that hangs is not waited for without end; what was sent meanwhile is done once."""
     with RedisServer() as server:
         store = make(f"{server.url}?socket_timeout=0.05", patience_s=0.1)
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         os.kill(server.pid, signal.SIGSTOP)
-        await refused(driver.append(Observed()), StoreError)
+        await check_refused(driver.append(Observed()), StoreError)
         os.kill(server.pid, signal.SIGCONT)
         assert len((await store.read("r1")).events) <= 1
         await store.aclose()
@@ -362,7 +371,7 @@ async def test_a_server_that_is_busy_is_waited_for(make, client, server, caplog)
     """While somebody's script runs nothing is lost, and then all goes on."""
     caplog.set_level("INFO", logger="agentfsm.stores")
     store = make()
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
 
     def be_busy():
         with redis.Redis.from_url(server.url, retry=None) as other, pytest.raises(redis.ResponseError):
@@ -378,7 +387,7 @@ async def test_a_server_that_is_busy_is_waited_for(make, client, server, caplog)
     thread = threading.Thread(target=be_busy)
     thread.start()
     await_that(is_busy, "the script keeps the server busy")
-    commits = [driver.append(Observed()), driver.append(*driver.turn())]
+    commits = [driver.append(Observed()), driver.append(*driver.build_turn())]
     await anyio.to_thread.run_sync(await_that, lambda: "BUSY" in caplog.text, "the store meets it")
     client.script_kill()
     assert [await commit.wait() for commit in commits] == [True, True]
@@ -390,7 +399,7 @@ async def test_a_master_that_became_a_replica_is_waited_for(make, client, caplog
     """In a failover what was asked of the old master is asked again, of whoever answers at the address then."""
     caplog.set_level("INFO", logger="agentfsm.stores")
     store = make()
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     client.config_set("replica-read-only", "yes")
     client.replicaof("127.0.0.1", 1)
     commit = driver.append(Observed())
@@ -406,24 +415,29 @@ async def test_a_master_that_became_a_replica_is_waited_for(make, client, caplog
 async def test_a_full_memory_tears_nothing(make, client):
     """Where no memory is left writes are refused whole and by name; reading, leaving and deleting go on."""
     store = make()
-    driver = await Driver.of(store)
-    row = await store.post("r1", "k", words("x"))
-    await finished(store, header("old", session="s"))
+    driver = await LeasedRun.create(store)
+    row = await store.post("r1", "k", make_input("x"))
+    await create_finished_run(store, make_header("old", session="s"))
     client.config_set("maxmemory", 1)
     append = driver.append(Observed(), taken=[row.number])
-    for refusal in (append.wait(), store.post("r1", "k2", words("y")), store.create(header("r2")), store.lease("old")):
+    for refusal in (
+        append.wait(),
+        store.post("r1", "k2", make_input("y")),
+        store.create(make_header("r2")),
+        store.lease("old"),
+    ):
         with pytest.raises(StoreError, match="maxmemory"):
             await refusal
     with pytest.raises(StoreError, match="an earlier append was not written"):
-        await driver.append(DONE).wait()
+        await driver.append(FINAL_ANSWER).wait()
     other = make()
     assert ((await other.read("r1")).events, await other.inbox("r1")) == ((), (row,))
-    assert set(ids(await other.runs())) == {"r1", "old"}
+    assert set(list_ids(await other.runs())) == {"r1", "old"}
     assert await other.delete_session("s") == 1
     await driver.release()
     assert [(line.id, line.driven) for line in await other.runs()] == [("r1", False)]
     client.config_set("maxmemory", 0)
-    driver = await Driver.again(other)
+    driver = await LeasedRun.resume(other)
     assert await driver.append(Observed(), taken=[row.number]).wait()
     assert await other.inbox("r1") == ()
 
@@ -434,8 +448,8 @@ async def test_a_record_that_the_server_does_not_take_stops_no_other_run(make, c
     try:
         store = make(patience_s=0.2)
         with pytest.raises(MisuseError, match=r"1,048,576 bytes.*raise proto-max-bulk-len"):
-            await store.create(header("large", prompt="x" * 2**20))
-        large, small = [await Driver.of(store, header(f"r{number}")) for number in range(2)]
+            await store.create(make_header("large", prompt="x" * 2**20))
+        large, small = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(2)]
         gate = hold(store)
         commits = [large.append(Observed(), AnswerGiven(message=AssistantMessage(text="x" * 2**20)))]
         commits.append(small.append(Observed()))
@@ -443,19 +457,19 @@ async def test_a_record_that_the_server_does_not_take_stops_no_other_run(make, c
         with pytest.raises(MisuseError):
             await commits[0].wait()
         assert await commits[1].wait()
-        late = store.append(large.lease, at_version(large.run, 3), (Observed(),))
+        late = store.append(large.lease, with_version(large.run, 3), (Observed(),))
         with pytest.raises(StoreError, match="an earlier append was not written"):
             await late.wait()
-        assert ids(await store.runs()) == ["r1", "r0"]
+        assert list_ids(await store.runs()) == ["r1", "r0"]
     finally:
-        client.config_set("proto-max-bulk-len", redis_server.MAX_WORD_BYTES)
+        client.config_set("proto-max-bulk-len", redis_server.MAX_ARG_BYTES)
 
 
 async def test_a_damaged_record_is_named(make, client):
     """The journal says which record cannot be read, and what is whole stays readable."""
     store = make()
-    driver = await Driver.of(store)
-    await driver.append(Observed(), *driver.turn()).wait()
+    driver = await LeasedRun.create(store)
+    await driver.append(Observed(), *driver.build_turn()).wait()
     client.lset("agentfsm:journal:r1", 3, b"{")
     with pytest.raises(CorruptError, match="version 3"):
         await store.read("r1")
@@ -471,10 +485,10 @@ async def test_a_damaged_record_is_named(make, client):
 async def test_a_damaged_post_is_named(make, client):
     """A row that is no post, or whose item is none, is told by its key or its number."""
     store = make()
-    await Driver.of(store)
-    await store.post("r1", "k", words("x"))
+    await LeasedRun.create(store)
+    await store.post("r1", "k", make_input("x"))
     client.hset("agentfsm:inbox:r1", "k", b"\xff")
-    for use in (store.inbox("r1"), store.post("r1", "k", words("x"))):
+    for use in (store.inbox("r1"), store.post("r1", "k", make_input("x"))):
         with pytest.raises(CorruptError, match="'k'"):
             await use
     client.hset("agentfsm:inbox:r1", "k", b"1 - 0 {")
@@ -486,7 +500,7 @@ async def test_a_damaged_post_is_named(make, client):
 async def test_a_damaged_line_of_the_list_is_named(make, client, field, value):
     """A run whose line cannot be read is told by its id, and can be deleted."""
     store = make()
-    await finished(store)
+    await create_finished_run(store)
     client.hset("agentfsm:run:r1", field, value)
     with pytest.raises(CorruptError, match="'r1'"):
         await store.runs()
@@ -497,14 +511,14 @@ async def test_a_damaged_line_of_the_list_is_named(make, client, field, value):
 async def test_keys_of_another_program_are_told_of(make, client):
     """A key that holds something else is left as it is, and the other jobs of the group are done."""
     store = make()
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     client.set("agentfsm:run:r2", "somebody else's")
     gate = hold(store)
     commit = driver.append(Observed())
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.to_thread.run_sync, gate.set)
         with pytest.raises(CorruptError, match="another prefix"):
-            await store.create(header("r2"))
+            await store.create(make_header("r2"))
     assert await commit.wait()
     assert client.get("agentfsm:run:r2") == b"somebody else's"
 
@@ -512,19 +526,19 @@ async def test_keys_of_another_program_are_told_of(make, client):
 # Errors.
 
 
-CODES = sorted(code for code in redis_server._NEXT if code.isupper())
+CODES = sorted(code for code in redis_server._ADVICE if code.isupper())
 
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("form", ["{} words", "ERR Error running script (call to f_1): @user_script:12: -{} words"])
 def test_every_error_of_the_table_is_known_by_its_code(code, form):
     """As Redis says it, and as Redis 6 wraps what went wrong in a script."""
-    assert redis_server._code(BaseParser.parse_error(form.format(code))) == code
+    assert redis_server._error_code(BaseParser.parse_error(form.format(code))) == code
 
 
 def test_every_error_that_the_driver_makes_its_own_is_in_the_table():
     """The driver cuts the code off: what is not in our table would be told without advice."""
-    known = redis_server._CODES.keys() | {redis.exceptions.ResponseError}
+    known = redis_server._ERROR_CODES.keys() | {redis.exceptions.ResponseError}
     cluster = {"ASK", "TRYAGAIN", "MOVED", "CLUSTERDOWN", "CROSSSLOT"}  # such a server is refused before
     for code, kind in BaseParser.EXCEPTION_CLASSES.items():
         if code not in cluster | {"ERR", "EXECABORT"}:

@@ -7,9 +7,9 @@ import redis
 
 from agentfsm.core.errors import MisuseError, StoreError, TooNewError
 from agentfsm.core.events import Observed
-from agentfsm.stores.redis import RedisStore
-from agentfsm.stores.redis_server import LOSSES, SCHEMA
-from agentfsm.testing.conformance.driving import Driver, finished, header, words
+from agentfsm.stores.redis.server import LOSS_DESCRIPTIONS, SCHEMA_VERSION
+from agentfsm.stores.redis.store import RedisStore
+from agentfsm.testing.conformance.helpers import LeasedRun, create_finished_run, make_header, make_input
 from tests.support.database_servers import RedisServer
 
 # By what a crash of such a server may cost.
@@ -58,16 +58,21 @@ def configure(client, settings):
         client.config_set(name, value)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", LOSS_DESCRIPTIONS)
 async def test_less_than_was_accepted_is_refused(make, client, loss):
     """A server that may lose more is refused in every use, and the error says what it has and what to do."""
     configure(client, SETTINGS[loss])
     levels = list(SETTINGS)
     for accepted in levels[levels.index(loss) :]:
-        await finished(make(accepted), header(accepted))
+        await create_finished_run(make(accepted), make_header(accepted))
     for accepted in levels[: levels.index(loss)]:
         store = make(accepted)
-        for use in (store.create(header()), store.read(loss), store.post(loss, "k", words("x")), store.promise()):
+        for use in (
+            store.create(make_header()),
+            store.read(loss),
+            store.post(loss, "k", make_input("x")),
+            store.promise(),
+        ):
             with pytest.raises(MisuseError, match=f"accept_loss='{loss}'") as refusal:
                 await use
             assert f"appendonly {SETTINGS[loss]['appendonly']}" in str(refusal.value)
@@ -119,7 +124,7 @@ async def test_the_settings_are_looked_at_again(server, make, client):
     """A server that comes back with other settings is another server: nothing is written that it may lose."""
     configure(client, SETTINGS["nothing"])
     store = make("nothing")
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     configure(client, SETTINGS["everything"])
     client.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(MisuseError, match="accept_loss='everything'"):
@@ -139,7 +144,7 @@ async def test_a_server_that_is_still_reading_its_data_is_not_judged(make):
             return b"loading:1\r\naof_enabled:0\r\n"
 
     with pytest.raises(redis.BusyLoadingError):
-        make("nothing")._ledger()._looked_at(Wire())
+        make("nothing")._create_backend()._looked_at(Wire())
 
 
 async def test_a_replica_is_refused(make, client):
@@ -154,9 +159,9 @@ async def test_a_replica_is_refused(make, client):
 async def test_keys_of_a_newer_agentfsm_are_refused(make, client):
     """Whose keys have another form than this one knows, this one does not touch."""
     store = make("everything")
-    await finished(store)
-    assert client.get("agentfsm:schema") == str(SCHEMA).encode()
-    client.set("agentfsm:schema", SCHEMA + 1)
+    await create_finished_run(store)
+    assert client.get("agentfsm:schema") == str(SCHEMA_VERSION).encode()
+    client.set("agentfsm:schema", SCHEMA_VERSION + 1)
     with pytest.raises(TooNewError, match="upgrade agentfsm"):
         await make("everything").runs()
 
@@ -203,9 +208,9 @@ def test_what_is_no_url_is_refused_without_telling_it(url):
 def test_a_store_does_not_show_its_password():
     """It is shown by where it is."""
     store = RedisStore("redis://ann:s3cret@example.org:7000/3")
-    assert store.place == "Redis at example.org:7000, database 3"
-    assert "s3cret" not in repr(store) + store.place + repr(store._ledger())
-    assert RedisStore("unix://ann:s3cret@/run/redis.sock?db=2").place == "Redis at /run/redis.sock, database 2"
+    assert store.address == "Redis at example.org:7000, database 3"
+    assert "s3cret" not in repr(store) + store.address + repr(store._create_backend())
+    assert RedisStore("unix://ann:s3cret@/run/redis.sock?db=2").address == "Redis at /run/redis.sock, database 2"
 
 
 def test_an_option_that_the_driver_does_not_know_is_named():

@@ -16,12 +16,23 @@ from agentfsm.core.errors import ClosedError, LeaseHeldError, LeaseLostError, Mi
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.run import begin_run
-from agentfsm.stores import SQLiteStore, sqlite, writer
-from agentfsm.stores.sqlite_file import connect_sqlite3
-from agentfsm.stores.writer import Job
+from agentfsm.stores import SQLiteStore
+from agentfsm.stores.sqlite import store as sqlite
+from agentfsm.stores.sqlite.file import connect_sqlite3
+from agentfsm.stores.threaded import group_commit
+from agentfsm.stores.threaded.group_commit import StoreJob
 from agentfsm.testing import ScriptedModel
 from agentfsm.testing.conformance import StoreConformance
-from agentfsm.testing.conformance.driving import DONE, Driver, claimable, finished, header, refused, rests, words
+from agentfsm.testing.conformance.helpers import (
+    FINAL_ANSWER,
+    LeasedRun,
+    check_refused,
+    create_finished_run,
+    create_waiting_run,
+    list_claimable,
+    make_header,
+    make_input,
+)
 from tests.support.busy_writer import hold
 from tests.support.lease_renewal import Renewal, beat
 from tests.support.sqlite_faults import Faults
@@ -75,13 +86,13 @@ async def pair(path, time):
 async def test_runs_outlive_the_store(path):
     """What one store wrote the next one reads, whatever it was opened with."""
     first = SQLiteStore(path)
-    driver = await Driver.of(first)
-    await first.post("r1", "k", words("x"))
-    await driver.append(Observed(), *driver.turn()).wait()
+    driver = await LeasedRun.create(first)
+    await first.post("r1", "k", make_input("x"))
+    await driver.append(Observed(), *driver.build_turn()).wait()
     await first.aclose()
     second = SQLiteStore(str(path))
     stored = await second.read("r1")
-    assert (stored.header, len(stored.events)) == (header(), 6)
+    assert (stored.header, len(stored.events)) == (make_header(), 6)
     assert [row.key for row in await second.inbox("r1")] == ["k"]
     assert (await second.lease("r1")).version == 6
     await second.aclose()
@@ -90,11 +101,11 @@ async def test_runs_outlive_the_store(path):
 async def test_closing_writes_what_is_queued(path):
     """Appends that nobody waited for are in the file when aclose returns; the log is folded into it."""
     store = SQLiteStore(path)
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     gate = hold(store)
     driver.append(Observed())
     for _ in range(50):
-        driver.append(*driver.turn())
+        driver.append(*driver.build_turn())
     gate.set()
     await store.aclose()
     assert [file.name for file in path.parent.iterdir()] == ["runs.db"]
@@ -120,7 +131,7 @@ async def test_closing_goes_on_when_cancelled(path):
 async def test_a_closed_store_says_so(path):
     """Every use after aclose is an error in the calling code; the thread is gone."""
     store = SQLiteStore(path)
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     thread = store._writer._thread
     await store.aclose()
     assert not thread.is_alive()
@@ -152,15 +163,15 @@ async def test_a_store_that_was_never_used_can_be_closed(path):
 async def test_a_lease_ends(pair, time):
     """An owner that was not heard of for the time of a lease is replaced, and learns it at its next append."""
     first, second = pair
-    late = await Driver.of(first)
+    late = await LeasedRun.create(first)
     woken = []
     late.lease.wake = lambda: woken.append(True)
     time.now += 10.1
     assert [line.driven for line in await second.runs()] == [False]
-    now = await Driver.again(second)
-    commits = [late.append(Observed(at=9.0)), late.append(DONE)]
+    now = await LeasedRun.resume(second)
+    commits = [late.append(Observed(at=9.0)), late.append(FINAL_ANSWER)]
     for commit in commits:
-        await refused(commit, LeaseLostError)
+        await check_refused(commit, LeaseLostError)
     assert (late.lease.lost, woken) == (True, [True])
     assert await now.append(Observed(at=1.0)).wait()
     assert (await first.read("r1")).events == (Observed(at=1.0),)
@@ -169,7 +180,7 @@ async def test_a_lease_ends(pair, time):
 async def test_a_lease_that_ended_and_that_nobody_took_goes_on(pair, time):
     """A worker that slept through the end of its lease goes on if nobody has taken it."""
     first, second = pair
-    driver = await Driver.of(first)
+    driver = await LeasedRun.create(first)
     time.now += 1000.0
     assert await driver.append(Observed()).wait()
     with pytest.raises(LeaseHeldError):
@@ -179,7 +190,7 @@ async def test_a_lease_that_ended_and_that_nobody_took_goes_on(pair, time):
 async def test_an_append_renews_the_lease(pair, time):
     """A worker that writes is alive."""
     first, second = pair
-    driver = await Driver.of(first)
+    driver = await LeasedRun.create(first)
     time.now += 9.0
     await driver.append(Observed()).wait()
     time.now += 9.0
@@ -190,7 +201,7 @@ async def test_an_append_renews_the_lease(pair, time):
 async def test_the_thread_renews_leases(pair, time):
     """A worker whose event loop is busy keeps its runs: the thread renews them, all in one transaction."""
     first, second = pair
-    drivers = [await Driver.of(first, header(f"r{number}")) for number in range(3)]
+    drivers = [await LeasedRun.create(first, make_header(f"r{number}")) for number in range(3)]
     time.now += 9.0
     await beat(first)
     time.now += 9.0
@@ -207,7 +218,7 @@ class TestRenewal(Renewal):
 async def test_a_renewal_learns_that_the_lease_is_lost(pair, time):
     """An owner that was replaced is told without asking, and is not renewed."""
     first, second = pair
-    driver = await Driver.of(first)
+    driver = await LeasedRun.create(first)
     woken = []
     driver.lease.wake = lambda: woken.append(True)
     time.now += 10.1
@@ -220,7 +231,7 @@ async def test_a_renewal_learns_that_the_lease_is_lost(pair, time):
 async def test_a_dropped_lease_is_let_go_of(pair):
     """A lease whose owner was thrown away is free for other processes after one renewal."""
     first, second = pair
-    driver = await Driver.of(first)
+    driver = await LeasedRun.create(first)
     with pytest.raises(LeaseHeldError):
         await second.lease("r1")
     del driver
@@ -231,7 +242,7 @@ async def test_a_dropped_lease_is_let_go_of(pair):
 
 async def test_a_dropped_lease_is_no_crash(store):
     """Who was thrown away in this process did not take it down: the next owner here counts none."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     del driver
     gc.collect()
     assert (await store.lease("r1")).crashes == 0
@@ -240,15 +251,15 @@ async def test_a_dropped_lease_is_no_crash(store):
 async def test_a_lease_that_is_dropped_hides_no_news(pair):
     """Who was thrown away has not looked: what came meanwhile makes the run due, and what was seen before does not."""
     first, second = pair
-    await rests(first, header("r1", agent="a"))
-    await rests(first, header("r2", agent="a"))
-    row = await first.post("r1", "k", words("x"))
-    await (await Driver.again(first)).release(seen=row.number)
-    drivers = [await Driver.again(first, run_id) for run_id in ("r1", "r2")]
-    await second.post("r2", "k", words("x"))
+    await create_waiting_run(first, make_header("r1", agent="a"))
+    await create_waiting_run(first, make_header("r2", agent="a"))
+    row = await first.post("r1", "k", make_input("x"))
+    await (await LeasedRun.resume(first)).release(inbox_read=row.number)
+    drivers = [await LeasedRun.resume(first, run_id) for run_id in ("r1", "r2")]
+    await second.post("r2", "k", make_input("x"))
     del drivers
     await beat(first)
-    assert await claimable(second, "a") == ("r2",)
+    assert await list_claimable(second, "a") == ("r2",)
 
 
 async def test_an_owner_that_was_not_heard_of_has_crashed(pair, time):
@@ -256,15 +267,15 @@ async def test_an_owner_that_was_not_heard_of_has_crashed(pair, time):
     workers = pair * 2
     stalled = []
     for number, worker in enumerate(workers):
-        stalled.append(await Driver.of(worker))
+        stalled.append(await LeasedRun.create(worker))
         assert stalled[-1].lease.crashes == number
         time.now += 10.1
-    driver = await Driver.of(workers[0])
+    driver = await LeasedRun.create(workers[0])
     assert await driver.append(Observed()).wait()
     await driver.release()
-    driver = await Driver.again(workers[1])  # neither an append nor an orderly end clears the count
+    driver = await LeasedRun.resume(workers[1])  # neither an append nor an orderly end clears the count
     assert driver.lease.crashes == 4
-    assert await driver.append(*driver.turn()).wait()
+    assert await driver.append(*driver.build_turn()).wait()
     await driver.release()
     assert (await workers[0].lease("r1")).crashes == 0
 
@@ -272,7 +283,7 @@ async def test_an_owner_that_was_not_heard_of_has_crashed(pair, time):
 async def test_a_lease_of_another_boot_is_over(pair, path):
     """Boot clocks of two boots do not compare: after a restart every lease is over."""
     first, second = pair
-    await Driver.of(first)
+    await LeasedRun.create(first)
     lease = await first.lease("r1")
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE runs SET owner = 'another-boot' || substr(owner, 37)")
@@ -284,7 +295,7 @@ async def test_a_lease_of_another_boot_is_over(pair, path):
 async def test_a_lease_that_no_clock_of_this_boot_can_have_written_is_over(pair, path):
     """Where no boot id tells two boots apart, a lease that seems to last for hours is of another one."""
     first, second = pair
-    await Driver.of(first)
+    await LeasedRun.create(first)
     lease = await first.lease("r1")
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE workers SET until = 1e9")
@@ -295,7 +306,7 @@ async def test_a_lease_that_no_clock_of_this_boot_can_have_written_is_over(pair,
 async def test_nobody_heard_of_counts_as_alive(pair, path, time):
     """An owner of whom nothing is known (a later format) keeps its lease until it ends."""
     first, second = pair
-    await finished(first)
+    await create_finished_run(first)
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE runs SET owner = 'v2:somebody'")
         db.execute("INSERT INTO workers VALUES ('v2:somebody', ?)", (time.now + 5,))
@@ -308,7 +319,7 @@ async def test_nobody_heard_of_counts_as_alive(pair, path, time):
 
 async def test_a_wake_that_fails_harms_nobody(store, caplog):
     """The thread serves everybody: what one owner's wake does is logged and goes no further."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     driver.lease.wake = lambda: 1 / 0
     await store.post("r1", "cancel", Cancel())
     assert driver.lease.cancelled
@@ -320,7 +331,7 @@ async def test_nothing_held_nothing_renewed(path):
     """A store that drives no run writes nothing of its own accord."""
     faults = Faults()
     store = SQLiteStore(path, connect=faults)
-    await finished(store)
+    await create_finished_run(store)
     before = faults.seen.count("BEGIN IMMEDIATE")
     await beat(store)
     assert faults.seen.count("BEGIN IMMEDIATE") == before
@@ -332,7 +343,7 @@ async def test_nothing_held_nothing_renewed(path):
 
 async def test_appends_are_committed_in_groups(store):
     """A hundred runs that append at once share a commit."""
-    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(100)]
+    drivers = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(100)]
     before = store.statistics()
     gate = hold(store)
     commits = [driver.append(Observed()) for driver in drivers]
@@ -348,8 +359,8 @@ async def test_appends_are_committed_in_groups(store):
 
 async def test_a_group_has_a_bound(store, monkeypatch):
     """The first of many does not wait for all of them."""
-    monkeypatch.setattr(writer, "GROUP", 10)
-    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(35)]
+    monkeypatch.setattr(group_commit, "MAX_GROUP_JOBS", 10)
+    drivers = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(35)]
     gate = hold(store)
     commits = [driver.append(Observed()) for driver in drivers]
     gate.set()
@@ -360,12 +371,12 @@ async def test_a_group_has_a_bound(store, monkeypatch):
 
 async def test_a_job_that_cannot_be_stored_harms_nobody_else(store):
     """A value that SQLite does not take is its caller's mistake; what is written together with it is written."""
-    drivers = [await Driver.of(store, header(f"r{number}")) for number in range(5)]
+    drivers = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(5)]
     errors = []
 
     async def misuse():
         with pytest.raises(MisuseError, match="plain text") as caught:
-            await store.post("r1", "half \ud800", words("x"))
+            await store.post("r1", "half \ud800", make_input("x"))
         errors.append(caught.value)
 
     gate = hold(store)
@@ -381,7 +392,7 @@ async def test_a_job_that_cannot_be_stored_harms_nobody_else(store):
 
 async def test_an_event_that_cannot_be_encoded_is_the_callers_mistake(store):
     """It is raised by append itself, and nothing is queued: the lease is as good as before."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     with pytest.raises(MisuseError):
         store.append(driver.lease, driver.run.apply(Observed()), (Observed(at=math.nan),))
     assert await driver.append(Observed()).wait()
@@ -389,12 +400,12 @@ async def test_an_event_that_cannot_be_encoded_is_the_callers_mistake(store):
 
 async def test_a_queue_that_is_full_refuses(store, monkeypatch):
     """When the disk hangs, appends are refused at last instead of filling the memory; none of those queued is lost."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     gate = hold(store)
-    monkeypatch.setattr(writer, "QUEUE", 5)
+    monkeypatch.setattr(group_commit, "MAX_QUEUED_JOBS", 5)
     driver.append(Observed())
     while store.statistics().queued < 5:
-        driver.append(*driver.turn())
+        driver.append(*driver.build_turn())
     with pytest.raises(StoreError, match="wait for the store already"):
         store.append(driver.lease, driver.run, (Observed(),))
     gate.set()
@@ -441,7 +452,7 @@ def levels():
 async def frank(path, levels):
     """A store that tells what its commits survive."""
     store = SQLiteStore(path, connect=levels)
-    await store.create(header("r0"))  # so that the file is made
+    await store.create(make_header("r0"))  # so that the file is made
     levels.seen.clear()
     yield store
     await store.aclose()
@@ -450,7 +461,7 @@ async def frank(path, levels):
 @pytest.mark.parametrize("durability", ["full", "normal"])
 async def test_a_lease_decides_what_its_commits_survive(frank, levels, durability):
     """FULL waits for the disk in each commit, NORMAL does not: for creation, taking the lease, and appends."""
-    head, lease = await frank.create(header(), durability=durability)
+    head, lease = await frank.create(make_header(), durability=durability)
     run = begin_run(head).apply(Observed())
     await frank.append(lease, run, (Observed(),)).wait()
     await frank.release(lease).wait()
@@ -462,8 +473,8 @@ async def test_one_that_wants_more_is_given_it(frank, levels):
     """A group that holds one append which has to survive a power cut survives it whole; the next one need not."""
     drivers = []
     for number, durability in enumerate(("normal", "full", "normal")):
-        head, lease = await frank.create(header(f"r{number + 1}"), durability=durability)
-        drivers.append(Driver(frank, lease, begin_run(head)))
+        head, lease = await frank.create(make_header(f"r{number + 1}"), durability=durability)
+        drivers.append(LeasedRun(frank, lease, begin_run(head)))
     levels.seen.clear()
     gate = hold(frank, writes=False)
     commits = [driver.append(Observed()) for driver in drivers]
@@ -481,12 +492,12 @@ async def test_one_that_wants_more_is_given_it(frank, levels):
 
 async def test_what_others_were_told_survives(frank, levels):
     """Posts and deletions survive a power cut, whatever the runs do; upkeep is not worth the wait."""
-    head, lease = await frank.create(header(), durability="normal")
-    await frank.append(lease, begin_run(head).fold((Observed(), DONE)), (Observed(), DONE)).wait()
+    head, lease = await frank.create(make_header(), durability="normal")
+    await frank.append(lease, begin_run(head).fold((Observed(), FINAL_ANSWER)), (Observed(), FINAL_ANSWER)).wait()
     await frank.release(lease).wait()
-    await (await Driver.of(frank, header("r2"))).release()
+    await (await LeasedRun.create(frank, make_header("r2"))).release()
     levels.seen.clear()
-    await frank.post("r2", "k", words("x"))
+    await frank.post("r2", "k", make_input("x"))
     await frank.delete("r1")
     assert levels.seen == ["full", "full"]
     _lease = await frank.lease("r2", durability="normal")
@@ -498,10 +509,10 @@ async def test_a_read_tells_sqlite_nothing(path):
     """The level is set where it changes, before a write; a row of equal commits costs no statement more."""
     faults = Faults()
     store = SQLiteStore(path, connect=faults)
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     await driver.append(Observed()).wait()
     await store.runs()
-    await driver.append(DONE).wait()
+    await driver.append(FINAL_ANSWER).wait()
     assert [sql for sql in faults.seen if "synchronous" in sql] == ["PRAGMA synchronous = FULL"]
     await store.aclose()
 
@@ -512,10 +523,10 @@ async def test_a_read_tells_sqlite_nothing(path):
 def test_one_store_serves_event_loops_one_after_another(path):
     """A lease that was taken in one event loop goes on in the next, of whichever kind; nothing has to be closed."""
     store = SQLiteStore(path)
-    driver = anyio.run(Driver.of, store)
+    driver = anyio.run(LeasedRun.create, store)
 
     async def resume_from():
-        assert await driver.append(*((Observed(),) if driver.run.version == 0 else driver.turn())).wait()
+        assert await driver.append(*((Observed(),) if driver.run.version == 0 else driver.build_turn())).wait()
 
     for backend in ("trio", "asyncio", "trio", "asyncio"):
         anyio.run(resume_from, backend=backend)
@@ -529,7 +540,7 @@ def test_one_store_serves_event_loops_at_the_same_time(path):
 
     async def drive(name):
         for number in range(20):
-            await finished(store, header(f"{name}{number}"))
+            await create_finished_run(store, make_header(f"{name}{number}"))
 
     threads = [
         threading.Thread(target=anyio.run, args=(drive, backend), kwargs={"backend": backend})
@@ -546,7 +557,7 @@ def test_one_store_serves_event_loops_at_the_same_time(path):
 def test_a_loop_that_is_gone_harms_nobody(path):
     """A waiter whose event loop was closed does not keep the thread from serving others."""
     store = SQLiteStore(path)
-    driver = anyio.run(Driver.of, store)
+    driver = anyio.run(LeasedRun.create, store)
     gate = hold(store)
 
     async def leave():
@@ -564,9 +575,9 @@ def test_a_loop_that_is_gone_harms_nobody(path):
 async def test_the_thread_ends_when_idle_and_starts_again(path, monkeypatch):
     """A store that nobody closes holds no thread and no file for long; a lease keeps it, since it has to be renewed."""
     store = SQLiteStore(path)
-    driver = await Driver.of(store)
-    monkeypatch.setattr(writer, "IDLE_S", 0.0)
-    monkeypatch.setattr(writer, "QUIET_S", 0.0)
+    driver = await LeasedRun.create(store)
+    monkeypatch.setattr(group_commit, "IDLE_S", 0.0)
+    monkeypatch.setattr(group_commit, "MAINTENANCE_DELAY_S", 0.0)
     await driver.append(Observed()).wait()
     thread = store._writer._thread
     assert thread.is_alive()
@@ -591,14 +602,14 @@ async def test_a_job_that_comes_as_the_thread_ends_is_done(path, monkeypatch):
         def close(self):
             self.inner.close()
             if not late:
-                late.append(Job(lambda ledger: ledger.now()))
+                late.append(StoreJob(lambda ledger: ledger.now()))
                 store._writer.submit(late[0])
 
     store = SQLiteStore(path, connect=lambda name: _Closing(connect_sqlite3(name)))
     await store.runs()
     thread = store._writer._thread
-    monkeypatch.setattr(writer, "IDLE_S", 0.0)
-    monkeypatch.setattr(writer, "QUIET_S", 0.0)
+    monkeypatch.setattr(group_commit, "IDLE_S", 0.0)
+    monkeypatch.setattr(group_commit, "MAINTENANCE_DELAY_S", 0.0)
     await store.runs()
     thread.join()
     assert late[0].is_done
@@ -609,11 +620,11 @@ async def test_the_log_is_folded_in_when_quiet(path, monkeypatch):
     """Commits do not stop to move the log's pages; the first quiet moment does."""
     faults = Faults()
     store = SQLiteStore(path, connect=faults)
-    driver = await Driver.of(store)
-    monkeypatch.setattr(writer, "QUIET_S", math.inf)
+    driver = await LeasedRun.create(store)
+    monkeypatch.setattr(group_commit, "MAINTENANCE_DELAY_S", math.inf)
     await driver.append(Observed()).wait()
     assert "PRAGMA wal_checkpoint(PASSIVE)" not in faults.seen
-    monkeypatch.setattr(writer, "QUIET_S", 0.0)
+    monkeypatch.setattr(group_commit, "MAINTENANCE_DELAY_S", 0.0)
     await store.runs()
     await store.runs()
     assert "PRAGMA wal_checkpoint(PASSIVE)" in faults.seen
@@ -624,9 +635,9 @@ async def test_the_log_is_folded_in_under_unbroken_load(path, monkeypatch):
     """Where no moment is quiet it is done all the same, so that the log does not grow for ever."""
     faults = Faults()
     store = SQLiteStore(path, connect=faults)
-    monkeypatch.setattr(writer, "QUIET_S", math.inf)
-    monkeypatch.setattr(writer, "TIDY_S", 0.0)
-    await finished(store)
+    monkeypatch.setattr(group_commit, "MAINTENANCE_DELAY_S", math.inf)
+    monkeypatch.setattr(group_commit, "MAX_MAINTENANCE_DELAY_S", 0.0)
+    await create_finished_run(store)
     await store.runs()
     assert "PRAGMA wal_checkpoint(PASSIVE)" in faults.seen
     await store.aclose()
@@ -655,7 +666,7 @@ async def test_a_relative_path_stays_the_same_file(tmp_path, monkeypatch):
     store = SQLiteStore("runs.db")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    await finished(store)
+    await create_finished_run(store)
     await store.aclose()
     assert (tmp_path / "runs.db").exists()
 
@@ -663,10 +674,10 @@ async def test_a_relative_path_stays_the_same_file(tmp_path, monkeypatch):
 async def test_records_are_small(path):
     """A turn costs less than a KiB on disk, at the four hundredth turn as at the first."""
     store = SQLiteStore(path)
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     driver.append(Observed())
     for _ in range(400):
-        driver.append(*driver.turn())
+        driver.append(*driver.build_turn())
     await store.aclose()
     assert path.stat().st_size / 400 < 1024
 

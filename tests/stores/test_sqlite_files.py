@@ -15,7 +15,7 @@ import pytest
 from agentfsm.core.errors import LeaseHeldError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.conformance.driving import Driver, finished, header, words
+from agentfsm.testing.conformance.helpers import LeasedRun, create_finished_run, make_header, make_input
 
 WORKER = Path(__file__).with_name("sqlite_worker.py")
 WORD = "unforgettable-7731"
@@ -59,7 +59,7 @@ async def test_only_the_owner_may_read_what_is_made(path):
         return sqlite3.connect(name, isolation_level=None)
 
     store = SQLiteStore(path, connect=connect)
-    await finished(store)
+    await create_finished_run(store)
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     assert modes == {"runs.db": 0o600, "runs.db-wal": 0o600, "runs.db-shm": 0o600}
     assert seen == [0o600]
@@ -72,7 +72,7 @@ async def test_a_file_that_exists_keeps_its_mode(path):
     path.touch()
     path.chmod(0o640)
     store = SQLiteStore(path)
-    await finished(store)
+    await create_finished_run(store)
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o640}
     await store.aclose()
 
@@ -82,11 +82,11 @@ async def test_a_file_that_exists_keeps_its_mode(path):
 
 async def secretive(store):
     """Write a run full of a word, and delete it."""
-    await finished(store, header("kept"))
-    driver = await Driver.of(store, header("gone", WORD * 3))
+    await create_finished_run(store, make_header("kept"))
+    driver = await LeasedRun.create(store, make_header("gone", WORD * 3))
     for number in range(40):
-        await store.post("gone", f"k{number}", words(f"{WORD} {number}"))
-    await driver.append(Observed(), *driver.turn()).wait()
+        await store.post("gone", f"k{number}", make_input(f"{WORD} {number}"))
+    await driver.append(Observed(), *driver.build_turn()).wait()
     await driver.release()
     await store.delete("gone")
 
@@ -113,26 +113,26 @@ async def test_compacting_empties_the_log(store, path):
 async def test_a_compacted_file_is_small(path):
     """The room of removed runs goes back to the disk, and what is left can be read; other stores go on."""
     first, second = SQLiteStore(path), SQLiteStore(path)
-    driver = await Driver.of(first, header("long"))
+    driver = await LeasedRun.create(first, make_header("long"))
     driver.append(Observed())
     for _ in range(300):
-        driver.append(*driver.turn())
+        driver.append(*driver.build_turn())
     await driver.release()
-    await finished(second, header("kept"))
+    await create_finished_run(second, make_header("kept"))
     await first.delete("long")
     before = path.stat().st_size + path.with_name("runs.db-wal").stat().st_size
     freed = await first.compact()
     assert freed > before / 2
     assert path.stat().st_size == before - freed
     assert len((await second.read("kept")).events) == 2
-    await finished(second, header("next"))
+    await create_finished_run(second, make_header("next"))
     for store in (first, second):
         await store.aclose()
 
 
 async def test_a_file_is_not_compacted_under_a_run(store):
     """Who drives one would wait, perhaps for longer than its lease: that is refused, and the run goes on."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     with pytest.raises(LeaseHeldError, match=r"'r1' is being driven.*stop the workers first"):
         await store.compact()
     assert await driver.append(Observed()).wait()
@@ -143,7 +143,7 @@ async def test_a_file_is_not_compacted_under_a_run(store):
 async def test_a_locked_file_is_not_compacted(path):
     """It says so after the time that one is willing to wait."""
     store = SQLiteStore(path, patience_s=0.05)
-    await finished(store)
+    await create_finished_run(store)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="another process holds the write lock"):
@@ -159,11 +159,11 @@ async def test_a_locked_file_is_not_compacted(path):
 async def test_all_stores_of_a_process_outlive_a_deleted_log(path, names, caplog):
     """Each saves what its connection can still read, and none begins a new log before the last has closed the old."""
     stores = [SQLiteStore(path) for _ in range(3)]
-    drivers = [await Driver.of(store, header(f"r{number}")) for number, store in enumerate(stores)]
+    drivers = [await LeasedRun.create(store, make_header(f"r{number}")) for number, store in enumerate(stores)]
     for driver in drivers:
         await driver.append(Observed()).wait()
     delete_log(path, *names)
-    commits = [driver.append(*driver.turn()) for driver in drivers]
+    commits = [driver.append(*driver.build_turn()) for driver in drivers]
     assert [await commit.wait() for commit in commits] == [True] * 3
     assert "was deleted while it was open; nothing was lost" in caplog.text
     fresh = SQLiteStore(path)
@@ -178,7 +178,7 @@ async def test_all_stores_of_a_process_outlive_a_deleted_log(path, names, caplog
 async def test_a_deleted_log_that_cannot_be_saved_yet_is_told(path):
     """While another process writes, the error says to leave the process running; then all of it is saved."""
     store = SQLiteStore(path, patience_s=0.05)
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     await driver.append(Observed()).wait()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("SELECT count(*) FROM runs").fetchone()
@@ -187,7 +187,7 @@ async def test_a_deleted_log_that_cannot_be_saved_yet_is_told(path):
         with pytest.raises(StoreError, match=r"cannot be saved now.*leave this process running"):
             await store.read("r1")
     assert len((await store.read("r1")).events) == 1
-    assert await driver.append(*driver.turn()).wait()
+    assert await driver.append(*driver.build_turn()).wait()
     await store.aclose()
 
 
@@ -238,7 +238,7 @@ async def test_threads_that_make_a_file_together_agree_on_it(path):
 
     def make(number):
         barrier.wait()
-        anyio.run(finished, SQLiteStore(path), header(f"r{number}"))
+        anyio.run(create_finished_run, SQLiteStore(path), make_header(f"r{number}"))
 
     async with anyio.create_task_group() as group:
         for number in range(8):

@@ -10,9 +10,16 @@ from agentfsm import Agent, Outcome, tool
 from agentfsm.core.errors import LeaseHeldError, MisuseError, StoreError
 from agentfsm.core.events import Observed, ToolFinished, ToolStarted
 from agentfsm.core.machine import State
-from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore, writer
+from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
+from agentfsm.stores.threaded import group_commit
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.testing.conformance.driving import DONE, Driver, finished, header, refused
+from agentfsm.testing.conformance.helpers import (
+    FINAL_ANSWER,
+    LeasedRun,
+    check_refused,
+    create_finished_run,
+    make_header,
+)
 
 SHORT_S = 0.05
 
@@ -56,7 +63,7 @@ async def test_a_result_outlives_a_lock(store, path):
     async def drive():
         runs.append(await agent.run("go", id="r1"))
 
-    await finished(store, header("r0"))
+    await create_finished_run(store, make_header("r0"))
     agent, runs = Agent(ScriptedModel(say("", call("pay")), "Done."), tools=[pay], store=store), []
     async with anyio.create_task_group() as group:
         group.start_soon(drive)
@@ -77,14 +84,14 @@ async def test_a_result_outlives_a_lock(store, path):
 
 async def test_what_is_kept_is_written_in_order(store, path):
     """Several appends of a lease and its return wait behind one another, also those that come later."""
-    await finished(store, header("r0"))
-    driver = await Driver.of(store)
+    await create_finished_run(store, make_header("r0"))
+    driver = await LeasedRun.create(store)
     with locked(path):
         commits = [driver.append(Observed())]
         await is_refused(store)
-        commits.append(driver.append(*driver.turn()))
+        commits.append(driver.append(*driver.build_turn()))
         await is_refused(store)
-        commits += [driver.append(*driver.turn()), store.release(driver.lease)]
+        commits += [driver.append(*driver.build_turn()), store.release(driver.lease)]
         await is_refused(store)
         assert not any(commit.is_done for commit in commits)
         assert store.statistics().queued >= 1
@@ -95,28 +102,28 @@ async def test_what_is_kept_is_written_in_order(store, path):
 
 async def test_a_result_is_not_kept_for_ever(store, path, monkeypatch):
     """After ten minutes the append fails as well: who waits for it is told, and the run can be taken up again."""
-    await finished(store, header("r0"))
-    driver = await Driver.of(store)
+    await create_finished_run(store, make_header("r0"))
+    driver = await LeasedRun.create(store)
     with locked(path):
         commit = driver.append(Observed())
         await is_refused(store)
-        monkeypatch.setattr(writer, "LOCKED_S", 0.0)
-        await refused(commit, StoreError)
-    await refused(driver.append(DONE), StoreError)
+        monkeypatch.setattr(group_commit, "MAX_LOCKED_S", 0.0)
+        await check_refused(commit, StoreError)
+    await check_refused(driver.append(FINAL_ANSWER), StoreError)
     await driver.release()
-    assert (await Driver.again(store)).run.version == 0
+    assert (await LeasedRun.resume(store)).run.version == 0
 
 
 async def test_a_store_that_is_closed_waits_no_longer(path):
     """What is kept is tried once more, and then given up: the program ends."""
     store = SQLiteStore(path, patience_s=SHORT_S)
-    await finished(store, header("r0"))
-    driver = await Driver.of(store)
+    await create_finished_run(store, make_header("r0"))
+    driver = await LeasedRun.create(store)
     with locked(path):
         commit = driver.append(Observed())
         await is_refused(store)
         await store.aclose()
-        await refused(commit, StoreError)
+        await check_refused(commit, StoreError)
 
 
 async def test_leases_that_ended_under_a_lock_are_held_a_moment_longer(path):
@@ -125,8 +132,8 @@ async def test_leases_that_ended_under_a_lock_are_held_a_moment_longer(path):
     first, second = (SQLiteStore(path, patience_s=SHORT_S) for _ in range(2))
     for each in (first, second):
         each._clock = lambda: now[0]
-        await finished(each, header("r0" if each is first else "r2"))
-    driver = await Driver.of(first)
+        await create_finished_run(each, make_header("r0" if each is first else "r2"))
+    driver = await LeasedRun.create(first)
     with locked(path):
         await is_refused(second)
         now[0] += first.lease_s

@@ -10,8 +10,8 @@ from agentfsm.core.events import AnswerDrafted, Observed
 from agentfsm.core.messages import AssistantMessage, Usage
 from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore
-from agentfsm.stores.packs import PACK, PACK_BYTES, ends_of_packs
-from agentfsm.testing.conformance.driving import Driver, at_version, header, turn_of
+from agentfsm.stores.sqlite.event_chunks import CHUNK_EVENTS, MAX_CHUNK_BYTES, find_chunk_ends
+from agentfsm.testing.conformance.helpers import LeasedRun, build_turn, make_header, with_version
 from tests.support.older_tables import to_sqlite_3
 from tests.support.sqlite_faults import Faults
 
@@ -29,11 +29,11 @@ def change(path, statement, *values):
         db.commit()
 
 
-async def long_journal(store, events=PACK, portion=1):
+async def long_journal(store, events=CHUNK_EVENTS, portion=1):
     """Write a journal of so many events, by appends of so many."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     for first in range(1, events + 1, portion):
-        driver.run = at_version(driver.run, min(first + portion - 1, events))
+        driver.run = with_version(driver.run, min(first + portion - 1, events))
         facts = [Observed(at=float(number)) for number in range(first, driver.run.version + 1)]
         assert await store.append(driver.lease, driver.run, facts).wait()
     return driver
@@ -45,16 +45,16 @@ async def long_journal(store, events=PACK, portion=1):
 )
 def test_where_packs_end(first, newest, ends):
     """At every multiple, whoever comes to it by how many events at once."""
-    assert list(ends_of_packs(first, newest)) == ends
+    assert list(find_chunk_ends(first, newest)) == ends
 
 
-@pytest.mark.parametrize("portion", [1, 5, PACK, 3 * PACK])
+@pytest.mark.parametrize("portion", [1, 5, CHUNK_EVENTS, 3 * CHUNK_EVENTS])
 async def test_a_long_journal_is_packed_and_reads_the_same(store, path, portion):
     """Read from anywhere: from before a pack, out of the middle of one, and from behind all."""
-    events = 2 * PACK + 10
+    events = 2 * CHUNK_EVENTS + 10
     await long_journal(store, events, portion)
-    packs = {PACK: True, 2 * PACK: True}
-    assert rows(path) == {0: False, **packs, **dict.fromkeys(range(2 * PACK + 1, events + 1), False)}
+    packs = {CHUNK_EVENTS: True, 2 * CHUNK_EVENTS: True}
+    assert rows(path) == {0: False, **packs, **dict.fromkeys(range(2 * CHUNK_EVENTS + 1, events + 1), False)}
     for after in range(events + 1):
         read = (await store.read("r1", after)).events
         assert [event.at for event in read] == [float(number) for number in range(after + 1, events + 1)]
@@ -62,32 +62,36 @@ async def test_a_long_journal_is_packed_and_reads_the_same(store, path, portion)
 
 async def test_a_journal_that_begins_with_many_events_is_packed(store, path):
     """As that of a fork does."""
-    run, events = begin_run(header()).apply(Observed()), [Observed()]
-    while len(events) <= PACK:
-        more = turn_of(run)
+    run, events = begin_run(make_header()).apply(Observed()), [Observed()]
+    while len(events) <= CHUNK_EVENTS:
+        more = build_turn(run)
         run, events = run.fold(more), [*events, *more]
-    await store.create(header(), events=events)
-    assert rows(path) == {0: False, PACK: True, **dict.fromkeys(range(PACK + 1, len(events) + 1), False)}
+    await store.create(make_header(), events=events)
+    assert rows(path) == {
+        0: False,
+        CHUNK_EVENTS: True,
+        **dict.fromkeys(range(CHUNK_EVENTS + 1, len(events) + 1), False),
+    }
     assert (await store.read("r1")).events == tuple(events)
 
 
 async def test_large_events_stay_as_they_are(store, path):
     """The store's thread has others to serve: it does not compress what would take it long."""
-    driver = await long_journal(store, PACK - 1)
-    driver.run = at_version(driver.run, PACK)
-    said = AnswerDrafted(message=AssistantMessage(text="x" * PACK_BYTES), usage=Usage())
+    driver = await long_journal(store, CHUNK_EVENTS - 1)
+    driver.run = with_version(driver.run, CHUNK_EVENTS)
+    said = AnswerDrafted(message=AssistantMessage(text="x" * MAX_CHUNK_BYTES), usage=Usage())
     assert await store.append(driver.lease, driver.run, (said,)).wait()
     assert not any(rows(path).values())
-    assert (await store.read("r1", PACK - 1)).events == (said,)
+    assert (await store.read("r1", CHUNK_EVENTS - 1)).events == (said,)
 
 
 async def test_a_damaged_pack_is_named(store, path):
     """What lies behind it is read."""
-    await long_journal(store, PACK + 1)
-    change(path, "UPDATE events SET body = CAST(substr(body, 1, 99) AS BLOB) WHERE version = ?", PACK)
+    await long_journal(store, CHUNK_EVENTS + 1)
+    change(path, "UPDATE events SET body = CAST(substr(body, 1, 99) AS BLOB) WHERE version = ?", CHUNK_EVENTS)
     with pytest.raises(CorruptError, match=r"'r1', the versions up to 64, cannot be read.*restore a backup"):
-        await store.read("r1", PACK - 1)
-    assert len((await store.read("r1", PACK)).events) == 1
+        await store.read("r1", CHUNK_EVENTS - 1)
+    assert len((await store.read("r1", CHUNK_EVENTS)).events) == 1
 
 
 @pytest.mark.parametrize(
@@ -100,9 +104,9 @@ async def test_a_damaged_pack_is_named(store, path):
 )
 async def test_damage_is_not_packed_away(store, path, damage):
     """The others would be taken for what they are not."""
-    driver = await long_journal(store, PACK - 1)
+    driver = await long_journal(store, CHUNK_EVENTS - 1)
     change(path, damage)
-    driver.run = at_version(driver.run, PACK)
+    driver.run = with_version(driver.run, CHUNK_EVENTS)
     assert await store.append(driver.lease, driver.run, (Observed(),)).wait()
     assert not any(rows(path).values())
     with pytest.raises(CorruptError, match="version 3, cannot be read"):
@@ -114,36 +118,36 @@ async def test_a_disk_that_fails_while_it_packs_leaves_the_journal_as_it_was(pat
     """The append that came to it is not written either; with a new lease the run goes on, and is packed then."""
     faults = Faults()
     store = SQLiteStore(path, connect=faults)
-    driver = await long_journal(store, PACK - 1)
+    driver = await long_journal(store, CHUNK_EVENTS - 1)
     faults.strike(sqlite3.SQLITE_FULL, on, times=9)
-    driver.run = at_version(driver.run, PACK)
+    driver.run = with_version(driver.run, CHUNK_EVENTS)
     with pytest.raises(StoreError):
         await store.append(driver.lease, driver.run, (Observed(),)).wait()
     faults.times = 0
-    assert len((await store.read("r1")).events) == PACK - 1
+    assert len((await store.read("r1")).events) == CHUNK_EVENTS - 1
     await driver.release()
     again = await store.lease("r1")
     assert await store.append(again, driver.run, (Observed(),)).wait()
-    assert rows(path) == {0: False, PACK: True}
-    assert len((await store.read("r1")).events) == PACK
+    assert rows(path) == {0: False, CHUNK_EVENTS: True}
+    assert len((await store.read("r1")).events) == CHUNK_EVENTS
     await store.aclose()
 
 
 async def test_a_file_without_packs_is_packed_from_now_on(store, path):
     """As files of version 2 are: what they hold is read, and stays as it is."""
-    driver = await long_journal(store, PACK + 9)
+    driver = await long_journal(store, CHUNK_EVENTS + 9)
     await driver.release()
     await store.aclose()
     change(path, "DELETE FROM events WHERE version > 0")
-    for version in range(1, PACK + 10):
+    for version in range(1, CHUNK_EVENTS + 10):
         body = f'{{"at":{version}.0,"is":"Observed"}}'
         change(path, "INSERT INTO events SELECT number, ?, ? FROM runs", version, body)
     to_sqlite_3(path, version=2)
     later = SQLiteStore(path)
     lease = await later.lease("r1")
-    run = at_version(driver.run, 2 * PACK)
-    more = [Observed(at=float(number)) for number in range(PACK + 10, 2 * PACK + 1)]
+    run = with_version(driver.run, 2 * CHUNK_EVENTS)
+    more = [Observed(at=float(number)) for number in range(CHUNK_EVENTS + 10, 2 * CHUNK_EVENTS + 1)]
     assert await later.append(lease, run, more).wait()
-    assert rows(path) == {**dict.fromkeys(range(PACK + 1), False), 2 * PACK: True}
-    assert [event.at for event in (await later.read("r1")).events] == [float(n) for n in range(1, 2 * PACK + 1)]
+    assert rows(path) == {**dict.fromkeys(range(CHUNK_EVENTS + 1), False), 2 * CHUNK_EVENTS: True}
+    assert [event.at for event in (await later.read("r1")).events] == [float(n) for n in range(1, 2 * CHUNK_EVENTS + 1)]
     await later.aclose()

@@ -14,7 +14,7 @@ from agentfsm.core.errors import LeaseHeldError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.conformance.driving import Driver, finished, header, turn_of
+from agentfsm.testing.conformance.helpers import LeasedRun, build_turn, create_finished_run, make_header
 
 WORKER = Path(__file__).with_name("sqlite_worker.py")
 
@@ -69,7 +69,7 @@ async def read(path):
 
 async def test_a_living_worker_keeps_its_lease_and_a_dead_one_does_not(start, store, path):
     """While the process lives its lease holds; when it is killed the run may be taken at once, reaped or not."""
-    await finished(store)
+    await create_finished_run(store)
     worker = start("hold", path, "r1")
     word, token, crashes = worker.stdout.readline().split()
     assert (word, crashes) == ("held", "0")
@@ -101,8 +101,8 @@ async def counted(path):
     """Take the run after a crash, after an orderly end, and after a turn; return how many crashes each lease tells."""
     store = SQLiteStore(path)
     counts = []
-    for events in ((Observed(),), turn_of(begin_run(header()).apply(Observed())), ()):
-        driver = await Driver.again(store)
+    for events in ((Observed(),), build_turn(begin_run(make_header()).apply(Observed())), ()):
+        driver = await LeasedRun.resume(store)
         counts.append(driver.lease.crashes)
         if events:
             await driver.append(*events).wait()
@@ -113,7 +113,7 @@ async def counted(path):
 
 async def test_workers_that_race_drive_one_after_another(start, store, path):
     """Processes that all want one run get it in turn: each lease's appends stand together, and tokens grow."""
-    await finished(store)
+    await create_finished_run(store)
     workers = [start("race", path, 15) for _ in range(3)]
     assert [end(worker) for worker in workers] == ["15"] * 3
     events = (await store.read("r1", 2)).events

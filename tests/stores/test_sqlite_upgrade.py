@@ -12,8 +12,8 @@ from agentfsm.core.errors import TooNewError
 from agentfsm.core.run import FORMAT
 from agentfsm.ports import Filter
 from agentfsm.stores import SQLiteStore
-from agentfsm.stores.sqlite import SCHEMA
-from agentfsm.stores.sqlite_file import APPLICATION_ID
+from agentfsm.stores.sqlite.file import APPLICATION_ID
+from agentfsm.stores.sqlite.store import SCHEMA
 from agentfsm.testing import ScriptedModel
 
 RECORDS = Path(__file__).parent.parent / "core" / "fixtures" / "v1.jsonl"

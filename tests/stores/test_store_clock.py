@@ -8,7 +8,7 @@ from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Approve
 from agentfsm.ports import Clock
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing.conformance.driving import DONE, Driver, claimable, header, words
+from agentfsm.testing.conformance.helpers import FINAL_ANSWER, LeasedRun, list_claimable, make_header, make_input
 
 NOON = 1_800_000_000.0
 DAY_S = 86_400.0
@@ -45,7 +45,7 @@ async def test_a_store_tells_the_date_of_its_clock(store, calendar):
 
 async def test_a_decision_is_in_time_until_its_moment(store, calendar):
     """At the very moment it is too late, and just before it is not."""
-    await Driver.of(store)
+    await LeasedRun.create(store)
     calendar.date = NOON + 59.9
     assert await store.post("r1", "k1", Approve(call_id="t1.0"), before=NOON + 60)
     calendar.date = NOON + 60
@@ -55,33 +55,36 @@ async def test_a_decision_is_in_time_until_its_moment(store, calendar):
 
 async def test_a_timer_is_due_at_its_moment(store, calendar):
     """From then on a run does not end over it, and a waiting run is due."""
-    ends, waits = await Driver.of(store, header("r1")), await Driver.of(store, header("r2", agent="a"))
-    await waits.ask()
+    ends, waits = (
+        await LeasedRun.create(store, make_header("r1")),
+        await LeasedRun.create(store, make_header("r2", agent="a")),
+    )
+    await waits.request_approval()
     await waits.release()
     for run_id in ("r1", "r2"):
-        await store.post(run_id, "k", words("x", NOON + 60))
+        await store.post(run_id, "k", make_input("x", NOON + 60))
     calendar.date = NOON + 59.9
-    assert await claimable(store, "a") == ()
+    assert await list_claimable(store, "a") == ()
     calendar.date = NOON + 60
-    assert await claimable(store, "a") == ("r2",)
-    assert await ends.append(Observed(), DONE, final=True).wait() is False
+    assert await list_claimable(store, "a") == ("r2",)
+    assert await ends.append(Observed(), FINAL_ANSWER, final=True).wait() is False
 
 
 async def test_a_question_expires_at_its_moment(store, calendar):
     """A run that waits for an answer is due when it can get none any more."""
-    driver = await Driver.of(store, header(agent="a"))
-    await driver.ask(expires_at=NOON + 60)
+    driver = await LeasedRun.create(store, make_header(agent="a"))
+    await driver.request_approval(expires_at=NOON + 60)
     await driver.release()
     calendar.date = NOON + 59.9
-    assert await claimable(store, "a") == ()
+    assert await list_claimable(store, "a") == ()
     calendar.date = NOON + 60
-    assert await claimable(store, "a") == ("r1",)
+    assert await list_claimable(store, "a") == ("r1",)
 
 
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
 async def test_a_date_that_jumps_moves_no_lease(store, calendar, jump_s):
     """Leases go by a clock that nobody sets: a day more or less neither ends one nor makes it last."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     calendar.date += jump_s
     with pytest.raises(LeaseHeldError):
         await store.lease("r1")

@@ -13,8 +13,19 @@ import pytest
 from agentfsm.core.errors import LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin_run
-from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore, outage, threaded
-from agentfsm.testing.conformance.driving import DONE, Driver, claimable, finished, header, ids, refused, words
+from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
+from agentfsm.stores.threaded import outage
+from agentfsm.stores.threaded import store as threaded
+from agentfsm.testing.conformance.helpers import (
+    FINAL_ANSWER,
+    LeasedRun,
+    check_refused,
+    create_finished_run,
+    list_claimable,
+    list_ids,
+    make_header,
+    make_input,
+)
 from tests.support.busy_writer import hold
 from tests.support.database_servers import PostgresServer, RedisServer, empty_schema
 
@@ -50,8 +61,8 @@ async def other(make):
 
 async def test_what_is_no_id_is_refused(store):
     """Whoever gives a Run, or what is no text, is told what to give; nobody looks for it."""
-    run = begin_run(header())
-    asked = (store.lease, store.read, store.inbox, store.delete, lambda odd: store.post(odd, "k", words("x")))
+    run = begin_run(make_header())
+    asked = (store.lease, store.read, store.inbox, store.delete, lambda odd: store.post(odd, "k", make_input("x")))
     for ask in asked:
         with pytest.raises(MisuseError, match=r"give run\.id, not a Run \('r1' here\)"):
             await ask(run)
@@ -65,12 +76,12 @@ async def test_what_is_no_id_is_refused(store):
 async def misuse(store):
     """Ask for what no store can do, and spoil the group that it is done in."""
     with pytest.raises(MisuseError):
-        await store.post("other", "half \ud800", words("x"))
+        await store.post("other", "half \ud800", make_input("x"))
 
 
 async def test_an_append_before_a_release_is_written_when_the_group_is_done_again(store, other):
     """Who appends and gives the lease back does not lose the events over what a neighbour has asked for."""
-    drivers = [await Driver.of(store, header(run_id)) for run_id in ("other", "r1")]
+    drivers = [await LeasedRun.create(store, make_header(run_id)) for run_id in ("other", "r1")]
     gate = hold(store)
     async with anyio.create_task_group() as group:
         commits = [drivers[1].append(Observed()), store.release(drivers[1].lease)]
@@ -84,7 +95,7 @@ async def test_an_append_before_a_release_is_written_when_the_group_is_done_agai
 
 async def test_a_release_and_a_new_lease_are_told_apart_when_the_group_is_done_again(store, other):
     """Each lease of a run writes what was asked for under it, and nothing behind its release."""
-    drivers = [await Driver.of(store, header(run_id)) for run_id in ("other", "r1")]
+    drivers = [await LeasedRun.create(store, make_header(run_id)) for run_id in ("other", "r1")]
     old = drivers[1]
     leases = []
 
@@ -95,17 +106,17 @@ async def test_a_release_and_a_new_lease_are_told_apart_when_the_group_is_done_a
     async with anyio.create_task_group() as group:
         written = old.append(Observed())
         store.release(old.lease)
-        late = old.append(*old.turn())
+        late = old.append(*old.build_turn())
         group.start_soon(take)
         group.start_soon(misuse, store)
         await anyio.wait_all_tasks_blocked()
         gate.set()
     assert await written.wait()
-    await refused(late, LeaseLostError)
+    await check_refused(late, LeaseLostError)
     assert [(lease.version, lease.lost) for lease in leases] == [(1, False)]
     with pytest.raises(LeaseHeldError):
         await other.lease("r1")
-    assert await Driver(store, leases[0], begin_run(header()).apply(Observed())).append(DONE).wait()
+    assert await LeasedRun(store, leases[0], begin_run(make_header()).apply(Observed())).append(FINAL_ANSWER).wait()
 
 
 # The thread.
@@ -120,8 +131,8 @@ async def test_a_thread_that_cannot_be_started_is_told_of(store, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(StoreError, match="no thread can be started: can't start new thread"):
-            await store.create(header("refused"))
-    await Driver.of(store)
+            await store.create(make_header("refused"))
+    await LeasedRun.create(store)
     assert [line.id for line in await store.runs()] == ["r1"]
 
 
@@ -131,9 +142,9 @@ async def test_a_thread_that_cannot_be_started_is_told_of(store, monkeypatch):
 async def test_a_prune_leaves_room_for_others(store, monkeypatch):
     """It goes in portions: between two of them leases are renewed, and other jobs are done."""
     monkeypatch.setattr(threaded, "PORTION", 2)
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     for number in range(5):
-        await finished(store, header(f"old{number}"))
+        await create_finished_run(store, make_header(f"old{number}"))
     desk, done = store._writer.desk, []
     prune, beat = type(desk).prune, type(desk).beat
 
@@ -156,17 +167,17 @@ async def test_what_hangs_together_is_pruned_together(store, monkeypatch, portio
     """Sessions, callers and histories go whole or not at all, wherever the portions end."""
     monkeypatch.setattr(threaded, "PORTION", portion)
     for number in range(4):
-        await finished(store, header(f"r{number}", session="old"), at=1.0)
-        await finished(store, header(f"r{number}.a", parent=f"r{number}"), at=1.0)
-        await finished(store, header(f"t{number}", session="young"), at=2.0 * number)
+        await create_finished_run(store, make_header(f"r{number}", session="old"), at=1.0)
+        await create_finished_run(store, make_header(f"r{number}.a", parent=f"r{number}"), at=1.0)
+        await create_finished_run(store, make_header(f"t{number}", session="young"), at=2.0 * number)
         after = f"c{number - 1}" if number else None
-        await finished(store, header(f"c{number}", after=after), at=1.0)
-    await finished(store, header("d0", after="c3"), at=1.0)
-    await finished(store, header("d1", after="t2"), at=1.0)
-    await finished(store, header("e0", after="r0", session="e"), at=1.0)
-    await finished(store, header("e1", session="e"), at=1.0)
+        await create_finished_run(store, make_header(f"c{number}", after=after), at=1.0)
+    await create_finished_run(store, make_header("d0", after="c3"), at=1.0)
+    await create_finished_run(store, make_header("d1", after="t2"), at=1.0)
+    await create_finished_run(store, make_header("e0", after="r0", session="e"), at=1.0)
+    await create_finished_run(store, make_header("e1", session="e"), at=1.0)
     assert await store.prune(5.0) == 16
-    assert set(ids(await store.runs())) == {"t0", "t1", "t2", "t3"}
+    assert set(list_ids(await store.runs())) == {"t0", "t1", "t2", "t3"}
 
 
 @pytest.mark.parametrize("portion", [1, 3])
@@ -174,14 +185,14 @@ async def test_what_is_needed_is_kept_together(store, monkeypatch, portion):
     """One run that may not go keeps all that it needs, however many steps away that is."""
     monkeypatch.setattr(threaded, "PORTION", portion)
     for number in range(3):
-        await finished(store, header(f"r{number}", session="s"), at=1.0)
-        await finished(store, header(f"r{number}.a", parent=f"r{number}"), at=1.0)
-    await finished(store, header("c0", after="r1"), at=1.0)
-    await finished(store, header("c1", after="c0"), at=1.0)
-    await finished(store, header("c2", after="c1"), at=9.0)
-    await finished(store, header("gone", after="c0"), at=1.0)
+        await create_finished_run(store, make_header(f"r{number}", session="s"), at=1.0)
+        await create_finished_run(store, make_header(f"r{number}.a", parent=f"r{number}"), at=1.0)
+    await create_finished_run(store, make_header("c0", after="r1"), at=1.0)
+    await create_finished_run(store, make_header("c1", after="c0"), at=1.0)
+    await create_finished_run(store, make_header("c2", after="c1"), at=9.0)
+    await create_finished_run(store, make_header("gone", after="c0"), at=1.0)
     assert await store.prune(5.0) == 1
-    assert "gone" not in ids(await store.runs())
+    assert "gone" not in list_ids(await store.runs())
     assert await store.prune(10.0) == 9
 
 
@@ -194,7 +205,7 @@ async def test_an_outage_costs_no_living_worker_its_runs(kind):
     make = PostgresStore if kind is PostgresServer else RedisStore
     with kind({} if kind is PostgresServer else {"appendonly": "yes", "appendfsync": "always"}) as server:
         first, second = make(server.url, lease_s=0.5), make(server.url)
-        driver = await Driver.of(first)
+        driver = await LeasedRun.create(first)
         await second.runs()
         gate = hold(first, writes=False)
         server.kill()
@@ -202,7 +213,7 @@ async def test_an_outage_costs_no_living_worker_its_runs(kind):
             group.start_soon(second.runs)
             await anyio.sleep(0.6)  # longer than the lease
             server.start()
-        assert await claimable(second, "") == ()
+        assert await list_claimable(second, "") == ()
         with pytest.raises(LeaseHeldError):
             await second.lease("r1")
         gate.set()
@@ -217,16 +228,16 @@ async def test_a_lease_ends_after_an_outage_too(monkeypatch):
     monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=lambda: now[0]))
     seen = outage.Outage(10.0)
     seen.begin()
-    assert seen.seconds == 0.0  # it was never reached
+    assert seen.grace_s == 0.0  # it was never reached
     seen.end()
     now[0] = 130.0
     seen.begin()
-    assert seen.seconds == 30.0
+    assert seen.grace_s == 30.0
     seen.end()
     now[0] = 135.0
     seen.begin()  # it goes on
     seen.end()
     now[0] = 144.0
-    assert seen.seconds == 44.0
+    assert seen.grace_s == 44.0
     now[0] = 145.0
-    assert seen.seconds == 0.0
+    assert seen.grace_s == 0.0

@@ -10,8 +10,8 @@ import pytest
 from agentfsm.core.errors import ClosedError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
-from agentfsm.stores.writer import Job
-from agentfsm.testing.conformance.driving import Driver, header
+from agentfsm.stores.threaded.group_commit import StoreJob
+from agentfsm.testing.conformance.helpers import LeasedRun, make_header
 from tests.support.busy_writer import hold
 
 # A guard against a hang, not a bound.
@@ -22,7 +22,7 @@ async def test_a_job_that_cannot_be_grouped_fails_alone(store):
     """A job about something that is no id is refused by its error, and its neighbours are done."""
     gate = hold(store)
     odd: Any = ["r1"]
-    bad, good = Job(lambda _ledger: 1, run_id=odd), Job(lambda _ledger: 2, run_id="r1")
+    bad, good = StoreJob(lambda _ledger: 1, run_id=odd), StoreJob(lambda _ledger: 2, run_id="r1")
     store._writer.submit(bad)
     store._writer.submit(good)
     gate.set()
@@ -30,7 +30,7 @@ async def test_a_job_that_cannot_be_grouped_fails_alone(store):
         await bad.wait()
     with anyio.fail_after(HANG_S):
         assert await good.wait() == 2
-        await store.create(header())
+        await store.create(make_header())
 
 
 @pytest.mark.parametrize("odd", [["r1"], 17, None], ids=repr)
@@ -49,7 +49,7 @@ async def test_a_job_that_would_end_the_thread_fails_alone(store):
         raise SystemExit
 
     gate = hold(store)
-    bad, good = Job(leave), Job(lambda _ledger: 1)
+    bad, good = StoreJob(leave), StoreJob(lambda _ledger: 1)
     store._writer.submit(bad)
     store._writer.submit(good)
     gate.set()
@@ -70,9 +70,9 @@ def break_next(store, monkeypatch) -> None:
 
 async def test_a_thread_that_dies_fails_all_that_wait_and_refuses_what_comes(store, monkeypatch, caplog):
     """The error says what to do, also to who comes later; the store can be closed."""
-    driver = await Driver.of(store)
+    driver = await LeasedRun.create(store)
     gate = hold(store)
-    jobs = [Job(lambda _ledger: 1), Job(lambda _ledger: 2, writes=False)]
+    jobs = [StoreJob(lambda _ledger: 1), StoreJob(lambda _ledger: 2, writes=False)]
     for job in jobs:
         store._writer.submit(job)
     break_next(store, monkeypatch)
@@ -81,7 +81,7 @@ async def test_a_thread_that_dies_fails_all_that_wait_and_refuses_what_comes(sto
         for job in jobs:
             with pytest.raises(StoreError, match=r"thread died.*rot.*make a new store"):
                 await job.wait()
-        for refused in (store.read("r1"), store.create(header("r2"))):
+        for refused in (store.read("r1"), store.create(make_header("r2"))):
             with pytest.raises(StoreError, match="thread died"):
                 await refused
         with pytest.raises(StoreError, match="thread died"):
@@ -94,10 +94,10 @@ async def test_a_thread_that_dies_fails_all_that_wait_and_refuses_what_comes(sto
 
 async def test_a_store_that_is_being_closed_when_its_thread_dies_is_closed(store, monkeypatch):
     """Who waits for the end of a thread is not kept waiting by its death."""
-    await Driver.of(store)
+    await LeasedRun.create(store)
     gate = hold(store)
     break_next(store, monkeypatch)
-    last = Job(lambda _ledger: 1)
+    last = StoreJob(lambda _ledger: 1)
     store._writer.submit(last)
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as group:

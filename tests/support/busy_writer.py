@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentfsm.stores import SQLiteStore
-from agentfsm.stores.writer import Job
+from agentfsm.stores.threaded.group_commit import StoreJob
 
 # A guard against a hang, not a bound: the thread takes the job in microseconds.
 ENTERED_S = 20.0
@@ -22,6 +22,6 @@ def hold(store: SQLiteStore, *, writes: bool = True) -> threading.Event:
         return gate.wait(ENTERED_S)
 
     work: Callable[[Any], bool] = wait
-    store._writer.submit(Job(work, writes=writes))
+    store._writer.submit(StoreJob(work, writes=writes))
     assert entered.wait(ENTERED_S)
     return gate

@@ -37,10 +37,10 @@ from agentfsm.ports import (
     Store,
 )
 from agentfsm.stores import MemoryStore
-from agentfsm.stores.postgres_link import Link
-from agentfsm.stores.sqlite import _SQLiteLedger
-from agentfsm.stores.threaded import ThreadedStore
-from agentfsm.stores.writer import Job
+from agentfsm.stores.postgres.connection import PostgresConnection
+from agentfsm.stores.sqlite.store import _SQLiteBackend
+from agentfsm.stores.threaded.group_commit import StoreJob
+from agentfsm.stores.threaded.store import ThreadedStore
 from agentfsm.testing.crash import crash_point, tell
 from tests.support.checks import calls_of, names, results_of, sound, starts_of
 
@@ -247,18 +247,18 @@ async def drive(agent: Agent, world: World, stepwise: bool) -> None:
 
 def count_statements() -> None:
     """Let PostgreSQL have the crash points that SQLite has."""
-    execute, end = Link.execute, Link._end
+    execute, end = PostgresConnection.execute, PostgresConnection._end_transaction
 
-    def counted(link: Link, *args: Any) -> Any:
+    def counted(link: PostgresConnection, *args: Any) -> Any:
         crash_point("statement")
         return execute(link, *args)
 
-    def ended(link: Link, how: str) -> None:
+    def ended(link: PostgresConnection, how: str) -> None:
         crash_point("commit")
         end(link, how)
         crash_point("commit")
 
-    Link.execute, Link._end = counted, ended
+    PostgresConnection.execute, PostgresConnection._end_transaction = counted, ended
 
 
 async def begun(agent: Agent, run_id: str) -> Run:
@@ -299,7 +299,7 @@ def lagging() -> None:
         if options.get("final"):
             return append(store, *args, **options)
         held.append(lambda: append(store, *args, **options))
-        return Job.done(value=True)
+        return StoreJob.done(value=True)
 
     def let_go(store: ThreadedStore[Any], lease: Any) -> Any:
         write(store)
@@ -310,17 +310,17 @@ def lagging() -> None:
 
 def forgetful() -> None:
     """Lose the newest event of a run whose worker has died."""
-    read = _SQLiteLedger.read
+    read = _SQLiteBackend.read
 
     def forget(ledger: Any, run_id: str, after: int) -> Any:
-        row = ledger._row(run_id)
-        if row.owner is not None and not ledger.holdings.is_ours(row.owner):
+        row = ledger._get_row(run_id)
+        if row.owner is not None and not ledger.leases.is_ours(row.owner):
             number, kept = row.number, max(row.version - 1, 0)
             ledger.execute("DELETE FROM events WHERE run = ? AND version > ?", (number, kept))
             ledger.execute("UPDATE runs SET version = ?, owner = NULL WHERE number = ?", (kept, number))
         return read(ledger, run_id, after)
 
-    _SQLiteLedger.read = forget
+    _SQLiteBackend.read = forget
 
 
 def hushed_up() -> None:

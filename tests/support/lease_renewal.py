@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from agentfsm.core.inbox import Cancel
-from agentfsm.testing.conformance.driving import Driver, words
+from agentfsm.testing.conformance.helpers import LeasedRun, make_input
 
 
 async def beat(store):
@@ -21,10 +21,10 @@ class Renewal:
     async def test_a_renewal_learns_of_posts_and_cancel(self, pair):
         """What was posted by another process reaches the owner within one renewal; cancel wakes it, once."""
         first, second = pair
-        driver = await Driver.of(first)
+        driver = await LeasedRun.create(first)
         woken = []
         driver.lease.wake = lambda: woken.append(True)
-        row = await second.post("r1", "k", words("x"))
+        row = await second.post("r1", "k", make_input("x"))
         await beat(first)
         assert (driver.lease.inbox_head, driver.lease.cancelled, woken) == (row.number, False, [])
         await second.post("r1", "cancel", Cancel())

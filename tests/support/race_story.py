@@ -14,8 +14,8 @@ from agentfsm import Agent, RunContext, tool
 from agentfsm.core.errors import AgentError, LeaseHeldError
 from agentfsm.engine.drive.journal import Journal
 from agentfsm.ports import Store
-from agentfsm.stores import sqlite
-from agentfsm.stores.writer import Writer
+from agentfsm.stores.sqlite import store as sqlite
+from agentfsm.stores.threaded.group_commit import GroupCommitWriter
 from agentfsm.testing.crash import tell, wait_for_go
 from tests.support.crash_story import DYING, Speaker, World, refund
 
@@ -92,7 +92,7 @@ async def stopping(
     """Drive a run, and tell what became of it."""
     FAULTS[fault]()
     if not beats:
-        Writer._upkeep = lambda _writer: None
+        GroupCommitWriter._run_upkeep = lambda _writer: None
     store = make()
     agent = Agent(Speaker((("halt", "pay"),)), tools=[halt, pay_once], store=store, name="payer", limits=DYING)
     async with agent:
@@ -111,12 +111,12 @@ async def stopping(
 
 def granted() -> None:
     """Give the lease to whoever asks."""
-    sqlite._SQLiteLedger._is_driven = lambda *_: False
+    sqlite._SQLiteBackend._is_driven = lambda *_: False
 
 
 def unchecked() -> None:
     """Acknowledge the append of whoever asks, also where another owns the run."""
-    append = sqlite._SQLiteLedger.append
+    append = sqlite._SQLiteBackend.append
 
     def appended(ledger: Any, entry: Any) -> bool:
         try:
@@ -125,7 +125,7 @@ def unchecked() -> None:
             ledger._after.clear()  # nor is the owner told
             return True
 
-    sqlite._SQLiteLedger.append = appended
+    sqlite._SQLiteBackend.append = appended
     Journal.check_time = lambda _journal: None  # the engine's own look before an effect
 
 

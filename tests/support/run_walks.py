@@ -71,7 +71,11 @@ _LAYOUT = default_segments(3, task=0)
 WHOLE = attrs.evolve(begin_run(header(id="r0")), messages=_SAID)
 
 # What a run may go on from: nothing, a run, and one whose history a compaction has shortened.
-EARLIER = (None, WHOLE, attrs.evolve(WHOLE, cutoff=3, segments=_LAYOUT, compacted_messages=render_segments(_LAYOUT, _SAID)))
+EARLIER = (
+    None,
+    WHOLE,
+    attrs.evolve(WHOLE, cutoff=3, segments=_LAYOUT, compacted_messages=render_segments(_LAYOUT, _SAID)),
+)
 
 GIVEN = (SystemMessage(text="rules"), AssistantMessage(calls=(call(turn=2),)), result("t2.0"))
 

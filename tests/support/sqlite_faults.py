@@ -4,7 +4,7 @@ import sqlite3
 
 import attrs
 
-from agentfsm.stores.sqlite_file import connect_sqlite3
+from agentfsm.stores.sqlite.file import connect_sqlite3
 
 
 def failure(code):

@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.conformance.driving import Driver, header
+from agentfsm.testing.conformance.helpers import LeasedRun, make_header
 from agentfsm.testing.crash import ForkServer, connect, crash_point, tell, wait_for_go
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -68,7 +68,7 @@ async def talking():
 async def writing(path):
     """Create a run in a file, and tell that it is there."""
     store = SQLiteStore(path, connect=connect)
-    await Driver.of(store, header("r1"))
+    await LeasedRun.create(store, make_header("r1"))
     tell("created")
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from agentfsm.core.errors import ConflictError, StoreError
 from agentfsm.stores import MemoryStore
-from agentfsm.stores.memory import WRITTEN
+from agentfsm.stores.memory import WRITE_ACCEPTED
 from agentfsm.testing.clock import run_virtual
-from agentfsm.testing.conformance import StoreConformance, driving
+from agentfsm.testing.conformance import StoreConformance, helpers
 
 KIT = StoreConformance()
 # Held for ever.
@@ -21,7 +21,7 @@ class LosesAppends(MemoryStore):
     """Says that it has written, and has not."""
 
     def append(self, lease, run, events, **how):
-        return WRITTEN
+        return WRITE_ACCEPTED
 
 
 class DropsReleases(MemoryStore):
@@ -29,7 +29,7 @@ class DropsReleases(MemoryStore):
 
     def release(self, lease):
         leases.append(lease)
-        return WRITTEN
+        return WRITE_ACCEPTED
 
 
 class SortsByKey(MemoryStore):
@@ -75,7 +75,7 @@ FAULTS = pytest.mark.parametrize(
 @FAULTS
 def test_a_fault_is_found(faulty, promise, words, monkeypatch):
     """One promise is broken, and the failure tells by what."""
-    monkeypatch.setattr(driving, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(helpers, "PATIENCE_S", 0.01)
     with pytest.raises((AssertionError, StoreError, ExceptionGroup)) as failure:
         run_virtual(lambda: checked(faulty(), promise))
     assert words in "\n".join(format_exception(failure.value))

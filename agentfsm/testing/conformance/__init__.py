@@ -31,22 +31,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Before they are imported: pytest shows the values in an assertion that failed only for modules that it was told of.
-_ROOMS = ("appends", "creation", "deletion", "driving", "inbox", "leases", "lists")
-pytest.register_assert_rewrite(*[f"{__name__}.{room}" for room in _ROOMS])
+_MODULES = ("appends", "creation", "deletion", "driving", "inbox", "leases", "lists")
+pytest.register_assert_rewrite(*[f"{__name__}.{room}" for room in _MODULES])
 
-from agentfsm.testing.conformance.appends import Appends  # noqa: E402
-from agentfsm.testing.conformance.creation import Creation  # noqa: E402
-from agentfsm.testing.conformance.deletion import Deletion  # noqa: E402
-from agentfsm.testing.conformance.inbox import Inbox  # noqa: E402
-from agentfsm.testing.conformance.leases import Leases  # noqa: E402
-from agentfsm.testing.conformance.lists import Lists  # noqa: E402
+from agentfsm.testing.conformance.appends import AppendConformance  # noqa: E402
+from agentfsm.testing.conformance.creation import CreationConformance  # noqa: E402
+from agentfsm.testing.conformance.deletion import DeletionConformance  # noqa: E402
+from agentfsm.testing.conformance.leases import LeaseConformance  # noqa: E402
+from agentfsm.testing.conformance.lists import ListConformance  # noqa: E402
+from agentfsm.testing.conformance.posts import InboxConformance  # noqa: E402
 
 if TYPE_CHECKING:
     from agentfsm.ports import Store
 
 
 @pytest.mark.anyio
-class StoreConformance(Creation, Leases, Appends, Inbox, Lists, Deletion):
+class StoreConformance(
+    CreationConformance, LeaseConformance, AppendConformance, InboxConformance, ListConformance, DeletionConformance
+):
     """What a store promises. Override `store` with a fixture that yields a new and empty one."""
 
     @pytest.fixture

@@ -11,29 +11,37 @@ from agentfsm.core.events import EVENTS, AnswerGiven, Observed
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Usage
 from agentfsm.core.run import begin_run
-from agentfsm.testing.conformance.driving import DONE, Driver, at_version, every_event, header, refused, words
+from agentfsm.testing.conformance.helpers import (
+    FINAL_ANSWER,
+    LeasedRun,
+    build_every_event,
+    check_refused,
+    make_header,
+    make_input,
+    with_version,
+)
 
 if TYPE_CHECKING:
     from agentfsm.ports import Store
 
 
-class Appends:
+class AppendConformance:
     """The journal: what is written is there, whole and once."""
 
     # Appends.
 
     async def test_events_are_read_in_order(self, store: Store) -> None:
         """What was appended is what is read."""
-        driver = await Driver.of(store)
-        events = (Observed(at=1.0), *driver.turn())
+        driver = await LeasedRun.create(store)
+        events = (Observed(at=1.0), *driver.build_turn())
         for event in events:
             assert await driver.append(event).wait()
         assert (await store.read("r1")).events == events
 
     async def test_one_append_takes_several_events(self, store: Store) -> None:
         """Events appended together are versions of their own."""
-        driver = await Driver.of(store)
-        events = (Observed(), *driver.turn())
+        driver = await LeasedRun.create(store)
+        events = (Observed(), *driver.build_turn())
         assert await driver.append(*events).wait()
         assert (await store.read("r1")).events == events
         await driver.release()
@@ -41,33 +49,33 @@ class Appends:
 
     async def test_every_event_comes_back_as_it_was(self, store: Store) -> None:
         """No field of any event is lost, awkward text included."""
-        events = every_event()
+        events = build_every_event()
         assert {type(event) for event in events} == set(EVENTS)
-        driver = await Driver.of(store)
-        assert await store.append(driver.lease, at_version(driver.run, len(events)), events).wait()
+        driver = await LeasedRun.create(store)
+        assert await store.append(driver.lease, with_version(driver.run, len(events)), events).wait()
         assert (await store.read("r1")).events == events
 
     async def test_appends_that_nobody_waits_for_are_written_in_order(self, store: Store) -> None:
         """An append may be left to itself: the last one's wait covers all before it."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         events = [Observed(at=1.0)]
         driver.append(*events)
         for _ in range(20):
-            for event in driver.turn():
+            for event in driver.build_turn():
                 driver.append(event)
                 events.append(event)  # type: ignore[arg-type]
-        assert await driver.append(DONE).wait()
-        assert (await store.read("r1")).events == (*events, DONE)
+        assert await driver.append(FINAL_ANSWER).wait()
+        assert (await store.read("r1")).events == (*events, FINAL_ANSWER)
 
     async def test_a_read_sees_an_append_before_it(self, store: Store) -> None:
         """A read that is asked for after an append sees it, waited for or not."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         driver.append(Observed())
         assert len((await store.read("r1")).events) == 1
 
     async def test_a_commit_can_be_waited_for_again(self, store: Store) -> None:
         """Every wait gives the same answer, by whomever and whenever."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         commit = driver.append(Observed())
         answers = []
 
@@ -81,7 +89,7 @@ class Appends:
 
     async def test_a_cancelled_wait_does_not_undo_the_append(self, store: Store) -> None:
         """Who stops waiting does not take back what was asked for."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         commit = driver.append(Observed())
         with anyio.CancelScope() as scope:
             scope.cancel()
@@ -91,81 +99,81 @@ class Appends:
 
     async def test_a_wrong_version_is_refused(self, store: Store) -> None:
         """An append that does not follow on what is stored writes nothing."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
-        stale = begin_run(header()).apply(Observed(at=9.0))
-        await refused(store.append(driver.lease, stale, (Observed(at=9.0),)), ConflictError)
-        ahead = at_version(driver.run, 7)
-        await refused(store.append(driver.lease, ahead, (DONE,)), ConflictError)
+        stale = begin_run(make_header()).apply(Observed(at=9.0))
+        await check_refused(store.append(driver.lease, stale, (Observed(at=9.0),)), ConflictError)
+        ahead = with_version(driver.run, 7)
+        await check_refused(store.append(driver.lease, ahead, (FINAL_ANSWER,)), ConflictError)
         assert (await store.read("r1")).events == (Observed(),)
 
     async def test_after_a_refusal_there_is_no_gap(self, store: Store) -> None:
         """When an append is refused, so are those that were queued behind it."""
-        driver = await Driver.of(store)
-        commits = [store.append(driver.lease, at_version(driver.run, n), (Observed(),)) for n in (2, 3, 4)]
+        driver = await LeasedRun.create(store)
+        commits = [store.append(driver.lease, with_version(driver.run, n), (Observed(),)) for n in (2, 3, 4)]
         for commit in commits:
-            await refused(commit, ConflictError)
+            await check_refused(commit, ConflictError)
         assert (await store.read("r1")).events == ()
 
     async def test_a_late_owner_writes_nothing(self, store: Store) -> None:
         """An owner that was replaced is told so at its next append, and the new owner does not notice."""
-        late = await Driver.of(store)
+        late = await LeasedRun.create(store)
         await late.release()
-        now = await Driver.again(store)
-        await refused(late.append(Observed(at=9.0)), LeaseLostError)
+        now = await LeasedRun.resume(store)
+        await check_refused(late.append(Observed(at=9.0)), LeaseLostError)
         assert await now.append(Observed(at=1.0)).wait()
         assert (await store.read("r1")).events == (Observed(at=1.0),)
 
     async def test_a_stalled_owner_writes_nothing(self, store: Store) -> None:
         """An owner of long ago is refused, also when the run is free again and at the version that it knows."""
-        late = await Driver.of(store)
+        late = await LeasedRun.create(store)
         await late.release()
         for _ in range(2):
-            await (await Driver.again(store)).release()
-        await refused(late.append(Observed()), LeaseLostError)
+            await (await LeasedRun.resume(store)).release()
+        await check_refused(late.append(Observed()), LeaseLostError)
         assert (await store.read("r1")).events == ()
 
     async def test_a_lease_that_was_given_back_writes_nothing(self, store: Store) -> None:
         """The right to append ends with the release, though nobody has taken the run since."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await driver.release()
-        await refused(driver.append(Observed()), LeaseLostError)
+        await check_refused(driver.append(Observed()), LeaseLostError)
         assert (await store.read("r1")).events == ()
 
     async def test_a_late_owner_takes_nothing(self, store: Store) -> None:
         """A refused append strikes no inbox rows either."""
-        late = await Driver.of(store)
-        row = await store.post("r1", "k", words("x"))
+        late = await LeasedRun.create(store)
+        row = await store.post("r1", "k", make_input("x"))
         await late.release()
-        _now = await Driver.again(store)
-        await refused(late.append(Observed(), taken=[row.number]), LeaseLostError)
+        _now = await LeasedRun.resume(store)
+        await check_refused(late.append(Observed(), taken=[row.number]), LeaseLostError)
         assert await store.inbox("r1") == (row,)
 
     async def test_errors_come_from_the_wait(self, store: Store) -> None:
         """Append itself returns at once, whatever becomes of it."""
-        driver = await Driver.of(store)
-        commit = store.append(driver.lease, at_version(driver.run, 5), (Observed(),))
-        await refused(commit, ConflictError)
-        await refused(commit, ConflictError)
+        driver = await LeasedRun.create(store)
+        commit = store.append(driver.lease, with_version(driver.run, 5), (Observed(),))
+        await check_refused(commit, ConflictError)
+        await check_refused(commit, ConflictError)
 
     async def test_a_refused_append_leaves_its_neighbours_alone(self, store: Store) -> None:
         """Appends of other runs that are written together with a refused one are written."""
-        drivers = [await Driver.of(store, header(f"r{n}")) for n in range(10)]
-        bad = store.append(drivers[0].lease, at_version(drivers[0].run, 9), (Observed(),))
+        drivers = [await LeasedRun.create(store, make_header(f"r{n}")) for n in range(10)]
+        bad = store.append(drivers[0].lease, with_version(drivers[0].run, 9), (Observed(),))
         good = [driver.append(Observed()) for driver in drivers[1:]]
-        await refused(bad, ConflictError)
+        await check_refused(bad, ConflictError)
         assert [await commit.wait() for commit in good] == [True] * 9
 
     async def test_runs_do_not_mix(self, store: Store) -> None:
         """Many runs at once keep their own events in their own order."""
 
         async def drive(number: int) -> None:
-            driver = await Driver.of(store, header(f"r{number}"))
+            driver = await LeasedRun.create(store, make_header(f"r{number}"))
             await driver.append(Observed(at=float(number))).wait()
             for _ in range(3):
-                for event in driver.turn():
+                for event in driver.build_turn():
                     driver.append(event)
-            await driver.append(DONE, final=True).wait()
+            await driver.append(FINAL_ANSWER, final=True).wait()
             await driver.release()
 
         async with anyio.create_task_group() as group:
@@ -178,24 +186,24 @@ class Appends:
 
     async def test_a_read_can_start_in_the_middle(self, store: Store) -> None:
         """Only the events after a version are read, with the header."""
-        driver = await Driver.of(store)
-        events = (Observed(), *driver.turn())
+        driver = await LeasedRun.create(store)
+        events = (Observed(), *driver.build_turn())
         await driver.append(*events).wait()
         for after in range(len(events) + 1):
             stored = await store.read("r1", after)
-            assert (stored.header, stored.events) == (header(), events[after:])
+            assert (stored.header, stored.events) == (make_header(), events[after:])
         assert (await store.read("r1", 99)).events == ()
 
     async def test_a_long_journal_is_read_whole(self, store: Store) -> None:
         """A thousand events in one append are a thousand versions."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         events = tuple([Observed(at=float(n)) for n in range(1000)])
-        await store.append(driver.lease, at_version(driver.run, 1000), events).wait()
+        await store.append(driver.lease, with_version(driver.run, 1000), events).wait()
         assert (await store.read("r1")).events == events
 
     async def test_a_large_record_comes_back_whole(self, store: Store) -> None:
         """A record of five megabytes is a record like others."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         text = "wörd " * 850_000
         await driver.append(Observed(), AnswerGiven(message=AssistantMessage(text=text))).wait()
         answer = (await store.read("r1")).events[1]
@@ -204,8 +212,8 @@ class Appends:
 
     async def test_lone_surrogates_do_no_harm(self, store: Store) -> None:
         """Text that is no text (half a UTF-16 pair) is stored, at worst with a replacement."""
-        driver = await Driver.of(store, header(prompt="half \ud83d pair", metadata={"k\udc00": "v\udc00"}))
-        await store.post("r1", "k", words("x\udfff"))
+        driver = await LeasedRun.create(store, make_header(prompt="half \ud83d pair", metadata={"k\udc00": "v\udc00"}))
+        await store.post("r1", "k", make_input("x\udfff"))
         await driver.append(Observed(), AnswerGiven(message=AssistantMessage(text="a\ud800b"))).wait()
         answer = (await store.read("r1")).events[1]
         assert isinstance(answer, AnswerGiven)
@@ -214,14 +222,14 @@ class Appends:
 
     async def test_the_same_surrogates_are_the_same_prompt(self, store: Store) -> None:
         """A request with such text that arrives twice is still one run."""
-        driver = await Driver.of(store, header(prompt="half \ud83d pair"))
+        driver = await LeasedRun.create(store, make_header(prompt="half \ud83d pair"))
         await driver.release()
-        _head, lease = await store.create(header(prompt="half \ud83d pair"))
+        _head, lease = await store.create(make_header(prompt="half \ud83d pair"))
         assert lease.version == 0
 
     async def test_huge_numbers_do_no_harm(self, store: Store) -> None:
         """A model that claims to have used 10**30 tokens does not break the store."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await driver.append(
             Observed(), AnswerGiven(message=AssistantMessage(), usage=Usage(input_tokens=10**30))
         ).wait()
@@ -232,15 +240,15 @@ class Appends:
 
     async def test_a_release_comes_after_the_appends_before_it(self, store: Store) -> None:
         """Who ends need not wait: what was appended is written, and then the lease is given back."""
-        driver = await Driver.of(store)
-        commit = driver.append(Observed(), DONE, final=True)
+        driver = await LeasedRun.create(store)
+        commit = driver.append(Observed(), FINAL_ANSWER, final=True)
         store.release(driver.lease)
         assert await commit.wait()
         assert (await store.lease("r1")).version == 2
 
     async def test_a_store_can_be_closed_twice(self, store: Store) -> None:
         """Closing what is closed is harmless; so is giving a lease back to a closed store."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         driver.append(Observed())
         await store.aclose()
         await store.aclose()

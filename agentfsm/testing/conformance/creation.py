@@ -26,13 +26,23 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.run import Header, begin_run
 from agentfsm.ports import Filter
-from agentfsm.testing.conformance.driving import DONE, HOSTILE, Driver, finished, header, ids, turn_of, winners, words
+from agentfsm.testing.conformance.helpers import (
+    FINAL_ANSWER,
+    HOSTILE_TEXT,
+    LeasedRun,
+    build_turn,
+    create_finished_run,
+    list_ids,
+    make_header,
+    make_input,
+    race_for_lease,
+)
 
 if TYPE_CHECKING:
     from agentfsm.ports import Durability, Lease, Store
 
 
-class Creation:
+class CreationConformance:
     """Its clock, new runs, and what a commit survives."""
 
     # The clock.
@@ -53,28 +63,28 @@ class Creation:
 
     async def test_a_new_run_is_at_version_0(self, store: Store) -> None:
         """A run that is created has a header and no events."""
-        stored, lease = await store.create(header())
-        assert (stored, lease.run_id, lease.version) == (header(), "r1", 0)
+        stored, lease = await store.create(make_header())
+        assert (stored, lease.run_id, lease.version) == (make_header(), "r1", 0)
         assert (await store.read("r1")).events == ()
 
     async def test_an_id_may_be_long(self, store: Store) -> None:
         """The id of an agent's run is its caller's, of up to 200 characters, and the call's, for each agent above."""
         caller = "r" * 200
         run_id = f"{caller}.t10.10.t10.10.t10.10"
-        await (await Driver.of(store, header(caller))).release()
-        await (await Driver.of(store, header(run_id, parent=caller))).release()
+        await (await LeasedRun.create(store, make_header(caller))).release()
+        await (await LeasedRun.create(store, make_header(run_id, parent=caller))).release()
         await store.post(caller, f"wake:{run_id}:cancel", Wake(run_id=run_id))
         assert [row.item for row in await store.inbox(caller)] == [Wake(run_id=run_id)]
         assert [line.id for line in await store.runs(Filter(parent=caller))] == [run_id]
 
     async def test_a_header_comes_back_as_it_was(self, store: Store) -> None:
         """Every field of the header is kept, awkward text included."""
-        await finished(store, header("r0"))
+        await create_finished_run(store, make_header("r0"))
         call = ToolCall(id="t1.0", name="n", arguments="{}", key="k")
         result = ToolResult(call_id="t1.0", tool="n", outcome=Outcome.DONE, content="x")
         whole = Header(
             id="r1",
-            prompt=(TextPart(text=HOSTILE), ImagePart(url="data:image/png;base64,AA==")),
+            prompt=(TextPart(text=HOSTILE_TEXT), ImagePart(url="data:image/png;base64,AA==")),
             created_at=1_800_000_000.25,
             session="s1",
             after="r0",
@@ -102,89 +112,89 @@ class Creation:
 
     async def test_the_same_id_and_prompt_is_the_same_run(self, store: Store) -> None:
         """A request that arrives twice does not start two runs: the second finds the first."""
-        await finished(store)
-        stored, lease = await store.create(header(created_at=1_900_000_000.0))
-        assert stored == header()
+        await create_finished_run(store)
+        stored, lease = await store.create(make_header(created_at=1_900_000_000.0))
+        assert stored == make_header()
         assert lease.version == 2
 
     async def test_the_same_id_with_another_prompt_is_refused(self, store: Store) -> None:
         """An id stands for one prompt, and the run that has it is not touched."""
-        await finished(store)
+        await create_finished_run(store)
         with pytest.raises(ConflictError, match="another prompt"):
-            await store.create(header(prompt="Burn the notes"))
-        assert (await store.read("r1")).header == header()
+            await store.create(make_header(prompt="Burn the notes"))
+        assert (await store.read("r1")).header == make_header()
 
     async def test_a_driven_run_cannot_be_created_again(self, store: Store) -> None:
         """The same request at the same time is refused while the first is at work."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         with pytest.raises(LeaseHeldError):
-            await store.create(header())
+            await store.create(make_header())
         assert not driver.lease.lost
 
     async def test_of_many_that_create_one_id_one_wins(self, store: Store) -> None:
         """However many race for one id, one drives it."""
 
         async def create() -> Lease:
-            return (await store.create(header()))[1]
+            return (await store.create(make_header()))[1]
 
-        assert len(await winners(create)) == 1
+        assert len(await race_for_lease(create)) == 1
 
     async def test_a_journal_may_begin_with_events(self, store: Store) -> None:
         """A run may be created with its first events: they are read, they count in the list, and appends go on."""
         first = Observed(at=1.0)
-        events = (first, *turn_of(begin_run(header()).apply(first)))
-        head, lease = await store.create(header(), events=events)
+        events = (first, *build_turn(begin_run(make_header()).apply(first)))
+        head, lease = await store.create(make_header(), events=events)
         assert (lease.version, (await store.read("r1")).events) == (6, events)
         (line,) = await store.runs()
         assert (line.state, line.turn, line.version, line.tokens, line.updated_at) == (State.THINK, 1, 6, 7, 7.0)
-        assert await Driver(store, lease, begin_run(head).fold(events)).append(DONE).wait()
-        assert (await store.read("r1")).events == (*events, DONE)
+        assert await LeasedRun(store, lease, begin_run(head).fold(events)).append(FINAL_ANSWER).wait()
+        assert (await store.read("r1")).events == (*events, FINAL_ANSWER)
 
     async def test_a_journal_begins_once(self, store: Store) -> None:
         """The same id again finds the run as it is: what it was to begin with is not written twice."""
-        _head, lease = await store.create(header(), events=(Observed(at=1.0),))
+        _head, lease = await store.create(make_header(), events=(Observed(at=1.0),))
         await store.release(lease).wait()
-        _head, lease = await store.create(header(), events=(Observed(at=2.0), DONE))
+        _head, lease = await store.create(make_header(), events=(Observed(at=2.0), FINAL_ANSWER))
         assert (lease.version, (await store.read("r1")).events) == (1, (Observed(at=1.0),))
 
     async def test_a_run_may_begin_with_its_end(self, store: Store) -> None:
         """A copy of a whole run is over: it takes no posts, and its session goes on from it."""
-        _head, lease = await store.create(header(session="s"), events=(Observed(), DONE))
+        _head, lease = await store.create(make_header(session="s"), events=(Observed(), FINAL_ANSWER))
         await store.release(lease).wait()
         assert [(line.state, line.stop_reason) for line in await store.runs()] == [(State.DONE, StopReason.COMPLETED)]
         with pytest.raises(ConflictError, match="over"):
-            await store.post("r1", "k", words("x"))
-        stored, _lease = await store.create(header("r2", session="s"))
+            await store.post("r1", "k", make_input("x"))
+        stored, _lease = await store.create(make_header("r2", session="s"))
         assert stored.after == "r1"
 
     async def test_a_journal_may_begin_with_many_events(self, store: Store) -> None:
         """Five hundred events are one beginning."""
         events: tuple[Event, ...] = (Observed(at=1.0),)
-        run = begin_run(header()).fold(events)
+        run = begin_run(make_header()).fold(events)
         for _ in range(100):
-            more = turn_of(run)
+            more = build_turn(run)
             run = run.fold(more)
             events = (*events, *more)
-        _head, lease = await store.create(header(), events=events)
+        _head, lease = await store.create(make_header(), events=events)
         assert (lease.version, (await store.read("r1")).events) == (501, events)
 
     async def test_a_run_goes_on_from_a_run_that_is_there(self, store: Store) -> None:
         """A run whose history is gone is refused when it begins, by name; later nobody could load it."""
-        await finished(store, header("first"), at=1.0)
-        await finished(store, header("second", after="first"), at=2.0)
+        await create_finished_run(store, make_header("first"), at=1.0)
+        await create_finished_run(store, make_header("second", after="first"), at=2.0)
         await store.delete("second")
         assert await store.prune(5.0) == 1
         for fields in ({"after": "first"}, {"after": "first", "session": "s"}, {"after": "r1"}):
             with pytest.raises(ConflictError, match=r"messages=first\.messages"):
-                await store.create(header(**fields))
+                await store.create(make_header(**fields))
         assert await store.runs() == ()
-        await finished(store, header("first"))
-        assert await finished(store, header(after="first"))
+        await create_finished_run(store, make_header("first"))
+        assert await create_finished_run(store, make_header(after="first"))
 
     async def test_a_run_that_is_there_goes_on_without_its_history(self, store: Store) -> None:
         """The same request that arrives twice finds its run, whatever its history is asked for then."""
-        await finished(store)
-        stored, lease = await store.create(header(after="nowhere"))
+        await create_finished_run(store)
+        stored, lease = await store.create(make_header(after="nowhere"))
         assert (stored.after, lease.version) == (None, 2)
 
     # Durability.
@@ -193,23 +203,23 @@ class Creation:
         """Whoever takes a lease chooses: "full" or "normal", and "full" where nothing was said."""
         choices: tuple[Durability, ...] = ("full", "normal")
         for number, durability in enumerate(choices):
-            _head, lease = await store.create(header(f"r{number}"), durability=durability)
+            _head, lease = await store.create(make_header(f"r{number}"), durability=durability)
             assert lease.durability == durability
-            run = begin_run(header(f"r{number}")).apply(Observed())
+            run = begin_run(make_header(f"r{number}")).apply(Observed())
             assert await store.append(lease, run, (Observed(),)).wait()
             await store.release(lease).wait()
             lease = await store.lease(f"r{number}", durability=durability)
             assert lease.durability == durability
             await store.release(lease).wait()
-        assert (await store.create(header()))[1].durability == "full"
+        assert (await store.create(make_header()))[1].durability == "full"
         assert (await store.lease("r0")).durability == "full"
 
     async def test_another_durability_is_refused(self, store: Store) -> None:
         """Any other word is a slip of the pen, and neither creates a run nor takes a lease."""
-        await finished(store)
+        await create_finished_run(store)
         with pytest.raises(MisuseError):
-            await store.create(header("r2"), durability="ful")  # type: ignore[arg-type]
+            await store.create(make_header("r2"), durability="ful")  # type: ignore[arg-type]
         with pytest.raises(MisuseError):
             await store.lease("r1", durability="FULL")  # type: ignore[arg-type]
-        assert ids(await store.runs()) == ["r1"]
+        assert list_ids(await store.runs()) == ["r1"]
         assert await store.lease("r1")

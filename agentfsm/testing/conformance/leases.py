@@ -13,25 +13,25 @@ from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, 
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.run import begin_run
-from agentfsm.testing.conformance.driving import (
-    DONE,
-    Driver,
+from agentfsm.testing.conformance.helpers import (
+    FINAL_ANSWER,
+    LeasedRun,
+    check_refused,
     check_turns,
-    claimable,
-    drive_in_turn,
-    finished,
-    header,
-    ids,
-    refused,
-    winners,
-    words,
+    create_finished_run,
+    drive_in_turns,
+    list_claimable,
+    list_ids,
+    make_header,
+    make_input,
+    race_for_lease,
 )
 
 if TYPE_CHECKING:
     from agentfsm.ports import Lease, Store
 
 
-class Leases:
+class LeaseConformance:
     """Who drives a run, and what they are told."""
 
     # Leases.
@@ -43,61 +43,61 @@ class Leases:
 
     async def test_a_lease_is_exclusive(self, store: Store) -> None:
         """While one drives nobody else can, and the error says which run."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         with pytest.raises(LeaseHeldError, match="r1"):
             await store.lease("r1")
         assert await driver.append(Observed()).wait()
 
     async def test_a_lease_given_back_can_be_taken(self, store: Store) -> None:
         """The next owner starts at the version that the last one left."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
         await driver.release()
         assert (await store.lease("r1")).version == 1
 
     async def test_a_lease_can_be_taken_over(self, store: Store, other: Store) -> None:
         """Who knows better takes a run from its owner, here or elsewhere, who is told and writes nothing more."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         for taker in (store, other):
             woken = anyio.Event()
             driver.lease.wake = make_waker(woken.set)
             lease = await taker.lease("r1", takeover=True)
-            await refused(driver.append(Observed()), LeaseLostError)
+            await check_refused(driver.append(Observed()), LeaseLostError)
             with anyio.fail_after(10):
                 await woken.wait()
             assert (driver.lease.lost, lease.token > driver.lease.token, lease.crashes) == (True, True, 0)
-            driver = Driver(taker, lease, begin_run(header()))
+            driver = LeasedRun(taker, lease, begin_run(make_header()))
         assert await driver.append(Observed()).wait()
 
     async def test_the_fencing_token_grows(self, store: Store) -> None:
         """Each owner has a higher token than the one before it."""
         tokens = []
         for _ in range(3):
-            _head, lease = await store.create(header())
+            _head, lease = await store.create(make_header())
             tokens.append(lease.token)
             await store.release(lease).wait()
         assert tokens == sorted(set(tokens))
 
     async def test_of_many_that_want_the_lease_one_gets_it(self, store: Store) -> None:
         """However many race for the lease, one holds it."""
-        await finished(store)
-        assert len(await winners(lambda: store.lease("r1"))) == 1
+        await create_finished_run(store)
+        assert len(await race_for_lease(lambda: store.lease("r1"))) == 1
 
     async def test_of_many_one_drives_at_a_time(self, store: Store) -> None:
         """Tasks that all want a run get it in turn: each finds what the one before it left, and nobody cuts in."""
-        await finished(store, header("r0"))
-        await (await Driver.of(store)).release()
+        await create_finished_run(store, make_header("r0"))
+        await (await LeasedRun.create(store)).release()
         async with anyio.create_task_group() as group:
             for _ in range(20):
-                group.start_soon(drive_in_turn, store, 1)
+                group.start_soon(drive_in_turns, store, 1)
         await check_turns(store, 20)
 
     async def test_event_loops_in_several_threads_share_a_store(self, store: Store) -> None:
         """A store serves whoever uses it, from whichever thread: all get the run in turn."""
-        await (await Driver.of(store)).release()
+        await (await LeasedRun.create(store)).release()
 
         def drive() -> None:
-            anyio.run(drive_in_turn, store, 5)
+            anyio.run(drive_in_turns, store, 5)
 
         async with anyio.create_task_group() as group:
             for _ in range(4):
@@ -106,27 +106,27 @@ class Leases:
 
     async def test_an_orderly_owner_is_no_crash(self, store: Store) -> None:
         """Who gives a run back has not crashed, nor has it who created it."""
-        _head, lease = await store.create(header())
+        _head, lease = await store.create(make_header())
         assert lease.crashes == 0
         for _ in range(2):
             await store.release(lease).wait()
             lease = await store.lease("r1")
             assert lease.crashes == 0
         await store.release(lease).wait()
-        assert (await store.create(header()))[1].crashes == 0
+        assert (await store.create(make_header()))[1].crashes == 0
 
     async def test_a_lease_can_be_given_back_twice(self, store: Store) -> None:
         """Giving back what is not held is harmless."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await driver.release()
         await driver.release()
         await store.lease("r1")
 
     async def test_a_late_release_leaves_the_new_owner_alone(self, store: Store) -> None:
         """Only the owner's own release ends its lease."""
-        late = await Driver.of(store)
+        late = await LeasedRun.create(store)
         await late.release()
-        now = await Driver.again(store)
+        now = await LeasedRun.resume(store)
         await late.release()
         with pytest.raises(LeaseHeldError):
             await store.lease("r1")
@@ -134,7 +134,7 @@ class Leases:
 
     async def test_a_lease_that_was_dropped_is_free(self, store: Store) -> None:
         """An owner that was thrown away without a release does not block its own process."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
         del driver
         gc.collect()
@@ -144,16 +144,16 @@ class Leases:
 
     async def test_a_lease_is_told_of_posts(self, store: Store) -> None:
         """The owner learns the newest number without asking."""
-        driver = await Driver.of(store)
-        row = await store.post("r1", "k", words("x"))
+        driver = await LeasedRun.create(store)
+        row = await store.post("r1", "k", make_input("x"))
         assert driver.lease.inbox_head == row.number
         assert not driver.lease.cancelled
 
     async def test_a_lease_knows_what_was_posted_before(self, store: Store) -> None:
         """Posts to a run that nobody drives are known to its next owner."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await driver.release()
-        row = await store.post("r1", "k", words("x"))
+        row = await store.post("r1", "k", make_input("x"))
         await store.post("r1", "cancel", Cancel())
         lease = await store.lease("r1")
         assert lease.inbox_head > row.number
@@ -161,7 +161,7 @@ class Leases:
 
     async def test_cancel_reaches_the_owner(self, store: Store) -> None:
         """A request to stop marks the lease, and wakes who drives."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         woken = anyio.Event()
         driver.lease.wake = make_waker(woken.set)
         await store.post("r1", "cancel", Cancel(by="ann"))
@@ -171,42 +171,42 @@ class Leases:
 
     async def test_input_wakes_nobody(self, store: Store) -> None:
         """Input is for the next look at the inbox; it interrupts nothing."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         woken: list[bool] = []
         driver.lease.wake = lambda: woken.append(True)
-        await store.post("r1", "k", words("x"))
+        await store.post("r1", "k", make_input("x"))
         await driver.append(Observed()).wait()
         assert woken == []
 
     async def test_a_new_run_has_nothing_to_tell(self, store: Store) -> None:
         """A fresh lease knows of no posts and no cancel."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         assert (driver.lease.inbox_head, driver.lease.cancelled, driver.lease.lost) == (0, False, False)
 
     # Two workers.
 
     async def test_two_workers_share_their_runs(self, store: Store, other: Store) -> None:
         """What one has written the other reads and lists, and goes on with."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
         assert (await other.read("r1")).events == (Observed(),)
         assert [(line.id, line.driven) for line in await other.runs()] == [("r1", True)]
         await driver.release()
         assert [line.driven for line in await other.runs()] == [False]
-        driver = await Driver.again(other)
-        assert await driver.append(DONE, final=True).wait()
+        driver = await LeasedRun.resume(other)
+        assert await driver.append(FINAL_ANSWER, final=True).wait()
         assert len((await store.read("r1")).events) == 2
 
     async def test_of_two_workers_one_drives(self, store: Store, other: Store) -> None:
         """A lease holds against the other worker: it cannot take or delete the run, and is not told that it is due."""
-        driver = await Driver.of(store, header(agent="a"))
-        for operation in (other.lease("r1"), other.create(header(agent="a")), other.delete("r1")):
+        driver = await LeasedRun.create(store, make_header(agent="a"))
+        for operation in (other.lease("r1"), other.create(make_header(agent="a")), other.delete("r1")):
             with pytest.raises(LeaseHeldError):
                 await operation
-        assert await claimable(other, "a") == ()
+        assert await list_claimable(other, "a") == ()
         token = driver.lease.token
         await driver.release()
-        assert await claimable(other, "a") == ("r1",)
+        assert await list_claimable(other, "a") == ("r1",)
         assert (await other.lease("r1")).token > token
 
     async def test_of_two_workers_that_create_a_run_one_wins(self, store: Store, other: Store) -> None:
@@ -215,7 +215,7 @@ class Leases:
 
         async def race(worker: Store) -> None:
             try:
-                leases.append((await worker.create(header()))[1])
+                leases.append((await worker.create(make_header()))[1])
             except LeaseHeldError:
                 return
 
@@ -224,7 +224,7 @@ class Leases:
                 group.start_soon(race, store)
                 group.start_soon(race, other)
         assert len(leases) == 1
-        assert ids(await store.runs()) == ids(await other.runs()) == ["r1"]
+        assert list_ids(await store.runs()) == list_ids(await other.runs()) == ["r1"]
 
     async def test_of_two_workers_that_start_in_a_session_one_wins(self, store: Store, other: Store) -> None:
         """A session has one run that is not over, whoever starts it."""
@@ -232,7 +232,7 @@ class Leases:
 
         async def race(worker: Store, number: int) -> None:
             try:
-                started.append(await worker.create(header(f"r{number}", session="s")))
+                started.append(await worker.create(make_header(f"r{number}", session="s")))
             except ConflictError:
                 return
 
@@ -244,33 +244,33 @@ class Leases:
 
     async def test_two_workers_that_want_a_run_drive_in_turn(self, store: Store, other: Store) -> None:
         """Each finds what the other left; an append of one is never between two of the other."""
-        await (await Driver.of(store)).release()
+        await (await LeasedRun.create(store)).release()
         async with anyio.create_task_group() as group:
-            group.start_soon(drive_in_turn, store, 10)
-            group.start_soon(drive_in_turn, other, 10)
+            group.start_soon(drive_in_turns, store, 10)
+            group.start_soon(drive_in_turns, other, 10)
         await check_turns(store, 20)
 
     async def test_an_owner_learns_what_another_worker_posts(self, store: Store, other: Store) -> None:
         """With its next append at the latest the owner knows of posts and of a cancel, which wakes it."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         woken = anyio.Event()
         driver.lease.wake = make_waker(woken.set)
-        row = await other.post("r1", "k", words("x"))
+        row = await other.post("r1", "k", make_input("x"))
         await driver.append(Observed()).wait()
         assert (driver.lease.inbox_head, driver.lease.cancelled) == (row.number, False)
         await other.post("r1", "cancel", Cancel())
-        assert await driver.append(DONE, final=True).wait() is False
+        assert await driver.append(FINAL_ANSWER, final=True).wait() is False
         with anyio.fail_after(10):
             await woken.wait()
         assert (driver.lease.cancelled, len(await store.inbox("r1"))) == (True, 2)
 
     async def test_of_two_workers_that_post_a_key_one_wins(self, store: Store, other: Store) -> None:
         """All are shown the same winner, and the inbox holds one row."""
-        await Driver.of(store)
+        await LeasedRun.create(store)
         winners = []
 
         async def race(worker: Store) -> None:
-            winners.append(await worker.post("r1", "k", words("x")))
+            winners.append(await worker.post("r1", "k", make_input("x")))
 
         async with anyio.create_task_group() as group:
             for _ in range(10):
@@ -281,12 +281,12 @@ class Leases:
 
     async def test_a_stalled_owner_writes_nothing_over_another_worker(self, store: Store, other: Store) -> None:
         """An owner that was replaced by another worker is refused, whatever it has queued."""
-        late = await Driver.of(store)
+        late = await LeasedRun.create(store)
         await late.release()
-        now = await Driver.again(other)
-        commits = [late.append(Observed()), late.append(DONE, final=True)]
+        now = await LeasedRun.resume(other)
+        commits = [late.append(Observed()), late.append(FINAL_ANSWER, final=True)]
         for commit in commits:
-            await refused(commit, LeaseLostError)
+            await check_refused(commit, LeaseLostError)
         assert await now.append(Observed(at=1.0)).wait()
         assert (await store.read("r1")).events == (Observed(at=1.0),)
 
@@ -295,7 +295,7 @@ class Leases:
         taken: list[Lease] = []  # by a store that has done it before anybody had to wait
         with anyio.CancelScope() as scope:
             scope.cancel()
-            taken.append((await store.create(header()))[1])
+            taken.append((await store.create(make_header()))[1])
         for each in taken:
             store.release(each)
         taken.clear()
@@ -312,7 +312,7 @@ class Leases:
 
     async def test_a_worker_that_leaves_gives_its_runs_back(self, store: Store, other: Store) -> None:
         """What a store that is closed drove is free for the others, at once and without a crash."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
         await store.aclose()
         lease = await other.lease("r1")

@@ -16,24 +16,24 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ToolCall
 from agentfsm.core.run import begin_run
 from agentfsm.ports import Filter
-from agentfsm.testing.conformance.driving import (
-    DONE,
-    FAR,
-    Driver,
-    claimable,
-    finished,
-    header,
-    ids,
-    rests,
-    until,
-    words,
+from agentfsm.testing.conformance.helpers import (
+    FAR_FUTURE,
+    FINAL_ANSWER,
+    LeasedRun,
+    create_finished_run,
+    create_waiting_run,
+    list_claimable,
+    list_ids,
+    make_header,
+    make_input,
+    wait_until,
 )
 
 if TYPE_CHECKING:
     from agentfsm.ports import Store
 
 
-class Lists:
+class ListConformance:
     """Runs listed, found by who may move them on, and in conversations."""
 
     # Lists.
@@ -45,34 +45,36 @@ class Lists:
     async def test_the_list_is_newest_first(self, store: Store) -> None:
         """Runs are listed by the time of their creation; of equal times the one created last comes first."""
         for run_id, at in (("a", 5.0), ("b", 9.0), ("c", 7.0), ("d", 7.0)):
-            await Driver.of(store, header(run_id, created_at=at))
+            await LeasedRun.create(store, make_header(run_id, created_at=at))
         assert [summary.id for summary in await store.runs()] == ["b", "d", "c", "a"]
 
     async def test_the_list_can_be_cut(self, store: Store) -> None:
         """At most as many as asked for, the newest."""
         for number in range(5):
-            await Driver.of(store, header(f"r{number}", created_at=float(number)))
+            await LeasedRun.create(store, make_header(f"r{number}", created_at=float(number)))
         assert [summary.id for summary in await store.runs(limit=2)] == ["r4", "r3"]
         assert await store.runs(limit=0) == ()
 
     async def test_the_list_of_a_session(self, store: Store) -> None:
         """Only the session's runs, newest first."""
         for number in range(4):
-            await finished(store, header(f"r{number}", created_at=float(number), session="ab"[number % 2]))
-        await finished(store, header("r9"))
+            await create_finished_run(
+                store, make_header(f"r{number}", created_at=float(number), session="ab"[number % 2])
+            )
+        await create_finished_run(store, make_header("r9"))
         assert [summary.id for summary in await store.runs(Filter(session="a"))] == ["r2", "r0"]
         assert await store.runs(Filter(session="nowhere")) == ()
 
     async def test_a_line_of_the_list_says_how_the_run_is(self, store: Store) -> None:
         """State, turn, version, tokens and times are those of the newest event; the prompt is cut."""
-        driver = await Driver.of(store, header(prompt="p" * 500, agent="sorter", session="s"))
-        await driver.append(Observed(at=3.0), *driver.turn()).wait()
+        driver = await LeasedRun.create(store, make_header(prompt="p" * 500, agent="sorter", session="s"))
+        await driver.append(Observed(at=3.0), *driver.build_turn()).wait()
         (line,) = await store.runs()
         assert (line.id, line.agent, line.session, line.prompt) == ("r1", "sorter", "s", "p" * 200)
         assert (line.state, line.stop_reason, line.waiting, line.driven) == (State.THINK, None, False, True)
         assert (line.turn, line.version, line.tokens) == (1, 6, 7)
         assert (line.created_at, line.updated_at) == (1_800_000_000.0, 7.0)
-        await driver.append(attrs.evolve(DONE, at=8.0)).wait()
+        await driver.append(attrs.evolve(FINAL_ANSWER, at=8.0)).wait()
         await driver.release()
         (line,) = await store.runs()
         assert (line.state, line.stop_reason, line.driven) == (State.DONE, StopReason.COMPLETED, False)
@@ -80,8 +82,8 @@ class Lists:
 
     async def test_the_list_shows_who_waits(self, store: Store) -> None:
         """A run that needs a person is marked, until the person has decided."""
-        driver = await Driver.of(store)
-        chosen, *_rest = driver.turn()
+        driver = await LeasedRun.create(store)
+        chosen, *_rest = driver.build_turn()
         await driver.append(Observed(), chosen, ApprovalAsked(call_id="t1.0", expires_at=9.0)).wait()
         assert [summary.waiting for summary in await store.runs()] == [True]
         await driver.append(ApprovalGiven(call_id="t1.0")).wait()
@@ -89,18 +91,18 @@ class Lists:
 
     async def test_a_line_of_the_list_says_whose_the_run_is(self, store: Store) -> None:
         """User and caller are in the line, or None."""
-        await finished(store, header("r1", user="ann", parent="r0"))
-        await finished(store, header("r2"))
+        await create_finished_run(store, make_header("r1", user="ann", parent="r0"))
+        await create_finished_run(store, make_header("r2"))
         lines = {line.id: line for line in await store.runs()}
         assert (lines["r1"].user, lines["r1"].parent) == ("ann", "r0")
         assert (lines["r2"].user, lines["r2"].parent, lines["r2"].session) == (None, None, None)
 
     async def test_a_list_can_be_of_one_kind(self, store: Store) -> None:
         """Each field of a filter lets those through that have its value, and None lets all through."""
-        await finished(store, header("done", created_at=5.0, agent="a", session="s"))
-        await rests(store, header("waits", created_at=4.0, agent="a", user="ann"))
-        await (await Driver.of(store, header("fresh", created_at=3.0, agent="b", user="ann"))).release()
-        await finished(store, header("below", created_at=2.0, agent="b", user="bob", parent="waits"))
+        await create_finished_run(store, make_header("done", created_at=5.0, agent="a", session="s"))
+        await create_waiting_run(store, make_header("waits", created_at=4.0, agent="a", user="ann"))
+        await (await LeasedRun.create(store, make_header("fresh", created_at=3.0, agent="b", user="ann"))).release()
+        await create_finished_run(store, make_header("below", created_at=2.0, agent="b", user="bob", parent="waits"))
         for where, expected in (
             (Filter(), ["done", "waits", "fresh", "below"]),
             (Filter(session="s"), ["done"]),
@@ -115,34 +117,34 @@ class Lists:
             (Filter(before=4.0), ["fresh", "below"]),
             (Filter(user="' OR 1=1 --"), []),
         ):
-            assert ids(await store.runs(where)) == expected, where
+            assert list_ids(await store.runs(where)) == expected, where
 
     async def test_a_filter_wants_all_that_it_says(self, store: Store) -> None:
         """Of several fields each has to fit; the limit counts those that do."""
         for number in range(8):
-            head = header(f"r{number}", created_at=float(number), agent="ab"[number % 2], user="xy"[number // 4])
-            await finished(store, head)
-        assert ids(await store.runs(Filter(agent="a", user="x"))) == ["r2", "r0"]
-        assert ids(await store.runs(Filter(agent="b", user="y", before=7.0, state=State.DONE))) == ["r5"]
-        assert ids(await store.runs(Filter(agent="a", user="x", waiting=True))) == []
-        assert ids(await store.runs(Filter(agent="a"), limit=3)) == ["r6", "r4", "r2"]
+            head = make_header(f"r{number}", created_at=float(number), agent="ab"[number % 2], user="xy"[number // 4])
+            await create_finished_run(store, head)
+        assert list_ids(await store.runs(Filter(agent="a", user="x"))) == ["r2", "r0"]
+        assert list_ids(await store.runs(Filter(agent="b", user="y", before=7.0, state=State.DONE))) == ["r5"]
+        assert list_ids(await store.runs(Filter(agent="a", user="x", waiting=True))) == []
+        assert list_ids(await store.runs(Filter(agent="a"), limit=3)) == ["r6", "r4", "r2"]
 
     async def test_a_thousand_runs_can_be_listed(self, store: Store) -> None:
         """All at once, or page by page: the next page begins where the last line ended, with no run twice or missed."""
 
         async def create(number: int) -> None:
-            _head, lease = await store.create(header(f"r{number}", created_at=float(number)), durability="normal")
+            _head, lease = await store.create(make_header(f"r{number}", created_at=float(number)), durability="normal")
             await store.release(lease).wait()
 
         async with anyio.create_task_group() as group:
             for number in range(1000):
                 group.start_soon(create, number)
         expected = [f"r{number}" for number in reversed(range(1000))]
-        assert ids(await store.runs(limit=2000)) == expected
+        assert list_ids(await store.runs(limit=2000)) == expected
         paged, page = [], await store.runs()
         while page:
             assert len(page) == 100
-            paged += ids(page)
+            paged += list_ids(page)
             page = await store.runs(Filter(before=page[-1].created_at))
         assert paged == expected
 
@@ -150,196 +152,196 @@ class Lists:
 
     async def test_a_run_that_nobody_drives_is_due(self, store: Store) -> None:
         """A run that was left in the middle is due, until somebody drives it."""
-        driver = await Driver.of(store, header(agent="a"))
+        driver = await LeasedRun.create(store, make_header(agent="a"))
         await driver.append(Observed()).wait()
-        assert await claimable(store, "a") == ()
+        assert await list_claimable(store, "a") == ()
         await driver.release()
-        assert await claimable(store, "a") == ("r1",)
-        driver = await Driver.again(store)
-        assert await claimable(store, "a") == ()
+        assert await list_claimable(store, "a") == ("r1",)
+        driver = await LeasedRun.resume(store)
+        assert await list_claimable(store, "a") == ()
 
     async def test_what_is_over_is_not_due(self, store: Store) -> None:
         """Neither a run that is done nor one that failed."""
-        await finished(store, header("r1", agent="a"))
-        failed = await Driver.of(store, header("r2", agent="a"))
-        await store.post("r2", "k", words("x"))
+        await create_finished_run(store, make_header("r1", agent="a"))
+        failed = await LeasedRun.create(store, make_header("r2", agent="a"))
+        await store.post("r2", "k", make_input("x"))
         await failed.append(Failed(reason=StopReason.CANCELLED, message="")).wait()
         await failed.release()
-        assert await claimable(store, "a") == ()
+        assert await list_claimable(store, "a") == ()
 
     async def test_what_other_agents_drive_is_not_due(self, store: Store) -> None:
         """A worker is told of its own agent's runs alone, of those without a name too."""
         for run_id, agent in (("r1", "a"), ("r2", "b"), ("r3", "")):
-            await (await Driver.of(store, header(run_id, agent=agent))).release()
-        assert (await claimable(store, "a"), await claimable(store, "")) == (("r1",), ("r3",))
-        assert await claimable(store, "nobody") == ()
+            await (await LeasedRun.create(store, make_header(run_id, agent=agent))).release()
+        assert (await list_claimable(store, "a"), await list_claimable(store, "")) == (("r1",), ("r3",))
+        assert await list_claimable(store, "nobody") == ()
 
     async def test_what_a_run_calls_is_not_due(self, store: Store) -> None:
         """A sub-agent's run is moved on by its caller."""
-        await (await Driver.of(store, header("r1.t1.0", agent="a", parent="r1"))).release()
-        assert await claimable(store, "a") == ()
+        await (await LeasedRun.create(store, make_header("r1.t1.0", agent="a", parent="r1"))).release()
+        assert await list_claimable(store, "a") == ()
 
     async def test_a_run_that_waits_is_not_due(self, store: Store) -> None:
         """Nothing can be done for it before something comes."""
-        await rests(store, header(agent="a"))
-        assert await claimable(store, "a") == ()
+        await create_waiting_run(store, make_header(agent="a"))
+        assert await list_claimable(store, "a") == ()
 
     async def test_news_make_a_waiting_run_due(self, store: Store) -> None:
         """A post that its last owner has not seen is news; other waiting runs are left alone."""
-        await rests(store, header("r1", agent="a"))
-        await rests(store, header("r2", agent="a"))
+        await create_waiting_run(store, make_header("r1", agent="a"))
+        await create_waiting_run(store, make_header("r2", agent="a"))
         await store.post("r2", "k", Approve(call_id="t1.0"))
-        assert await claimable(store, "a") == ("r2",)
+        assert await list_claimable(store, "a") == ("r2",)
 
     async def test_what_was_seen_is_no_news(self, store: Store) -> None:
         """A row that the last owner looked at and left makes nothing due again; one that came behind it does."""
-        driver = await Driver.of(store, header(agent="a"))
-        await driver.ask()
-        row = await store.post("r1", "k1", words("x"))
-        await driver.release(seen=row.number)
-        assert await claimable(store, "a") == ()
-        await store.post("r1", "k2", words("y"))
-        assert await claimable(store, "a") == ("r1",)
+        driver = await LeasedRun.create(store, make_header(agent="a"))
+        await driver.request_approval()
+        row = await store.post("r1", "k1", make_input("x"))
+        await driver.release(inbox_read=row.number)
+        assert await list_claimable(store, "a") == ()
+        await store.post("r1", "k2", make_input("y"))
+        assert await list_claimable(store, "a") == ("r1",)
 
     async def test_what_came_behind_the_last_look_is_news(self, store: Store) -> None:
         """A row that was posted while the run was driven, and that its owner did not see, makes it due at once."""
-        driver = await Driver.of(store, header(agent="a"))
-        await driver.ask()
-        row = await store.post("r1", "k1", words("x"))
+        driver = await LeasedRun.create(store, make_header(agent="a"))
+        await driver.request_approval()
+        row = await store.post("r1", "k1", make_input("x"))
         await store.post("r1", "k2", Approve(call_id="t1.0"))
-        await driver.release(seen=row.number)
-        assert await claimable(store, "a") == ("r1",)
+        await driver.release(inbox_read=row.number)
+        assert await list_claimable(store, "a") == ("r1",)
 
     async def test_who_does_not_look_changes_nothing(self, store: Store) -> None:
         """An owner that gives the run back without a look at its inbox neither takes news nor makes them."""
-        driver = await Driver.of(store, header("r1", agent="a"))
-        await driver.ask()
-        row = await store.post("r1", "k", words("x"))
-        await driver.release(seen=row.number)
-        await rests(store, header("r2", agent="a"))
-        await store.post("r2", "k", words("x"))
+        driver = await LeasedRun.create(store, make_header("r1", agent="a"))
+        await driver.request_approval()
+        row = await store.post("r1", "k", make_input("x"))
+        await driver.release(inbox_read=row.number)
+        await create_waiting_run(store, make_header("r2", agent="a"))
+        await store.post("r2", "k", make_input("x"))
         for run_id in ("r1", "r2"):
-            await (await Driver.again(store, run_id)).release()
-        assert await claimable(store, "a") == ("r2",)
+            await (await LeasedRun.resume(store, run_id)).release()
+        assert await list_claimable(store, "a") == ("r2",)
 
     async def test_what_was_taken_is_no_news(self, store: Store) -> None:
         """A row that was taken in has done its work."""
-        driver = await Driver.of(store, header(agent="a"))
-        row = await store.post("r1", "k", words("x"))
-        chosen, *_rest = driver.turn()
-        asked = ApprovalAsked(call_id="t1.0", expires_at=FAR)
+        driver = await LeasedRun.create(store, make_header(agent="a"))
+        row = await store.post("r1", "k", make_input("x"))
+        chosen, *_rest = driver.build_turn()
+        asked = ApprovalAsked(call_id="t1.0", expires_at=FAR_FUTURE)
         await driver.append(Observed(), chosen, asked, taken=[row.number]).wait()
         await driver.release()
-        assert await claimable(store, "a") == ()
+        assert await list_claimable(store, "a") == ()
 
     async def test_a_timer_is_news_when_it_is_due(self, store: Store) -> None:
         """A row that is not due yet makes nothing due; one whose time has come does."""
         for run_id in ("r1", "r2"):
-            await rests(store, header(run_id, agent="a"))
-        await store.post("r1", "k", words("later", FAR))
-        await store.post("r2", "k", words("now", await store.now() - 1.0))
-        assert await claimable(store, "a") == ("r2",)
+            await create_waiting_run(store, make_header(run_id, agent="a"))
+        await store.post("r1", "k", make_input("later", FAR_FUTURE))
+        await store.post("r2", "k", make_input("now", await store.now() - 1.0))
+        assert await list_claimable(store, "a") == ("r2",)
 
     async def test_a_timer_that_was_seen_before_its_time_is_news_then(self, store: Store) -> None:
         """Who looked before a timer was due has not seen what it will say."""
-        run_id, at = await self._seen_too_early(store, delay_s=0.2)
-        await until(store, at)
-        assert run_id in await claimable(store, "a")
-        await (await Driver.again(store, run_id)).release()  # without a look: it is news as before
-        assert run_id in await claimable(store, "a")
+        run_id, at = await self._create_early_seen_timer(store, delay_s=0.2)
+        await wait_until(store, at)
+        assert run_id in await list_claimable(store, "a")
+        await (await LeasedRun.resume(store, run_id)).release()  # without a look: it is news as before
+        assert run_id in await list_claimable(store, "a")
 
-    async def _seen_too_early(self, store: Store, delay_s: float) -> tuple[str, float]:
-        driver = await Driver.of(store, header(f"after-{delay_s}", agent="a"))
-        await driver.ask()
+    async def _create_early_seen_timer(self, store: Store, delay_s: float) -> tuple[str, float]:
+        driver = await LeasedRun.create(store, make_header(f"after-{delay_s}", agent="a"))
+        await driver.request_approval()
         at = await store.now() + delay_s
-        row = await store.post(driver.run.id, "k", words("later", at))
+        row = await store.post(driver.run.id, "k", make_input("later", at))
         seen_at = await store.now()
         await driver.release(row.number, seen_at)
         if seen_at < at:
             return driver.run.id, at
-        return await self._seen_too_early(store, delay_s * 10)  # the machine was too busy to be early
+        return await self._create_early_seen_timer(store, delay_s * 10)  # the machine was too busy to be early
 
     async def test_a_timer_that_falls_due_behind_the_last_look_is_news(self, store: Store) -> None:
         """What counts is when the owner looked for timers, not when it gave the run back."""
-        driver = await Driver.of(store, header(agent="a"))
-        await driver.ask()
+        driver = await LeasedRun.create(store, make_header(agent="a"))
+        await driver.request_approval()
         seen_at = await store.now()
-        row = await store.post("r1", "k", words("later", seen_at + 0.01))
-        await until(store, seen_at + 0.01)
+        row = await store.post("r1", "k", make_input("later", seen_at + 0.01))
+        await wait_until(store, seen_at + 0.01)
         await driver.release(row.number, seen_at)
-        assert await claimable(store, "a") == ("r1",)
+        assert await list_claimable(store, "a") == ("r1",)
 
     async def test_a_timer_that_was_seen_when_it_was_due_is_no_news(self, store: Store) -> None:
         """An owner that looked at it then and left it makes nothing due again."""
-        driver = await Driver.of(store, header(agent="a"))
-        await driver.ask()
+        driver = await LeasedRun.create(store, make_header(agent="a"))
+        await driver.request_approval()
         at = await store.now() - 1.0
-        row = await store.post("r1", "k", words("now", at))
+        row = await store.post("r1", "k", make_input("now", at))
         await driver.release(row.number, at + 0.5)
-        assert await claimable(store, "a") == ()
-        await (await Driver.again(store)).release()  # without a look: it is none as before
-        assert await claimable(store, "a") == ()
+        assert await list_claimable(store, "a") == ()
+        await (await LeasedRun.resume(store)).release()  # without a look: it is none as before
+        assert await list_claimable(store, "a") == ()
 
     async def test_an_expired_question_makes_a_run_due(self, store: Store) -> None:
         """No answer in time is an answer: somebody has to take it in."""
         now = await store.now()
-        await rests(store, header("r1", agent="a"), expires_at=now - 1.0)
-        await rests(store, header("r2", agent="a"), expires_at=now + 3600.0)
-        assert await claimable(store, "a") == ("r1",)
+        await create_waiting_run(store, make_header("r1", agent="a"), expires_at=now - 1.0)
+        await create_waiting_run(store, make_header("r2", agent="a"), expires_at=now + 3600.0)
+        assert await list_claimable(store, "a") == ("r1",)
 
     async def test_the_first_of_several_expiries_makes_a_run_due(self, store: Store) -> None:
         """A run that waits for several things is due when the time of one of them is up."""
-        driver = await Driver.of(store, header(agent="a"))
+        driver = await LeasedRun.create(store, make_header(agent="a"))
         calls = tuple([ToolCall(id=f"t1.{n}", name="look", arguments="{}", key=f"k{n}") for n in range(2)])
         await driver.append(
             Observed(),
             ToolsChosen(message=AssistantMessage(calls=calls)),
-            ApprovalAsked(call_id="t1.0", expires_at=FAR),
+            ApprovalAsked(call_id="t1.0", expires_at=FAR_FUTURE),
             ApprovalAsked(call_id="t1.1", expires_at=await store.now() - 1.0),
         ).wait()
         await driver.release()
-        assert await claimable(store, "a") == ("r1",)
+        assert await list_claimable(store, "a") == ("r1",)
 
     async def test_a_paused_run_is_due_for_news_alone(self, store: Store) -> None:
         """A pause stops the clock of what the run waits for, too; what somebody posts is looked at."""
-        driver = await Driver.of(store, header(agent="a"))
-        await driver.ask(expires_at=await store.now() - 1.0)
+        driver = await LeasedRun.create(store, make_header(agent="a"))
+        await driver.request_approval(expires_at=await store.now() - 1.0)
         await driver.append(Paused(by="ann")).wait()
         await driver.release()
         assert [line.waiting for line in await store.runs()] == [True]
-        assert await claimable(store, "a") == ()
+        assert await list_claimable(store, "a") == ()
         await store.post("r1", "k", Cancel())
-        assert await claimable(store, "a") == ("r1",)
+        assert await list_claimable(store, "a") == ("r1",)
 
     async def test_a_run_that_was_paused_in_between_is_not_due(self, store: Store) -> None:
         """A pause may come in any state, and ends with a Resumed."""
-        driver = await Driver.of(store, header(agent="a"))
+        driver = await LeasedRun.create(store, make_header(agent="a"))
         await driver.append(Observed(), Paused()).wait()
         await driver.release()
-        assert await claimable(store, "a") == ()
-        driver = await Driver.again(store)
+        assert await list_claimable(store, "a") == ()
+        driver = await LeasedRun.resume(store)
         await driver.append(Resumed()).wait()
         await driver.release()
-        assert await claimable(store, "a") == ("r1",)
+        assert await list_claimable(store, "a") == ("r1",)
 
     async def test_what_could_be_claimed_for_longest_is_claimed_first(self, store: Store) -> None:
         """A run that came to be free first is claimed first, and the limit cuts off those that came last."""
         for run_id in ("r1", "r3", "r2", "r4"):
-            driver = await Driver.of(store, header(run_id, agent="a"))
+            driver = await LeasedRun.create(store, make_header(run_id, agent="a"))
             await driver.append(Observed()).wait()
             await driver.release()
-        assert await claimable(store, "a") == ("r1", "r3", "r2", "r4")
-        assert await claimable(store, "a", 2) == ("r1", "r3")
-        assert await claimable(store, "a", 0) == ()
+        assert await list_claimable(store, "a") == ("r1", "r3", "r2", "r4")
+        assert await list_claimable(store, "a", 2) == ("r1", "r3")
+        assert await list_claimable(store, "a", 0) == ()
 
     async def test_a_claim_takes_the_leases(self, store: Store) -> None:
         """What was claimed is driven under the lease that came with it, and is claimed by nobody else."""
         for run_id in ("r1", "r2"):
-            await (await Driver.of(store, header(run_id, agent="a"))).release()
+            await (await LeasedRun.create(store, make_header(run_id, agent="a"))).release()
         first = await store.claim("a", limit=1)
         assert [lease.run_id for lease in first.leases] == ["r1"]
-        assert await claimable(store, "a") == ("r2",)
-        driver = Driver(store, first.leases[0], begin_run(header("r1", agent="a")))
+        assert await list_claimable(store, "a") == ("r2",)
+        driver = LeasedRun(store, first.leases[0], begin_run(make_header("r1", agent="a")))
         assert await driver.append(Observed()).wait()
         with pytest.raises(LeaseHeldError):
             await store.lease("r1")
@@ -347,67 +349,67 @@ class Lists:
     async def test_what_came_while_a_run_was_driven_ends_its_rest(self, store: Store) -> None:
         """A rest is for what its owner knew: a decision that came behind that is not kept waiting."""
         for run_id in ("r1", "r2"):
-            await rests(store, header(run_id, agent="a"))
-            await store.post(run_id, "k", words("x"))
+            await create_waiting_run(store, make_header(run_id, agent="a"))
+            await store.post(run_id, "k", make_input("x"))
         for lease in (await store.claim("a", limit=2)).leases:
             lease.backoff_s, lease.backoff_inbox_head = 3600.0, lease.inbox_head
             if lease.run_id == "r2":
                 await store.post("r2", "decision", Approve(call_id="t1.0"))
             await store.release(lease).wait()
-        assert await claimable(store, "a") == ("r2",)
+        assert await list_claimable(store, "a") == ("r2",)
 
     async def test_a_run_that_is_to_rest_is_not_claimed(self, store: Store) -> None:
         """An owner may say that a run rests after it; what is posted ends that."""
         for run_id in ("r1", "r2"):
-            driver = await Driver.of(store, header(run_id, agent="a"))
+            driver = await LeasedRun.create(store, make_header(run_id, agent="a"))
             driver.lease.backoff_s = 3600.0
             await driver.release()
-        assert await claimable(store, "a") == ()
-        await store.post("r2", "k", words("x"))
-        assert await claimable(store, "a") == ("r2",)
+        assert await list_claimable(store, "a") == ()
+        await store.post("r2", "k", make_input("x"))
+        assert await list_claimable(store, "a") == ("r2",)
 
     async def test_driven_runs_do_not_use_up_the_limit(self, store: Store) -> None:
         """However many runs are at work, those that rest are found."""
         drivers = []
         for number in range(5):
-            drivers.append(await Driver.of(store, header(f"r{number}", agent="a")))
+            drivers.append(await LeasedRun.create(store, make_header(f"r{number}", agent="a")))
             await drivers[-1].append(Observed(at=float(number))).wait()
         await drivers[-1].release()
-        assert await claimable(store, "a", 1) == ("r4",)
+        assert await list_claimable(store, "a", 1) == ("r4",)
 
     # Sessions.
 
     async def test_the_first_run_of_a_session_goes_on_from_nothing(self, store: Store) -> None:
         """There is no run before the first."""
-        stored, _lease = await store.create(header(session="s"))
+        stored, _lease = await store.create(make_header(session="s"))
         assert stored.after is None
 
     async def test_the_next_run_goes_on_from_the_last(self, store: Store) -> None:
         """The header names the session's last run, as returned and as stored; other sessions do not count."""
         for number in range(3):
-            await finished(store, header(f"r{number}", session="s"))
-        await finished(store, header("other", session="t"))
-        stored, _lease = await store.create(header("r3", session="s"))
+            await create_finished_run(store, make_header(f"r{number}", session="s"))
+        await create_finished_run(store, make_header("other", session="t"))
+        stored, _lease = await store.create(make_header("r3", session="s"))
         assert stored.after == "r2"
         assert (await store.read("r3")).header == stored
 
     async def test_a_session_has_one_run_at_a_time(self, store: Store) -> None:
         """A second run is refused while the first is not over, driven or not, and the error names it."""
-        driver = await Driver.of(store, header("first", session="s"))
+        driver = await LeasedRun.create(store, make_header("first", session="s"))
         with pytest.raises(ConflictError, match="first"):
-            await store.create(header("second", session="s"))
+            await store.create(make_header("second", session="s"))
         await driver.release()
         with pytest.raises(ConflictError, match="first"):
-            await store.create(header("second", session="s"))
+            await store.create(make_header("second", session="s"))
         with pytest.raises(RunNotFoundError):
             await store.read("second")
 
     async def test_a_session_goes_on_after_an_error(self, store: Store) -> None:
         """A run that failed is over: the next one goes on from it."""
-        driver = await Driver.of(store, header("first", session="s"))
+        driver = await LeasedRun.create(store, make_header("first", session="s"))
         await driver.append(Failed(reason=StopReason.CANCELLED, message="")).wait()
         await driver.release()
-        stored, _lease = await store.create(header("second", session="s"))
+        stored, _lease = await store.create(make_header("second", session="s"))
         assert stored.after == "first"
 
     async def test_of_many_that_start_in_a_session_one_wins(self, store: Store) -> None:
@@ -416,7 +418,7 @@ class Lists:
 
         async def race(number: int) -> None:
             try:
-                started.append(await store.create(header(f"r{number}", session="s")))
+                started.append(await store.create(make_header(f"r{number}", session="s")))
             except ConflictError:
                 return
 

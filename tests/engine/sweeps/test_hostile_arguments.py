@@ -15,7 +15,7 @@ from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.ports import FinishReason, ProposedCall, Reply, Request
 from agentfsm.reply_size import MAX_REPLY_CALLS
 from agentfsm.stores import MemoryStore
-from agentfsm.stores.sqlite import SQLiteStore
+from agentfsm.stores.sqlite.store import SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, raw_call, say
 from tests.support.checks import HANG_S, calls_of, results_of, sound, valid_history
 

@@ -482,7 +482,7 @@ async def lease_lost(story: Story) -> None:
 
     async def take_over(_scope: anyio.CancelScope) -> None:
         record = story.store._records["run"]
-        lease, record.holder = record.lease, None
+        lease, record.lease_ref = record.lease, None
         story.world.is_free = True
         other = story.world.agent(Heir(story.store))
         taken = await story.store.lease("run")

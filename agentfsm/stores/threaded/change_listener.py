@@ -11,25 +11,25 @@ from typing import Final
 
 import attrs
 
-from agentfsm.stores.signals import Signals
+from agentfsm.stores.subscriptions import Subscriptions
 
 _log = logging.getLogger("agentfsm.stores")
 
 # Seconds between two looks whether anybody still subscribes.
-LOOK_S: Final = 0.5
+CHECK_INTERVAL_S: Final = 0.5
 # Seconds between two attempts to reach a server that is away; subscribers poll meanwhile.
-PAUSE_S: Final = 1.0
+RECONNECT_DELAY_S: Final = 1.0
 
 # Yields what the server announces; and an empty text at the beginning, when it listens, and after each LOOK_S in which
 # nothing was announced.
-Announcements = Callable[[], Iterator[str]]
+NotificationSource = Callable[[], Iterator[str]]
 
 
-class Announced:
+class PushNotificationMixin:
     """The part of a desk whose server announces changes, so that the store's thread need not look for them."""
 
     @property
-    def watch_s(self) -> float:
+    def poll_interval_s(self) -> float:
         """Seconds between two looks: infinity, for none."""
         return math.inf
 
@@ -39,13 +39,13 @@ class Announced:
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class Listener:
+class ChangeListener:
     """Sends the signals that a server announces. Its thread starts with a subscription and ends after the last."""
 
-    signals: Signals
-    announcements: Announcements
+    subscriptions: Subscriptions
+    notifications: NotificationSource
     # Connects at its first item; raises where the connection fails.
-    read: Callable[[str, Iterable[str]], str | None]
+    match_topic: Callable[[str, Iterable[str]], str | None]
     # Returns which of the topics an announcement is about, or None.
     refresh: Callable[[Iterable[str]], None] = lambda _topics: None
     # Called now and then with the topics, for servers that announce only what they were asked to.
@@ -66,16 +66,16 @@ class Listener:
                     _log.warning("changes by other processes are noticed late: no thread can be started: %s", error)
 
     def _run(self) -> None:
-        while not self._ends():
+        while not self._stop_if_unused():
             try:
                 self._listen()
             except Exception as error:  # noqa: BLE001  whatever it is: subscribers poll, and it may be back soon
                 _log.info("changes by other processes are noticed late until the server is back: %s", type(error))
-                time.sleep(PAUSE_S)
+                time.sleep(RECONNECT_DELAY_S)
 
-    def _ends(self) -> bool:
+    def _stop_if_unused(self) -> bool:
         with self._lock:
-            if self.signals.topics:
+            if self.subscriptions.topics:
                 return False
             self._thread = None
             return True
@@ -83,16 +83,16 @@ class Listener:
     def _listen(self) -> None:
         refreshed_at = -self.refresh_s
         is_new = True
-        for announcement in self.announcements():
-            topics = list(self.signals.topics)
+        for announcement in self.notifications():
+            topics = list(self.subscriptions.topics)
             if not topics:
                 return
             if is_new:  # what was announced before it listened was missed
-                self.signals.send(topics)
+                self.subscriptions.notify(topics)
                 is_new = False
             if time.monotonic() >= refreshed_at + self.refresh_s:
                 self.refresh(topics)
                 refreshed_at = time.monotonic()
-            topic = self.read(announcement, topics) if announcement else None
+            topic = self.match_topic(announcement, topics) if announcement else None
             if topic is not None:
-                self.signals.send([topic])
+                self.subscriptions.notify([topic])

@@ -12,7 +12,7 @@ import attrs
 _log = logging.getLogger("agentfsm.stores")
 
 # Sent where the name of the run's agent is not at hand: it reaches the subscribers of every agent.
-EVERY_AGENT: Final = "agent:"
+ALL_AGENTS_TOPIC: Final = "agent:"
 
 
 def run_topic(run_id: str) -> str:
@@ -22,11 +22,11 @@ def run_topic(run_id: str) -> str:
 
 def agent_topic(name: str) -> str:
     """Return the topic of an agent: a worker may be able to take one of its runs. An empty name means every agent."""
-    return f"{EVERY_AGENT}{name}"
+    return f"{ALL_AGENTS_TOPIC}{name}"
 
 
 @attrs.define(eq=False, repr=False)
-class Signals:
+class Subscriptions:
     """Callbacks by topic. Usable from any thread. A sender first looks whether there are any `topics`."""
 
     topics: dict[str, dict[object, Callable[[], None]]] = attrs.field(factory=dict, init=False)
@@ -49,16 +49,16 @@ class Signals:
 
         return end
 
-    def send(self, topics: Iterable[str]) -> None:
+    def notify(self, topics: Iterable[str]) -> None:
         """Call the subscribers of these topics, each once a topic; what one of them raises is logged."""
         with self._lock:
-            wakes = [wake for topic in {*topics} for wake in self._subscribers(topic)]
+            wakes = [wake for topic in {*topics} for wake in self._find_callbacks(topic)]
         for wake in wakes:
             try:
                 wake()
             except Exception:  # noqa: BLE001  the sender's own work is done, and the others have to be called
                 _log.exception("a subscriber of the store raised")
 
-    def _subscribers(self, topic: str) -> list[Callable[[], None]]:
-        chosen = [each for each in self.topics if each.startswith(topic)] if topic == EVERY_AGENT else [topic]
+    def _find_callbacks(self, topic: str) -> list[Callable[[], None]]:
+        chosen = [each for each in self.topics if each.startswith(topic)] if topic == ALL_AGENTS_TOPIC else [topic]
         return [wake for each in chosen for wake in self.topics.get(each, {}).values()]

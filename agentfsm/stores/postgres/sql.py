@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from agentfsm.stores.common import LISTED
-from agentfsm.stores.postgres_link import NOW, Tables
-from agentfsm.stores.threaded import MAX_LEASE_S
+from agentfsm.stores.postgres.connection import NOW, PostgresTables
+from agentfsm.stores.rules import SUMMARY_COLUMNS
+from agentfsm.stores.threaded.store import MAX_LEASE_S
 
-KEPT_S: Final = 7 * 86_400
+WORKER_RETENTION_S: Final = 7 * 86_400
 # Seconds that a worker is remembered after its end, for people who look what happened.
 
 # Columns and indexes that came with version 2.
@@ -28,13 +28,13 @@ _LEASE_INDEXES: Final = """
 """
 
 
-def _columns(text: str) -> list[str]:
+def _parse_columns(text: str) -> list[str]:
     """Return the columns of a table's definition, without the comments on them."""
     lines = [line.partition("--")[0].strip().rstrip(",") for line in text.splitlines()]
     return [line for line in lines if line]
 
 
-def _ready_at(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -> str:
+def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -> str:
     """Return when a worker may claim a run that nobody drives, as an expression: NULL for never.
 
     Args:
@@ -54,7 +54,7 @@ def _ready_at(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -> st
         END"""  # noqa: S608  of our own names, as all below
 
 
-TABLES: Final = Tables(
+TABLES: Final = PostgresTables(
     version=2,
     names=frozenset({"layout", "workers", "runs", "events", "inbox"}),
     # No index holds a column that changes with each append: so an update stays on its page and touches no index. For
@@ -132,29 +132,29 @@ TABLES: Final = Tables(
         1: f"""
         DROP INDEX runs_open;
         ALTER TABLE workers ADD COLUMN company bigint NOT NULL DEFAULT 0;
-        ALTER TABLE runs {", ".join(f"ADD COLUMN {line}" for line in _columns(_LEASE_COLUMNS))};
-        UPDATE runs SET ready_at = {_ready_at("runs.seen", "runs.seen_at")} WHERE owner IS NULL;
+        ALTER TABLE runs {", ".join(f"ADD COLUMN {line}" for line in _parse_columns(_LEASE_COLUMNS))};
+        UPDATE runs SET ready_at = {_ready_at_sql("runs.seen", "runs.seen_at")} WHERE owner IS NULL;
         {_LEASE_INDEXES}
         """,  # noqa: S608
     },
 )
 
-NEWS: Final = """
+INBOX_COLUMNS: Final = """
     (SELECT max(number) FROM inbox WHERE run = runs.number AND NOT taken) AS newest,
     EXISTS (SELECT FROM inbox WHERE run = runs.number AND NOT taken AND cancel) AS cancelled
 """
-FIND: Final = f"""
-SELECT number, token, crashes, alone, owner, version, state, stop_reason, {NEWS} FROM runs WHERE id = %s
+SELECT_RUN: Final = f"""
+SELECT number, token, crashes, alone, owner, version, state, stop_reason, {INBOX_COLUMNS} FROM runs WHERE id = %s
 """  # noqa: S608
-LOCK: Final = f"{FIND} FOR NO KEY UPDATE OF runs"
-LOCK_ALL: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE"
+LOCK_RUN: Final = f"{SELECT_RUN} FOR NO KEY UPDATE OF runs"
+LOCK_RUNS: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE"
 LOCK_SESSION: Final = "SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' ' || %s, 0))"
 # KEY SHARE: it cannot be removed before the run that goes on from it is there for all to see.
-LAST_OF_SESSION: Final = """
+SELECT_SESSION_TAIL: Final = """
 SELECT id, state FROM runs WHERE session = %s ORDER BY number DESC LIMIT 1 FOR KEY SHARE
 """
-NEEDED: Final = "SELECT number FROM runs WHERE id = %s FOR KEY SHARE"
-INSERT: Final = """
+LOCK_PREDECESSOR: Final = "SELECT number FROM runs WHERE id = %s FOR KEY SHARE"
+INSERT_RUN: Final = """
 WITH run AS (
     INSERT INTO runs (id, session, after, parent, agent, "user", prompt, created_at,
                       state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,
@@ -168,63 +168,63 @@ INSERT_EVENTS: Final = """
 INSERT INTO events (run, version, body)
 SELECT %s, new.version, new.body FROM unnest(%s::bigint[], %s::text[]) AS new (version, body)
 """
-TAKE: Final = """
+SET_OWNER: Final = """
 UPDATE runs SET token = nextval('tokens'), owner = %s, ready_at = NULL WHERE number = %s RETURNING token
 """
-RENEW: Final = f"""
+UPSERT_OWNERS: Final = f"""
 INSERT INTO workers (name, until, mark) SELECT name, {NOW} + %s, 0 FROM unnest(%s::text[]) AS owner (name)
 ON CONFLICT (name) DO UPDATE SET until = excluded.until
 """  # noqa: S608
-_LIVES: Final = f"until > {NOW} - %s AND until <= {NOW} + {MAX_LEASE_S}"
-LIVING: Final = f"SELECT name FROM workers WHERE {_LIVES}"  # noqa: S608
-_OLDEST: Final = f"""
+_IS_ALIVE: Final = f"until > {NOW} - %s AND until <= {NOW} + {MAX_LEASE_S}"
+SELECT_LIVING_OWNERS: Final = f"SELECT name FROM workers WHERE {_IS_ALIVE}"  # noqa: S608
+_OLDEST_CLAIMABLE: Final = f"""
 FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND company >= %s ORDER BY ready_at, number LIMIT %s
 """
 # Owners of runs whose leases have ended, the other owners, and the company of the first suspect. The index of owners
 # has an entry for each run, and only the first of each name is looked at.
-OUTLOOK: Final = f"""
+SELECT_OWNER_STATUS: Final = f"""
 WITH RECURSIVE owners (name) AS (
     (SELECT owner FROM runs WHERE owner IS NOT NULL ORDER BY owner LIMIT 1)
     UNION ALL
     SELECT (SELECT owner FROM runs WHERE owner > name ORDER BY owner LIMIT 1) FROM owners WHERE name IS NOT NULL),
 found AS (
-    SELECT name, coalesce({_LIVES}, false) AS lives FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT NULL)
+    SELECT name, coalesce({_IS_ALIVE}, false) AS lives FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT NULL)
 SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM found WHERE lives),
-       (SELECT company {_OLDEST})
+       (SELECT company {_OLDEST_CLAIMABLE})
 """  # noqa: S608
 # Rows that somebody else has locked are being decided on: they are left for the next claim. An array and no join: the
 # server would read a small table whole for it.
-CLAIM: Final = f"""
-WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST} FOR NO KEY UPDATE SKIP LOCKED),
+CLAIM_RUNS: Final = f"""
+WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST_CLAIMABLE} FOR NO KEY UPDATE SKIP LOCKED),
 taken AS (
     UPDATE runs SET token = nextval('tokens'), owner = %s, ready_at = NULL
     WHERE number = ANY(ARRAY(SELECT number FROM found))
     RETURNING id, number, token, version, crashes, alone)
-SELECT id, token, version, crashes, alone, {NEWS} FROM taken AS runs JOIN found USING (number)
+SELECT id, token, version, crashes, alone, {INBOX_COLUMNS} FROM taken AS runs JOIN found USING (number)
 ORDER BY found.ready_at, number
 """  # noqa: S608
 # Runs of agents that are called belong to the runs of their callers. It is written down, since a run that somebody has
 # locked is freed later, when the others are gone.
-COMPANY: Final = """
+COUNT_OWNED_RUNS: Final = """
 WITH held AS (SELECT count(*) AS runs FROM runs WHERE owner = ANY(%s) AND parent IS NULL),
 noted AS (
     UPDATE workers SET company = greatest(company, held.runs) FROM held WHERE name = ANY(%s) RETURNING company)
 SELECT greatest((SELECT runs FROM held), (SELECT max(company) FROM noted))
 """
-FREE: Final = f"""
+FREE_RUNS: Final = f"""
 UPDATE runs
-SET owner = NULL, ready_at = {_ready_at("runs.seen", "runs.seen_at")}, suspect = crashes >= 1, company = %s,
+SET owner = NULL, ready_at = {_ready_at_sql("runs.seen", "runs.seen_at")}, suspect = crashes >= 1, company = %s,
     alone = CASE WHEN crashes > 0 THEN alone ELSE 0 END + %s, crashes = crashes + 1
 WHERE number = ANY(ARRAY(SELECT number FROM runs WHERE owner = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED))
 """  # noqa: S608
 # What may be claimed at once is announced. Locked in a statement of its own: see DUE_NUMBERS.
-_LET_GO: Final = f"""
+_RELEASE_RUNS: Final = f"""
 WITH left_alone AS (
     UPDATE runs
     SET owner = NULL, suspect = crashes > 1, seen = greatest(runs.seen, gone.seen),
         seen_at = greatest(runs.seen_at, gone.seen_at),
         ready_at = {
-    _ready_at(
+    _ready_at_sql(
         "greatest(runs.seen, gone.seen)",
         "greatest(runs.seen_at, gone.seen_at)",
         f"CASE WHEN gone.rest_s > 0 THEN {NOW} + gone.rest_s ELSE 0 END",
@@ -237,23 +237,23 @@ WITH left_alone AS (
     RETURNING runs.agent, runs.ready_at)
 SELECT pg_notify(%s, md5('agent:' || agent)) FROM left_alone WHERE ready_at <= {NOW} GROUP BY agent
 """  # noqa: S608
-LOCK_LEAVING: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE"
-LET_GO: Final = f"{LOCK_LEAVING}; {_LET_GO.format(more='')}"
-_UNLOCKED: Final = "AND runs.number IN (SELECT number FROM runs WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED)"
-LET_GO_UNLOCKED: Final = f"{LOCK_LEAVING} SKIP LOCKED; {_LET_GO.format(more=_UNLOCKED)}"
+LOCK_RELEASED_RUNS: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE"
+RELEASE_RUNS: Final = f"{LOCK_RELEASED_RUNS}; {_RELEASE_RUNS.format(more='')}"
+_IF_UNLOCKED: Final = "AND runs.number IN (SELECT number FROM runs WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED)"
+RELEASE_UNLOCKED_RUNS: Final = f"{LOCK_RELEASED_RUNS} SKIP LOCKED; {_RELEASE_RUNS.format(more=_IF_UNLOCKED)}"
 # What may not end over its inbox is locked before a look into that, in a statement of its own: whoever posts holds the
 # lock on the run, and a statement sees what was committed before it began, not before it got its locks.
-DUE_NUMBERS: Final = f"""
+SELECT_DUE_POSTS: Final = f"""
 SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE;
 SELECT runs.id, inbox.number FROM runs JOIN inbox ON inbox.run = runs.number
 WHERE runs.id = ANY(%s) AND NOT taken AND (due_at IS NULL OR due_at <= {NOW})
 """  # noqa: S608
-STRIKE: Final = """
+MARK_TAKEN: Final = """
 UPDATE inbox SET taken = true FROM unnest(%s::text[], %s::bigint[]) AS struck (id, number) JOIN runs USING (id)
 WHERE inbox.run = runs.number AND inbox.number = struck.number;
 """
 # A turn that was finished clears the crashes: the values on the right are those before the update.
-APPEND: Final = f"""
+APPEND_EVENTS: Final = f"""
 WITH written AS (
     UPDATE runs
     SET state = new.state, stop_reason = new.stop_reason, waiting = new.waiting, wakes_at = new.wakes_at,
@@ -269,15 +269,17 @@ recorded AS (
     INSERT INTO events (run, version, body)
     SELECT written.number, new.version, new.body
     FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS new (id, version, body) JOIN written USING (id))
-SELECT id, {NEWS}, CASE WHEN watched_until > {NOW} THEN pg_notify(%s, md5('run:' || id)) END FROM written AS runs
+SELECT id, {INBOX_COLUMNS}, CASE WHEN watched_until > {NOW} THEN pg_notify(%s, md5('run:' || id)) END FROM written AS runs
 """  # noqa: S608
 # Leases of ours that we do not know of: the reply that told of them was lost on its way.
-STRAY: Final = "SELECT id, token, owner FROM runs WHERE owner = ANY(%s) AND id <> ALL(%s)"
-RENEWED: Final = f"SELECT id, token, owner, {NEWS} FROM runs WHERE id = ANY(%s)"  # noqa: S608
-EVENTS: Final = "SELECT version, body FROM events WHERE run = %s AND (version = 0 OR version > %s) ORDER BY version"
-HEADER: Final = "SELECT body FROM events WHERE run = %s AND version = 0"
-OPEN: Final = "SELECT number, key, item FROM inbox WHERE run = %s AND NOT taken ORDER BY number"
-BEFORE_POST: Final = f"""
+SELECT_STRAY_LEASES: Final = "SELECT id, token, owner FROM runs WHERE owner = ANY(%s) AND id <> ALL(%s)"
+SELECT_INBOX_UPDATES: Final = f"SELECT id, token, owner, {INBOX_COLUMNS} FROM runs WHERE id = ANY(%s)"  # noqa: S608
+SELECT_EVENTS: Final = (
+    "SELECT version, body FROM events WHERE run = %s AND (version = 0 OR version > %s) ORDER BY version"
+)
+SELECT_HEADER: Final = "SELECT body FROM events WHERE run = %s AND version = 0"
+SELECT_INBOX: Final = "SELECT number, key, item FROM inbox WHERE run = %s AND NOT taken ORDER BY number"
+SELECT_BEFORE_POST: Final = f"""
 SELECT
     {NOW},
     (SELECT coalesce(max(number), 0) + 1 FROM inbox WHERE run = %s),
@@ -286,35 +288,37 @@ SELECT
     first.item
 FROM (VALUES (1)) AS one LEFT JOIN inbox AS first ON first.run = %s AND first.key = %s
 """  # noqa: S608
-POST: Final = """
+INSERT_POST: Final = """
 INSERT INTO inbox (run, number, key, item, cancel, due_at, taken) VALUES (%s, %s, %s, %s, %s, %s, false)
 """
-POSTED: Final = f"""
+MARK_CLAIMABLE: Final = f"""
 WITH woken AS (
     UPDATE runs SET ready_at = least(ready_at, coalesce(%s, {NOW}))
     WHERE number = %s AND owner IS NULL AND parent IS NULL RETURNING agent, ready_at)
 SELECT pg_notify(%s, md5('agent:' || agent)) FROM woken WHERE ready_at <= {NOW}
 """  # noqa: S608
-WATCH: Final = f"UPDATE runs SET watched_until = {NOW} + %s WHERE id = ANY(%s)"  # noqa: S608
-LIST: Final = f"SELECT {', '.join(LISTED)}, owner FROM runs".replace("user", '"user"')  # noqa: S608
+WATCH_RUNS: Final = f"UPDATE runs SET watched_until = {NOW} + %s WHERE id = ANY(%s)"  # noqa: S608
+SELECT_SUMMARIES: Final = f"SELECT {', '.join(SUMMARY_COLUMNS)}, owner FROM runs".replace("user", '"user"')  # noqa: S608
 NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT %s"
-BELOW: Final = """
+SELECT_DESCENDANTS: Final = """
 WITH RECURSIVE below (number, id) AS (
     SELECT number, id FROM runs WHERE id = ANY(%s)
     UNION SELECT runs.number, runs.id FROM runs JOIN below ON runs.parent = below.id)
 SELECT number FROM below
 """
-LOCK_REMOVED: Final = "SELECT number, id, owner FROM runs WHERE number = ANY(%s) ORDER BY number FOR UPDATE"
-FOLLOWER: Final = "SELECT after, id FROM runs WHERE after = ANY(%s) AND id <> ALL(%s) ORDER BY number LIMIT 1"
-OF_SESSION: Final = "SELECT id FROM runs WHERE session = %s ORDER BY number"
-REMOVE: Final = """
+LOCK_REMOVABLE: Final = "SELECT number, id, owner FROM runs WHERE number = ANY(%s) ORDER BY number FOR UPDATE"
+SELECT_SUCCESSOR: Final = "SELECT after, id FROM runs WHERE after = ANY(%s) AND id <> ALL(%s) ORDER BY number LIMIT 1"
+SELECT_SESSION_RUNS: Final = "SELECT id FROM runs WHERE session = %s ORDER BY number"
+DELETE_RUNS: Final = """
 DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM runs WHERE number = ANY(%s)
 """
-OLD: Final = "SELECT number FROM runs WHERE over AND updated_at < %s AND number > %s ORDER BY number LIMIT %s"
+SELECT_PRUNE_BATCH: Final = (
+    "SELECT number FROM runs WHERE over AND updated_at < %s AND number > %s ORDER BY number LIMIT %s"
+)
 # All that can go only together with these: what goes on from them, their callers, the agents below, their sessions. A
 # session is a step of its own, so that a long one is gone through once. An array and no join: the server expects a
 # thousand times as much of a recursion, and would read the whole table for it.
-KIN: Final = """
+SELECT_RELATED: Final = """
 WITH RECURSIVE kin (is_run, name) AS (
     SELECT true, id FROM runs WHERE number = ANY(%s)
     UNION SELECT next.* FROM kin JOIN LATERAL (
@@ -326,7 +330,7 @@ WITH RECURSIVE kin (is_run, name) AS (
 SELECT id, number, over AND updated_at < %s FROM runs WHERE id = ANY(ARRAY(SELECT name FROM kin WHERE is_run))
 """
 # What may not go yet, and all that this needs: what it goes on from, too.
-KEPT: Final = """
+SELECT_RETAINED: Final = """
 WITH RECURSIVE kept (is_run, name) AS (
     SELECT true, unnest(%s::text[])
     UNION SELECT needed.* FROM kept JOIN LATERAL (
@@ -337,4 +341,4 @@ WITH RECURSIVE kept (is_run, name) AS (
         UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS needed ON true)
 SELECT name FROM kept WHERE is_run
 """
-FORGET: Final = f"DELETE FROM workers WHERE until < {NOW} - {KEPT_S}"  # noqa: S608
+DELETE_ENDED_WORKERS: Final = f"DELETE FROM workers WHERE until < {NOW} - {WORKER_RETENTION_S}"  # noqa: S608

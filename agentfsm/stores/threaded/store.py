@@ -1,6 +1,6 @@
 """A store whose work is done by one thread: what SQLite, PostgreSQL and Redis have in common.
 
-Calls become jobs for a `Writer`; what a job does stands in the store's own `Ledger`. So a store works on asyncio and
+Calls become jobs for a `Writer`; what a job does stands in the store's own `StoreBackend`. So a store works on asyncio and
 trio alike with the plain driver of its database, commits in groups across runs, and renews the leases of an event loop
 that is busy for a while.
 """
@@ -30,17 +30,17 @@ from agentfsm.core.machine import State
 from agentfsm.core.run import Header, Run, begin_run
 from agentfsm.core.value import Value
 from agentfsm.ports import ALL_RUNS, Claim, Durability, Filter, Lease, RunSummary, Store, StoredRun
-from agentfsm.stores.common import check_id, check_moment, checked_durability, wakes_at
-from agentfsm.stores.holdings import LoopOwner
-from agentfsm.stores.listener import Listener
-from agentfsm.stores.writer import Desk, Job, Statistics, Writer
+from agentfsm.stores.rules import check_durability, check_prune_time, check_run_id, next_expiry
+from agentfsm.stores.threaded.change_listener import ChangeListener
+from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, StoreStatistics, TransactionBackend
+from agentfsm.stores.threaded.lease_table import LeaseOwner
 
 if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.ports import PendingWrite
 
 T = TypeVar("T")
-L = TypeVar("L", bound="Ledger")
+L = TypeVar("L", bound="StoreBackend")
 
 _log = logging.getLogger("agentfsm.stores")
 
@@ -51,16 +51,16 @@ MAX_LEASE_S: Final = 3600.0
 # Seconds: longer than any call that a careful author makes by mistake, shorter than a person waits for a run to move.
 BLOCKED_S: Final = 60.0
 # The largest integer of a database; a model may claim to have used more tokens than that.
-LARGEST: Final = 2**63 - 1
+MAX_INT64: Final = 2**63 - 1
 
 # Old runs that a prune takes up in one transaction, with all that hang together with them: so that it goes on between
 # the other jobs and renewals, and takes tens of milliseconds each time.
-PORTION: Final = 500
-# Characters of records in appends that are joined: some turns. So a job stays about as small as `writer.QUEUE` assumes.
-JOINED_CHARS: Final = 8_192
+PRUNE_BATCH: Final = 500
+# Characters of records in appends that are joined: some turns. So a job stays about as small as `writer.MAX_QUEUED_JOBS` assumes.
+MAX_MERGED_CHARS: Final = 8_192
 
 
-class Facts(NamedTuple):
+class RunColumns(NamedTuple):
     """What a store keeps of a run beside its journal, and what changes with each append; plain values."""
 
     state: str
@@ -77,53 +77,53 @@ class Facts(NamedTuple):
     # Whether it rests until somebody resumes it; the crashes of its owners are then forgotten.
 
 
-def facts_of(run: Run) -> Facts:
+def extract_columns(run: Run) -> RunColumns:
     """Return what a store keeps of a run."""
     is_waiting = (run.state is State.ACT or run.paused is not None) and run.is_waiting  # no other state waits
-    return Facts(
+    return RunColumns(
         str(run.state),
         None if run.stop_reason is None else str(run.stop_reason),
         is_waiting,
-        wakes_at(run) if is_waiting else None,
+        next_expiry(run) if is_waiting else None,
         run.turn,
         run.version,
-        min(run.usage.tokens, LARGEST),
+        min(run.usage.tokens, MAX_INT64),
         run.updated_at,
         run.paused is not None,
     )
 
 
 @attrs.frozen(kw_only=True)
-class Entry(Value):
+class AppendRequest(Value):
     """An append, made ready by the caller."""
 
     lease: Lease
     bodies: tuple[str, ...]
     # The events, as text.
-    facts: Facts
+    columns: RunColumns
     # Of the run after them.
     taken: tuple[int, ...]
     final: bool
 
     @property
-    def before(self) -> int:
+    def expected_version(self) -> int:
         """The version that the journal must be at."""
-        return self.facts.version - len(self.bodies)
+        return self.columns.version - len(self.bodies)
 
 
 @attrs.frozen(kw_only=True)
-class Opening(Value):
+class CreateRequest(Value):
     """A run to be created, made ready by the caller."""
 
     header: Header
     bodies: tuple[str, ...]
     # The events that its journal begins with, as text.
-    facts: Facts
+    columns: RunColumns
     # Of the run after them.
 
 
 @attrs.frozen(kw_only=True)
-class Post(Value):
+class InboxPost(Value):
     """A row for an inbox, made ready by the caller."""
 
     run_id: str
@@ -137,40 +137,40 @@ class Post(Value):
 
 
 @attrs.frozen
-class Taker(Value):
+class LeaseRequest(Value):
     """Who takes leases, and for which kind of appends."""
 
-    owner: LoopOwner
+    owner: LeaseOwner
     durability: Durability
 
 
 # A run's version, and its records by number: the header as 0, and the events that were asked for.
-Records = tuple[int, Sequence[tuple[int, bytes]]]
+JournalRecords = tuple[int, Sequence[tuple[int, bytes]]]
 
 
-class Ledger(Desk, Protocol):
+class StoreBackend(TransactionBackend, Protocol):
     """What a store's thread does, job by job, inside a transaction of its desk."""
 
     def now(self) -> float:
         """As `Store.now`."""
         ...
 
-    worker: str
+    worker_name: str
     # The name of the store object, unique; its event loops have names of their own behind it.
 
-    def create(self, opening: Opening, taker: Taker) -> tuple[Header, Lease]:
+    def create(self, request: CreateRequest, lease_request: LeaseRequest) -> tuple[Header, Lease]:
         """As `Store.create`."""
         ...
 
-    def take(self, run_id: str, taker: Taker, *, takeover: bool) -> Lease:
+    def acquire_lease(self, run_id: str, lease_request: LeaseRequest, *, takeover: bool) -> Lease:
         """As `Store.lease`."""
         ...
 
-    def claim(self, agent: str, limit: int, taker: Taker, *, suspects: bool) -> Claim:
+    def claim(self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool) -> Claim:
         """As `Store.claim`."""
         ...
 
-    def append(self, entry: Entry) -> bool:
+    def append(self, request: AppendRequest) -> bool:
         """Write events and strike inbox rows; refusals come before the first write."""
         ...
 
@@ -178,7 +178,7 @@ class Ledger(Desk, Protocol):
         """As `Store.release`."""
         ...
 
-    def post(self, post: Post) -> PostedItem:
+    def post(self, post: InboxPost) -> PostedItem:
         """As `Store.post`."""
         ...
 
@@ -186,7 +186,7 @@ class Ledger(Desk, Protocol):
         """Return number, key and item of the rows that are not taken yet, oldest first."""
         ...
 
-    def read(self, run_id: str, after: int) -> Records:
+    def read(self, run_id: str, after: int) -> JournalRecords:
         """Return the header and the events after that version."""
         ...
 
@@ -217,7 +217,7 @@ class Ledger(Desk, Protocol):
 
 
 @attrs.define(eq=False, repr=False)
-class _Draft:
+class _AppendBuffer:
     """An append that may still grow."""
 
     lease: Lease
@@ -232,10 +232,10 @@ class _Draft:
     def __attrs_post_init__(self) -> None:
         self.chars = sum(map(len, self.bodies))
 
-    def try_merge(self, other: _Draft) -> bool:
+    def try_merge(self, other: _AppendBuffer) -> bool:
         """Whether an append of the same lease has become a part of this one."""
         follows = other.run.version - len(other.bodies) == self.run.version  # else it will be refused, and alone
-        if self.final or other.final or not follows or self.chars + other.chars > JOINED_CHARS:
+        if self.final or other.final or not follows or self.chars + other.chars > MAX_MERGED_CHARS:
             return False
         self.run = other.run
         self.bodies += other.bodies
@@ -243,18 +243,18 @@ class _Draft:
         self.chars += other.chars
         return True
 
-    def entry(self) -> Entry:
+    def build_request(self) -> AppendRequest:
         """Return what a ledger writes."""
-        return Entry(
+        return AppendRequest(
             lease=self.lease,
             bodies=tuple(self.bodies),
-            facts=facts_of(self.run),
+            columns=extract_columns(self.run),
             taken=tuple(self.taken),
             final=self.final,
         )
 
 
-class _Append(Job[bool, L]):
+class _AppendJob(StoreJob[bool, L]):
     """An append on its way. Until the thread begins with it, the next append of its lease may join it.
 
     So the appends of a turn, which come within microseconds of each other, are checked once and written by one
@@ -262,66 +262,66 @@ class _Append(Job[bool, L]):
     is written after one that was not.
     """
 
-    __slots__ = ("_draft", "_gate", "ends_run")
+    __slots__ = ("_draft", "_buffer_lock", "ends_run")
 
-    def __init__(self, draft: _Draft) -> None:
-        lease = draft.lease
+    def __init__(self, buffer: _AppendBuffer) -> None:
+        lease = buffer.lease
         super().__init__(
             self._begin,
             run_id=lease.run_id,
-            spoilt=lambda ledger, error: ledger.holdings.spoil(lease, error),
+            on_failure=lambda ledger, error: ledger.leases.mark_failed(lease, error),
             durability=lease.durability,
-            lasting=True,
+            retry_if_locked=True,
         )
-        self.ends_run = draft.run.is_over
+        self.ends_run = buffer.run.is_over
         # So that no worker is woken when the lease is given back.
-        self._draft: _Draft | None = draft
+        self._buffer: _AppendBuffer | None = buffer
         # None from when the thread has begun with it.
-        self._gate = threading.Lock()
+        self._buffer_lock = threading.Lock()
         # Guards that moment.
 
-    def try_merge(self, draft: _Draft) -> bool:
+    def try_merge(self, buffer: _AppendBuffer) -> bool:
         """Whether an append that follows on this one has joined it."""
-        with self._gate:
-            return self._draft is not None and self._draft.try_merge(draft)
+        with self._buffer_lock:
+            return self._buffer is not None and self._buffer.try_merge(buffer)
 
-    def end(self) -> list[ThreadWaiter]:
+    def finish(self) -> list[ThreadWaiter]:
         """Let its outcome be known; return the bells of those who wait for it."""
-        self._close()
-        return super().end()
+        self._seal()
+        return super().finish()
 
     def _begin(self, ledger: L) -> bool:
-        draft = self._close()
+        draft = self._seal()
         assert draft is not None  # noqa: S101  it is begun once; what is tried again is what was made of it
-        entry = draft.entry()
+        entry = draft.build_request()
         self._work = lambda ledger: ledger.append(entry)
         return ledger.append(entry)
 
-    def _close(self) -> _Draft | None:
-        with self._gate:
-            draft, self._draft = self._draft, None
+    def _seal(self) -> _AppendBuffer | None:
+        with self._buffer_lock:
+            draft, self._buffer = self._buffer, None
         return draft
 
 
-class LedgerWriter(Writer[L]):
+class StoreWriter(GroupCommitWriter[L]):
     """The thread of one process, the newest append that it was given of each lease, and the owners of leases."""
 
-    def __init__(self, desk: L) -> None:
-        super().__init__(desk)
-        self.appends: WeakKeyDictionary[Lease, _Append[L]] = WeakKeyDictionary()
-        self._owners: WeakKeyDictionary[object, LoopOwner] = WeakKeyDictionary()
+    def __init__(self, backend: L) -> None:
+        super().__init__(backend)
+        self.appends: WeakKeyDictionary[Lease, _AppendJob[L]] = WeakKeyDictionary()
+        self._owners: WeakKeyDictionary[object, LeaseOwner] = WeakKeyDictionary()
         # By the event loop.
         self._numbers = count(1)
-        self.listener: Listener | None = None
+        self.listener: ChangeListener | None = None
         # To a server's announcements; None before the first subscription, and where there are none.
 
-    def owner(self) -> LoopOwner:
+    def current_owner(self) -> LeaseOwner:
         """Return the owner that the running event loop is."""
         loop = current_native_loop()
         owner = self._owners.get(loop)
         if owner is None:
-            name = f"{self.desk.worker}.{next(self._numbers)}"
-            owner = self._owners[loop] = LoopOwner(until=0.0, name=name)
+            name = f"{self.backend.worker_name}.{next(self._numbers)}"
+            owner = self._owners[loop] = LeaseOwner(until=0.0, name=name)
         return owner
 
 
@@ -345,16 +345,16 @@ class ThreadedStore(Store, Generic[L]):
 
     blocked_s: float = attrs.field(default=BLOCKED_S, kw_only=True, validator=_check_blocked_s)
     # Seconds for which an event loop may stand still until its runs are given to others, above 0.
-    _writers: dict[int, LedgerWriter[L]] = attrs.field(factory=dict, init=False)
+    _writers: dict[int, StoreWriter[L]] = attrs.field(factory=dict, init=False)
     # By process id: a forked child has no thread of its parent's, and must not touch its connection, even to close it.
 
     @abstractmethod
-    def _ledger(self) -> L:
+    def _create_backend(self) -> L:
         """Return a new ledger, for the thread of this process."""
 
     async def now(self) -> float:
         """Seconds since 1970 by the store's clock."""
-        return await self._do(lambda ledger: ledger.now(), writes=False)
+        return await self._run_job(lambda ledger: ledger.now(), writes=False)
 
     async def create(
         self,
@@ -366,44 +366,44 @@ class ThreadedStore(Store, Generic[L]):
         """Insert the run if its id is new, and take its lease."""
         header = codec.decode_header(codec.encode_header(header))  # as it will be read again
         bodies = tuple([codec.encode_event(event, header) for event in events])
-        opening = Opening(header=header, bodies=bodies, facts=facts_of(begin_run(header).fold(events)))
-        taker = self._taker(durability)
+        opening = CreateRequest(header=header, bodies=bodies, columns=extract_columns(begin_run(header).fold(events)))
+        taker = self._build_lease_request(durability)
 
         def create(ledger: L) -> tuple[Header, list[Lease]]:
             stored, lease = ledger.create(opening, taker)
             return stored, [lease]
 
-        stored, (lease,) = await self._taking(header.id, create, durability)
+        stored, (lease,) = await self._acquire_leases(header.id, create, durability)
         lease.agent = stored.agent
         return stored, lease
 
     async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
-        taker = self._taker(durability)
+        taker = self._build_lease_request(durability)
 
         def take(ledger: L) -> tuple[None, list[Lease]]:
-            return None, [ledger.take(run_id, taker, takeover=takeover)]
+            return None, [ledger.acquire_lease(run_id, taker, takeover=takeover)]
 
-        _, (lease,) = await self._taking(run_id, take, durability)
+        _, (lease,) = await self._acquire_leases(run_id, take, durability)
         return lease
 
     async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
         """Take the leases of runs of that agent that a worker can move on now."""
-        taker = self._taker(durability)
+        taker = self._build_lease_request(durability)
 
         def claim(ledger: L) -> tuple[Claim, tuple[Lease, ...]]:
             claimed = ledger.claim(agent, max(limit, 0), taker, suspects=suspects)
             return claimed, claimed.leases
 
-        claimed, _ = await self._taking("", claim, durability)
+        claimed, _ = await self._acquire_leases("", claim, durability)
         for lease in claimed.leases:
             lease.agent = agent
         return claimed
 
-    def _taker(self, durability: Durability) -> Taker:
-        return Taker(self._writer.owner(), checked_durability(durability))
+    def _build_lease_request(self, durability: Durability) -> LeaseRequest:
+        return LeaseRequest(self._writer.current_owner(), check_durability(durability))
 
-    async def _taking(
+    async def _acquire_leases(
         self, run_id: str, work: Callable[[L], tuple[T, Sequence[Lease]]], durability: Durability
     ) -> tuple[T, Sequence[Lease]]:
         """Do what takes leases; where the wait for it is cancelled they are given back, since nobody will use them."""
@@ -415,12 +415,14 @@ class ThreadedStore(Store, Generic[L]):
             return result
 
         try:
-            return await self._do(take, run_id=run_id, durability=durability)
+            return await self._run_job(take, run_id=run_id, durability=durability)
         except AgentError:
             raise  # refused or failed: nothing was taken
         except BaseException:
             with suppress(AgentError):
-                self._writer.submit(Job(lambda ledger: [ledger.release(lease) for lease in taken], frees=""))
+                self._writer.submit(
+                    StoreJob(lambda ledger: [ledger.release(lease) for lease in taken], notify_agent="")
+                )
             raise
 
     def append(
@@ -443,12 +445,12 @@ class ThreadedStore(Store, Generic[L]):
             StoreError: when 100,000 jobs wait already, or no thread can be started.
         """
         bodies = [codec.encode_event(event, run.header) for event in events]
-        draft = _Draft(lease, run, bodies, list(taken), final)
+        draft = _AppendBuffer(lease, run, bodies, list(taken), final)
         writer = self._writer
         newest = writer.appends.get(lease)
         if newest is not None and newest.try_merge(draft):
             return newest
-        job = _Append[L](draft)
+        job = _AppendJob[L](draft)
         lease.agent = run.header.agent
         writer.submit(job)
         writer.appends[lease] = job
@@ -459,52 +461,52 @@ class ThreadedStore(Store, Generic[L]):
 
         def spoilt(ledger: L, error: AgentError) -> None:
             _log.warning("run %s: its lease ends by itself: %s", lease.run_id, error)
-            ledger.holdings.abandon(lease)
+            ledger.leases.abandon(lease)
 
         writer = self._writer
         newest = writer.appends.pop(lease, None)
-        job = Job[bool, L](
+        job = StoreJob[bool, L](
             lambda ledger: ledger.release(lease),
             run_id=lease.run_id,
-            spoilt=spoilt,
+            on_failure=spoilt,
             durability="normal",
-            lasting=True,
-            frees=None if newest is not None and newest.ends_run else lease.agent,
+            retry_if_locked=True,
+            notify_agent=None if newest is not None and newest.ends_run else lease.agent,
         )
         try:
             writer.submit(job)
         except ClosedError:  # closing the store has given it back
-            return Job[bool, L].done(value=True)
+            return StoreJob[bool, L].done(value=True)
         return job
 
     async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> PostedItem:
         """Put an item into the inbox, durably; the first post of a key wins."""
         text = codec.encode_item(item)
-        post = Post(run_id=run_id, key=key, item=item, text=text, before=before, due_at=due_at(item))
-        return await self._do(lambda ledger: ledger.post(post), run_id=run_id, frees="")
+        post = InboxPost(run_id=run_id, key=key, item=item, text=text, before=before, due_at=due_at(item))
+        return await self._run_job(lambda ledger: ledger.post(post), run_id=run_id, notify_agent="")
 
     async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
         """Return the rows that are not taken yet, oldest first."""
-        rows = await self._do(lambda ledger: ledger.inbox(run_id), run_id=run_id, writes=False)
-        return await start_in_thread(lambda: tuple(posted(run_id, *row) for row in rows)).wait() if rows else ()
+        rows = await self._run_job(lambda ledger: ledger.inbox(run_id), run_id=run_id, writes=False)
+        return await start_in_thread(lambda: tuple(decode_post(run_id, *row) for row in rows)).wait() if rows else ()
 
     async def read(self, run_id: str, after: int = 0) -> StoredRun:
         """Return the header and the events after that version; they are decoded off the event loop."""
-        version, records = await self._do(lambda ledger: ledger.read(run_id, after), run_id=run_id, writes=False)
-        return await start_in_thread(lambda: _stored(run_id, after, version, records)).wait()
+        version, records = await self._run_job(lambda ledger: ledger.read(run_id, after), run_id=run_id, writes=False)
+        return await start_in_thread(lambda: _decode_journal(run_id, after, version, records)).wait()
 
     async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
         """Return the newest runs that the filter takes, newest first."""
-        return await self._do(lambda ledger: ledger.runs(where, max(limit, 0)), writes=False)
+        return await self._run_job(lambda ledger: ledger.runs(where, max(limit, 0)), writes=False)
 
     async def delete(self, run_id: str) -> None:
         """Remove a run that nobody drives, with its inbox and the runs of agents below it."""
-        check_id(run_id)
-        await self._do(lambda ledger: ledger.delete(run_id))
+        check_run_id(run_id)
+        await self._run_job(lambda ledger: ledger.delete(run_id))
 
     async def delete_session(self, session: str) -> int:
         """Remove all runs of a session; return how many they were."""
-        return await self._do(lambda ledger: ledger.delete_session(session))
+        return await self._run_job(lambda ledger: ledger.delete_session(session))
 
     async def prune(self, before: float) -> int:
         """Remove what is over and has not changed since that moment; return how many runs that were.
@@ -517,15 +519,15 @@ class ThreadedStore(Store, Generic[L]):
         Raises:
             MisuseError: when it is no such number; nothing is removed.
         """
-        check_moment(before)
+        check_prune_time(before)
         removed = start = 0
 
         def portion(ledger: L) -> tuple[int, int]:
-            return ledger.prune(before, start, PORTION)
+            return ledger.prune(before, start, PRUNE_BATCH)
 
         while start >= 0:
             began = time.monotonic()
-            count, start = await self._do(portion)
+            count, start = await self._run_job(portion)
             removed += count
             await anyio.sleep(time.monotonic() - began if count else 0)  # other processes want the file as well
         return removed
@@ -533,39 +535,39 @@ class ThreadedStore(Store, Generic[L]):
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` after commits that may have changed something under the topic, by other processes too."""
         writer = self._writer
-        end = writer.signals.subscribe(topic, wake)
-        self._hear(writer, topic)
+        end = writer.subscriptions.subscribe(topic, wake)
+        self._start_watching(writer, topic)
         return end
 
-    def _hear(self, writer: LedgerWriter[L], topic: str) -> None:
+    def _start_watching(self, writer: StoreWriter[L], topic: str) -> None:
         """See to it that changes by other processes are noticed, now that something is subscribed to."""
 
     async def aclose(self) -> None:
         """Write what is queued, give all leases back, let go of the database and end the thread."""
         await self._writer.close()
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> StoreStatistics:
         """Return what the thread has done so far in this process."""
         return self._writer.statistics()
 
-    async def _do(
+    async def _run_job(
         self,
         work: Callable[[L], T],
         *,
         run_id: str = "",
         writes: bool = True,
         durability: Durability = "full",
-        frees: str | None = None,
+        notify_agent: str | None = None,
     ) -> T:
-        check_id(run_id)
-        job = Job[T, L](work, run_id=run_id, writes=writes, durability=durability, frees=frees)
+        check_run_id(run_id)
+        job = StoreJob[T, L](work, run_id=run_id, writes=writes, durability=durability, notify_agent=notify_agent)
         self._writer.submit(job)
         return await job.wait()
 
     @property
-    def _writer(self) -> LedgerWriter[L]:
+    def _writer(self) -> StoreWriter[L]:
         pid = os.getpid()
-        return self._writers.get(pid) or self._writers.setdefault(pid, LedgerWriter(self._ledger()))
+        return self._writers.get(pid) or self._writers.setdefault(pid, StoreWriter(self._create_backend()))
 
 
 def check_lease_s(store: object, _attribute: object, value: float) -> None:
@@ -575,7 +577,7 @@ def check_lease_s(store: object, _attribute: object, value: float) -> None:
         raise MisuseError(f"{kind}(lease_s={value!r}): give seconds above 0 and up to {MAX_LEASE_S:.0f}")
 
 
-def decoded(decode: Callable[[str], T], body: object, what: str) -> T:
+def decode_record(decode: Callable[[str], T], body: object, what: str) -> T:
     """Decode a record; say which one it is when it cannot be read."""
     try:
         return decode(body.decode() if isinstance(body, bytes) else "")
@@ -588,21 +590,23 @@ def decoded(decode: Callable[[str], T], body: object, what: str) -> T:
 
 def read_header(run_id: str, body: object) -> Header:
     """Decode the header of a run."""
-    return decoded(codec.decode_header, body, f"run {run_id!r}, the header")
+    return decode_record(codec.decode_header, body, f"run {run_id!r}, the header")
 
 
-def posted(run_id: str, number: int, key: str, item: bytes) -> PostedItem:
+def decode_post(run_id: str, number: int, key: str, item: bytes) -> PostedItem:
     """Decode a row of an inbox."""
-    value = decoded(codec.decode_item, item, f"run {run_id!r}, inbox row {number}")
+    value = decode_record(codec.decode_item, item, f"run {run_id!r}, inbox row {number}")
     return PostedItem(number=number, key=key, item=value)
 
 
-def _stored(run_id: str, after: int, version: int, records: Sequence[tuple[int, bytes]]) -> StoredRun:
+def _decode_journal(run_id: str, after: int, version: int, records: Sequence[tuple[int, bytes]]) -> StoredRun:
     """Decode a journal, in which no version may be missing."""
     bodies: dict[int, Any] = dict(records)
     header = read_header(run_id, bodies.get(0))
     events = [
-        decoded(lambda text: codec.decode_event(text, header), bodies.get(number), f"run {run_id!r}, version {number}")
+        decode_record(
+            lambda text: codec.decode_event(text, header), bodies.get(number), f"run {run_id!r}, version {number}"
+        )
         for number in range(max(after, 0) + 1, version + 1)
     ]
     return StoredRun(header=header, events=tuple(events))

@@ -25,22 +25,30 @@ from agentfsm.core.inbox import (
 )
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, TextPart
-from agentfsm.testing.conformance.driving import DONE, FAR, HOSTILE, Driver, finished, header, words
+from agentfsm.testing.conformance.helpers import (
+    FAR_FUTURE,
+    FINAL_ANSWER,
+    HOSTILE_TEXT,
+    LeasedRun,
+    create_finished_run,
+    make_header,
+    make_input,
+)
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import InboxItem
     from agentfsm.ports import Store
 
 
-class Inbox:
+class InboxConformance:
     """What is posted to a run, and when it is taken."""
 
     # The inbox.
 
     async def test_a_post_waits_in_the_inbox(self, store: Store) -> None:
         """Rows are read oldest first, whatever their keys, with the numbers that their posts returned."""
-        await Driver.of(store)
-        rows = [await store.post("r1", key, words(key)) for key in ("k3", "k1", "k10", "k4", "k2")]
+        await LeasedRun.create(store)
+        rows = [await store.post("r1", key, make_input(key)) for key in ("k3", "k1", "k10", "k4", "k2")]
         assert await store.inbox("r1") == tuple(rows)
         numbers = [row.number for row in rows]
         assert numbers == sorted(set(numbers))
@@ -48,43 +56,45 @@ class Inbox:
 
     async def test_an_inbox_is_bounded(self, store: Store) -> None:
         """1,000 posts may wait: more input is refused until some is taken in, and a decision never is."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         most = 1_000
         async with anyio.create_task_group() as tasks:
             for number in range(most):
-                tasks.start_soon(store.post, "r1", f"k{number}", words("more", due_at=FAR if number % 2 else None))
+                tasks.start_soon(
+                    store.post, "r1", f"k{number}", make_input("more", due_at=FAR_FUTURE if number % 2 else None)
+                )
         with pytest.raises(ConflictError, match=r"1,000 posts waiting"):
-            await store.post("r1", "one more", words("more"))
-        assert (await store.post("r1", "k7", words("more", due_at=FAR))).key == "k7"  # it is there already
+            await store.post("r1", "one more", make_input("more"))
+        assert (await store.post("r1", "k7", make_input("more", due_at=FAR_FUTURE))).key == "k7"  # it is there already
         await store.post("r1", "approval:t1.0", Approve(call_id="t1.0"))
         await store.post("r1", "cancel", Cancel())
         rows = await store.inbox("r1")
         assert len(rows) == most + 2
         await driver.append(Observed(), taken=[row.number for row in rows[:3]]).wait()
-        await store.post("r1", "one more", words("more"))
+        await store.post("r1", "one more", make_input("more"))
 
     async def test_every_item_comes_back_as_it_was(self, store: Store) -> None:
         """No field of any item is lost."""
         items: list[InboxItem] = [
-            Input(kind=InputKind.WEBHOOK, parts=(TextPart(text=HOSTILE), ImagePart(url="https://example.org/x"))),
-            Input(parts=(TextPart(text="later"),), priority=Priority.LOW, due_at=FAR + 0.25),
+            Input(kind=InputKind.WEBHOOK, parts=(TextPart(text=HOSTILE_TEXT), ImagePart(url="https://example.org/x"))),
+            Input(parts=(TextPart(text="later"),), priority=Priority.LOW, due_at=FAR_FUTURE + 0.25),
             Approve(call_id="t1.0", by="ann", arguments='{"a":1}', digest="d"),
-            Reject(call_id="t1.0", by="ann", message=HOSTILE),
-            Settle(call_id="t1.0", by="ann", outcome=Outcome.FAILED, content=HOSTILE),
-            GiveInput(call_id="t1.0", by="ann", answers={"who": {"a": HOSTILE}, "pay": None}, digest="d"),
+            Reject(call_id="t1.0", by="ann", message=HOSTILE_TEXT),
+            Settle(call_id="t1.0", by="ann", outcome=Outcome.FAILED, content=HOSTILE_TEXT),
+            GiveInput(call_id="t1.0", by="ann", answers={"who": {"a": HOSTILE_TEXT}, "pay": None}, digest="d"),
             Rerun(call_id="t1.0", by="ann"),
-            Cancel(by="ann", message=HOSTILE),
-            Pause(by="ann", message=HOSTILE),
+            Cancel(by="ann", message=HOSTILE_TEXT),
+            Pause(by="ann", message=HOSTILE_TEXT),
             Wake(run_id="r1.t1.0"),
         ]
-        await Driver.of(store)
+        await LeasedRun.create(store)
         for number, item in enumerate(items):
             await store.post("r1", f"k{number}", item)
         assert [row.item for row in await store.inbox("r1")] == items
 
     async def test_the_first_post_of_a_key_wins(self, store: Store) -> None:
         """A second post of the kind is shown the winner, and adds nothing."""
-        await Driver.of(store)
+        await LeasedRun.create(store)
         first = await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="ann"))
         second = await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="bob"))
         assert second == first
@@ -92,14 +102,14 @@ class Inbox:
 
     async def test_the_opposite_decision_is_refused(self, store: Store) -> None:
         """A second post that says something else is an error that names the winner."""
-        await Driver.of(store)
+        await LeasedRun.create(store)
         await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="ann"))
         with pytest.raises(ConflictError, match="ann"):
             await store.post("r1", "approval:t1.0", Reject(call_id="t1.0", by="bob"))
 
     async def test_a_decision_is_what_it_comes_down_to(self, store: Store) -> None:
         """Who says the same in other words agrees; another outcome, or other arguments, are another decision."""
-        await Driver.of(store)
+        await LeasedRun.create(store)
         sent = Settle(call_id="t1.0", by="ann", outcome=Outcome.DONE, content="sent")
         edited = Approve(call_id="t1.1", by="ann", arguments='{"a":1}')
         first = {"k0": await store.post("r1", "k0", sent), "k1": await store.post("r1", "k1", edited)}
@@ -123,11 +133,11 @@ class Inbox:
 
     async def test_of_many_posts_of_a_key_one_wins(self, store: Store) -> None:
         """However many race for a key, all are shown the same winner."""
-        await Driver.of(store)
+        await LeasedRun.create(store)
         winners = []
 
         async def race(number: int) -> None:
-            winners.append(await store.post("r1", "k", words(str(number))))
+            winners.append(await store.post("r1", "k", make_input(str(number))))
 
         async with anyio.create_task_group() as group:
             for number in range(30):
@@ -137,44 +147,44 @@ class Inbox:
 
     async def test_keys_are_of_one_run(self, store: Store) -> None:
         """The same key in another run is another key."""
-        await Driver.of(store, header("r1"))
-        await Driver.of(store, header("r2"))
-        await store.post("r1", "k", words("one"))
-        await store.post("r2", "k", words("two"))
-        assert [row.item for row in await store.inbox("r2")] == [words("two")]
+        await LeasedRun.create(store, make_header("r1"))
+        await LeasedRun.create(store, make_header("r2"))
+        await store.post("r1", "k", make_input("one"))
+        await store.post("r2", "k", make_input("two"))
+        assert [row.item for row in await store.inbox("r2")] == [make_input("two")]
 
     async def test_awkward_keys_are_keys(self, store: Store) -> None:
         """Keys may hold any text."""
-        await Driver.of(store)
-        row = await store.post("r1", HOSTILE, words("x"))
-        assert (row.key, await store.inbox("r1")) == (HOSTILE, (row,))
+        await LeasedRun.create(store)
+        row = await store.post("r1", HOSTILE_TEXT, make_input("x"))
+        assert (row.key, await store.inbox("r1")) == (HOSTILE_TEXT, (row,))
 
     async def test_taken_rows_are_struck(self, store: Store) -> None:
         """An append strikes the rows that its events took in, and no others."""
-        driver = await Driver.of(store)
-        rows = [await store.post("r1", f"k{n}", words(str(n))) for n in range(4)]
+        driver = await LeasedRun.create(store)
+        rows = [await store.post("r1", f"k{n}", make_input(str(n))) for n in range(4)]
         await driver.append(Observed(), taken=[rows[0].number, rows[2].number]).wait()
         assert await store.inbox("r1") == (rows[1], rows[3])
 
     async def test_a_key_stays_taken(self, store: Store) -> None:
         """A post that arrives again after it was taken in is not taken in twice."""
-        driver = await Driver.of(store)
-        row = await store.post("r1", "k", words("x"))
+        driver = await LeasedRun.create(store)
+        row = await store.post("r1", "k", make_input("x"))
         await driver.append(Observed(), taken=[row.number]).wait()
-        assert await store.post("r1", "k", words("x")) == row
+        assert await store.post("r1", "k", make_input("x")) == row
         assert await store.inbox("r1") == ()
 
     async def test_numbers_grow_after_rows_were_taken(self, store: Store) -> None:
         """No number is given twice, taken or not."""
-        driver = await Driver.of(store)
-        first = await store.post("r1", "k1", words("x"))
+        driver = await LeasedRun.create(store)
+        first = await store.post("r1", "k1", make_input("x"))
         await driver.append(Observed(), taken=[first.number]).wait()
-        assert (await store.post("r1", "k2", words("y"))).number > first.number
+        assert (await store.post("r1", "k2", make_input("y"))).number > first.number
 
     async def test_unknown_runs_are_said_to_be_unknown(self, store: Store) -> None:
         """No operation invents a run."""
         for operation in (
-            store.post("nowhere", "k", words("x")),
+            store.post("nowhere", "k", make_input("x")),
             store.inbox("nowhere"),
             store.read("nowhere"),
             store.delete("nowhere"),
@@ -185,28 +195,28 @@ class Inbox:
 
     async def test_a_finished_run_takes_no_posts(self, store: Store) -> None:
         """Input for a run that is over is refused, whether it is done or failed."""
-        await finished(store)
+        await create_finished_run(store)
         with pytest.raises(ConflictError, match="over"):
-            await store.post("r1", "k", words("x"))
-        failed = await Driver.of(store, header("r2"))
+            await store.post("r1", "k", make_input("x"))
+        failed = await LeasedRun.create(store, make_header("r2"))
         await failed.append(Failed(reason=StopReason.CANCELLED, message="")).wait()
         with pytest.raises(ConflictError, match="cancelled"):
-            await store.post("r2", "k", words("x"))
+            await store.post("r2", "k", make_input("x"))
 
     async def test_a_finished_run_still_shows_winners(self, store: Store) -> None:
         """Who decided is shown also when the run is over: a late click is not an error."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         row = await store.post("r1", "k", Approve(call_id="t1.0", by="ann"))
-        await driver.append(Observed(), DONE, taken=[row.number]).wait()
+        await driver.append(Observed(), FINAL_ANSWER, taken=[row.number]).wait()
         assert await store.post("r1", "k", Approve(call_id="t1.0", by="bob")) == row
 
     async def test_a_run_does_not_end_over_its_inbox(self, store: Store) -> None:
         """A final append to an inbox that holds something writes nothing, and says so."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
-        row = await store.post("r1", "k", words("wait!"))
+        row = await store.post("r1", "k", make_input("wait!"))
         before = driver.run
-        assert await driver.append(DONE, final=True).wait() is False
+        assert await driver.append(FINAL_ANSWER, final=True).wait() is False
         assert ((await store.read("r1")).events, await store.inbox("r1")) == ((Observed(),), (row,))
         driver.run = before
         drafted = AnswerDrafted(message=AssistantMessage(text="done"))
@@ -214,43 +224,43 @@ class Inbox:
 
     async def test_a_final_append_may_take_what_is_left(self, store: Store) -> None:
         """What the append itself takes does not stand in its way; anything else does."""
-        driver = await Driver.of(store)
-        rows = [await store.post("r1", f"k{n}", words(str(n))) for n in range(2)]
+        driver = await LeasedRun.create(store)
+        rows = [await store.post("r1", f"k{n}", make_input(str(n))) for n in range(2)]
         before = driver.run
-        assert await driver.append(Observed(), DONE, taken=[rows[0].number], final=True).wait() is False
+        assert await driver.append(Observed(), FINAL_ANSWER, taken=[rows[0].number], final=True).wait() is False
         assert len(await store.inbox("r1")) == 2
         driver.run = before
         taken = [row.number for row in rows]
-        assert await driver.append(Observed(), DONE, taken=taken, final=True).wait() is True
+        assert await driver.append(Observed(), FINAL_ANSWER, taken=taken, final=True).wait() is True
 
     async def test_an_empty_inbox_lets_a_run_end(self, store: Store) -> None:
         """A final append to an empty inbox is written; rows that were taken before do not count."""
-        driver = await Driver.of(store)
-        row = await store.post("r1", "k", words("x"))
+        driver = await LeasedRun.create(store)
+        row = await store.post("r1", "k", make_input("x"))
         await driver.append(Observed(), taken=[row.number]).wait()
-        assert await driver.append(DONE, final=True).wait() is True
+        assert await driver.append(FINAL_ANSWER, final=True).wait() is True
 
     async def test_input_at_the_last_moment_is_not_lost(self, store: Store) -> None:
         """Of a post and the end of the run that race, one is refused: no post is accepted and never read."""
         for number in range(20):
-            driver = await Driver.of(store, header(f"r{number}"))
+            driver = await LeasedRun.create(store, make_header(f"r{number}"))
             await driver.append(Observed()).wait()
-            posted, ended = await self._raced(driver, post_first=bool(number % 2))
+            posted, ended = await self._race_post_and_end(driver, post_first=bool(number % 2))
             assert posted is not ended
 
-    async def _raced(self, driver: Driver, *, post_first: bool) -> tuple[bool, bool]:
+    async def _race_post_and_end(self, driver: LeasedRun, *, post_first: bool) -> tuple[bool, bool]:
         outcome = {}
 
         async def post() -> None:
             try:
-                await driver.store.post(driver.run.id, "k", words("x"))
+                await driver.store.post(driver.run.id, "k", make_input("x"))
             except ConflictError:
                 outcome["posted"] = False
             else:
                 outcome["posted"] = True
 
         async def end() -> None:
-            outcome["ended"] = await driver.append(DONE, final=True).wait()
+            outcome["ended"] = await driver.append(FINAL_ANSWER, final=True).wait()
 
         async with anyio.create_task_group() as group:
             for racer in (post, end) if post_first else (end, post):
@@ -261,7 +271,7 @@ class Inbox:
 
     async def test_a_post_that_comes_too_late_is_refused(self, store: Store) -> None:
         """A decision after its time is none: it is refused, is not in the inbox, and does not take the key."""
-        await Driver.of(store)
+        await LeasedRun.create(store)
         now = await store.now()
         with pytest.raises(ConflictError, match="time"):
             await store.post("r1", "k", Approve(call_id="t1.0", by="ann"), before=now - 1.0)
@@ -271,13 +281,13 @@ class Inbox:
 
     async def test_a_post_in_time_is_accepted(self, store: Store) -> None:
         """As long as the moment has not come, it is in time."""
-        await Driver.of(store)
+        await LeasedRun.create(store)
         row = await store.post("r1", "k", Approve(call_id="t1.0"), before=await store.now() + 3600.0)
         assert await store.inbox("r1") == (row,)
 
     async def test_who_comes_too_late_is_shown_the_winner(self, store: Store) -> None:
         """What was decided in time is shown also when the time is up: a second click is not an error."""
-        await Driver.of(store)
+        await LeasedRun.create(store)
         row = await store.post("r1", "k", Approve(call_id="t1.0", by="ann"))
         assert await store.post("r1", "k", Approve(call_id="t1.0", by="bob"), before=1.0) == row
         with pytest.raises(ConflictError, match="ann"):
@@ -285,29 +295,29 @@ class Inbox:
 
     async def test_a_timer_does_not_hold_up_the_end(self, store: Store) -> None:
         """A row that is not due yet is in the inbox, its number is told, and a final append is written over it."""
-        driver = await Driver.of(store)
-        row = await store.post("r1", "k", words("later", FAR))
+        driver = await LeasedRun.create(store)
+        row = await store.post("r1", "k", make_input("later", FAR_FUTURE))
         assert (await store.inbox("r1"), driver.lease.inbox_head) == ((row,), row.number)
-        assert await driver.append(Observed(), DONE, final=True).wait() is True
+        assert await driver.append(Observed(), FINAL_ANSWER, final=True).wait() is True
 
     async def test_a_timer_that_is_due_holds_up_the_end(self, store: Store) -> None:
         """A row whose time has come is a row like others, whatever waits beside it, until it is taken."""
-        driver = await Driver.of(store)
+        driver = await LeasedRun.create(store)
         for number in range(3):
-            await store.post("r1", f"later{number}", words("later", FAR))
-        row = await store.post("r1", "k", words("now", await store.now() - 1.0))
+            await store.post("r1", f"later{number}", make_input("later", FAR_FUTURE))
+        row = await store.post("r1", "k", make_input("now", await store.now() - 1.0))
         before = driver.run
-        assert await driver.append(Observed(), DONE, final=True).wait() is False
+        assert await driver.append(Observed(), FINAL_ANSWER, final=True).wait() is False
         driver.run = before
-        assert await driver.append(Observed(), DONE, taken=[row.number], final=True).wait() is True
+        assert await driver.append(Observed(), FINAL_ANSWER, taken=[row.number], final=True).wait() is True
 
     async def test_a_timer_may_be_taken_before_its_time(self, store: Store) -> None:
         """What an append takes it takes, and that does not count for what is left."""
-        driver = await Driver.of(store)
-        later = await store.post("r1", "later", words("later", FAR))
-        row = await store.post("r1", "k", words("now"))
+        driver = await LeasedRun.create(store)
+        later = await store.post("r1", "later", make_input("later", FAR_FUTURE))
+        row = await store.post("r1", "k", make_input("now"))
         before = driver.run
-        assert await driver.append(Observed(), DONE, taken=[later.number], final=True).wait() is False
+        assert await driver.append(Observed(), FINAL_ANSWER, taken=[later.number], final=True).wait() is False
         driver.run = before
         assert await driver.append(Observed(), taken=[later.number]).wait()
         assert await store.inbox("r1") == (row,)

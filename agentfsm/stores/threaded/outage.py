@@ -17,29 +17,29 @@ class Outage:
 
     lease_s: float
     # Seconds after its end for which it still counts: an owner that is alive has renewed its leases by then.
-    _heard_at: float | None = attrs.field(default=None, init=False)
+    _last_answer_at: float | None = attrs.field(default=None, init=False)
     # Monotonic seconds, as below: the last answer; None before the first.
-    _is_lost: bool = attrs.field(default=False, init=False)
+    _is_ongoing: bool = attrs.field(default=False, init=False)
     # Whether the server is away.
     _began_at: float = attrs.field(default=0.0, init=False)
     _counts_until: float = attrs.field(default=0.0, init=False)
 
     def begin(self) -> None:
         """Note that the server is away; a store that has never reached it knows of no lease."""
-        if self._is_lost or self._heard_at is None:
+        if self._is_ongoing or self._last_answer_at is None:
             return
-        self._is_lost = True
+        self._is_ongoing = True
         if time.monotonic() >= self._counts_until:  # else it is the same one, that has only paused
-            self._began_at = self._heard_at
+            self._began_at = self._last_answer_at
 
     def end(self) -> None:
         """Note that the server has answered."""
-        self._heard_at = time.monotonic()
-        if self._is_lost:
-            self._is_lost, self._counts_until = False, self._heard_at + self.lease_s
+        self._last_answer_at = time.monotonic()
+        if self._is_ongoing:
+            self._is_ongoing, self._counts_until = False, self._last_answer_at + self.lease_s
 
     @property
-    def seconds(self) -> float:
+    def grace_s(self) -> float:
         """Seconds before now from which on leases that have ended count as held; 0 where there was no outage."""
         now = time.monotonic()
-        return now - self._began_at if self._is_lost or now < self._counts_until else 0.0
+        return now - self._began_at if self._is_ongoing or now < self._counts_until else 0.0

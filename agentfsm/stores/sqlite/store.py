@@ -31,61 +31,61 @@ from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.run import Header
 from agentfsm.core.value import Value
 from agentfsm.ports import Claim, Clock, Durability, Filter, Lease, RunSummary, SystemClock, lease_lost_error
-from agentfsm.stores.common import (
-    DRIVEN,
-    LISTED,
+from agentfsm.stores.rules import (
+    LEASE_HELD_ADVICE,
     PATIENCE_S,
-    check_in_time,
+    SUMMARY_COLUMNS,
+    check_deadline,
+    check_inbox_capacity,
     check_not_over,
     check_patience_s,
-    check_room,
     check_same_prompt,
-    checked_session,
-    checked_winner,
-    followed,
-    half_of,
-    prompt_of,
-    summary_from,
-    without_history,
+    continue_session,
+    missing_predecessor_error,
+    parse_summary,
+    preview_prompt,
+    resolve_duplicate_post,
+    successor_exists_error,
+    suspect_group_size,
 )
-from agentfsm.stores.holdings import Holdings, LoopOwner, owner_of
-from agentfsm.stores.outage import Outage
-from agentfsm.stores.owner import Owner, by_process
-from agentfsm.stores.packs import PACK, ends_of_packs, pack, unpack
-from agentfsm.stores.sqlite_file import Connect, DatabaseFile, Schema, connect_sqlite3
-from agentfsm.stores.threaded import (
+from agentfsm.stores.sqlite.event_chunks import CHUNK_EVENTS, compress_chunk, decompress_chunk, find_chunk_ends
+from agentfsm.stores.sqlite.file import Connect, DatabaseFile, SQLiteSchema, connect_sqlite3
+from agentfsm.stores.threaded.group_commit import StoreJob
+from agentfsm.stores.threaded.lease_table import LeaseOwner, LeaseTable, lease_owner
+from agentfsm.stores.threaded.outage import Outage
+from agentfsm.stores.threaded.owner import OwnerIdentity, group_by_process
+from agentfsm.stores.threaded.store import (
     LEASE_S,
     MAX_LEASE_S,
-    Entry,
-    LedgerWriter,
-    Opening,
-    Post,
-    Records,
-    Taker,
+    AppendRequest,
+    CreateRequest,
+    InboxPost,
+    JournalRecords,
+    LeaseRequest,
+    StoreWriter,
     ThreadedStore,
     check_lease_s,
-    posted,
+    decode_post,
     read_header,
 )
-from agentfsm.stores.writer import Job
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
 # Events written by one statement at most: it has three variables each, and SQLite may stop at 999.
-RECORDS: Final = 100
+MAX_EVENTS_PER_INSERT: Final = 100
 
-_INDEXES_OF_2: Final = (
+_INDEXES_V2: Final = (
     "CREATE INDEX runs_by_after ON runs (after) WHERE after IS NOT NULL",
     "CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL",
 )
 # No index holds a column that changes with each append, so that an append writes to none.
-_INDEXES_OF_4: Final = (
+_INDEXES_V4: Final = (
     "CREATE INDEX runs_ready ON runs (agent, suspect, ready_at) WHERE ready_at IS NOT NULL",
     "CREATE INDEX runs_by_owner ON runs (owner) WHERE owner IS NOT NULL",
 )
 # The event loops that drive runs; the leases of one are renewed by its row.
-_WORKERS: Final = """
+_CREATE_WORKERS: Final = """
 CREATE TABLE workers (
     name  TEXT PRIMARY KEY,
     until REAL NOT NULL  -- the end of its leases, seconds of the boot clock of its machine
@@ -94,7 +94,7 @@ CREATE TABLE workers (
 # When a worker may claim the run, if nobody drives it; NULL for never. The parameters are named: `seen` and `seen_at`
 # are what its last owner has looked at, `now` is the time, and `rest` the earliest time; of rows of the inbox that are
 # newer than `newest` it does not hold.
-_READY: Final = """
+_READY_AT_SQL: Final = """
 CASE WHEN state NOT IN ('done', 'error') AND parent IS NULL THEN (
     SELECT min(at) FROM (
         SELECT max(CASE WHEN waiting THEN wakes_at ELSE :now END, :rest) AS at
@@ -105,15 +105,15 @@ END
 """
 
 # The same for runs of an older file, which no owner of today has looked at.
-_READY_ONCE: Final = (
-    _READY.replace(":now", "updated_at")
+_READY_AT_UPGRADE_SQL: Final = (
+    _READY_AT_SQL.replace(":now", "updated_at")
     .replace(":newest", "0")
     .replace(":rest", "0")
     .replace(":seen_at", "0")
     .replace(":seen", "0")
 )
 
-SCHEMA: Final = Schema(
+SCHEMA: Final = SQLiteSchema(
     version=4,
     # A file of version 2 has no packs, and needs no change to get some.
     tables=frozenset({"runs", "events", "inbox", "workers"}),
@@ -149,11 +149,11 @@ SCHEMA: Final = Schema(
             seen_at     REAL NOT NULL      -- when one last looked for timers
         )
         """,
-        _WORKERS,
+        _CREATE_WORKERS,
         "CREATE INDEX runs_by_time ON runs (created_at)",
         "CREATE INDEX runs_by_session ON runs (session) WHERE session IS NOT NULL",
-        *_INDEXES_OF_2,
-        *_INDEXES_OF_4,
+        *_INDEXES_V2,
+        *_INDEXES_V4,
         # The journal; entry 0 is the header. Not WITHOUT ROWID: records of some hundred bytes then lie densely, in the
         # order in which they came (25 % smaller), and a commit of 300 runs touches a handful of pages instead of 300.
         """
@@ -191,23 +191,23 @@ SCHEMA: Final = Schema(
                 SELECT json_extract(body, '$.after'), json_extract(body, '$.parent'), json_extract(body, '$.user')
                 FROM events WHERE run = runs.number AND version = 0 AND json_valid(body))
             """,
-            *_INDEXES_OF_2,
+            *_INDEXES_V2,
         ),
         3: (
             "DROP INDEX IF EXISTS runs_open",
-            _WORKERS,
+            _CREATE_WORKERS,
             "INSERT INTO workers SELECT owner, max(until) FROM runs WHERE owner IS NOT NULL GROUP BY owner",
             "ALTER TABLE runs DROP COLUMN until",
             *[f"ALTER TABLE runs ADD COLUMN {name} NOT NULL DEFAULT 0" for name in ("alone", "company", "suspect")],
             "ALTER TABLE runs ADD COLUMN ready_at REAL",
-            f"UPDATE runs SET ready_at = {_READY_ONCE} WHERE owner IS NULL",  # noqa: S608  of our own names
-            *_INDEXES_OF_4,
+            f"UPDATE runs SET ready_at = {_READY_AT_UPGRADE_SQL} WHERE owner IS NULL",  # noqa: S608  of our own names
+            *_INDEXES_V4,
         ),
     },
 )
 
 # Texts are read as bytes: a record that is damaged is then ours to report, and not SQLite's.
-_RUN: Final = """
+_SELECT_RUN: Final = """
 SELECT number, token, crashes, alone, version, owner, state, stop_reason,
        (SELECT max(number) FROM inbox WHERE run = runs.number AND NOT taken)
 FROM runs WHERE id = ?
@@ -218,15 +218,15 @@ INSERT INTO runs (id, session, after, parent, agent, user, prompt, created_at,
                   token, owner, crashes, alone, company, suspect, seen, seen_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
 """
-_LAST_OF_SESSION: Final = "SELECT id, state FROM runs WHERE session = ? ORDER BY number DESC LIMIT 1"
-_TAKE: Final = "UPDATE runs SET token = ?, owner = ?, ready_at = NULL WHERE number = ?"
-_CLAIM: Final = """
+_SELECT_SESSION_TAIL: Final = "SELECT id, state FROM runs WHERE session = ? ORDER BY number DESC LIMIT 1"
+_SET_OWNER: Final = "UPDATE runs SET token = ?, owner = ?, ready_at = NULL WHERE number = ?"
+_SELECT_CLAIMABLE: Final = """
 SELECT id, company FROM runs
 WHERE agent = ? AND suspect = ? AND ready_at <= ? AND company >= ? ORDER BY ready_at, number LIMIT ?
 """
-_RENEW: Final = "INSERT INTO workers VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET until = excluded.until"
+_UPSERT_OWNER: Final = "INSERT INTO workers VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET until = excluded.until"
 # All owners, of runs or not; the index has an entry for each run, and only the first of each name is looked at.
-_OWNERS: Final = """
+_SELECT_OWNERS: Final = """
 WITH RECURSIVE owners (name) AS (
     SELECT min(owner) FROM runs WHERE owner IS NOT NULL
     UNION ALL SELECT (SELECT min(owner) FROM runs WHERE owner > name) FROM owners WHERE name IS NOT NULL)
@@ -234,74 +234,76 @@ SELECT name, until FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT 
 UNION SELECT name, until FROM workers
 """
 # Runs of agents that are called belong to the runs of their callers.
-_COMPANY: Final = "SELECT count(*) FROM runs WHERE owner = ? AND parent IS NULL"
-_FREE: Final = f"""
+_COUNT_OWNED_RUNS: Final = "SELECT count(*) FROM runs WHERE owner = ? AND parent IS NULL"
+_FREE_RUNS: Final = f"""
 UPDATE runs
-SET owner = NULL, ready_at = {_READY}, suspect = crashes >= 1, company = :company,
+SET owner = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes >= 1, company = :company,
     alone = alone * (crashes > 0) + (:company <= 1), crashes = crashes + 1
 WHERE owner = :owner
 """  # noqa: S608  of our own names, as all below
-_FORGET: Final = "DELETE FROM workers WHERE name = ?"
-_LET_GO: Final = f"""
+_DELETE_WORKER: Final = "DELETE FROM workers WHERE name = ?"
+_RELEASE_RUN: Final = f"""
 UPDATE runs
-SET owner = NULL, ready_at = {_READY}, suspect = crashes > 1, seen = max(seen, :seen), seen_at = max(seen_at, :seen_at)
+SET owner = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes > 1, seen = max(seen, :seen), seen_at = max(seen_at, :seen_at)
 WHERE id = :id AND token = :token AND owner = :owner
 """  # noqa: S608
 # A turn that was finished clears the crashes, as a pause does: the values on the right are those before the update.
-_ADVANCE: Final = """
+_UPDATE_RUN: Final = """
 UPDATE runs
 SET state = ?, stop_reason = ?, waiting = ?, wakes_at = ?, turn = ?, version = ?, tokens = ?, updated_at = ?,
     crashes = crashes * (turn = ? AND NOT ?)
 WHERE number = ?
 """
 _INSERT_EVENTS: Final = "INSERT INTO events (run, version, body) VALUES "
-_HEADER: Final = "SELECT CAST(body AS BLOB) FROM events WHERE run = ? AND version = 0"
-_EVENTS: Final = """
+_SELECT_HEADER: Final = "SELECT CAST(body AS BLOB) FROM events WHERE run = ? AND version = 0"
+_SELECT_EVENTS: Final = """
 SELECT version, CAST(body AS BLOB), typeof(body) = 'blob' FROM events WHERE run = ? AND version > ? ORDER BY version
 """
-_UNPACKED: Final = """
+_SELECT_BODIES: Final = """
 SELECT CAST(body AS BLOB) FROM events WHERE run = ? AND version BETWEEN ? AND ? ORDER BY version
 """
-_DROP: Final = "DELETE FROM events WHERE run = ? AND version BETWEEN ? AND ?"
-_OPEN: Final = "SELECT number, key, CAST(item AS BLOB) FROM inbox WHERE run = ? AND NOT taken ORDER BY number"
-_WAITING: Final = "SELECT count(*) FROM inbox WHERE run = ? AND NOT taken"
-_DUE_NUMBERS: Final = """
+_DELETE_EVENTS: Final = "DELETE FROM events WHERE run = ? AND version BETWEEN ? AND ?"
+_SELECT_INBOX: Final = "SELECT number, key, CAST(item AS BLOB) FROM inbox WHERE run = ? AND NOT taken ORDER BY number"
+_COUNT_INBOX: Final = "SELECT count(*) FROM inbox WHERE run = ? AND NOT taken"
+_SELECT_DUE_POSTS: Final = """
 SELECT number FROM inbox WHERE run = ? AND NOT taken AND (due_at IS NULL OR due_at <= ?) LIMIT ?
 """
 _IS_CANCELLED: Final = "SELECT EXISTS (SELECT 1 FROM inbox WHERE run = ? AND NOT taken AND cancel)"
-_STRIKE: Final = "UPDATE inbox SET taken = 1 WHERE run = ? AND number = ?"
-_BY_KEY: Final = "SELECT number, CAST(item AS BLOB) FROM inbox WHERE run = ? AND key = ?"
-_NEXT_NUMBER: Final = "SELECT coalesce(max(number), 0) + 1 FROM inbox WHERE run = ?"
-_POST: Final = "INSERT INTO inbox (run, number, key, item, cancel, due_at, taken) VALUES (?, ?, ?, ?, ?, ?, 0)"
-_POSTED: Final = """
+_MARK_TAKEN: Final = "UPDATE inbox SET taken = 1 WHERE run = ? AND number = ?"
+_SELECT_POST: Final = "SELECT number, CAST(item AS BLOB) FROM inbox WHERE run = ? AND key = ?"
+_SELECT_NEXT_NUMBER: Final = "SELECT coalesce(max(number), 0) + 1 FROM inbox WHERE run = ?"
+_INSERT_POST: Final = "INSERT INTO inbox (run, number, key, item, cancel, due_at, taken) VALUES (?, ?, ?, ?, ?, ?, 0)"
+_MARK_CLAIMABLE: Final = """
 UPDATE runs SET ready_at = min(coalesce(ready_at, ?), ?) WHERE number = ? AND owner IS NULL AND parent IS NULL
 """
-_LIST: Final = f"SELECT {', '.join(LISTED)}, owner FROM runs"  # noqa: S608
+_SELECT_SUMMARIES: Final = f"SELECT {', '.join(SUMMARY_COLUMNS)}, owner FROM runs"  # noqa: S608
 _NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT ?"
-_OWNED: Final = "SELECT id, owner FROM runs WHERE owner IS NOT NULL"
-_BELOW: Final = """
+_SELECT_OWNED: Final = "SELECT id, owner FROM runs WHERE owner IS NOT NULL"
+_SELECT_DESCENDANTS: Final = """
 WITH RECURSIVE below (number, id) AS (
     SELECT number, id FROM runs WHERE id = ?
     UNION SELECT runs.number, runs.id FROM runs JOIN below ON runs.parent = below.id)
 SELECT runs.number, runs.id, runs.owner FROM runs JOIN below USING (number)
 """
-_FOLLOWERS: Final = "SELECT id FROM runs WHERE after = ? ORDER BY number"
-_OF_SESSION: Final = "SELECT id FROM runs WHERE session = ? ORDER BY number"
-_OLD: Final = "state IN ('done', 'error') AND updated_at < :before"
-_PORTION: Final = f"SELECT number FROM runs WHERE number > :start AND {_OLD} ORDER BY number LIMIT :limit"  # noqa: S608
+_SELECT_SUCCESSORS: Final = "SELECT id FROM runs WHERE after = ? ORDER BY number"
+_SELECT_SESSION_RUNS: Final = "SELECT id FROM runs WHERE session = ? ORDER BY number"
+_IS_PRUNABLE: Final = "state IN ('done', 'error') AND updated_at < :before"
+_SELECT_PRUNE_BATCH: Final = (
+    f"SELECT number FROM runs WHERE number > :start AND {_IS_PRUNABLE} ORDER BY number LIMIT :limit"  # noqa: S608
+)
 # All that can go only together with old runs: what goes on from them, their callers, the agents below, their sessions.
 # Of these, what may not go yet, and all that this needs: what it goes on from, too. Each step leads to runs and to
 # sessions, so that a long session is gone through once.
-_REMOVABLE: Final = f"""
+_SELECT_REMOVABLE: Final = f"""
 WITH RECURSIVE
     step (way) AS (VALUES (0), (1), (2), (3)),
     kin (run, session) AS (
-        SELECT id, NULL FROM runs WHERE number > :start AND number <= :last AND {_OLD}
+        SELECT id, NULL FROM runs WHERE number > :start AND number <= :last AND {_IS_PRUNABLE}
         UNION SELECT CASE way WHEN 0 THEN runs.id WHEN 1 THEN runs.parent END, CASE way WHEN 2 THEN runs.session END
         FROM kin CROSS JOIN runs CROSS JOIN step
         WHERE runs.id = kin.run OR runs.after = kin.run OR runs.parent = kin.run OR runs.session = kin.session),
     kept (run, session) AS (
-        SELECT id, NULL FROM kin CROSS JOIN runs WHERE id = kin.run AND NOT ({_OLD})
+        SELECT id, NULL FROM kin CROSS JOIN runs WHERE id = kin.run AND NOT ({_IS_PRUNABLE})
         UNION SELECT CASE way WHEN 0 THEN runs.id WHEN 1 THEN runs.parent WHEN 3 THEN runs.after END,
             CASE way WHEN 2 THEN runs.session END
         FROM kept CROSS JOIN runs CROSS JOIN step
@@ -311,13 +313,13 @@ SELECT number FROM kin CROSS JOIN runs WHERE id = kin.run AND id NOT IN (SELECT 
 
 
 @attrs.frozen
-class _Row(Value):
+class _SQLiteRow(Value):
     """What the statements need to know of a run, in the order of `_RUN`."""
 
     number: int
     token: int
     crashes: int
-    alone: int
+    solo_crashes: int
     version: int
     owner: str | None
     state: str
@@ -327,14 +329,14 @@ class _Row(Value):
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class _SQLiteLedger(DatabaseFile):
+class _SQLiteBackend(DatabaseFile):
     """The tables. It belongs to the writer's thread."""
 
     lease_s: float
     clock: Clock
     boot_clock: Callable[[], float]
-    holdings: Holdings
-    worker: str
+    leases: LeaseTable
+    worker_name: str
     _newest_token: int = attrs.field(default=0, init=False)
     # That a new run was given here.
 
@@ -344,7 +346,7 @@ class _SQLiteLedger(DatabaseFile):
     ) -> Iterator[None]:
         """Run the block in one transaction; where that is rolled back, leases are held as before."""
         block = DatabaseFile.transaction(self, write=write, durability=durability, runs=runs)
-        with self.holdings.transaction(), block:
+        with self.leases.transaction(), block:
             yield
 
     def now(self) -> float:
@@ -353,139 +355,143 @@ class _SQLiteLedger(DatabaseFile):
 
     # Runs and their leases.
 
-    def create(self, opening: Opening, taker: Taker) -> tuple[Header, Lease]:
+    def create(self, request: CreateRequest, lease_request: LeaseRequest) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
-        header = opening.header
-        row = self._find(header.id)
+        header = request.header
+        row = self._find_row(header.id)
         if row is None:
-            header = self._in_session(header)
-            return header, self._insert(header, opening, taker)
+            header = self._resolve_predecessor(header)
+            return header, self._insert_run(header, request, lease_request)
         stored = self._header(header.id, row.number)
         check_same_prompt(stored, header)
-        return stored, self.take(header.id, taker)
+        return stored, self.acquire_lease(header.id, lease_request)
 
-    def _in_session(self, header: Header) -> Header:
-        last = None if header.session is None else self.execute(_LAST_OF_SESSION, (header.session,)).fetchone()
-        if last is None and header.after is not None and self._find(header.after) is None:
-            raise without_history(header)
-        return checked_session(header, last)
+    def _resolve_predecessor(self, header: Header) -> Header:
+        last = None if header.session is None else self.execute(_SELECT_SESSION_TAIL, (header.session,)).fetchone()
+        if last is None and header.after is not None and self._find_row(header.after) is None:
+            raise missing_predecessor_error(header)
+        return continue_session(header, last)
 
-    def _insert(self, header: Header, opening: Opening, taker: Taker) -> Lease:
+    def _insert_run(self, header: Header, request: CreateRequest, lease_request: LeaseRequest) -> Lease:
         """Insert a run, ours to drive."""
-        body, prompt = encode_header(header), prompt_of(header)
+        body, prompt = encode_header(header), preview_prompt(header)
         names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
         # Tokens count on from the time: those of a later run with the same id are larger, and no late word of a deleted
         # run's owner is one of its successor's.
         token = self._newest_token = max(self._newest_token + 1, time.time_ns() // 1000)
-        *facts, _paused = opening.facts
-        self.execute(_INSERT_RUN, (*names, prompt, header.created_at, *facts, token, taker.owner.name))
+        *facts, _paused = request.columns
+        self.execute(_INSERT_RUN, (*names, prompt, header.created_at, *facts, token, lease_request.owner.name))
         (number,) = self.execute("SELECT last_insert_rowid()").fetchone()
-        self._write_events(number, 0, (body, *opening.bodies))
-        return self._held(Lease(run_id=header.id, token=token, version=opening.facts.version), taker)
+        self._write_events(number, 0, (body, *request.bodies))
+        return self._register_lease(
+            Lease(run_id=header.id, token=token, version=request.columns.version), lease_request
+        )
 
-    def take(self, run_id: str, taker: Taker, *, takeover: bool = False) -> Lease:
+    def acquire_lease(self, run_id: str, lease_request: LeaseRequest, *, takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
-        row = self._row(run_id)
-        if not takeover and row.owner is not None and not self.holdings.is_dropped(run_id, row.owner):
+        row = self._get_row(run_id)
+        if not takeover and row.owner is not None and not self.leases.is_dropped(run_id, row.owner):
             if self._is_driven(run_id, row.owner):
-                raise LeaseHeldError(f"run {run_id!r} {DRIVEN}")
-            self._free_runs_of_the_dead()
-            row = self._row(run_id)
-        return self._take(run_id, row, taker)
+                raise LeaseHeldError(f"run {run_id!r} {LEASE_HELD_ADVICE}")
+            self._free_abandoned_runs()
+            row = self._get_row(run_id)
+        return self._assign_lease(run_id, row, lease_request)
 
-    def claim(self, agent: str, limit: int, taker: Taker, *, suspects: bool) -> Claim:
+    def claim(self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool) -> Claim:
         """Take the leases of runs that a worker can move on now."""
-        self._free_runs_of_the_dead()
+        self._free_abandoned_runs()
         now = self.now()
-        first = self.execute(_CLAIM, (agent, True, now, 0, 1)).fetchone()
+        first = self.execute(_SELECT_CLAIMABLE, (agent, True, now, 0, 1)).fetchone()
         if suspects and first is not None:
             company = first[1]
-            found = self.execute(_CLAIM, (agent, True, now, company, min(limit, half_of(company)))).fetchall()
+            found = self.execute(
+                _SELECT_CLAIMABLE, (agent, True, now, company, min(limit, suspect_group_size(company)))
+            ).fetchall()
         else:
-            found = [] if suspects else self.execute(_CLAIM, (agent, False, now, 0, limit)).fetchall()
-        leases = tuple([self._take(run_id, self._row(run_id), taker) for run_id, _company in found])
+            found = [] if suspects else self.execute(_SELECT_CLAIMABLE, (agent, False, now, 0, limit)).fetchall()
+        leases = tuple([self._assign_lease(run_id, self._get_row(run_id), lease_request) for run_id, _company in found])
         return Claim(leases=leases, has_suspects=first is not None)
 
-    def _take(self, run_id: str, row: _Row, taker: Taker) -> Lease:
+    def _assign_lease(self, run_id: str, row: _SQLiteRow, lease_request: LeaseRequest) -> Lease:
         lease = Lease(
             run_id=run_id,
             token=row.token + 1,
             version=row.version,
-            crashes=row.alone if row.crashes else 0,
+            crashes=row.solo_crashes if row.crashes else 0,
             abandoned=row.crashes > 0 or row.owner is not None,
             inbox_head=row.newest or 0,
             cancelled=self._is_cancelled(row.number),
         )
-        self.execute(_TAKE, (lease.token, taker.owner.name, row.number))
-        return self._held(lease, taker)
+        self.execute(_SET_OWNER, (lease.token, lease_request.owner.name, row.number))
+        return self._register_lease(lease, lease_request)
 
-    def _held(self, lease: Lease, taker: Taker) -> Lease:
+    def _register_lease(self, lease: Lease, lease_request: LeaseRequest) -> Lease:
         """Hold a lease that was taken, and renew its owner's leases if that was not done lately."""
-        lease.term, lease.durability = taker.owner, taker.durability
-        if (before := self.holdings.lease_of(lease.run_id)) is not None:
-            self.after_commit(partial(self.holdings.lose, before))
-        self.holdings.add(lease, taker.owner)
-        self._renew(taker.owner, at_least_s=self.lease_s / 2)
+        lease.term, lease.durability = lease_request.owner, lease_request.durability
+        if (before := self.leases.find_lease(lease.run_id)) is not None:
+            self.after_commit(partial(self.leases.mark_lost, before))
+        self.leases.add(lease, lease_request.owner)
+        self._renew(lease_request.owner, at_least_s=self.lease_s / 2)
         return lease
 
-    def _renew(self, owner: LoopOwner, at_least_s: float = math.inf) -> None:
+    def _renew(self, owner: LeaseOwner, at_least_s: float = math.inf) -> None:
         """Renew the leases of an owner, unless they hold for so many seconds."""
         now = self.boot_clock()
         if owner.until - now < at_least_s:
             until = now + self.lease_s
-            for lease in self.holdings.leases_of(owner) if owner.until <= now else ():
-                self._mine(lease)
-            self.execute(_RENEW, (owner.name, until))
+            for lease in self.leases.find_leases(owner) if owner.until <= now else ():
+                self._sync_lease(lease)
+            self.execute(_UPSERT_OWNER, (owner.name, until))
             self.after_commit(partial(setattr, owner, "until", until))
 
-    def may_claim(self, agent: str) -> bool:
+    def can_claim(self, agent: str) -> bool:
         """Whether a claim may find something."""
         now = self.now()
-        found = [self.execute(_CLAIM, (agent, suspect, now, 0, 1)).fetchone() for suspect in (False, True)]
-        return found != [None, None] or bool(self._dead())
+        found = [self.execute(_SELECT_CLAIMABLE, (agent, suspect, now, 0, 1)).fetchone() for suspect in (False, True)]
+        return found != [None, None] or bool(self._find_dead_owners())
 
-    def _dead(self) -> list[str]:
+    def _find_dead_owners(self) -> list[str]:
         """Return the owners of runs that are dead."""
-        return [name for name, until in self.execute(_OWNERS).fetchall() if not self._lives(name, until)]
+        return [name for name, until in self.execute(_SELECT_OWNERS).fetchall() if not self._is_alive(name, until)]
 
-    def _free_runs_of_the_dead(self) -> None:
+    def _free_abandoned_runs(self) -> None:
         """Free the runs of owners that died, all of them at once: one of them may be what they died of.
 
         Owners of ours that run are renewed first: the machine may have slept through the end of their leases.
         """
-        for owner in self.holdings.renewable():
+        for owner in self.leases.renewable_owners():
             self._renew(owner, at_least_s=self.lease_s / 2)
-        dead = self._dead()
-        for names in by_process(dead):
-            company = sum([self.execute(_COMPANY, (name,)).fetchone()[0] for name in names])
+        dead = self._find_dead_owners()
+        for names in group_by_process(dead):
+            company = sum([self.execute(_COUNT_OWNED_RUNS, (name,)).fetchone()[0] for name in names])
             now = self.now()
             for name in names:
                 free = {"owner": name, "company": company, "now": now}
                 values = {**free, "rest": 0.0, "newest": 0, "seen": 0, "seen_at": 0.0}
-                self.execute(_FREE, values)
-                self.execute(_FORGET, (name,))
+                self.execute(_FREE_RUNS, values)
+                self.execute(_DELETE_WORKER, (name,))
 
     def _is_driven(self, run_id: str, owner: str | None) -> bool:
         """Whether somebody who may be alive holds the lease. Of our own leases we know; others' end with their time."""
-        if owner is None or self.holdings.is_dropped(run_id, owner):
+        if owner is None or self.leases.is_dropped(run_id, owner):
             return False
         (until,) = self.execute("SELECT max(until) FROM workers WHERE name = ?", (owner,)).fetchone()
-        return self._lives(owner, until)
+        return self._is_alive(owner, until)
 
-    def _lives(self, owner: str, until: float | None) -> bool:
+    def _is_alive(self, owner: str, until: float | None) -> bool:
         """Whether an owner may be alive: its time is not up, and it cannot be seen that it is dead."""
-        other = Owner.parse(owner)
+        other = OwnerIdentity.parse(owner)
         left_s = -math.inf if until is None else until - self.boot_clock()
-        is_seen_dead = not self.holdings.is_ours(owner) and other.is_dead
-        return other.is_of_this_boot and -self.outage.seconds < left_s <= MAX_LEASE_S and not is_seen_dead
+        is_seen_dead = not self.leases.is_ours(owner) and other.is_dead
+        return other.is_current_boot and -self.outage.grace_s < left_s <= MAX_LEASE_S and not is_seen_dead
 
     def release(self, lease: Lease) -> bool:
         """Give the lease back."""
-        self.holdings.give_back(lease)
-        self._let_go(lease.run_id, lease.token, owner_of(lease), lease)
+        self.leases.release(lease)
+        self._release_run(lease.run_id, lease.token, lease_owner(lease), lease)
         return True
 
-    def _let_go(self, run_id: str, token: int, owner: LoopOwner, lease: Lease | None = None) -> None:
+    def _release_run(self, run_id: str, token: int, owner: LeaseOwner, lease: Lease | None = None) -> None:
         """Let go of a lease; what its owner has looked at is known from the lease, where that is not lost."""
         now = self.now()
         values: dict[str, Any] = {"id": run_id, "token": token, "owner": owner.name, "now": now}
@@ -497,94 +503,96 @@ class _SQLiteLedger(DatabaseFile):
         )
         if lease is not None and lease.backoff_s:
             values |= {"rest": now + lease.backoff_s, "newest": lease.backoff_inbox_head}
-        self.execute(_LET_GO, values)
+        self.execute(_RELEASE_RUN, values)
 
     # The journal.
 
-    def append(self, entry: Entry) -> bool:
+    def append(self, request: AppendRequest) -> bool:
         """Write events and strike inbox rows; refusals come before the first write."""
-        lease = entry.lease
-        self.holdings.check(lease)
-        row = self._mine(lease)
+        lease = request.lease
+        self.leases.check(lease)
+        row = self._sync_lease(lease)
         if row is None:
             raise lease_lost_error(lease)
-        if row.version != entry.before:
-            raise ConflictError(f"run {lease.run_id!r} is at version {row.version}, not {entry.before}; load it again")
-        if entry.final and self._holds_more(row.number, entry.taken):
+        if row.version != request.expected_version:
+            raise ConflictError(
+                f"run {lease.run_id!r} is at version {row.version}, not {request.expected_version}; load it again"
+            )
+        if request.final and self._has_more_due(row.number, request.taken):
             return False
-        for number in entry.taken:
-            self.execute(_STRIKE, (row.number, number))
-        self._write_events(row.number, entry.before + 1, entry.bodies)
-        self._renew(owner_of(lease), at_least_s=self.lease_s / 2)
-        *facts, paused = entry.facts
-        self.execute(_ADVANCE, (*facts, entry.facts.turn, paused, row.number))
+        for number in request.taken:
+            self.execute(_MARK_TAKEN, (row.number, number))
+        self._write_events(row.number, request.expected_version + 1, request.bodies)
+        self._renew(lease_owner(lease), at_least_s=self.lease_s / 2)
+        *facts, paused = request.columns
+        self.execute(_UPDATE_RUN, (*facts, request.columns.turn, paused, row.number))
         return True
 
-    def _mine(self, lease: Lease) -> _Row | None:
+    def _sync_lease(self, lease: Lease) -> _SQLiteRow | None:
         """Return the row of a run that we drive, None when we do not any more; tell the lease that, or what is new."""
-        row = self._find(lease.run_id)
-        if row is None or (row.owner, row.token) != (owner_of(lease).name, lease.token):
-            self.after_commit(partial(self.holdings.lose, lease))
+        row = self._find_row(lease.run_id)
+        if row is None or (row.owner, row.token) != (lease_owner(lease).name, lease.token):
+            self.after_commit(partial(self.leases.mark_lost, lease))
             return None
         if row.newest is not None and row.newest > lease.inbox_head:
             cancelled = self._is_cancelled(row.number)
-            self.after_commit(partial(self.holdings.tell, lease.run_id, row.newest, cancelled=cancelled))
+            self.after_commit(partial(self.leases.notify_inbox, lease.run_id, row.newest, cancelled=cancelled))
         return row
 
     def _write_events(self, run: int, version: int, bodies: Sequence[str]) -> None:
-        for start in range(0, len(bodies), RECORDS):
-            chunk = bodies[start : start + RECORDS]
+        for start in range(0, len(bodies), MAX_EVENTS_PER_INSERT):
+            chunk = bodies[start : start + MAX_EVENTS_PER_INSERT]
             rows = [value for index, body in enumerate(chunk) for value in (run, version + start + index, body)]
-            self.execute(_insert_events(len(chunk)), rows)
-        for last in ends_of_packs(max(version, 1), version + len(bodies) - 1):
-            self._pack(run, last)
+            self.execute(_insert_events_sql(len(chunk)), rows)
+        for last in find_chunk_ends(max(version, 1), version + len(bodies) - 1):
+            self._write_chunk(run, last)
 
-    def _pack(self, run: int, last: int) -> None:
+    def _write_chunk(self, run: int, last: int) -> None:
         """Put the newest events of a long journal into one row."""
-        rows = (run, last - PACK + 1, last)
-        body = pack([body for (body,) in self.execute(_UNPACKED, rows).fetchall()])
+        rows = (run, last - CHUNK_EVENTS + 1, last)
+        body = compress_chunk([body for (body,) in self.execute(_SELECT_BODIES, rows).fetchall()])
         if body is not None:
-            self.execute(_DROP, rows)
-            self.execute(_insert_events(1), (run, last, body))
+            self.execute(_DELETE_EVENTS, rows)
+            self.execute(_insert_events_sql(1), (run, last, body))
 
-    def read(self, run_id: str, after: int) -> Records:
+    def read(self, run_id: str, after: int) -> JournalRecords:
         """Return the run's version, and the records: the header as 0, and those after that version."""
-        row = self._row(run_id)
-        records = [(0, body) for (body,) in self.execute(_HEADER, (row.number,)).fetchall()]
-        for version, body, is_pack in self.execute(_EVENTS, (row.number, max(after, 0))).fetchall():
-            records += unpack(run_id, version, body) if is_pack else [(version, body)]
+        row = self._get_row(run_id)
+        records = [(0, body) for (body,) in self.execute(_SELECT_HEADER, (row.number,)).fetchall()]
+        for version, body, is_pack in self.execute(_SELECT_EVENTS, (row.number, max(after, 0))).fetchall():
+            records += decompress_chunk(run_id, version, body) if is_pack else [(version, body)]
         return row.version, records
 
     def _header(self, run_id: str, number: int) -> Header:
-        body = self.execute(_HEADER, (number,)).fetchone()
+        body = self.execute(_SELECT_HEADER, (number,)).fetchone()
         return read_header(run_id, body and body[0])
 
     # The inbox.
 
-    def post(self, post: Post) -> PostedItem:
+    def post(self, post: InboxPost) -> PostedItem:
         """Insert an item; the first of a key wins."""
         run_id, item = post.run_id, post.item
-        row = self._row(run_id)
-        if (found := self.execute(_BY_KEY, (row.number, post.key)).fetchone()) is not None:
-            return checked_winner(run_id, posted(run_id, found[0], post.key, found[1]), item)
+        row = self._get_row(run_id)
+        if (found := self.execute(_SELECT_POST, (row.number, post.key)).fetchone()) is not None:
+            return resolve_duplicate_post(run_id, decode_post(run_id, found[0], post.key, found[1]), item)
         check_not_over(run_id, row.state, row.stop_reason)
-        check_in_time(run_id, post.before, self.now())
-        check_room(run_id, item, self.execute(_WAITING, (row.number,)).fetchone()[0])
-        number = self.execute(_NEXT_NUMBER, (row.number,)).fetchone()[0]
+        check_deadline(run_id, post.before, self.now())
+        check_inbox_capacity(run_id, item, self.execute(_COUNT_INBOX, (row.number,)).fetchone()[0])
+        number = self.execute(_SELECT_NEXT_NUMBER, (row.number,)).fetchone()[0]
         is_cancel = isinstance(item, Cancel)
-        self.execute(_POST, (row.number, number, post.key, post.text, int(is_cancel), post.due_at))
+        self.execute(_INSERT_POST, (row.number, number, post.key, post.text, int(is_cancel), post.due_at))
         ready_at = self.now() if post.due_at is None else post.due_at
-        self.execute(_POSTED, (ready_at, ready_at, row.number))
-        self.after_commit(partial(self.holdings.tell, run_id, number, cancelled=is_cancel))
+        self.execute(_MARK_CLAIMABLE, (ready_at, ready_at, row.number))
+        self.after_commit(partial(self.leases.notify_inbox, run_id, number, cancelled=is_cancel))
         return PostedItem(number=number, key=post.key, item=item)
 
     def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
         """Return the rows that are not taken yet, oldest first."""
-        return self.execute(_OPEN, (self._row(run_id).number,)).fetchall()
+        return self.execute(_SELECT_INBOX, (self._get_row(run_id).number,)).fetchall()
 
-    def _holds_more(self, run: int, taken: Sequence[int]) -> bool:
+    def _has_more_due(self, run: int, taken: Sequence[int]) -> bool:
         """Whether the inbox holds anything else; one row more than were taken is enough to know."""
-        rows = self.execute(_DUE_NUMBERS, (run, self.now(), len(taken) + 1)).fetchall()
+        rows = self.execute(_SELECT_DUE_POSTS, (run, self.now(), len(taken) + 1)).fetchall()
         return not {number for (number,) in rows} <= set(taken)
 
     def _is_cancelled(self, run: int) -> bool:
@@ -597,48 +605,48 @@ class _SQLiteLedger(DatabaseFile):
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
         tests = [f"{'created_at <' if name == 'before' else f'{name} ='} ?" for name in wanted]
         clause = f"WHERE {' AND '.join(tests)}" if tests else ""
-        rows = self.execute(f"{_LIST} {clause} {_NEWEST_FIRST}", (*wanted.values(), limit)).fetchall()
-        return tuple(self._summary(*row) for row in rows)
+        rows = self.execute(f"{_SELECT_SUMMARIES} {clause} {_NEWEST_FIRST}", (*wanted.values(), limit)).fetchall()
+        return tuple(self._parse_summary(*row) for row in rows)
 
-    def _summary(self, *row: Any) -> RunSummary:
+    def _parse_summary(self, *row: Any) -> RunSummary:
         *facts, owner = row
-        values: dict[str, Any] = dict(zip(LISTED, facts, strict=True))
-        return summary_from(values, driven=self._is_driven(values["id"], owner))
+        values: dict[str, Any] = dict(zip(SUMMARY_COLUMNS, facts, strict=True))
+        return parse_summary(values, driven=self._is_driven(values["id"], owner))
 
     # The end of runs.
 
     def delete(self, run_id: str) -> None:
         """Remove a run that nobody drives, and the runs below it."""
-        self._row(run_id)
-        self._remove(self._removable([run_id]))
+        self._get_row(run_id)
+        self._remove(self._find_removable([run_id]))
 
     def delete_session(self, session: str) -> int:
         """Remove all runs of a session, and the runs below them."""
-        ids = [run_id for (run_id,) in self.execute(_OF_SESSION, (session,)).fetchall()]
-        self._remove(self._removable(ids))
+        ids = [run_id for (run_id,) in self.execute(_SELECT_SESSION_RUNS, (session,)).fetchall()]
+        self._remove(self._find_removable(ids))
         return len(ids)
 
     def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
         """Remove a portion of what is over and old, and nothing still needs."""
-        portion = self.execute(_PORTION, {"before": before, "start": start, "limit": limit}).fetchall()
+        portion = self.execute(_SELECT_PRUNE_BATCH, {"before": before, "start": start, "limit": limit}).fetchall()
         if not portion:
             return 0, -1
         (last,) = portion[-1]
-        removable = self.execute(_REMOVABLE, {"before": before, "start": start, "last": last}).fetchall()
+        removable = self.execute(_SELECT_REMOVABLE, {"before": before, "start": start, "last": last}).fetchall()
         old = [number for (number,) in removable]
         self._remove(old)
         return len(old), last
 
-    def _removable(self, ids: Iterable[str]) -> list[int]:
+    def _find_removable(self, ids: Iterable[str]) -> list[int]:
         """Return the numbers of runs and those below them, if nobody drives one of them or goes on from one."""
-        rows = [row for run_id in ids for row in self.execute(_BELOW, (run_id,)).fetchall()]
+        rows = [row for run_id in ids for row in self.execute(_SELECT_DESCENDANTS, (run_id,)).fetchall()]
         found = {run_id for _number, run_id, _owner in rows}
         for _number, run_id, owner in rows:
             if self._is_driven(run_id, owner):
                 raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
-            for (follower,) in self.execute(_FOLLOWERS, (run_id,)).fetchall():
+            for (follower,) in self.execute(_SELECT_SUCCESSORS, (run_id,)).fetchall():
                 if follower not in found:
-                    raise followed(run_id, follower)
+                    raise successor_exists_error(run_id, follower)
         return [number for number, *_ in rows]
 
     def _remove(self, numbers: Iterable[int]) -> None:
@@ -649,23 +657,23 @@ class _SQLiteLedger(DatabaseFile):
 
     # Upkeep.
 
-    def beat(self) -> None:
+    def renew_leases(self) -> None:
         """Renew the leases of the event loops that run, let go of those that were dropped, learn of news and losses."""
         with self.transaction(write=True, durability="normal"):
-            for owner in self.holdings.renewable():
+            for owner in self.leases.renewable_owners():
                 self._renew(owner)
-            for run_id, held in self.holdings:
-                lease = held.lease()
+            for run_id, held in self.leases:
+                lease = held.lease_ref()
                 if lease is None:
-                    self._let_go(run_id, held.token, held.owner)
-                    self.holdings.drop(run_id)
+                    self._release_run(run_id, held.token, held.owner)
+                    self.leases.remove(run_id)
                 else:
-                    self._mine(lease)
+                    self._sync_lease(lease)
 
     def compact(self) -> None:
         """Make the file as small as its content, where no run is driven."""
         with self.transaction(write=False):
-            leases = self.execute(_OWNED).fetchall()
+            leases = self.execute(_SELECT_OWNED).fetchall()
         if driven := [run_id for run_id, *lease in leases if self._is_driven(run_id, *lease)]:
             raise LeaseHeldError(
                 f"run {driven[0]!r} is being driven, and would wait while {self.path} is compacted: stop the workers "
@@ -676,38 +684,38 @@ class _SQLiteLedger(DatabaseFile):
     def close(self) -> None:
         """Let go of the leases, and close the file."""
         try:
-            if self.holdings:
+            if self.leases:
                 with self.transaction(write=True, durability="normal"):
-                    for run_id, held in self.holdings:
-                        self._let_go(run_id, held.token, held.owner)
-                    for owner in self.holdings.owners():
-                        self.execute(_FORGET, (owner.name,))
+                    for run_id, held in self.leases:
+                        self._release_run(run_id, held.token, held.owner)
+                    for owner in self.leases.owners():
+                        self.execute(_DELETE_WORKER, (owner.name,))
                         owner.until = 0.0
         finally:
-            self.holdings.clear()
-            self.shut()
+            self.leases.clear()
+            self.close_file()
 
-    def _row(self, run_id: str) -> _Row:
-        row = self._find(run_id)
+    def _get_row(self, run_id: str) -> _SQLiteRow:
+        row = self._find_row(run_id)
         if row is None:
             raise RunNotFoundError(f"{self.path} holds no run {run_id!r}; `agentfsm runs` lists those that it holds")
         return row
 
-    def _find(self, run_id: str) -> _Row | None:
-        row = self.execute(_RUN, (run_id,)).fetchone()
+    def _find_row(self, run_id: str) -> _SQLiteRow | None:
+        row = self.execute(_SELECT_RUN, (run_id,)).fetchone()
         if row is None:
             return None
         if {*map(type, row[:5])} != {int}:  # SQLite keeps what it finds, whatever the column's type
             raise CorruptError(f"run {run_id!r}: its row is damaged: restore a backup")
-        return _Row(*row)
+        return _SQLiteRow(*row)
 
 
 @cache
-def _insert_events(count: int) -> str:
+def _insert_events_sql(count: int) -> str:
     return _INSERT_EVENTS + ", ".join(["(?, ?, ?)"] * count)
 
 
-def _file_path(path: str | os.PathLike[str]) -> str:
+def _absolute_path(path: str | os.PathLike[str]) -> str:
     """Make the path absolute, so that it means the same file after a change of folder."""
     text = os.fspath(path)
     if not isinstance(text, str) or text in ("", ":memory:"):
@@ -716,7 +724,7 @@ def _file_path(path: str | os.PathLike[str]) -> str:
 
 
 @attrs.define(eq=False, repr=False)
-class SQLiteStore(ThreadedStore[_SQLiteLedger]):
+class SQLiteStore(ThreadedStore[_SQLiteBackend]):
     """Keeps journals in a SQLite file that several processes of one machine may share.
 
     A forked child may use it if the file was not open at the time of the fork. Only its owner may read a file that the
@@ -736,7 +744,7 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
         clock: Tells the date; a test may give its own.
     """
 
-    path: str = attrs.field(converter=_file_path)
+    path: str = attrs.field(converter=_absolute_path)
     connect: Connect = attrs.field(default=connect_sqlite3, kw_only=True)
     lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=check_lease_s)
     patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=check_patience_s)
@@ -746,13 +754,13 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
 
     async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
         """Take the leases of runs that a worker can move on now; where there are none the file is only read."""
-        if not await self._do(lambda ledger: ledger.may_claim(agent), writes=False):
+        if not await self._run_job(lambda ledger: ledger.can_claim(agent), writes=False):
             return Claim()
         return await super().claim(agent, limit=limit, durability=durability, suspects=suspects)
 
-    def _hear(self, writer: LedgerWriter[_SQLiteLedger], topic: str) -> None:  # noqa: ARG002  the file tells of all
+    def _start_watching(self, writer: StoreWriter[_SQLiteBackend], topic: str) -> None:  # noqa: ARG002  the file tells of all
         with suppress(AgentError):  # it is closed
-            writer.submit(Job(lambda _ledger: None, writes=False))  # its thread looks at the file from now on
+            writer.submit(StoreJob(lambda _ledger: None, writes=False))  # its thread looks at the file from now on
 
     async def compact(self) -> int:
         """Give the room of removed runs back to the disk; return by how many bytes file and log have become smaller.
@@ -770,24 +778,24 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
         return await start_in_thread(self._compact).wait()
 
     def _compact(self) -> int:
-        ledger, before = self._ledger(), self._bytes()
+        ledger, before = self._create_backend(), self._measure_bytes()
         try:
             ledger.compact()
         except AgentError:
             raise
         except Exception as error:
-            raise ledger.explain(error) from error
+            raise ledger.translate_error(error) from error
         finally:
-            ledger.shut()
-        return before - self._bytes()
+            ledger.close_file()
+        return before - self._measure_bytes()
 
-    def _bytes(self) -> int:
+    def _measure_bytes(self) -> int:
         return sum(file.stat().st_size for name in ("", "-wal") if (file := Path(f"{self.path}{name}")).exists())
 
-    def _ledger(self) -> _SQLiteLedger:
-        worker = str(Owner.here())
-        return _SQLiteLedger(
-            worker=worker,
+    def _create_backend(self) -> _SQLiteBackend:
+        worker = str(OwnerIdentity.generate())
+        return _SQLiteBackend(
+            worker_name=worker,
             path=self.path,
             schema=SCHEMA,
             connect=self.connect,
@@ -796,5 +804,5 @@ class SQLiteStore(ThreadedStore[_SQLiteLedger]):
             lease_s=self.lease_s,
             clock=self.clock,
             boot_clock=self._clock,
-            holdings=Holdings(self.lease_s, self.blocked_s, worker),
+            leases=LeaseTable(self.lease_s, self.blocked_s, worker),
         )

@@ -27,13 +27,13 @@ from agentfsm.ports import Lease, LeaseTerm
 _log = logging.getLogger("agentfsm.stores")
 
 # Seconds between two questions to an event loop whether it runs.
-PROBE_S: Final = 0.5
+PROBE_INTERVAL_S: Final = 0.5
 # Seconds without an answer after which a log line says where the loop stands still.
 BLOCKED_LOG_S: Final = 1.0
 
 
 @attrs.define(eq=False, repr=False)
-class LoopOwner(LeaseTerm):
+class LeaseOwner(LeaseTerm):
     """An event loop that drives runs of one store: the owner of leases.
 
     Made in the loop, and then used by the store's thread.
@@ -49,11 +49,11 @@ class LoopOwner(LeaseTerm):
     # Whether the loop was closed, so that whatever it drove is driven no more.
     _loop: weakref.ref[object] = attrs.field(factory=lambda: weakref.ref(current_native_loop()), init=False)
     _thread: int = attrs.field(factory=threading.get_ident, init=False)
-    _asked: bool = attrs.field(default=False, init=False)
+    _is_probe_pending: bool = attrs.field(default=False, init=False)
     # Whether the loop has still to answer.
-    _looked_at: float = attrs.field(default=0.0, init=False)
+    _probed_at: float = attrs.field(default=0.0, init=False)
     # By the caller's clock.
-    _asked_at: float = attrs.field(default=0.0, init=False)
+    _probe_sent_at: float = attrs.field(default=0.0, init=False)
     # Monotonic seconds.
     _is_logged: bool = attrs.field(default=False, init=False)
 
@@ -66,21 +66,21 @@ class LoopOwner(LeaseTerm):
             now: Seconds by a monotonic clock.
         """
         loop = self._loop()
-        if self._asked:
-            self.silent_s += min(now - self._looked_at, 2 * PROBE_S)
+        if self._is_probe_pending:
+            self.silent_s += min(now - self._probed_at, 2 * PROBE_INTERVAL_S)
         else:
-            self._asked, self._asked_at = True, time.monotonic()
-        self.is_closed = loop is None or not try_call_soon(loop, self._answer)
+            self._is_probe_pending, self._probe_sent_at = True, time.monotonic()
+        self.is_closed = loop is None or not try_call_soon(loop, self._on_probe_answer)
         if self.silent_s >= BLOCKED_LOG_S and not (self._is_logged or self.is_closed):
             self._log_block()
-        self._looked_at = now
+        self._probed_at = now
 
-    def _answer(self) -> None:
+    def _on_probe_answer(self) -> None:
         """Run in the loop."""
         if self._is_logged:
-            stood_s = time.monotonic() - self._asked_at
+            stood_s = time.monotonic() - self._probe_sent_at
             _log.warning("the event loop of thread %d runs again after %.1f s", self._thread, stood_s)
-        self._asked, self._is_logged, self.silent_s = False, False, 0.0
+        self._is_probe_pending, self._is_logged, self.silent_s = False, False, 0.0
 
     def _log_block(self) -> None:
         self._is_logged = True
@@ -95,51 +95,51 @@ class LoopOwner(LeaseTerm):
         )
 
 
-def owner_of(lease: Lease) -> LoopOwner:
+def lease_owner(lease: Lease) -> LeaseOwner:
     """Return the event loop that owns a lease of a store with a thread."""
     owner = lease.term
-    assert isinstance(owner, LoopOwner)  # noqa: S101  it was taken there
+    assert isinstance(owner, LeaseOwner)  # noqa: S101  it was taken there
     return owner
 
 
 @attrs.define(eq=False, repr=False)
-class Held:
+class HeldLease:
     """A lease of ours."""
 
-    lease: Callable[[], Lease | None]
+    lease_ref: Callable[[], Lease | None]
     # A weak reference, so that an owner whose coroutine was thrown away holds nothing.
     token: int
-    owner: LoopOwner
-    failed: str = ""
+    owner: LeaseOwner
+    failure: str = ""
     # Why an append of it was not written, by no word of ours; then no later one is either, so that there is no gap.
 
 
 @attrs.define(eq=False, repr=False)
-class Holdings:
+class LeaseTable:
     """The leases of one store object, by run id."""
 
     lease_s: float
     # How long one lasts that is not renewed, seconds.
     blocked_s: float = 60.0
     # Seconds for which a loop may stand still until its leases are renewed no more.
-    worker: str = ""
+    worker_name: str = ""
     # The name of the store object, with which the names of its event loops begin.
-    _held: dict[str, Held] = attrs.field(factory=dict, init=False)
-    _before: dict[str, Held | None] | None = attrs.field(default=None, init=False)
+    _held: dict[str, HeldLease] = attrs.field(factory=dict, init=False)
+    _undo_log: dict[str, HeldLease | None] | None = attrs.field(default=None, init=False)
     # What was held of each run that has changed in the transaction; None outside of one.
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
-    def beat_s(self) -> float:
+    def renew_interval_s(self) -> float:
         """Seconds between two renewals: a lease outlives two that came to nothing."""
         return self.lease_s / 3
 
-    def __iter__(self) -> Iterator[tuple[str, Held]]:
+    def __iter__(self) -> Iterator[tuple[str, HeldLease]]:
         return iter(list(self._held.items()))
 
-    def owners(self) -> list[LoopOwner]:
+    def owners(self) -> list[LeaseOwner]:
         """Return the event loops that hold leases here."""
         return list({id(held.owner): held.owner for held in self._held.values()}.values())
 
@@ -153,71 +153,71 @@ class Holdings:
             owner.probe(now)
         closed = [(run_id, held) for run_id, held in self if held.owner.is_closed]
         for run_id, held in closed:
-            self._put(run_id, Held(lambda: None, held.token, held.owner))
+            self._put(run_id, HeldLease(lambda: None, held.token, held.owner))
         return bool(closed)
 
-    def renewable(self) -> list[LoopOwner]:
+    def renewable_owners(self) -> list[LeaseOwner]:
         """Return the event loops whose leases are to be renewed: those that run."""
         return [owner for owner in self.owners() if self.is_renewable(owner)]
 
-    def is_renewable(self, owner: LoopOwner) -> bool:
+    def is_renewable(self, owner: LeaseOwner) -> bool:
         """Whether the loop runs, as far as it is known."""
         return owner.silent_s < self.blocked_s and not owner.is_closed
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the block; where it fails, what it has taken and given back is held as before."""
-        self._before = {}
+        self._undo_log = {}
         try:
             yield
         except BaseException:
-            for run_id, held in self._before.items():
+            for run_id, held in self._undo_log.items():
                 self._put(run_id, held)
             raise
         finally:
-            self._before = None
+            self._undo_log = None
 
-    def add(self, lease: Lease, owner: LoopOwner) -> None:
+    def add(self, lease: Lease, owner: LeaseOwner) -> None:
         """Hold a lease that was just taken."""
-        self._put(lease.run_id, Held(weakref.ref(lease), lease.token, owner))
+        self._put(lease.run_id, HeldLease(weakref.ref(lease), lease.token, owner))
 
-    def drop(self, run_id: str) -> None:
+    def remove(self, run_id: str) -> None:
         """Hold it no longer."""
         self._put(run_id, None)
 
     def abandon(self, lease: Lease) -> None:
         """Treat a lease that could not be given back as one that was thrown away: the next renewal lets go of it."""
         if (held := self._find(lease)) is not None:
-            self._put(lease.run_id, Held(lambda: None, lease.token, held.owner))
+            self._put(lease.run_id, HeldLease(lambda: None, lease.token, held.owner))
 
-    def leases_of(self, owner: LoopOwner) -> list[Lease]:
+    def find_leases(self, owner: LeaseOwner) -> list[Lease]:
         """Return the leases of an event loop that nobody has thrown away."""
-        leases = [held.lease() for held in self._held.values() if held.owner is owner]
+        leases = [held.lease_ref() for held in self._held.values() if held.owner is owner]
         return [lease for lease in leases if lease is not None]
 
     def clear(self) -> None:
         """Hold nothing."""
         self._held.clear()
 
-    def lease_of(self, run_id: str) -> Lease | None:
+    def find_lease(self, run_id: str) -> Lease | None:
         """Return the lease of the run, if somebody here has it and has not thrown it away."""
         held = self._held.get(run_id)
-        return None if held is None else held.lease()
+        return None if held is None else held.lease_ref()
 
     def is_ours(self, owner: str) -> bool:
         """Whether the owner is an event loop of this store object."""
-        return owner.startswith(self.worker)
+        return owner.startswith(self.worker_name)
 
     def is_dropped(self, run_id: str, owner: str) -> bool:
         """Whether the lease is ours, and the coroutine that had it has thrown it away."""
-        return self.is_ours(owner) and self.lease_of(run_id) is None
+        return self.is_ours(owner) and self.find_lease(run_id) is None
 
-    def holds(self, run_id: str, token: int) -> bool:
+    def has_lease(self, run_id: str, token: int) -> bool:
         """Whether this lease is known here, dropped or not."""
         held = self._held.get(run_id)
         return held is not None and held.token == token
 
-    def give_back(self, lease: Lease) -> None:
+    def release(self, lease: Lease) -> None:
         """Hold it no longer, if it is this one."""
         if self._find(lease) is not None:
             self._put(lease.run_id, None)
@@ -232,39 +232,41 @@ class Holdings:
         held = self._find(lease)
         if held is None:
             raise LeaseLostError(f"run {lease.run_id!r}: its lease was given back or taken over: load it to see")
-        if held.failed:
-            raise StoreError(f"run {lease.run_id!r}: an earlier append was not written, nor is this one: {held.failed}")
+        if held.failure:
+            raise StoreError(
+                f"run {lease.run_id!r}: an earlier append was not written, nor is this one: {held.failure}"
+            )
 
-    def spoil(self, lease: Lease, error: AgentError) -> None:
+    def mark_failed(self, lease: Lease, error: AgentError) -> None:
         """Let no later append of the lease be written after one that was not."""
         held = self._find(lease)
         if held is not None:
-            held.failed = held.failed or str(error)
+            held.failure = held.failure or str(error)
 
-    def tell(self, run_id: str, newest: int, *, cancelled: bool) -> None:
+    def notify_inbox(self, run_id: str, inbox_head: int, *, cancelled: bool) -> None:
         """Tell whoever drives a run here what its inbox holds."""
-        lease = self.lease_of(run_id)
+        lease = self.find_lease(run_id)
         if lease is None:
             return
-        lease.inbox_head = max(lease.inbox_head, newest)
+        lease.inbox_head = max(lease.inbox_head, inbox_head)
         if cancelled and not lease.cancelled:
             lease.cancelled = True
             _wake(lease)
 
-    def lose(self, lease: Lease) -> None:
+    def mark_lost(self, lease: Lease) -> None:
         """Tell whoever drives a run here that another owner has taken over."""
-        self.give_back(lease)
+        self.release(lease)
         if not lease.lost:
             lease.lost = True
             _wake(lease)
 
-    def _find(self, lease: Lease) -> Held | None:
+    def _find(self, lease: Lease) -> HeldLease | None:
         held = self._held.get(lease.run_id)
-        return held if held is not None and held.lease() is lease else None
+        return held if held is not None and held.lease_ref() is lease else None
 
-    def _put(self, run_id: str, held: Held | None) -> None:
-        if self._before is not None:
-            self._before.setdefault(run_id, self._held.get(run_id))
+    def _put(self, run_id: str, held: HeldLease | None) -> None:
+        if self._undo_log is not None:
+            self._undo_log.setdefault(run_id, self._held.get(run_id))
         if held is None:
             self._held.pop(run_id, None)
         else:

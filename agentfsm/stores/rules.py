@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Header
 
 # What a decision has done to its call, in words.
-_DONE: Final[Mapping[type, str]] = {
+_DECISION_WORDS: Final[Mapping[type, str]] = {
     Approve: "approved",
     Reject: "rejected",
     GiveInput: "answered",
     Rerun: "set to run again",
 }
 # What is said of a run that somebody else drives.
-DRIVEN: Final = (
+LEASE_HELD_ADVICE: Final = (
     "is being driven by another worker; wait for it, or take it over by agent.resume(run_id, takeover=True) if that "
     "one hangs"
 )
-FINAL: Final = frozenset({State.DONE, State.ERROR})
+FINAL_STATES: Final = frozenset({State.DONE, State.ERROR})
 # Seconds. Long enough for a server that restarts, and for most failovers; a managed one takes 10 to 30 seconds.
 PATIENCE_S: Final = 30.0
 # Characters of the prompt in a list of runs: a line or two.
 PROMPT_CHARS: Final = 200
 # Posts that wait in the inbox of one run, beyond which it takes no more input: each turn reads all of them, at 0.1 ms.
-INBOX_ROWS: Final = 1_000
+MAX_INBOX_ROWS: Final = 1_000
 # The fields of a summary that are columns of a database; who drives a run is told by its lease.
-LISTED: Final = tuple([field.name for field in attrs.fields(RunSummary) if field.name != "driven"])
+SUMMARY_COLUMNS: Final = tuple([field.name for field in attrs.fields(RunSummary) if field.name != "driven"])
 
 
-def checked_durability(durability: Durability) -> Durability:
+def check_durability(durability: Durability) -> Durability:
     """Return what is a durability.
 
     Raises:
@@ -66,7 +66,7 @@ def check_patience_s(store: object, _attribute: object, value: float) -> None:
         raise MisuseError(f"{type(store).__name__}(patience_s={value!r}): give seconds, 0 or more")
 
 
-def check_id(run_id: object) -> None:
+def check_run_id(run_id: object) -> None:
     """Refuse what is no run's id, before it is looked for.
 
     Raises:
@@ -87,7 +87,7 @@ def check_same_prompt(stored: Header, header: Header) -> None:
         raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
 
 
-def checked_session(header: Header, last: tuple[str, str] | None) -> Header:
+def continue_session(header: Header, last: tuple[str, str] | None) -> Header:
     """Name the session's last run in the header; those before it are over, or it would not have begun.
 
     Args:
@@ -100,7 +100,7 @@ def checked_session(header: Header, last: tuple[str, str] | None) -> Header:
     if last is None:
         return header
     run_id, state = last
-    if state not in FINAL:
+    if state not in FINAL_STATES:
         raise ConflictError(
             f"session {header.session!r} has a run that is not over: {run_id}; before the next one starts, go on "
             f"with it by agent.resume({run_id!r}), or end it by agent.cancel({run_id!r})",
@@ -108,7 +108,7 @@ def checked_session(header: Header, last: tuple[str, str] | None) -> Header:
     return attrs.evolve(header, after=run_id)
 
 
-def without_history(header: Header) -> ConflictError:
+def missing_predecessor_error(header: Header) -> ConflictError:
     """Return the error of who goes on from a run that is not there."""
     return ConflictError(
         f"run {header.id!r} cannot go on from run {header.after!r}, which this store does not hold: it was deleted or "
@@ -116,16 +116,16 @@ def without_history(header: Header) -> ConflictError:
     )
 
 
-def checked_winner(run_id: str, winner: PostedItem, item: InboxItem) -> PostedItem:
+def resolve_duplicate_post(run_id: str, winner: PostedItem, item: InboxItem) -> PostedItem:
     """Return the first post of a key, if the second one says the same.
 
     Raises:
         ConflictError: when it says something else, showing who was first.
     """
-    if _says(winner.item) == _says(item):
+    if _comparison_key(winner.item) == _comparison_key(item):
         return winner
     first = winner.item
-    what = f"{getattr(first, 'call_id', '') or 'it'} was {_DONE.get(type(first), 'decided')} already"
+    what = f"{getattr(first, 'call_id', '') or 'it'} was {_DECISION_WORDS.get(type(first), 'decided')} already"
     words = f", as {first.content[:PROMPT_CHARS]!r}" if isinstance(first, Settle) else ""
     raise ConflictError(f"run {run_id!r}: {what} by {getattr(first, 'by', '') or 'somebody'!r}{words}")
 
@@ -136,11 +136,11 @@ def check_not_over(run_id: str, state: str, stop_reason: str | None) -> None:
     Raises:
         ConflictError: when it is.
     """
-    if state in FINAL:
+    if state in FINAL_STATES:
         raise ConflictError(f"run {run_id!r} is over ({stop_reason}): it takes no more input")
 
 
-def check_in_time(run_id: str, before: float | None, now: float) -> None:
+def check_deadline(run_id: str, before: float | None, now: float) -> None:
     """Refuse a post that comes too late.
 
     Raises:
@@ -150,7 +150,7 @@ def check_in_time(run_id: str, before: float | None, now: float) -> None:
         raise ConflictError(f"run {run_id!r}: this was to be decided in time, and the time is up: that is a no")
 
 
-def check_room(run_id: str, item: InboxItem, waiting: int) -> None:
+def check_inbox_capacity(run_id: str, item: InboxItem, waiting: int) -> None:
     """Refuse more input for a run that has not taken in what it was sent; a decision is never refused for that.
 
     Args:
@@ -161,20 +161,20 @@ def check_room(run_id: str, item: InboxItem, waiting: int) -> None:
     Raises:
         ConflictError: when there are too many.
     """
-    if waiting >= INBOX_ROWS and isinstance(item, Input):
+    if waiting >= MAX_INBOX_ROWS and isinstance(item, Input):
         raise ConflictError(
             f"run {run_id!r} has {waiting:,} posts waiting in its inbox, and takes no more input before it has taken "
             "some in: have it driven, by a worker or agent.resume(), and send again; or put more into one input",
         )
 
 
-def wakes_at(run: Run) -> float | None:
+def next_expiry(run: Run) -> float | None:
     """Return when what a run waits for is decided by time, seconds since 1970; None for never."""
     times = [item.expires_at for item in run.pending if item.expires_at is not None]
     return min(times) if times and run.paused is None else None
 
 
-def check_moment(before: object) -> None:
+def check_prune_time(before: object) -> None:
     """Refuse what is no moment to prune by, before anything is removed.
 
     Raises:
@@ -187,19 +187,19 @@ def check_moment(before: object) -> None:
         )
 
 
-def half_of(company: int) -> int:
+def suspect_group_size(previous_size: int) -> int:
     """Return how many suspects are driven together that were driven by so many when their owner died, at least 1."""
-    return max(1, company // 2)
+    return max(1, previous_size // 2)
 
 
-def followed(run_id: str, follower: str) -> ConflictError:
+def successor_exists_error(run_id: str, successor: str) -> ConflictError:
     """Return the error of who deletes a run that another goes on from."""
     return ConflictError(
-        f"run {follower!r} goes on from run {run_id!r} and needs its history: delete that first, or the whole session",
+        f"run {successor!r} goes on from run {run_id!r} and needs its history: delete that first, or the whole session",
     )
 
 
-def _says(item: InboxItem) -> tuple[object, ...]:
+def _comparison_key(item: InboxItem) -> tuple[object, ...]:
     """Return what a post comes down to, whoever says it and in whatever words."""
     match item:
         case Settle():
@@ -211,13 +211,13 @@ def _says(item: InboxItem) -> tuple[object, ...]:
     return (type(item),)
 
 
-def prompt_of(header: Header) -> str:
+def preview_prompt(header: Header) -> str:
     """Return the beginning of the prompt's text."""
     text = " ".join(part.text for part in header.prompt if isinstance(part, TextPart))
     return text[:PROMPT_CHARS]
 
 
-def summary_of(run: Run, *, driven: bool, ready_at: float | None) -> RunSummary:
+def build_summary(run: Run, *, driven: bool, ready_at: float | None) -> RunSummary:
     """Return the line of a list that stands for the run."""
     return RunSummary(
         id=run.id,
@@ -234,12 +234,12 @@ def summary_of(run: Run, *, driven: bool, ready_at: float | None) -> RunSummary:
         tokens=run.usage.tokens,
         created_at=run.created_at,
         updated_at=run.updated_at,
-        prompt=prompt_of(run.header),
+        prompt=preview_prompt(run.header),
         ready_at=ready_at,
     )
 
 
-def summary_from(values: Mapping[str, Any], *, driven: bool) -> RunSummary:
+def parse_summary(values: Mapping[str, Any], *, driven: bool) -> RunSummary:
     """Return the line of a list from the columns of a database.
 
     Raises:

@@ -61,39 +61,39 @@ if TYPE_CHECKING:
     from agentfsm.ports import Lease, PendingWrite, RunSummary, Store
 
 # Text that is awkward to store, and has to come back as it was.
-HOSTILE: Final = (
+HOSTILE_TEXT: Final = (
     "NUL \x00, escape \x1b[31m, bidi \u202e, zero width \u200b, tag \U000e0041, emoji 👩‍👩‍👧, quotes '\"`;--, \\ \n\r\t"
 )
 # Seconds since 1970: a moment that no test lives to see, in the year 2255.
-FAR: Final = 9e9
+FAR_FUTURE: Final = 9e9
 # Seconds without an event, while others drive a run and give it back.
-PATIENCE_S: Final = 60.0
-DONE: Final = AnswerGiven(message=AssistantMessage(text="done"), usage=Usage(input_tokens=7, output_tokens=3))
+STALL_TIMEOUT_S: Final = 60.0
+FINAL_ANSWER: Final = AnswerGiven(message=AssistantMessage(text="done"), usage=Usage(input_tokens=7, output_tokens=3))
 
 
-def header(run_id: str = "r1", prompt: str = "Sort the notes", **fields: object) -> Header:
+def make_header(run_id: str = "r1", prompt: str = "Sort the notes", **fields: object) -> Header:
     """Return the header of a run to create."""
     values: dict[str, object] = {"created_at": 1_800_000_000.0, **fields}
     return Header(id=run_id, prompt=(TextPart(text=prompt),), **values)  # type: ignore[arg-type]
 
 
-def words(text: str, due_at: float | None = None) -> Input:
+def make_input(text: str, due_at: float | None = None) -> Input:
     """Return an input of the user's."""
     return Input(parts=(TextPart(text=text),), due_at=due_at)
 
 
-async def until(store: Store, at: float) -> None:
+async def wait_until(store: Store, at: float) -> None:
     """Return once the store's clock has come to that moment, seconds since 1970."""
     while await store.now() < at:  # noqa: ASYNC110  a clock has no event to wait for
         await anyio.sleep(0.01)
 
 
-def ids(lines: Sequence[RunSummary]) -> list[str]:
+def list_ids(lines: Sequence[RunSummary]) -> list[str]:
     """Return the ids of a list's lines."""
     return [line.id for line in lines]
 
 
-def turn_of(run: Run) -> tuple[Event, ...]:
+def build_turn(run: Run) -> tuple[Event, ...]:
     """Return the events of the run's next turn, with one call."""
     call = ToolCall(id=f"t{run.turn + 1}.0", name="look", arguments='{"at":"x"}', key=f"k{run.turn}")
     result = ToolResult(call_id=call.id, tool="look", outcome=Outcome.DONE, content="seen")
@@ -106,7 +106,7 @@ def turn_of(run: Run) -> tuple[Event, ...]:
     )
 
 
-async def claimable(store: Store, agent: str, limit: int = 100) -> tuple[str, ...]:
+async def list_claimable(store: Store, agent: str, limit: int = 100) -> tuple[str, ...]:
     """Return the ids of the runs that a worker would claim, in that order; they are claimed and given back."""
     claim = await store.claim(agent, limit=limit)
     for lease in claim.leases:
@@ -115,7 +115,7 @@ async def claimable(store: Store, agent: str, limit: int = 100) -> tuple[str, ..
 
 
 @attrs.define(eq=False, repr=False)
-class Driver:
+class LeasedRun:
     """A run that is being driven, as the engine does it."""
 
     store: Store
@@ -123,14 +123,14 @@ class Driver:
     run: Run
 
     @classmethod
-    async def of(cls, store: Store, head: Header | None = None) -> Driver:
+    async def create(cls, store: Store, head: Header | None = None) -> LeasedRun:
         """Create a run, or take up one that exists."""
-        head, lease = await store.create(head or header())
+        head, lease = await store.create(head or make_header())
         stored = await store.read(head.id)
         return cls(store, lease, begin_run(head).fold(stored.events))
 
     @classmethod
-    async def again(cls, store: Store, run_id: str = "r1") -> Driver:
+    async def resume(cls, store: Store, run_id: str = "r1") -> LeasedRun:
         """Take up a run that exists."""
         lease = await store.lease(run_id)
         stored = await store.read(run_id)
@@ -141,38 +141,38 @@ class Driver:
         self.run = self.run.fold(events)
         return self.store.append(self.lease, self.run, events, taken=taken, final=final)
 
-    def turn(self) -> tuple[Event, ...]:
+    def build_turn(self) -> tuple[Event, ...]:
         """Return the events of a whole turn with one call."""
-        return turn_of(self.run)
+        return build_turn(self.run)
 
-    async def ask(self, expires_at: float = FAR, at: float = 0.0) -> None:
+    async def request_approval(self, expires_at: float = FAR_FUTURE, at: float = 0.0) -> None:
         """Let the run wait for a person: it is then in ACT, at version 3."""
-        chosen, *_rest = self.turn()
+        chosen, *_rest = self.build_turn()
         asked = ApprovalAsked(at=at, call_id=f"t{self.run.turn + 1}.0", expires_at=expires_at)
         await self.append(Observed(), chosen, asked).wait()
 
-    async def release(self, seen: int = 0, seen_at: float = 0.0) -> None:
+    async def release(self, inbox_read: int = 0, timers_read_at: float = 0.0) -> None:
         """Give the lease back, having looked at the inbox up to that number, and for timers at that moment."""
-        self.lease.inbox_read, self.lease.timers_read_at = seen, seen_at
+        self.lease.inbox_read, self.lease.timers_read_at = inbox_read, timers_read_at
         await self.store.release(self.lease).wait()
 
 
-async def finished(store: Store, head: Header | None = None, at: float = 0.0) -> Run:
+async def create_finished_run(store: Store, head: Header | None = None, at: float = 0.0) -> Run:
     """Drive a run to DONE, and give its lease back."""
-    driver = await Driver.of(store, head)
-    await driver.append(Observed(at=at), attrs.evolve(DONE, at=at)).wait()
+    driver = await LeasedRun.create(store, head)
+    await driver.append(Observed(at=at), attrs.evolve(FINAL_ANSWER, at=at)).wait()
     await driver.release()
     return driver.run
 
 
-async def rests(store: Store, head: Header | None = None, expires_at: float = FAR) -> None:
+async def create_waiting_run(store: Store, head: Header | None = None, expires_at: float = FAR_FUTURE) -> None:
     """Drive a run until it waits for a person, and give its lease back."""
-    driver = await Driver.of(store, head)
-    await driver.ask(expires_at)
+    driver = await LeasedRun.create(store, head)
+    await driver.request_approval(expires_at)
     await driver.release()
 
 
-def every_event() -> tuple[Event, ...]:
+def build_every_event() -> tuple[Event, ...]:
     """Return one event of each type, with all fields set. They make no run: a journal does not look at that."""
     call = ToolCall(
         id="t1.0", name="n", arguments='{"a":[1,2.5,null]}', key="k", provider_id="p", malformed="{", repaired="{,"
@@ -186,7 +186,7 @@ def every_event() -> tuple[Event, ...]:
         call_id="t1.0",
         tool="n",
         outcome=Outcome.TIMED_OUT,
-        content=HOSTILE,
+        content=HOSTILE_TEXT,
         index=3,
         started_at=1.5,
         duration_s=0.25,
@@ -203,7 +203,7 @@ def every_event() -> tuple[Event, ...]:
         call_id="t1.0",
         tool="n",
         arguments={"a": [1, 2.5, None]},
-        description=HOSTILE,
+        description=HOSTILE_TEXT,
         expires_at=9.5,
         digest="d",
     )
@@ -212,22 +212,22 @@ def every_event() -> tuple[Event, ...]:
         run_id="r1",
         call_id="t1.0",
         questions=(
-            Question(key="who", message=HOSTILE, schema={"properties": {"a": {"type": "integer"}}}),
+            Question(key="who", message=HOSTILE_TEXT, schema={"properties": {"a": {"type": "integer"}}}),
             Question(key="pay", message="x", url="https://example.org/pay"),
         ),
     )
-    said = AssistantMessage(text=HOSTILE, calls=(call,))
+    said = AssistantMessage(text=HOSTILE_TEXT, calls=(call,))
     parts = (TextPart(text="x"), ImagePart(url="https://example.org/x.png", detail="low"))
     return (
         Observed(at=1.5, took_s=0.5, inputs=(Input(kind=InputKind.TIMER, parts=parts),)),
         ToolsChosen(at=2.0, message=said, usage=usage, request="q"),
         AnswerGiven(at=2.0, message=said, usage=usage, request="q"),
         AnswerDrafted(at=2.0, message=said, usage=usage, request="q"),
-        ModelFaltered(at=2.0, error=HOSTILE, usage=usage, request="q"),
+        ModelFaltered(at=2.0, error=HOSTILE_TEXT, usage=usage, request="q"),
         Compacted(
             at=2.0,
             start=3,
-            head=(Span(start=0, end=1), Summarised(count=2, text=HOSTILE), Removed(count=1)),
+            head=(Span(start=0, end=1), Summarised(count=2, text=HOSTILE_TEXT), Removed(count=1)),
             tokens_before=9,
             tokens_after=4,
             why="window",
@@ -241,27 +241,31 @@ def every_event() -> tuple[Event, ...]:
         ToolLost(at=2.0, call_id="t1.0"),
         ToolPaused(at=2.0, call_id="t1.0", pending=(waits,)),
         ToolPaused(at=2.0, call_id="t1.0", pending=(asks,), state='{"a": [1, null]}'),
-        InputGiven(at=2.0, call_id="t1.0", by="ann", answers={"who": {"a": 1, "b": [HOSTILE]}, "pay": None}),
-        ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE, digest="d"),
+        InputGiven(at=2.0, call_id="t1.0", by="ann", answers={"who": {"a": 1, "b": [HOSTILE_TEXT]}, "pay": None}),
+        ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE_TEXT, digest="d"),
         ApprovalGiven(at=2.0, call_id="t1.0", by="ann", arguments='{"a":1}'),
         ToolsReturned(at=2.0),
-        Judged(at=2.0, verdict=Verdict(action=Action.REPLAN, scores=(Score(criterion="x", score=2),), note=HOSTILE)),
-        Continued(at=2.0, note=HOSTILE, loop=True, disabled=("n",), refused=True, is_last=True, asks=HOSTILE),
+        Judged(
+            at=2.0, verdict=Verdict(action=Action.REPLAN, scores=(Score(criterion="x", score=2),), note=HOSTILE_TEXT)
+        ),
+        Continued(at=2.0, note=HOSTILE_TEXT, loop=True, disabled=("n",), refused=True, is_last=True, asks=HOSTILE_TEXT),
         Accepted(at=2.0),
-        Paused(at=2.0, by="ann", message=HOSTILE),
-        Resumed(at=2.0, fingerprint=Fingerprint(instructions="i", model="m", tools={"n": "h"}), changes=(HOSTILE,)),
-        LimitReached(at=2.0, reason=StopReason.TIMEOUT, message=HOSTILE, note=HOSTILE),
-        Failed(at=2.0, reason=StopReason.CANCELLED, message=HOSTILE),
+        Paused(at=2.0, by="ann", message=HOSTILE_TEXT),
+        Resumed(
+            at=2.0, fingerprint=Fingerprint(instructions="i", model="m", tools={"n": "h"}), changes=(HOSTILE_TEXT,)
+        ),
+        LimitReached(at=2.0, reason=StopReason.TIMEOUT, message=HOSTILE_TEXT, note=HOSTILE_TEXT),
+        Failed(at=2.0, reason=StopReason.CANCELLED, message=HOSTILE_TEXT),
     )
 
 
-async def winners(take: Callable[[], Awaitable[Lease]]) -> list[Lease]:
+async def race_for_lease(acquire: Callable[[], Awaitable[Lease]]) -> list[Lease]:
     """Return the leases that many get who want one at once; the others are told that it is held."""
     leases: list[Lease] = []
 
     async def race() -> None:
         try:
-            leases.append(await take())
+            leases.append(await acquire())
         except LeaseHeldError:
             return
 
@@ -271,12 +275,12 @@ async def winners(take: Callable[[], Awaitable[Lease]]) -> list[Lease]:
     return leases
 
 
-def at_version(run: Run, version: int) -> Run:
+def with_version(run: Run, version: int) -> Run:
     """Return the run as if it were at another version, for events that make no run."""
     return attrs.evolve(run, version=version)
 
 
-async def drive_in_turn(store: Store, times: int) -> None:
+async def drive_in_turns(store: Store, times: int) -> None:
     """Drive the run so many times, two events each, in turn with all others who want it."""
     done, version, since = 0, -1, anyio.current_time()
     while done < times:
@@ -284,14 +288,16 @@ async def drive_in_turn(store: Store, times: int) -> None:
             lease = await store.lease("r1")
         except LeaseHeldError:
             await anyio.sleep(0.001)
-            if anyio.current_time() - since > PATIENCE_S:
+            if anyio.current_time() - since > STALL_TIMEOUT_S:
                 before, version = version, len((await store.read("r1")).events)
-                assert version > before, f"{PATIENCE_S} s without an event, and the run is held: a lease has no end"
+                assert version > before, (
+                    f"{STALL_TIMEOUT_S} s without an event, and the run is held: a lease has no end"
+                )
                 since = anyio.current_time()
             continue
-        run = at_version(begin_run(header()), lease.version)
+        run = with_version(begin_run(make_header()), lease.version)
         for _ in range(2):
-            run = at_version(run, run.version + 1)
+            run = with_version(run, run.version + 1)
             assert await store.append(lease, run, (Observed(at=float(lease.token)),)).wait()
             await anyio.lowlevel.checkpoint()
         await store.release(lease).wait()
@@ -306,7 +312,7 @@ async def check_turns(store: Store, times: int) -> None:
     assert drives == sorted(drives)
 
 
-async def refused(commit: PendingWrite, kind: type[StoreError]) -> None:
+async def check_refused(commit: PendingWrite, kind: type[StoreError]) -> None:
     """Check that the append is refused, by its wait."""
     with pytest.raises(kind):
         await commit.wait()

@@ -9,25 +9,25 @@ from typing import Final
 from agentfsm.core.errors import CorruptError
 
 # Events in a pack: a dozen turns. Twice as many would take a sixth less room, and leave twice as many outside.
-PACK: Final = 64
+CHUNK_EVENTS: Final = 64
 # Bytes of events beyond which they stay as they are: the store's thread packs them, and others wait for it.
-PACK_BYTES: Final = 1_000_000
+MAX_CHUNK_BYTES: Final = 1_000_000
 
 
-def ends_of_packs(first: int, newest: int) -> range:
+def find_chunk_ends(first: int, newest: int) -> range:
     """Return the versions at which packs end, among those from `first`, 1 or more, to `newest`."""
-    return range(-(-first // PACK) * PACK, newest + 1, PACK)
+    return range(-(-first // CHUNK_EVENTS) * CHUNK_EVENTS, newest + 1, CHUNK_EVENTS)
 
 
-def pack(bodies: Sequence[bytes]) -> bytes | None:
+def compress_chunk(bodies: Sequence[bytes]) -> bytes | None:
     """Return events in one piece, oldest first; None where they are too large, or not as they were written."""
     lines = b"\n".join(bodies)
-    if lines.count(b"\n") != PACK - 1 or len(lines) > PACK_BYTES:
+    if lines.count(b"\n") != CHUNK_EVENTS - 1 or len(lines) > MAX_CHUNK_BYTES:
         return None
     return zlib.compress(lines)
 
 
-def unpack(run_id: str, newest: int, body: bytes) -> Iterator[tuple[int, bytes]]:
+def decompress_chunk(run_id: str, newest: int, body: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the events of a pack with their versions, oldest first.
 
     Raises:

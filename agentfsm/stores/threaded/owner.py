@@ -18,32 +18,32 @@ import attrs
 from agentfsm.core.value import Value
 
 # States of a process that will never run again: a zombie that nobody has reaped, and one on its way out.
-_ENDED = "ZX"
+_DEAD_STATES = "ZX"
 
 
 @attrs.frozen
-class Owner(Value):
+class OwnerIdentity(Value):
     """A store object of a process of a boot of a machine. Text fields hold no spaces; "-" says not known."""
 
-    boot: str
+    boot_id: str
     # The machine's boot id: times of the boot clock compare within one boot only.
-    pids: str
+    pid_namespace: str
     # The inode of the process namespace: process numbers compare within one only (containers have their own).
     pid: int
-    started: str
+    start_time: str
     # When the process started, clock ticks since boot: numbers are used again, the pair is not.
-    name: str
+    nonce: str
     # Random, so that two stores in one process are two owners.
 
     @classmethod
-    def here(cls) -> Owner:
+    def generate(cls) -> OwnerIdentity:
         """Return a new owner in this process."""
         pid = os.getpid()
-        _, started = _process(pid)
-        return cls(_boot_id(), _namespace(), pid, started, secrets.token_hex(6))
+        _, started = _read_process_stat(pid)
+        return cls(_read_boot_id(), _read_pid_namespace(), pid, started, secrets.token_hex(6))
 
     @classmethod
-    def parse(cls, text: str) -> Owner:
+    def parse(cls, text: str) -> OwnerIdentity:
         """Read what `str` wrote; text of any other form is an owner of whom nothing is known."""
         try:
             boot, pids, pid, started, name = text.split(" ")
@@ -52,51 +52,53 @@ class Owner(Value):
             return cls("-", "-", 0, "-", text)
 
     def __str__(self) -> str:
-        return f"{self.boot} {self.pids} {self.pid} {self.started} {self.name}"
+        return f"{self.boot_id} {self.pid_namespace} {self.pid} {self.start_time} {self.nonce}"
 
     @property
-    def is_of_this_boot(self) -> bool:
+    def is_current_boot(self) -> bool:
         """Whether the machine has not been restarted since; true also where it cannot be known."""
-        return self.boot == _boot_id() or "-" in (self.boot, _boot_id())
+        return self.boot_id == _read_boot_id() or "-" in (self.boot_id, _read_boot_id())
 
     @property
     def is_dead(self) -> bool:
         """Whether its process has certainly ended."""
-        known = "-" not in (self.boot, self.pids, self.started)
-        if not known or self.boot != _boot_id() or self.pids != _namespace():
+        known = "-" not in (self.boot_id, self.pid_namespace, self.start_time)
+        if not known or self.boot_id != _read_boot_id() or self.pid_namespace != _read_pid_namespace():
             return False
-        state, started = _process(self.pid)
+        state, started = _read_process_stat(self.pid)
         if started == "-":
-            return not _exists(self.pid)
-        return started != self.started or state in _ENDED
+            return not _process_exists(self.pid)
+        return started != self.start_time or state in _DEAD_STATES
 
 
-def by_process(names: Iterable[str]) -> list[list[str]]:
+def group_by_process(names: Iterable[str]) -> list[list[str]]:
     """Return the names of owners in groups: those of one process died together."""
     groups: dict[Hashable, list[str]] = {}
     for name in names:
-        owner = Owner.parse(name)
-        is_known = owner.pid > 0 and owner.started != "-"
-        groups.setdefault((owner.boot, owner.pids, owner.pid, owner.started) if is_known else name, []).append(name)
+        owner = OwnerIdentity.parse(name)
+        is_known = owner.pid > 0 and owner.start_time != "-"
+        groups.setdefault(
+            (owner.boot_id, owner.pid_namespace, owner.pid, owner.start_time) if is_known else name, []
+        ).append(name)
     return list(groups.values())
 
 
 @cache
-def _boot_id() -> str:
+def _read_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or "-"
     except OSError:
         return "-"
 
 
-def _namespace() -> str:
+def _read_pid_namespace() -> str:
     try:
         return str(Path("/proc/self/ns/pid").stat().st_ino)
     except OSError:
         return "-"
 
 
-def _process(pid: int) -> tuple[str, str]:
+def _read_process_stat(pid: int) -> tuple[str, str]:
     """Return state and start time of a process, from /proc (proc(5), fields 3 and 22); "-" for what cannot be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -106,7 +108,7 @@ def _process(pid: int) -> tuple[str, str]:
         return "-", "-"
 
 
-def _exists(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     """Whether there is such a process; /proc may hide those of other users, a signal to one is refused instead."""
     try:
         os.kill(pid, 0)

@@ -1,0 +1,721 @@
+"""Journals in PostgreSQL, for workers on many machines, on asyncio and trio alike.
+
+One thread owns the one connection and commits in groups (`writer`); the server is reached and understood by
+`postgres_link`, and `postgres_sql` has the tables and the statements.
+
+The appends of a group are written by one statement, which takes those that may be written and says which they were. All
+are expected to be: where one was not, the transaction is rolled back, and the group is done again with that one by
+itself, to find out why. So 1,000 appends cost two round trips, and each still has its own outcome.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
+
+from agentfsm._concurrency import boot_clock
+from agentfsm.core.codec import encode_header
+from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
+from agentfsm.core.inbox import Cancel, PostedItem
+from agentfsm.core.run import Header
+from agentfsm.core.value import Value
+from agentfsm.ports import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
+from agentfsm.stores.postgres import sql
+from agentfsm.stores.postgres.connection import NOW, PostgresAddress, PostgresConnection, hash_topic, iter_notifications
+from agentfsm.stores.rules import (
+    LEASE_HELD_ADVICE,
+    PATIENCE_S,
+    SUMMARY_COLUMNS,
+    check_deadline,
+    check_inbox_capacity,
+    check_not_over,
+    check_patience_s,
+    check_same_prompt,
+    continue_session,
+    missing_predecessor_error,
+    parse_summary,
+    preview_prompt,
+    resolve_duplicate_post,
+    successor_exists_error,
+    suspect_group_size,
+)
+from agentfsm.stores.subscriptions import Subscriptions, run_topic
+from agentfsm.stores.threaded.change_listener import ChangeListener
+from agentfsm.stores.threaded.group_commit import StoreJob
+from agentfsm.stores.threaded.lease_table import LeaseOwner, LeaseTable, lease_owner
+from agentfsm.stores.threaded.owner import OwnerIdentity, group_by_process
+from agentfsm.stores.threaded.store import (
+    LEASE_S,
+    AppendRequest,
+    CreateRequest,
+    InboxPost,
+    JournalRecords,
+    LeaseRequest,
+    StoreWriter,
+    ThreadedStore,
+    check_lease_s,
+    decode_post,
+    read_header,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Events that one statement copies at most.
+MAX_EVENTS_PER_INSERT: Final = 1_000
+# The part of a lease that is left when the next transaction renews it: a renewal comes after each third of it.
+RENEW_FRACTION: Final = 0.7
+# Seconds for which appends to a run are announced after somebody has said that it is watched.
+WATCH_DURATION_S: Final = 30.0
+_RUN_TOPIC_PREFIX: Final = run_topic("")
+# Characters of records in one statement, about: a server keeps several copies of it while it works.
+MAX_STATEMENT_CHARS: Final = 4_000_000
+
+# Appends by run id; those of one run follow on each other.
+AppendChains: TypeAlias = Mapping[str, Sequence[AppendRequest]]
+# A lease to be let go of: run id, token, owner, the newest inbox number that the owner has looked at, when it last
+# looked for timers, the seconds for which the run is to rest, and the inbox number up to which that holds.
+LeaseRelease: TypeAlias = tuple[str, int, str, int, float, float, int]
+
+
+# Of runs, by id, token and owner: the newest inbox number not taken yet, and whether the run is to end.
+InboxUpdates: TypeAlias = Mapping[tuple[str, int, str], tuple[int | None, bool]]
+
+
+class _PartialAppend(Exception):  # noqa: N818  not an error of anybody: it has the group done again
+    """Some of the appends of a statement were not written."""
+
+
+@attrs.frozen
+class _PostgresRow(Value):
+    """What the statements need to know of a run, in the order of `sql.SELECT_RUN`."""
+
+    number: int
+    token: int
+    crashes: int
+    solo_crashes: int
+    owner: str | None
+    version: int
+    state: str
+    stop_reason: str | None
+    newest: int | None
+    # The newest inbox number not taken yet.
+    cancelled: bool
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class _PostgresBackend(PostgresConnection):
+    """The tables. It belongs to the writer's thread."""
+
+    leases: LeaseTable
+    _pending_appends: dict[str, list[AppendRequest]] = attrs.field(factory=dict, init=False)
+    # Appends that the next statement writes, by run; those of one run follow on each other.
+    _pending_chars: int = attrs.field(default=0, init=False)
+    # In them.
+    _isolated_ids: set[int] = attrs.field(factory=set, init=False)
+    # The ids of entries that were not written with others.
+    _pending_releases: list[LeaseRelease] = attrs.field(factory=list, init=False)
+    # Leases that the transaction has still to let go of.
+    _has_written: bool = attrs.field(default=False, init=False)
+    _is_maintained: bool = attrs.field(default=False, init=False)
+
+    @contextmanager
+    def transaction(
+        self, *, write: bool, durability: Durability = "full", runs: Collection[str] = ()
+    ) -> Iterator[None]:
+        """Run the block in one transaction, committed at its end or rolled back.
+
+        Where it is about several runs they are locked first, in the order that all workers keep. Two that lock them as
+        they come to them could wait for one another, until the server sees that, after a second.
+        """
+        try:
+            with self.leases.transaction(), self.open_transaction(write=write, durability=durability):
+                if write:
+                    self._renew(self.leases.renewable_owners(), at_least_s=RENEW_FRACTION * self.lease_s)
+                if write and len(runs) > 1:
+                    self.prepend(sql.LOCK_RUNS, list(runs))
+                yield
+                if write:
+                    self._flush()
+        finally:
+            self._pending_releases.clear()
+            self._pending_appends.clear()
+            self._pending_chars = 0
+        self._isolated_ids.clear()
+        self._has_written = self._has_written or write
+
+    def wait_to_retry(self, error: Exception) -> bool:
+        """Wait a little where the error will pass; return whether the same jobs shall be done again."""
+        return isinstance(error, _PartialAppend) or self.back_off(error)
+
+    def _renew(self, owners: Sequence[LeaseOwner], *, at_least_s: float) -> None:
+        """Renew the leases of event loops, where they hold for fewer seconds, with the next statement."""
+        now = boot_clock()
+        due = [owner for owner in owners if owner.until - now < at_least_s]
+        if due:
+            self.prepend(sql.UPSERT_OWNERS, self.lease_s, [owner.name for owner in due])
+        for owner in due:
+            self._extend_leases(owner, now)
+
+    def _extend_leases(self, owner: LeaseOwner, now: float) -> None:
+        """Let the leases of an event loop hold from now on; where they have ended, see first which are lost."""
+        leases = self.leases.find_leases(owner) if owner.until <= now else []
+        if leases:
+            self._sync_leases(leases)
+        self.after_commit(partial(setattr, owner, "until", now + self.lease_s))
+
+    def _sync_leases(self, leases: Sequence[Lease]) -> None:
+        news = self._read_inbox_updates([lease.run_id for lease in leases])
+        for lease in leases:
+            self._apply_update(lease, news)
+
+    def now(self) -> float:
+        """Seconds since 1970 by the server's clock."""
+        (now,) = self._select_one(f"SELECT {NOW}")
+        return float(now)
+
+    # Runs and their leases.
+
+    def create(self, request: CreateRequest, lease_request: LeaseRequest) -> tuple[Header, Lease]:
+        """Insert the run if its id is new, and take its lease."""
+        self.check_durability(lease_request.durability)
+        self._flush()
+        header = request.header
+        is_alone = header.session is None and header.after is None
+        row = None if is_alone else self._find_row(header.id)  # most are new: what they go on from is asked after that
+        if row is None:
+            header = self._resolve_predecessor(header)
+            if (lease := self._insert_run(header, request, lease_request)) is not None:
+                return header, lease
+            row = self._get_row(header.id)
+        stored = self._header(header.id, row.number)
+        check_same_prompt(stored, header)
+        return stored, self.acquire_lease(header.id, lease_request)
+
+    def _resolve_predecessor(self, header: Header) -> Header:
+        last: Any = None
+        if header.session is not None:
+            asked = f"{sql.LOCK_SESSION}; {sql.SELECT_SESSION_TAIL}"
+            last = self.execute(asked, (header.session, header.session)).fetchone()
+        if (
+            last is None
+            and header.after is not None
+            and self.execute(sql.LOCK_PREDECESSOR, (header.after,)).fetchone() is None
+        ):
+            raise missing_predecessor_error(header)
+        return continue_session(header, last)
+
+    def _insert_run(self, header: Header, request: CreateRequest, lease_request: LeaseRequest) -> Lease | None:
+        """Insert a run, ours to drive, if its id is new."""
+        names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
+        *facts, _paused = request.columns
+        values = (
+            *names,
+            preview_prompt(header),
+            header.created_at,
+            *facts,
+            lease_request.owner.name,
+            encode_header(header),
+        )
+        if (inserted := self.execute(sql.INSERT_RUN, values).fetchone()) is None:
+            return None
+        number, token = inserted
+        for start in range(0, len(request.bodies), MAX_EVENTS_PER_INSERT):
+            records = list(enumerate(request.bodies[start : start + MAX_EVENTS_PER_INSERT], start + 1))
+            self.execute(sql.INSERT_EVENTS, (number, *_transpose(records)))
+        return self._register_lease(
+            Lease(run_id=header.id, token=token, version=request.columns.version), lease_request
+        )
+
+    def acquire_lease(self, run_id: str, lease_request: LeaseRequest, *, takeover: bool = False) -> Lease:
+        """Take the lease of a run that exists."""
+        self.check_durability(lease_request.durability)
+        self._flush()
+        row = self._get_row(run_id)
+        if not takeover and row.owner is not None and not self.leases.is_dropped(run_id, row.owner):
+            if row.owner in self._find_living_owners():
+                raise LeaseHeldError(f"run {run_id!r} {LEASE_HELD_ADVICE}")
+            gone, living, _company = self._select_one(sql.SELECT_OWNER_STATUS, self._owner_status_values("", limit=0))
+            self._free_abandoned_runs(gone, living)
+            row = self._get_row(run_id)
+        (token,) = self._select_one(sql.SET_OWNER, (lease_request.owner.name, row.number))
+        lease = _build_lease(run_id, token, row.version, row.crashes, row.solo_crashes, row.newest, row.cancelled)
+        lease.abandoned |= row.owner is not None
+        return self._register_lease(lease, lease_request)
+
+    def claim(self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool) -> Claim:
+        """Take the leases of runs that a worker can move on now."""
+        self.check_durability(lease_request.durability)
+        self._flush()
+        gone, living, company = self._select_one(sql.SELECT_OWNER_STATUS, self._owner_status_values(agent, limit=1))
+        if self._free_abandoned_runs(gone, living):
+            gone, living, company = self._select_one(sql.SELECT_OWNER_STATUS, self._owner_status_values(agent, limit=1))
+        if suspects:
+            least, limit = company or 0, min(limit, suspect_group_size(company or 0))
+        else:
+            least = 0
+        rows = self.execute(sql.CLAIM_RUNS, (agent, suspects, least, limit, lease_request.owner.name)).fetchall()
+        leases = [self._register_lease(_build_lease(*row), lease_request) for row in rows]
+        return Claim(leases=tuple(leases), has_suspects=company is not None)
+
+    def _owner_status_values(self, agent: str, *, limit: int) -> tuple[Any, ...]:
+        """Return the values of `sql.SELECT_OWNER_STATUS`."""
+        return (self.outage.grace_s, agent, True, 0, limit)
+
+    def _register_lease(self, lease: Lease, lease_request: LeaseRequest) -> Lease:
+        """Hold a lease that was taken, and renew its owner's leases if that was not done lately."""
+        lease.term, lease.durability = lease_request.owner, lease_request.durability
+        if (before := self.leases.find_lease(lease.run_id)) is not None:
+            self.after_commit(partial(self.leases.mark_lost, before))
+        self.leases.add(lease, lease_request.owner)
+        now = boot_clock()
+        if lease_request.owner.until - now < self.lease_s / 2:
+            self.execute(sql.UPSERT_OWNERS, (self.lease_s, [lease_request.owner.name]))
+            self._extend_leases(lease_request.owner, now)
+        return lease
+
+    def _free_abandoned_runs(self, gone: Sequence[str], living: Sequence[str]) -> bool:
+        """Free the runs of owners that died, all of them at once: one of them may be what they died of.
+
+        Args:
+            gone: Owners whose leases have ended.
+            living: Other owners; of some it may be seen that they are dead.
+
+        Returns:
+            Whether there were any.
+        """
+        dead = [
+            *gone,
+            *[name for name in living if not self.leases.is_ours(name) and OwnerIdentity.parse(name).is_dead],
+        ]
+        for names in group_by_process(dead):
+            (company,) = self._select_one(sql.COUNT_OWNED_RUNS, (names, names))
+            self.execute(sql.FREE_RUNS, (company, int(company <= 1), names))
+        return bool(dead)
+
+    def _is_driven(self, run_id: str, owner: str | None, living: frozenset[str]) -> bool:
+        """Whether somebody who may be alive holds the lease. Of our own leases we know; others' end with their time."""
+        return owner in living and not self.leases.is_dropped(run_id, owner)
+
+    def _find_living_owners(self) -> frozenset[str]:
+        """Return the owners whose leases have not ended, and of whom it cannot be seen that they are dead."""
+        names = [name for (name,) in self.execute(sql.SELECT_LIVING_OWNERS, (self.outage.grace_s,)).fetchall()]
+        return frozenset(name for name in names if self.leases.is_ours(name) or not OwnerIdentity.parse(name).is_dead)
+
+    def release(self, lease: Lease) -> bool:
+        """Give the lease back."""
+        self.leases.release(lease)
+        self._pending_releases.append(
+            (
+                lease.run_id,
+                lease.token,
+                lease_owner(lease).name,
+                lease.inbox_read,
+                lease.timers_read_at,
+                lease.backoff_s,
+                lease.backoff_inbox_head,
+            )
+        )
+        return True
+
+    # The journal.
+
+    def append(self, request: AppendRequest) -> bool:
+        """Have events written and inbox rows struck with the next statement; all but refusals are found out there."""
+        self.leases.check(request.lease)
+        if id(request) in self._isolated_ids:
+            return self._append_isolated(request)
+        chain = self._pending_appends.get(request.lease.run_id)
+        if self._pending_chars > MAX_STATEMENT_CHARS or (chain and not _can_chain(chain[-1], request)):
+            self._flush()
+        self._pending_appends.setdefault(request.lease.run_id, []).append(request)
+        self._pending_chars += sum(map(len, request.bodies))
+        return True
+
+    def _append_isolated(self, request: AppendRequest) -> bool:
+        self._flush()
+        run_id = request.lease.run_id
+        row = self._sync_lease(request.lease)
+        if row.version != request.expected_version:
+            raise ConflictError(
+                f"run {run_id!r} is at version {row.version}, not {request.expected_version}; load it again"
+            )
+        chains = {run_id: [request]}
+        if self._find_blocked_ends(chains):
+            return False
+        self._write_appends(chains)
+        return True
+
+    def _sync_lease(self, lease: Lease) -> _PostgresRow:
+        """Return the row of a run that we drive, locked, and tell the lease what is new.
+
+        Raises:
+            LeaseLostError: when we do not drive it any more.
+        """
+        row = self._find_row(lease.run_id)
+        if row is None or (row.owner, row.token) != (lease_owner(lease).name, lease.token):
+            self.after_commit(partial(self.leases.mark_lost, lease))
+            raise lease_lost_error(lease)
+        self._notify_inbox(lease, row.newest, cancelled=row.cancelled)
+        return row
+
+    def _flush(self) -> None:
+        """Write the appends that wait for it, then let go of the leases that were given back."""
+        chains, self._pending_appends, self._pending_chars = self._pending_appends, {}, 0
+        if chains:
+            missing = self._find_blocked_ends(chains) or chains.keys() - self._write_appends(chains)
+            if missing:
+                self._isolated_ids.update(id(entry) for run_id in missing for entry in chains[run_id])
+                raise _PartialAppend
+        leaving, self._pending_releases = self._pending_releases, []
+        if leaving:
+            ids = [run_id for run_id, *_rest in leaving]
+            self.execute(sql.RELEASE_RUNS, (ids, *_transpose(leaving), self.channel))
+
+    def _find_blocked_ends(self, chains: AppendChains) -> set[str]:
+        """Return the ids of the runs that shall end, and whose inbox holds more that is due."""
+        taken = {
+            run_id: {number for entry in chain for number in entry.taken}
+            for run_id, chain in chains.items()
+            if chain[-1].final
+        }
+        rows = self.execute(sql.SELECT_DUE_POSTS, (list(taken), list(taken))).fetchall() if taken else []
+        return {run_id for run_id, number in rows if number not in taken[run_id]}
+
+    def _write_appends(self, chains: AppendChains) -> set[str]:
+        """Write appends, by one statement; return the ids of the runs whose appends were written."""
+        heads = [
+            (
+                run_id,
+                chain[0].lease.token,
+                lease_owner(chain[0].lease).name,
+                chain[0].expected_version,
+                *chain[-1].columns,
+            )
+            for run_id, chain in chains.items()
+        ]
+        entries = [(run_id, entry) for run_id, chain in chains.items() for entry in chain]
+        records = [
+            (run_id, version, body)
+            for run_id, entry in entries
+            for version, body in enumerate(entry.bodies, entry.expected_version + 1)
+        ]
+        values = [*_transpose(heads), *_transpose(records), self.channel]
+        if struck := [(run_id, number) for run_id, entry in entries for number in entry.taken]:
+            rows = self.execute(sql.MARK_TAKEN + sql.APPEND_EVENTS, [*_transpose(struck), *values]).fetchall()
+        else:
+            rows = self.execute(sql.APPEND_EVENTS, values).fetchall()
+        for run_id, newest, cancelled, _told in rows:
+            self._notify_inbox(chains[run_id][0].lease, newest, cancelled=cancelled)
+        return {run_id for run_id, *_news in rows}
+
+    def read(self, run_id: str, after: int) -> JournalRecords:
+        """Return the run's version, and the records: the header as 0, and those after that version."""
+        row = self._get_row(run_id, sql.SELECT_RUN)
+        records = self.execute(sql.SELECT_EVENTS, (row.number, max(after, 0))).fetchall()
+        return row.version, [(version, body.encode()) for version, body in records]
+
+    def _header(self, run_id: str, number: int) -> Header:
+        body = self.execute(sql.SELECT_HEADER, (number,)).fetchone()
+        return read_header(run_id, body and body[0].encode())
+
+    # The inbox.
+
+    def post(self, post: InboxPost) -> PostedItem:
+        """Insert an item; the first of a key wins."""
+        self._flush()
+        run_id, item = post.run_id, post.item
+        row = self._get_row(run_id)
+        now, number, waiting, *winner = self._select_one(
+            sql.SELECT_BEFORE_POST, (row.number, row.number, row.number, post.key)
+        )
+        if winner[0] is not None:
+            return resolve_duplicate_post(run_id, decode_post(run_id, winner[0], post.key, winner[1].encode()), item)
+        check_not_over(run_id, row.state, row.stop_reason)
+        check_deadline(run_id, post.before, now)
+        check_inbox_capacity(run_id, item, waiting)
+        is_cancel = isinstance(item, Cancel)
+        self.execute(sql.INSERT_POST, (row.number, number, post.key, post.text, is_cancel, post.due_at))
+        self.execute(sql.MARK_CLAIMABLE, (post.due_at, row.number, self.channel))
+        self.after_commit(partial(self.leases.notify_inbox, run_id, number, cancelled=is_cancel))
+        return PostedItem(number=number, key=post.key, item=item)
+
+    def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
+        """Return the rows that are not taken yet, oldest first."""
+        rows = self.execute(sql.SELECT_INBOX, (self._get_row(run_id, sql.SELECT_RUN).number,)).fetchall()
+        return [(number, key, item.encode()) for number, key, item in rows]
+
+    def _notify_inbox(self, lease: Lease, inbox_head: int | None, *, cancelled: bool) -> None:
+        if inbox_head is not None and inbox_head > lease.inbox_head:
+            self.after_commit(partial(self.leases.notify_inbox, lease.run_id, inbox_head, cancelled=cancelled))
+
+    # Lists.
+
+    def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
+        """Return the newest runs that the filter takes, newest first."""
+        wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
+        tests = ["created_at < %s" if name == "before" else f'"{name}" = %s' for name in wanted]
+        clause = f"WHERE {' AND '.join(tests)}" if tests else ""
+        values = [str(value) if isinstance(value, str) else value for value in wanted.values()]  # psycopg names enums
+        rows = self.execute(f"{sql.SELECT_SUMMARIES} {clause} {sql.NEWEST_FIRST}", (*values, limit)).fetchall()
+        living = self._find_living_owners()
+        return tuple(self._parse_summary(living, *row) for row in rows)
+
+    def _parse_summary(self, living: frozenset[str], *row: Any) -> RunSummary:
+        *facts, owner = row
+        values: dict[str, Any] = dict(zip(SUMMARY_COLUMNS, facts, strict=True))
+        return parse_summary(values, driven=self._is_driven(values["id"], owner, living))
+
+    def watch(self, run_ids: Sequence[str], seconds: float, subscriptions: Subscriptions) -> None:
+        """Have appends to these runs announced for a while; what came before that is looked for once."""
+        self.execute(sql.WATCH_RUNS, (seconds, list(run_ids)))
+        self.after_commit(partial(subscriptions.notify, [run_topic(run_id) for run_id in run_ids]))
+
+    # The end of runs.
+
+    def delete(self, run_id: str) -> None:
+        """Remove a run that nobody drives, and the runs below it."""
+        self._flush()
+        self._get_row(run_id)
+        self._remove_idle([run_id])
+
+    def delete_session(self, session: str) -> int:
+        """Remove all runs of a session, and the runs below them."""
+        self._flush()
+        ids = [
+            run_id
+            for (run_id,) in self.execute(
+                f"{sql.LOCK_SESSION}; {sql.SELECT_SESSION_RUNS}", (session, session)
+            ).fetchall()
+        ]
+        self._remove_idle(ids)
+        return len(ids)
+
+    def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
+        """Remove a portion of what is over and old, and nothing still needs."""
+        self._flush()
+        portion = self._select_numbers(sql.SELECT_PRUNE_BATCH, before, start, limit)
+        if not portion:
+            return 0, -1
+        old = self._find_removable(portion, before)
+        if old:
+            self.execute(sql.LOCK_REMOVABLE, (old,))
+            still = self._find_removable(old, before)  # before they were locked something may have come to need them
+            old = sorted({*old} & {*still})
+            self._remove(old)
+        return len(old), portion[-1]
+
+    def _find_removable(self, numbers: list[int], before: float) -> list[int]:
+        """Return the numbers of what is over and old among these runs and their kin, and nothing still needs."""
+        kin = self.execute(sql.SELECT_RELATED, (numbers, before)).fetchall()
+        fresh = [run_id for run_id, _number, is_old in kin if not is_old]
+        kept = {run_id for (run_id,) in self.execute(sql.SELECT_RETAINED, (fresh,)).fetchall()} if fresh else set()
+        return [number for run_id, number, _is_old in kin if run_id not in kept]
+
+    def _remove_idle(self, ids: list[str]) -> None:
+        """Remove runs and those below them, if nobody drives any of them and nothing that stays goes on from them."""
+        numbers = self._select_numbers(sql.SELECT_DESCENDANTS, ids)
+        owners = {run_id: owner for _number, run_id, owner in self.execute(sql.LOCK_REMOVABLE, (numbers,)).fetchall()}
+        if (follower := self.execute(sql.SELECT_SUCCESSOR, (list(owners), list(owners))).fetchone()) is not None:
+            raise successor_exists_error(*follower)
+        living = self._find_living_owners()
+        for run_id, owner in owners.items():
+            if self._is_driven(run_id, owner, living):
+                raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
+        self._remove(numbers)
+
+    def _remove(self, numbers: list[int]) -> None:
+        self.execute(sql.DELETE_RUNS, (numbers, numbers, numbers))
+
+    # Upkeep.
+
+    def renew_leases(self) -> None:
+        """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
+        with self.transaction(write=True, durability="normal"):
+            held = list(self.leases)
+            ids, owners = [run_id for run_id, _each in held], [owner.name for owner in self.leases.owners()]
+            dropped = [(run_id, each.token, each.owner.name) for run_id, each in held if each.lease_ref() is None]
+            self._release_leases([*dropped, *self.execute(sql.SELECT_STRAY_LEASES, (owners, ids)).fetchall()])
+            news = self._read_inbox_updates(ids)
+            for run_id, each in held:
+                lease = each.lease_ref()
+                if lease is not None:
+                    self._apply_update(lease, news)
+                elif (run_id, each.token, each.owner.name) not in news:
+                    self.leases.remove(run_id)
+
+    def _release_leases(self, leases: Sequence[tuple[str, int, str]]) -> None:
+        """Let go of leases of which nobody knows any more, but of none whose row somebody else has locked.
+
+        They are in no hurry, and to wait for one would cost those that are held.
+
+        Args:
+            leases: Run id, token and owner of each.
+        """
+        if leases:
+            ids = [run_id for run_id, *_rest in leases]
+            leaving = [(*lease, 0, 0.0, 0.0, 0) for lease in leases]
+            self.execute(sql.RELEASE_UNLOCKED_RUNS, (ids, *_transpose(leaving), ids, self.channel))
+
+    def _read_inbox_updates(self, run_ids: Sequence[str]) -> InboxUpdates:
+        """Return what is new of runs."""
+        rows = self.execute(sql.SELECT_INBOX_UPDATES, (run_ids,)).fetchall()
+        return {(run_id, token, owner): (newest, cancelled) for run_id, token, owner, newest, cancelled in rows}
+
+    def _apply_update(self, lease: Lease, updates: InboxUpdates) -> None:
+        """Tell a lease what is new, or that it is lost."""
+        row = updates.get((lease.run_id, lease.token, lease_owner(lease).name))
+        if row is None:
+            self.after_commit(partial(self.leases.mark_lost, lease))
+        else:
+            self._notify_inbox(lease, row[0], cancelled=row[1])
+
+    def maintain(self) -> None:
+        """Forget workers that ended long ago, once."""
+        if not self._is_maintained:
+            with self.transaction(write=True, durability="normal"):
+                self.execute(sql.DELETE_ENDED_WORKERS)
+            self._is_maintained = True
+
+    def close(self) -> None:
+        """Let go of the leases, and close the connection."""
+        try:
+            if self._has_written:
+                with self.transaction(write=True, durability="normal"):
+                    self._release_leases([(run_id, held.token, held.owner.name) for run_id, held in self.leases])
+                    self.execute("DELETE FROM workers WHERE starts_with(name, %s)", (self.worker_name,))
+        finally:
+            self._has_written = False
+            for owner in self.leases.owners():
+                owner.until = 0.0
+            self.leases.clear()
+            self.disconnect()
+
+    def _get_row(self, run_id: str, how: str = sql.LOCK_RUN) -> _PostgresRow:
+        row = self._find_row(run_id, how)
+        if row is None:
+            raise RunNotFoundError(f"{self.address} holds no run {run_id!r}; `agentfsm runs` lists those that it holds")
+        return row
+
+    def _find_row(self, run_id: str, how: str = sql.LOCK_RUN) -> _PostgresRow | None:
+        row = self.execute(how, (run_id,)).fetchone()
+        return None if row is None else _PostgresRow(*row)
+
+    def _select_numbers(self, statement: str, *values: object) -> list[int]:
+        return [number for (number,) in self.execute(statement, values).fetchall()]
+
+    def _select_one(self, statement: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """Return the one row of a statement that always has one."""
+        row = self.execute(statement, parameters).fetchone()
+        assert row is not None  # noqa: S101  see above
+        return row
+
+
+def _build_lease(run_id: str, *facts: Any) -> Lease:
+    """Return the lease of a run from its token, version, crashes, those alone, newest inbox number and cancellation."""
+    token, version, crashes, alone, newest, cancelled = facts
+    return Lease(
+        run_id=run_id,
+        token=token,
+        version=version,
+        crashes=alone if crashes else 0,
+        abandoned=crashes > 0,
+        inbox_head=newest or 0,
+        cancelled=cancelled,
+    )
+
+
+def _can_chain(request: AppendRequest, other: AppendRequest) -> bool:
+    """Whether one append of a run may be written together with the next."""
+    return not request.final and request.lease is other.lease and request.columns.version == other.expected_version
+
+
+def _transpose(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Return rows as columns, which is how a statement takes any number of them."""
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _match_topic(announcement: str, topics: Iterable[str]) -> str | None:
+    return next((topic for topic in topics if hash_topic(topic) == announcement), None)
+
+
+def _check_schema(_store: object, _attribute: object, value: object) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value):
+        raise MisuseError(f"PostgresStore(schema={value!r}): give a name of lower case letters, digits and underscores")
+
+
+@attrs.define(eq=False, repr=False)
+class PostgresStore(ThreadedStore[_PostgresBackend]):
+    """Keeps journals in a PostgreSQL database that any number of workers on any machines may share.
+
+    A lease lasts `lease_s` seconds and is renewed by the store's thread, as long as the event loop of its owner does
+    not stand still for more than `blocked_s` seconds. When an owner is killed its runs may be taken at once by another
+    process of its machine that can see that it is dead, else when the lease ends. All times are the server's.
+
+    A connection that is lost (a restart, a failover) is made again, and callers notice only the time that it takes, up
+    to `patience_s`. One whose server is silent for 20 seconds counts as lost. A commit whose reply was lost is looked
+    up, so what is told of it is true. PgBouncer may stand in between and pool by transaction.
+
+    With durability "full" a commit waits as the server is set to, and for its disk at least; with a server that does
+    not wait for its disk (fsync = off) no run is driven so. With "normal" it waits for nothing: a crash of the server
+    may lose what was acknowledged in the second before. The store looks at fsync each time that it connects.
+
+    Args:
+        url: As libpq takes it: `postgresql://user:password@host:5432/database`. It is never shown.
+        schema: Where the tables are: made at first use, which takes the right to create in the database; who may not do
+            that needs an empty schema of this name.
+        lease_s: Seconds, up to 3,600: how long a worker that vanished keeps others waiting.
+        blocked_s: Seconds above 0: how long an event loop that stands still keeps its runs.
+        patience_s: Seconds that a server which was reached before may be away until callers are told.
+    """
+
+    url: str = attrs.field(repr=False)
+    schema: str = attrs.field(default="agentfsm", kw_only=True, validator=_check_schema)
+    lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=check_lease_s)
+    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=check_patience_s)
+    _address: PostgresAddress = attrs.field(
+        default=attrs.Factory(lambda self: PostgresAddress.parse(self.url), takes_self=True),
+        init=False,
+        repr=False,
+    )
+
+    def _start_watching(self, writer: StoreWriter[_PostgresBackend], topic: str) -> None:
+        if writer.listener is None:
+            writer.listener = ChangeListener(
+                subscriptions=writer.subscriptions,
+                notifications=partial(iter_notifications, self._address, writer.backend.channel),
+                match_topic=_match_topic,
+                refresh=partial(self._watch, writer),
+                refresh_s=WATCH_DURATION_S / 3,
+            )
+        writer.listener.start()
+        self._watch(writer, [topic])
+
+    def _watch(self, writer: StoreWriter[_PostgresBackend], topics: Iterable[str]) -> None:
+        """Have the server announce appends to the runs that are watched: to announce all would slow all writers."""
+        run_ids = [topic.removeprefix(_RUN_TOPIC_PREFIX) for topic in topics if topic.startswith(_RUN_TOPIC_PREFIX)]
+        if run_ids:
+            with suppress(AgentError):  # the store is closed, or its server away: whoever watches polls as well
+                writer.submit(
+                    StoreJob(
+                        lambda ledger: ledger.watch(run_ids, WATCH_DURATION_S, writer.subscriptions),
+                        durability="normal",
+                    )
+                )
+
+    def _create_backend(self) -> _PostgresBackend:
+        worker = str(OwnerIdentity.generate())
+        return _PostgresBackend(
+            address=self._address,
+            schema=self.schema,
+            tables=sql.TABLES,
+            worker_name=worker,
+            lease_s=self.lease_s,
+            patience_s=self.patience_s,
+            leases=LeaseTable(self.lease_s, self.blocked_s, worker),
+        )
