@@ -57,13 +57,9 @@ from agentfsm.core.messages import (
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
 from agentfsm.engine.follow import JournalEvent
-from agentfsm.engine.queue.queue import ToolQueue
 from agentfsm.engine.replay import Divergence, Replay
-from agentfsm.engine.tools.context import Found, InputRequired, RunContext
-from agentfsm.engine.tools.permission import Level, Permissions, Rule
-from agentfsm.engine.tools.registry import ToolRegistry
-from agentfsm.engine.tools.tool import Tool, tool
-from agentfsm.engine.watch.stream import (
+from agentfsm.ports import Filter
+from agentfsm.streaming.stream import (
     AgentEvent,
     AgentEventType,
     BudgetWarning,
@@ -77,8 +73,12 @@ from agentfsm.engine.watch.stream import (
     ToolEventType,
     UsageReported,
 )
-from agentfsm.ports import Filter
 from agentfsm.subagent import COORDINATION
+from agentfsm.tools.permission import Level, Permissions, Rule
+from agentfsm.tools.queue.scheduler import ToolQueue
+from agentfsm.tools.registry import ToolRegistry
+from agentfsm.tools.run_context import Found, InputRequired, RunContext
+from agentfsm.tools.tool import Tool, tool
 
 if TYPE_CHECKING:
     ask_user: Tool[..., Any]
@@ -173,5 +173,5 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in ("ask_user", "wait"):  # made when they are asked for, since their schemas bring pydantic
-        return getattr(import_module("agentfsm.engine.tools.builtin"), name)()
+        return getattr(import_module("agentfsm.tools.builtin"), name)()
     raise AttributeError(f"module 'agentfsm' has no attribute {name!r}")

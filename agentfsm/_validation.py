@@ -13,10 +13,10 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
-from agentfsm.engine.tools.permission import Permissions
 from agentfsm.ports import Filter
 from agentfsm.ports.context import Context
 from agentfsm.stores.rules import check_run_id
+from agentfsm.tools.permission import Permissions
 
 if TYPE_CHECKING:
     from agentfsm.ports import ContextPolicy

@@ -68,12 +68,6 @@ from agentfsm.engine.driver import Driver
 from agentfsm.engine.follow import JournalEvents
 from agentfsm.engine.fork import forked
 from agentfsm.engine.replay import Replay, replay
-from agentfsm.engine.schema.bound import Arguments
-from agentfsm.engine.tools.permission import Permissions
-from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
-from agentfsm.engine.tools.tool import Declarations, Tool
-from agentfsm.engine.watch import log
-from agentfsm.engine.watch.stream import Stream, TypedStream
 from agentfsm.models import model_of
 from agentfsm.ports import (
     ALL_RUNS,
@@ -90,7 +84,13 @@ from agentfsm.ports import (
 from agentfsm.ports.context import Context
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.rules import check_run_id
+from agentfsm.streaming import log
+from agentfsm.streaming.stream import RunStream, TypedStream
 from agentfsm.tokens import load_counter
+from agentfsm.tools.permission import Permissions
+from agentfsm.tools.registry import ToolRegistry, ToolSource
+from agentfsm.tools.schema.binding import Arguments
+from agentfsm.tools.tool import Tool, ToolDeclarations
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ if TYPE_CHECKING:
     from agentfsm.core.inbox import PostedItem
     from agentfsm.engine.drive.answers import Answers
     from agentfsm.engine.follow import JournalEvent
-    from agentfsm.engine.watch.stream import Listener
     from agentfsm.mcp.serving.service import MCPService
+    from agentfsm.streaming.stream import Listener
 
 # Seconds between two looks at a lease that somebody else holds: short beside the 10 s that one lasts.
 LEASE_POLL_S: Final = 0.2
@@ -143,7 +143,7 @@ def _as_registry(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSourc
 
 def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
-    log.prepare()
+    log.preload()
     if agent.limits.usd is not None:
         agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
     answers = _build_answers(agent)
@@ -376,7 +376,7 @@ class Agent(Generic[A_co]):
         deps: Any = None,
         resume: bool = False,
         **start: Unpack[StartOptions],
-    ) -> Stream[A_co]:
+    ) -> RunStream[A_co]:
         """Drive a run while somebody watches: `async with agent.stream("...") as s: async for event in s: ...`.
 
         Args:
@@ -391,7 +391,7 @@ class Agent(Generic[A_co]):
             return self.driver.drive(run, deps, listen=listen, see=see, resume=resume)
 
         answers = self.driver.engine.answers
-        return Stream(drive, run) if answers is None else TypedStream(drive, run, answers.partial)
+        return RunStream(drive, run) if answers is None else TypedStream(drive, run, answers.partial)
 
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[StartOptions]) -> Run[A_co]:
         """Do as `run`, from code that is not async.
@@ -807,7 +807,7 @@ class Agent(Generic[A_co]):
         prompt: Callable[[Arguments], str] | None = None,
         turns: int = subagent.DEFAULT_TURNS,
         timeout_s: float = subagent.DEFAULT_TIMEOUT_S,
-        **options: Unpack[Declarations],
+        **options: Unpack[ToolDeclarations],
     ) -> Tool[..., Any]:
         """Make a tool of this agent, for another one: `Agent(..., tools=[researcher.as_tool()])`.
 

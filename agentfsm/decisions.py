@@ -18,12 +18,12 @@ from agentfsm.core.inbox import Approve, GiveInput, Rerun, Settle, Wake
 from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.engine.drive.journal import header_of, load
-from agentfsm.engine.tools.questions import fitting
+from agentfsm.tools.question_validation import validate_answer
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Decision
-    from agentfsm.engine.tools.tool import Tool
     from agentfsm.ports import Store
+    from agentfsm.tools.tool import Tool
 
 # What ends each kind of wait.
 HOW_TO_RESOLVE: Final = {
@@ -120,7 +120,7 @@ def build_approval(
     edited = None if arguments is None else json.dumps(to_plain_json(arguments, "arguments"), ensure_ascii=False)
     if edited is not None and tool is not None:
         try:
-            tool.bound(edited)
+            tool.bind_and_check(edited)
         except ArgumentsError as error:
             raise MisuseError(f"{item.call_id} was not approved: {error}") from None
     return Approve(call_id=item.call_id, by=by, arguments=edited, digest=item.digest)
@@ -186,7 +186,7 @@ def build_input(item: Pending, content: Any, *, declined: bool, by: str) -> Give
         names = ", ".join(map(repr, keys))
         raise MisuseError(f"{item.call_id} has asked {names}: answer them all, by key; None declines one")
     answers = {
-        each.key: None if len(keys) > 1 and parts[each.key] is None else fitting(each, parts[each.key])
+        each.key: None if len(keys) > 1 and parts[each.key] is None else validate_answer(each, parts[each.key])
         for each in item.questions
     }
     return GiveInput(call_id=item.call_id, by=by, answers=answers, digest=item.digest)

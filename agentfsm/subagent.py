@@ -23,11 +23,11 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome, Usage
 from agentfsm.engine.act.children import last_word, still_at_work
 from agentfsm.engine.drive.family import Parent, child_id
-from agentfsm.engine.schema.bound import Arguments
-from agentfsm.engine.tools.context import Ended, Paused, RunContext, ToolKind
-from agentfsm.engine.tools.permission import Level
-from agentfsm.engine.tools.tool import Tool, make_tool
-from agentfsm.engine.watch.stream import AgentEvent, AgentEventType
+from agentfsm.streaming.stream import AgentEvent, AgentEventType
+from agentfsm.tools.permission import Level
+from agentfsm.tools.run_context import CallPaused, RunContext, ToolKind, ToolReturn
+from agentfsm.tools.schema.binding import Arguments
+from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -91,7 +91,7 @@ def make_agent_tool(
         grace_s=GRACE_S,
         **options,
     )
-    made.end = child.end_run
+    made.end_child_run = child.end_run
     return made
 
 
@@ -104,7 +104,7 @@ class _SubagentTool:
     turns: int
     timeout_s: float
 
-    async def ask(self, ctx: RunContext[Any], query: str) -> Ended:
+    async def ask(self, ctx: RunContext[Any], query: str) -> ToolReturn:
         """Let the agent work on a question, and hand over what came of it.
 
         Args:
@@ -113,15 +113,15 @@ class _SubagentTool:
         """
         return await self.call(ctx, query=query)
 
-    async def call(self, ctx: RunContext[Any], **arguments: Any) -> Ended:
+    async def call(self, ctx: RunContext[Any], **arguments: Any) -> ToolReturn:
         """Let the agent work on the arguments, and hand over what came of it."""
         parent: Parent | None = ctx.parent
         if parent is not None and parent.run.header.depth >= parent.depth_limit:
             text = f"agents may call agents {parent.depth_limit} deep, and this would be one more: answer yourself"
-            return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT)
+            return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT)
         return await _SubagentCall(self._build_variant(ctx, parent), ctx, parent).run(self._build_prompt(arguments))
 
-    async def end_run(self, store: Store, clock: Clock, run_id: str) -> Ended:
+    async def end_run(self, store: Store, clock: Clock, run_id: str) -> ToolReturn:
         """End a run of the agent for good, since its caller or the call of it ends, and tell what it did."""
         agent = self.agent.with_(store=store, clock=clock)
         run = await agent.load(run_id)
@@ -167,7 +167,7 @@ class _SubagentCall:
     turn: int = 0
     # The newest turn that was told of.
 
-    async def run(self, message: str) -> Ended:
+    async def run(self, message: str) -> ToolReturn:
         """Drive the child until it is over or waits.
 
         Raises:
@@ -191,7 +191,7 @@ class _SubagentCall:
         finally:
             self._emit_end(run, since)
         if run.is_waiting:
-            raise Paused(run.pending)
+            raise CallPaused(run.pending)
         return last_word(run, self.agent.model)
 
     def _emit_end(self, run: Run, since: float) -> None:
@@ -204,7 +204,7 @@ class _SubagentCall:
 
     async def _drive_child(self, run: Run) -> Run:
         above = None if self.parent is None else self.parent.budget
-        listen, see = self.ctx.tell, self._on_run
+        listen, see = self.ctx.on_event, self._on_run
         # Nobody pauses it but the engine, for crashes; whoever takes its call up again has resumed it.
         drive = partial(self.agent.driver.drive, deps=self.ctx.deps, listen=listen, see=see, above=above, resume=True)
         try:
@@ -225,9 +225,9 @@ class _SubagentCall:
             self._emit(AgentEventType.PROGRESS, run)
 
     def _emit(self, kind: AgentEventType, run: Run, **details: Any) -> None:
-        if self.ctx.tell is None:
+        if self.ctx.on_event is None:
             return
-        self.ctx.tell(
+        self.ctx.on_event(
             AgentEvent(
                 type=kind,
                 run_id=self.ctx.run_id,

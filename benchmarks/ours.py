@@ -23,10 +23,10 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
-from agentfsm.engine.watch.stream import TextDelta
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.ports import Durability, Emit, FinishReason, Model, ProposedCall, Reply, Request, Store, TextChunk
 from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.streaming.stream import TextDelta
 from benchmarks.contender import ANSWER, PROMPT, Contender, Done, Job, Script, adder, earlier, ran, words
 
 # So that a long run is measured, and not its end.

@@ -23,9 +23,9 @@ from agentfsm import Agent, Limits, tool
 from agentfsm.core.messages import TextPart, Usage, UserMessage
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.gate import Gate
-from agentfsm.engine.queue.queue import ToolQueue
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
+from agentfsm.tools.queue.scheduler import ToolQueue
 
 WIDE = Limits(turns=1_000, tokens=100_000_000, tool_calls=1_000)
 # Turns of two runs: their difference is the cost of turns alone.
@@ -200,7 +200,7 @@ async def test_calls_that_follow_one_another_need_no_task_group(monkeypatch: pyt
     def none() -> None:
         raise AssertionError("a task group")
 
-    monkeypatch.setattr("agentfsm.engine.queue.queue.anyio.create_task_group", none)
+    monkeypatch.setattr("agentfsm.tools.queue.scheduler.anyio.create_task_group", none)
     assert (await agent.run("Add")).tool_call_count == 4
 
 

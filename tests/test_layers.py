@@ -39,14 +39,14 @@ VENDORS = {
     "anthropic": "models/anthropic.py",
     "cattrs": "core/codec.py",
     "genai_prices": "models/prices.py",
-    "jsonschema_rs": "engine/schema/validator.py",
+    "jsonschema_rs": "tools/schema/validator.py",
     "mcp": "mcp/",
     "openai": "models/openai_api.py",
     "psycopg": "stores/postgres/connection.py",
     "redis": "stores/redis/server.py",
     "rich": "cli/live.py",
     "sqlite3": "stores/sqlite/file.py",
-    "structlog": "engine/watch/log.py",
+    "structlog": "streaming/log.py",
     "tiktoken": "tokens/tiktoken_counter.py",
     "trio": "testing/clock.py",
 }
@@ -164,7 +164,7 @@ def test_no_test_file_imports_another():
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("def f():\n    from agentfsm.engine import queue", {"agentfsm.engine.queue"}),
+        ("def f():\n    from agentfsm.engine import queue", {"agentfsm.tools.queue"}),
         ("if TYPE_CHECKING:\n    import agentfsm.models as m", {"agentfsm.models"}),
         ("from . import run\nfrom ..engine import log", {"agentfsm.core.run", "agentfsm.engine.log"}),
         ("x = importlib.import_module('trio.testing').y", {"trio.testing"}),

@@ -25,7 +25,7 @@ import pytest
 
 from agentfsm import MisuseError, ModelRetry, Outcome, State, StopReason
 from agentfsm.core.errors import ArgumentsError
-from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
+from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from tests.support.checks import HANG_S, sound
 from tests.support.example_modules import example
 

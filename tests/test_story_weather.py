@@ -6,8 +6,8 @@ import pytest
 
 from agentfsm import Agent, MisuseError, Outcome, Run, State, StopReason, tool
 from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
-from agentfsm.engine.watch.stream import RunEnded, StateChanged, TextDelta, ToolEvent
 from agentfsm.ports import FinishReason
+from agentfsm.streaming.stream import RunEnded, StateChanged, TextDelta, ToolEvent
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import names, sound, valid_history
 

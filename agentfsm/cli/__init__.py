@@ -26,7 +26,7 @@ from agentfsm.cli.terminal import Terminal, tolerate
 from agentfsm.cli.words import parser
 from agentfsm.core.clean import one_line
 from agentfsm.core.errors import AgentError
-from agentfsm.engine.queue.render import describe
+from agentfsm.tools.queue.result_text import describe_error
 
 __all__ = ["main"]
 
@@ -68,7 +68,7 @@ def _refused(terminal: Terminal, error: AgentError) -> Exit:
 
 def _failed(terminal: Terminal, error: Exception) -> Exit:
     if terminal.json:
-        terminal.document({"error": {"type": type(error).__name__, "message": describe(error)}})
+        terminal.document({"error": {"type": type(error).__name__, "message": describe_error(error)}})
     return Exit.FAILED
 
 
@@ -97,6 +97,6 @@ class _Log(logging.Handler):
 
 def _where(error: BaseException) -> str:
     """Return an exception in a line, with the file and line that raised it."""
-    what = one_line(describe(error), NOTE_CHARS)
+    what = one_line(describe_error(error), NOTE_CHARS)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{what} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else what

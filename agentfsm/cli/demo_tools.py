@@ -17,8 +17,8 @@ import attrs
 
 from agentfsm.cli.demo_folder import Found, Walk, inside, is_binary, read
 from agentfsm.core.errors import ModelRetry
-from agentfsm.engine.tools.context import RunContext
-from agentfsm.engine.tools.tool import tool
+from agentfsm.tools.run_context import RunContext
+from agentfsm.tools.tool import tool
 
 # Files searched at most, and bytes of them: both together take about 0.2 s.
 SEARCHED: Final = 2_000

@@ -26,8 +26,8 @@ from agentfsm.cli.servers import joined
 from agentfsm.cli.target import load_agent
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.value import Value
-from agentfsm.engine.tools.check import Finding
 from agentfsm.stores.sqlite.file import connect_sqlite3
+from agentfsm.tools.lint import Finding
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent

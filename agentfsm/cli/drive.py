@@ -24,7 +24,7 @@ from agentfsm.cli.watch import PlainView
 from agentfsm.core.errors import ConflictError, LeaseHeldError
 from agentfsm.core.machine import State
 from agentfsm.engine.drive.journal import header_of
-from agentfsm.engine.queue.render import describe
+from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from agentfsm.cli.watch import View
     from agentfsm.core.effects import Pending
     from agentfsm.core.run import Header, Run
-    from agentfsm.engine.watch.stream import StreamEvent
     from agentfsm.ports import Store
+    from agentfsm.streaming.stream import StreamEvent
 
 # Seconds between two looks at a run that another worker drives: short beside the 10 s that a lease lasts.
 POLL_S: Final = 0.2
@@ -162,7 +162,7 @@ class AttendedRun:
         except Exception as error:  # noqa: BLE001  whatever it is, it is not the run's fault
             self.view.end(self.run)
             self.view = PlainView(terminal=self.terminal)
-            self.terminal.err(f"the display failed ({describe(error)}); plain lines from here on")
+            self.terminal.err(f"the display failed ({describe_error(error)}); plain lines from here on")
 
     def _interrupted(self) -> Exit:
         """Report a run that was left; it is read again, since what was committed last may be newer than was seen."""

@@ -10,7 +10,7 @@ import attrs
 from agentfsm.core.clean import format_exact_json
 from agentfsm.core.errors import MisuseError
 from agentfsm.decisions import build_input
-from agentfsm.engine.schema.arguments import expected
+from agentfsm.tools.schema.arguments import describe_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,9 +36,7 @@ def question_line(question: Question) -> str:
     opens = f" (open {question.url})" if question.url else ""
     fields = ""
     if _properties(question):
-        fields = (
-            f" [{expected({'properties': {}, **(question.schema or {})}).removeprefix('Parameters: ').rstrip('.')}]"
-        )
+        fields = f" [{describe_parameters({'properties': {}, **(question.schema or {})}).removeprefix('Parameters: ').rstrip('.')}]"
     return f"{question.message}{opens}{fields}"
 
 
@@ -156,7 +154,7 @@ def _fields(terminal: Terminal, question: Question) -> list[tuple[str, str]] | N
     fields: list[tuple[str, str]] = []
     schema = question.schema or {}
     for name, part in _properties(question).items():
-        one = expected({"properties": {name: part}, "required": schema.get("required", ())})
+        one = describe_parameters({"properties": {name: part}, "required": schema.get("required", ())})
         text = terminal.ask(f"{one.removeprefix('Parameters: ').rstrip('.')}:")
         if text is None:
             return None

@@ -23,7 +23,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.run import Run
 from agentfsm.core.value import Value
-from agentfsm.engine.watch.stream import (
+from agentfsm.streaming.stream import (
     AgentEvent,
     CallDelta,
     StateChanged,

@@ -20,7 +20,7 @@ from agentfsm.cli.servers import library
 from agentfsm.cli.target import load
 from agentfsm.cli.terminal import aside
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.tools.registry import ToolRegistry
+from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
-    from agentfsm.engine.tools.tool import Tool
+    from agentfsm.tools.tool import Tool
 
 # Shapes of nodes: the brackets of Mermaid, and the name that Graphviz has for it.
 ROUND: Final = ("([", "])", "ellipse")

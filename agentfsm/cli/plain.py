@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from agentfsm.engine.tools.tool import Tool
+    from agentfsm.tools.tool import Tool
 
 # Characters of an argument in a list of calls: a path or a question fits, a document does not.
 VALUE_CHARS: Final = 60

@@ -16,8 +16,8 @@ from typing import Any, Final
 from agentfsm.agent import Agent
 from agentfsm.cli.terminal import aside
 from agentfsm.core.errors import AgentError, MisuseError
-from agentfsm.engine.queue.render import describe
-from agentfsm.engine.tools.tool import Tool
+from agentfsm.tools.queue.result_text import describe_error
+from agentfsm.tools.tool import Tool
 
 # Stands between the name of an agent and each file of its servers.
 MCP: Final = "--mcp"
@@ -150,4 +150,4 @@ def _told(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"  # which names file and line itself
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{describe(error)}{where}"
+    return f"{describe_error(error)}{where}"

@@ -11,14 +11,14 @@ from agentfsm.cli.show import CallView, turns_of
 from agentfsm.cli.waits import wish
 from agentfsm.core.clean import one_line
 from agentfsm.core.machine import State
-from agentfsm.engine.watch.stream import AgentEvent, AgentEventType, StateChanged, ToolEvent, ToolEventType
+from agentfsm.streaming.stream import AgentEvent, AgentEventType, StateChanged, ToolEvent, ToolEventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
-    from agentfsm.engine.watch.stream import StreamEvent
+    from agentfsm.streaming.stream import StreamEvent
 
 
 class View(Protocol):

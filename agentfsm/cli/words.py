@@ -27,7 +27,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
-from agentfsm.engine.schema.arguments import check_object
+from agentfsm.tools.schema.arguments import check_object
 
 if TYPE_CHECKING:
     from agentfsm.cli.reach import Command

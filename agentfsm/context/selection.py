@@ -21,9 +21,9 @@ from agentfsm.context.lexical import LexicalScorer
 from agentfsm.context.trim import at_least
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import JSON, Usage
-from agentfsm.engine.queue.render import describe
 from agentfsm.ports import MAX_FOUND_TOOLS, Scorer, Selection, SelectorAsk, ToolDefinition, ToolSelector
 from agentfsm.tokens.ledger import BYTE_COUNTER
+from agentfsm.tools.queue.result_text import describe_error
 
 # Tools. Up to here a model chooses well among all, above it needs a selection (Source: document E, 9.1).
 SIMILAR_ABOVE: Final = 20
@@ -135,7 +135,7 @@ class BySimilarity(ToolSelector):
         except MisuseError:
             raise
         except Exception as error:  # noqa: BLE001  a scorer may fail in any way, and the run goes on without
-            return (), f"the scorer raised {describe(error)[:_REASON_CHARS]}"
+            return (), f"the scorer raised {describe_error(error)[:_REASON_CHARS]}"
         return scores, _find_flaw(scores, len(tools))
 
 
@@ -173,7 +173,7 @@ class TwoStage(ToolSelector):
                 _DIRECTIONS.format(picks=self.picks, lines=lines), f"The task:\n{_excerpt_task(task)}"
             )
         except ModelError as error:
-            why = f"the model could not be asked: {describe(error)[:_REASON_CHARS]}"
+            why = f"the model could not be asked: {describe_error(error)[:_REASON_CHARS]}"
             return await self._fall_back(why, error.usage or Usage(), task, tools, ask)
         named = _find_names(reply, {tool.name for tool in listed})[: self.picks]
         if not named:

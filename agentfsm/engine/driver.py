@@ -26,12 +26,12 @@ from agentfsm.engine.drive.gate import Gate
 from agentfsm.engine.drive.journal import Journal
 from agentfsm.engine.follow import settled
 from agentfsm.engine.perform import apply_requests, drive_of, run_steps
-from agentfsm.engine.tools.builtin import builtin
 from agentfsm.ports import Durability, Lease, Store
 from agentfsm.tokens.ledger import TokenLedger
+from agentfsm.tools.builtin import find_builtin
 
 if TYPE_CHECKING:
-    from agentfsm.engine.watch.stream import Listener
+    from agentfsm.streaming.stream import Listener
 
 # Runs whose token counts are kept between two steps, so that each message is counted once.
 TALLIES: Final = 1_000
@@ -194,7 +194,7 @@ class Driver(Generic[A_co]):
     def _check_tools(self, run: Run) -> None:
         for entry in run.open:
             name, is_open = entry.call.name, entry.phase is not Phase.FINISHED and not entry.call.invented
-            if is_open and name not in self.engine.registry and builtin(run, name) is None:
+            if is_open and name not in self.engine.registry and find_builtin(run, name) is None:
                 raise MisuseError(
                     f"run {run.id!r} has an open call {entry.call.id} of the tool {name!r}, which this "
                     "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agentfsm.core.events import Event
     from agentfsm.core.run import Header
-    from agentfsm.engine.tools.registry import ToolRegistry
+    from agentfsm.tools.registry import ToolRegistry
 
 
 def forked(

@@ -14,9 +14,9 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON, Usage
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.drive.access import context_of
-from agentfsm.engine.queue.render import describe
 from agentfsm.engine.think.beside import ask_beside
 from agentfsm.ports import OutputForm, OutputMode
+from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import Reflect
@@ -139,7 +139,7 @@ async def _verdict_of(judge: Judge, run: Run, ask: JudgeAsk) -> Verdict:
 
 
 def _unjudged(error: Exception) -> Verdict:
-    return Verdict(action=Action.ESCALATE, note=f"It could not be judged: {describe(error)}")
+    return Verdict(action=Action.ESCALATE, note=f"It could not be judged: {describe_error(error)}")
 
 
 def _after(verdict: Verdict) -> e.Continued:
@@ -186,7 +186,7 @@ def _loop(drive: Drive) -> loop_detection.DetectedLoop | None:
     return (
         None
         if run.turn < loop_detection.MIN_REPEATS
-        else loop_detection.find_loop(run.messages, drive.engine.registry.polls)
+        else loop_detection.find_loop(run.messages, drive.engine.registry.polling_tools)
     )
 
 

@@ -17,8 +17,8 @@ from agentfsm.core.value import Value
 from agentfsm.engine.drive.journal import Journal, before_of
 from agentfsm.engine.perform import drive_of
 from agentfsm.engine.think.offer import offered
-from agentfsm.engine.watch.log import Facts
 from agentfsm.ports import Lease, Store
+from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ async def replay(engine: Engine, store: Store, run_id: str, deps: Any = None) ->
     stored = await store.read(run_id)
     run = begin_run(stored.header, await before_of(store, stored.header))
     nobody = Lease(run_id=run_id, token=0, version=0)  # it is never appended to
-    journal = Journal(store=store, lease=nobody, run=run, clock=engine.clock, log=Facts(run_id, run.header.agent))
+    journal = Journal(store=store, lease=nobody, run=run, clock=engine.clock, log=RunLogger(run_id, run.header.agent))
     drive = drive_of(engine, journal, deps, TokenLedger(own_start=run.own_start))
     checked, found = 0, []
     for event in stored.events:

@@ -28,8 +28,8 @@ from agentfsm.engine.think.ask import FLAWS, Question, ask
 from agentfsm.engine.think.compact import compact_after_refusal, compacted
 from agentfsm.engine.think.early import EarlyCalls
 from agentfsm.engine.think.offer import choose, offered
-from agentfsm.engine.watch.stream import BudgetWarning, UsageReported
 from agentfsm.ports import FinishReason, Reply
+from agentfsm.streaming.stream import BudgetWarning, UsageReported
 
 if TYPE_CHECKING:
     from agentfsm.engine.drive.journal import Journal
@@ -50,7 +50,7 @@ async def think(drive: Drive, effect: AskModel) -> None:
         if not isinstance(question, Question):
             return journal.commit(question)
         request = question.digest
-        if question.is_streamed and engine.registry.early and State.ACT not in journal.pause_before:
+        if question.is_streamed and engine.registry.eager_tools and State.ACT not in journal.pause_before:
             async with early_calls(drive) as early:
                 await _commit_reply(drive, request, *await ask(question, early), early)
         else:
@@ -186,13 +186,13 @@ async def _early_ends(drive: Drive, early: EarlyCalls) -> None:
     await early.finish()
     drive.owes_drained = drive.unfinished > 0
     if not drive.owes_drained:
-        await drive.queue.tell_drained()
+        await drive.queue.emit_drained()
 
 
 def _note_turn(journal: Journal, calls: int, usage: Usage) -> None:
     run = journal.run
     turn = run.turn + 1
-    if journal.log.is_read:
+    if journal.log.is_info_enabled:
         journal.log.info("turn", turn=turn, calls=calls, input=usage.input_tokens, output=usage.output_tokens)
     if journal.listen is not None:
         journal.listen(UsageReported(run_id=run.id, turn=turn, usage=usage, total=run.usage + usage))

@@ -24,8 +24,8 @@ from pydantic import ValidationError
 from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import short_hash
-from agentfsm.engine.tools.context import InputRequired, RunContext
 from agentfsm.mcp.connection import trouble
+from agentfsm.tools.run_context import InputRequired, RunContext
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientRequestContext

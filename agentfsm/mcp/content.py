@@ -12,9 +12,9 @@ import mcp.types as m
 
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart, replace_surrogates
 from agentfsm.core.parts import count_base64_bytes
-from agentfsm.engine.queue.parts import left_out, usable
-from agentfsm.engine.queue.render import rendered, with_parts
 from agentfsm.mcp.connection.sift import unshown
+from agentfsm.tools.queue.media import format_omitted_part, select_usable
+from agentfsm.tools.queue.result_text import render_parts, render_result
 
 # Characters of a name, an address or a description that a server gives.
 WORD_CHARS: Final = 300
@@ -35,8 +35,8 @@ def content_of(result: m.CallToolResult) -> tuple[str, tuple[Media, ...]]:
     """
     pieces = [piece for block in result.content for piece in _pieces(block)]
     if result.structured_content is not None and not _is_said(result.structured_content, result.content):
-        pieces.append(rendered(result.structured_content)[0])
-    text, parts = with_parts(pieces)
+        pieces.append(render_result(result.structured_content)[0])
+    text, parts = render_parts(pieces)
     return text if text.strip() else REASONLESS if result.is_error else NOTHING, parts
 
 
@@ -51,7 +51,9 @@ def parts_of_resource(contents: Iterable[m.TextResourceContents | m.BlobResource
 
 
 def _parts(pieces: Iterable[str | Part]) -> tuple[Part, ...]:
-    return tuple(TextPart(text=replace_surrogates(each)) if isinstance(each, str) else each for each in usable(pieces))
+    return tuple(
+        TextPart(text=replace_surrogates(each)) if isinstance(each, str) else each for each in select_usable(pieces)
+    )
 
 
 def _pieces(block: m.ContentBlock) -> Iterator[str | Part]:
@@ -101,14 +103,14 @@ def _part(data: str, kind: str, name: str = "") -> str | Part:
         return AudioPart(url=url)
     if kind == "application/pdf":
         return FilePart(url=url, name=name)
-    return left_out("file", _facts(data, kind), "a model is shown text, images, recordings and PDF only")
+    return format_omitted_part("file", _facts(data, kind), "a model is shown text, images, recordings and PDF only")
 
 
 def _text(data: str, kind: str) -> str:
     try:
         return a2b_base64(data, strict_mode=True).decode()
     except ValueError:
-        return left_out("file", _facts(data, kind), "its data is not UTF-8 in base64")
+        return format_omitted_part("file", _facts(data, kind), "its data is not UTF-8 in base64")
 
 
 def _facts(data: str, kind: str) -> str:

@@ -21,8 +21,6 @@ from agentfsm.core.messages import AssistantMessage, Message, Part, TextPart, Us
 from agentfsm.core.parts import format_part
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
-from agentfsm.engine.tools.context import Ended
-from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.mcp.catalogue import Catalogue, every
 from agentfsm.mcp.connection import trouble
 from agentfsm.mcp.connection.link import Link
@@ -30,6 +28,8 @@ from agentfsm.mcp.connection.sift import Unfit
 from agentfsm.mcp.content import parts_of_block, parts_of_resource
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError
 from agentfsm.mcp.trust.names import tool_name
+from agentfsm.tools.run_context import ToolReturn
+from agentfsm.tools.tool import Tool, make_tool
 
 T = TypeVar("T")
 
@@ -295,14 +295,14 @@ def resource_tools(link: Link, timeout_s: float) -> tuple[Tool[..., Any], ...]:
         timeout_s: Seconds for each call.
     """
 
-    async def list_resources() -> list[dict[str, Any]] | Ended:
+    async def list_resources() -> list[dict[str, Any]] | ToolReturn:
         try:
             found = await resources(link, timeout_s)
         except MCPServerError as error:
             return trouble.ended(error, link.name, "list_resources")
         return [attrs.asdict(each, filter=lambda _, value: bool(value)) for each in found]
 
-    async def read_resource(uri: str) -> list[Part] | Ended:
+    async def read_resource(uri: str) -> list[Part] | ToolReturn:
         try:
             return list(await read(link, timeout_s, uri))
         except MCPServerError as error:

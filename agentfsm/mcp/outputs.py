@@ -14,9 +14,9 @@ import attrs
 import mcp.types as m
 
 from agentfsm.core.value import Value
-from agentfsm.engine.schema.arguments import explain
-from agentfsm.engine.schema.guard import Work, bounded, work
-from agentfsm.engine.schema.validator import compiled, reasons
+from agentfsm.tools.schema.arguments import format_problems
+from agentfsm.tools.schema.complexity import ValidationCost, compute_cost, normalise_schema
+from agentfsm.tools.schema.validator import compile_schema, find_problems
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +26,7 @@ class OutputCheck(Value):
     tool: str
     schema: dict[str, Any] = attrs.field(repr=False)
     is_valid: Callable[[Any], bool] = attrs.field(repr=False)
-    work: Work = attrs.field(repr=False)
+    work: ValidationCost = attrs.field(repr=False)
 
     @classmethod
     def of(cls, schema: Mapping[str, Any], tool: str) -> OutputCheck:
@@ -35,8 +35,8 @@ class OutputCheck(Value):
         Raises:
             MisuseError: when it is invalid, too large, refers to what is not in it, or could ask for endless work.
         """
-        plain = bounded(schema, tool)
-        return cls(tool=tool, schema=plain, is_valid=compiled(plain, tool), work=work(plain, tool))
+        plain = normalise_schema(schema, tool)
+        return cls(tool=tool, schema=plain, is_valid=compile_schema(plain, tool), work=compute_cost(plain, tool))
 
     def flaw(self, result: m.CallToolResult) -> str | None:
         """Say how a result breaks its server's word, or None; one that tells of an error promises nothing."""
@@ -45,11 +45,11 @@ class OutputCheck(Value):
         value = result.structured_content
         if value is None and "structured_content" not in result.model_fields_set:
             return f"the server declared what {self.tool} returns, and returned no structured content"
-        if reason := self.work.refuses(json.dumps(value), value):
+        if reason := self.work.check_value(json.dumps(value), value):
             return f"the result of {self.tool} cannot be checked: {reason}"
         return None if self.is_valid(value) else self._why(value)
 
     def _why(self, value: Any) -> str:
         known = {"properties": self.schema.get("properties", {})}
-        told = explain(f"the result of {self.tool} does", reasons(self.schema, value), value, known)
+        told = format_problems(f"the result of {self.tool} does", find_problems(self.schema, value), value, known)
         return told.rpartition("\n")[0]  # its last line is about arguments

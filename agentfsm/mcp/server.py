@@ -12,8 +12,6 @@ import httpx2
 import mcp.types as m
 
 from agentfsm.core.messages import Message, Part
-from agentfsm.engine.tools.bulkhead import Bulkhead, passed
-from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp import library
 from agentfsm.mcp.ask import Desk
 from agentfsm.mcp.catalogue import Catalogue
@@ -28,6 +26,8 @@ from agentfsm.mcp.trust.names import check_server, server_name_of
 from agentfsm.mcp.trust.pins import MemoryPins, PinFile, Pins, Text
 from agentfsm.mcp.trust.sandbox import Sandbox
 from agentfsm.mcp.trust.terms import Confirm, Constraint, Terms
+from agentfsm.tools.concurrency_limits import Bulkhead, hold_slot
+from agentfsm.tools.tool import Tool
 
 _log = logging.getLogger("agentfsm.mcp")
 
@@ -222,7 +222,7 @@ class MCPServer:
             MisuseError: when there is a constraint on a tool that there is not.
         """
         known = self.version
-        async with passed(self._asking):
+        async with hold_slot(self._asking):
             if self.has_news or self.version == known:  # else somebody was faster
                 await self._update()
 

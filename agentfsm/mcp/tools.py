@@ -9,8 +9,6 @@ import mcp.types as m
 from mcp import Client
 
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.engine.tools.context import Ended, InputRequired, RunContext
-from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.mcp.ask import call as call_asking
 from agentfsm.mcp.catalogue import NotAsAdmittedError
 from agentfsm.mcp.connection import trouble
@@ -18,6 +16,8 @@ from agentfsm.mcp.content import content_of
 from agentfsm.mcp.outputs import OutputCheck
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.terms import title_of
+from agentfsm.tools.run_context import InputRequired, RunContext, ToolReturn
+from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server import MCPServer
@@ -53,7 +53,7 @@ async def _withheld(**_arguments: Any) -> None:
 
 
 def _function(server: MCPServer, listed: m.Tool, check: OutputCheck | None) -> Callable[..., Any]:
-    async def call(ctx: RunContext[Any], /, **arguments: Any) -> Ended:
+    async def call(ctx: RunContext[Any], /, **arguments: Any) -> ToolReturn:
         is_sent = False
 
         async def ask(client: Client) -> m.CallToolResult | InputRequired:
@@ -85,21 +85,21 @@ def _function(server: MCPServer, listed: m.Tool, check: OutputCheck | None) -> C
     return call
 
 
-def _changed(server: MCPServer, listed: m.Tool, error: NotAsAdmittedError) -> Ended:
+def _changed(server: MCPServer, listed: m.Tool, error: NotAsAdmittedError) -> ToolReturn:
     text = (
         f"{listed.name!r} was not called: the MCP server {server.name!r} has changed its tools since, and {error}. "
         "Nothing was run. Its tools are looked at again before your next turn: use what there is then, or tell the "
         "user that a person may have to approve the change."
     )
-    return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.UNAVAILABLE)
+    return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.UNAVAILABLE)
 
 
-def _end_of(result: m.CallToolResult, check: OutputCheck | None) -> Ended:
+def _end_of(result: m.CallToolResult, check: OutputCheck | None) -> ToolReturn:
     if check is not None and (flaw := check.flaw(result)) is not None:
-        return Ended(outcome=Outcome.FAILED, content=flaw, error_type=ErrorType.TOOL)
+        return ToolReturn(outcome=Outcome.FAILED, content=flaw, error_type=ErrorType.TOOL)
     failed = bool(result.is_error)
     content, parts = content_of(result)
-    return Ended(
+    return ToolReturn(
         outcome=Outcome.FAILED if failed else Outcome.DONE,
         content=content,
         error_type=ErrorType.TOOL if failed else None,

@@ -17,8 +17,8 @@ import jiter
 from agentfsm.core.errors import MisuseError, ModelReplyError
 from agentfsm.core.messages import JSON, AssistantMessage, ToolResult, UserMessage
 from agentfsm.core.verdict import Action, Score, Verdict
-from agentfsm.engine.schema.arguments import object_in
 from agentfsm.ports import Judge, check_model
+from agentfsm.tools.schema.arguments import extract_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,7 +168,7 @@ async def _ask_judge(
     """Ask for a judgement that can be read, once more if need be."""
     question, flaw = json.dumps(work, ensure_ascii=False), ""
     for _ in range(MAX_ATTEMPTS):
-        found = object_in(await ask(instructions, question, schema)) or ""
+        found = extract_object(await ask(instructions, question, schema)) or ""
         try:
             return read(jiter.from_json(found.encode()))
         except (KeyError, TypeError, ValueError) as error:

@@ -9,8 +9,8 @@ import pytest
 from agentfsm.cli import demo_folder
 from agentfsm.cli import demo_tools as tools
 from agentfsm.core.errors import ModelRetry
-from agentfsm.engine.queue.render import result_text
-from agentfsm.engine.tools.context import RunContext
+from agentfsm.tools.queue.result_text import render_text
+from agentfsm.tools.run_context import RunContext
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def folder(ctx):
 
 def fits(result):
     """Fail unless the model is shown the result whole."""
-    assert len(result_text(result).encode()) < tools.SHOWN_BYTES
+    assert len(render_text(result).encode()) < tools.SHOWN_BYTES
     return result
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from agentfsm import Agent, tool
 from agentfsm.cli.live import LiveView
-from agentfsm.engine.watch.stream import AgentEvent, AgentEventType, ToolEvent, ToolEventType
+from agentfsm.streaming.stream import AgentEvent, AgentEventType, ToolEvent, ToolEventType
 from agentfsm.testing import ScriptedModel, call, say
 
 

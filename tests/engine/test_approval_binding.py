@@ -10,9 +10,9 @@ import pytest
 from agentfsm import Agent, ConflictError, Outcome, PendingKind, Run, State, ToolCall, tool
 from agentfsm.core.events import ApprovalAsked
 from agentfsm.core.inbox import Approve, Cancel
-from agentfsm.engine.tools.tool import Tool
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.tools.tool import Tool
 from tests.support.checks import Wrapped, names, results_of, sound, virtually
 
 PAYS = say("", call("pay", to="Ann", cents=5))
@@ -62,10 +62,10 @@ def test_a_digest_is_of_the_tool_and_of_the_exact_arguments():
     base = bank.tool()
     calls = [call_of(arguments) for arguments in ('{"to": "Ann", "cents": 5}', '{"to": "Ann", "cents": 6}', "{}")]
     tools = [base, bank.tool("Pay now."), bank.tool(idempotent=True), bank.tool(name="send"), bank.stricter()]
-    digests = [each.digest_of(one) for each in tools for one in calls]
+    digests = [each.digest_call(one) for each in tools for one in calls]
     assert len(set(digests)) == len(tools) * len(calls)
-    assert bank.tool().digest_of(calls[0]) == base.digest_of(calls[0])
-    assert bank.tool(timeout_s=9.0).digest_of(calls[0]) == base.digest_of(calls[0])
+    assert bank.tool().digest_call(calls[0]) == base.digest_call(calls[0])
+    assert bank.tool(timeout_s=9.0).digest_call(calls[0]) == base.digest_call(calls[0])
 
 
 def call_of(arguments: str):
@@ -82,7 +82,7 @@ async def test_what_is_shown_is_what_is_bound(store):
     [event] = [event for event in await agent.history("mine") if isinstance(event, ApprovalAsked)]
     await agent.approve("mine", "t1.0", digest=item.digest, by="ann")
     [row] = await store.inbox("mine")
-    assert item.digest == event.digest == row.item.digest == bank.tool().digest_of(run.open[0].call)
+    assert item.digest == event.digest == row.item.digest == bank.tool().digest_call(run.open[0].call)
     assert (await agent.resume("mine")).output == "done"
     assert bank.paid == [("Ann", 5)]
 

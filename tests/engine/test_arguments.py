@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.engine.schema.arguments import check_object, expected, object_text
+from agentfsm.tools.schema.arguments import check_object, describe_parameters, normalise_text
 
 SURROGATE = "\ud800"
 BOM = "\ufeff"
@@ -66,13 +66,13 @@ def test_a_strict_object_is_fine(text: str) -> None:
 @pytest.mark.parametrize("text", ["", " \r\n\t", BOM, f"{BOM} {{}}\n"])
 def test_no_text_and_a_byte_order_mark_count_as_an_empty_object(text: str) -> None:
     """Models send nothing at all for a tool without parameters."""
-    assert object_text(text) == "{}"
+    assert normalise_text(text) == "{}"
 
 
 @given(st.text() | st.text(alphabet='{}[]":,\\u0dN1e-. \ud800\0'))
 def test_no_text_escapes(text: str) -> None:
     """Whatever the text, the answer is None for an object of the standard parser, or a reason."""
-    text = object_text(text)
+    text = normalise_text(text)
     if check_object(text) is None:
         assert isinstance(json.loads(text), dict)
 
@@ -104,17 +104,17 @@ def test_expected_parameters_fit_on_one_line() -> None:
         "n": {"const": None},
         "o" * 100: {"type": "string", "default": "d" * 100},
     }
-    assert expected({"properties": kinds, "required": ["b"]}) == (
+    assert describe_parameters({"properties": kinds, "required": ["b"]}) == (
         'Parameters: a (integer, default 5), b ("x" | "y", required), c (1), d (Point | null), e (array of string), '
         "f (array), g (anything), h (anything), i (nothing), j (integer | null), k (object), l (), "
         f'm (anything | array of Point), n (null), {"o" * 60}... (string, default "{"d" * 59}...).'
     )
-    assert expected({"properties": {}}) == "It takes no parameters: send {}."
-    assert expected({"properties": {}, "anyOf": [{"required": ["a"]}]}) == "Its schema tells the parameters."
+    assert describe_parameters({"properties": {}}) == "It takes no parameters: send {}."
+    assert describe_parameters({"properties": {}, "anyOf": [{"required": ["a"]}]}) == "Its schema tells the parameters."
 
 
 def test_thousands_of_parameters_are_not_all_told() -> None:
     """A schema from outside may have more than a model should read at each mistake."""
-    told = expected({"properties": {f"p{n}": {"type": "integer"} for n in range(2_000)}})
+    told = describe_parameters({"properties": {f"p{n}": {"type": "integer"} for n in range(2_000)}})
     assert told.startswith("Parameters: p0 (integer), p1 (integer), ")
     assert told.endswith(", p49 (integer), and 1950 more.")

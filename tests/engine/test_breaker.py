@@ -6,7 +6,7 @@ import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from agentfsm.engine.tools.breaker import FAILURES, OPEN_S, Breaker, BreakerState, Ticket
+from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S, Breaker, BreakerState, Ticket
 
 # A guard against hanging, never a bound that a test relies on.
 HANG_S = 20.0
@@ -22,17 +22,17 @@ def let_go(breaker, now):
 def opened(now=0.0):
     """Make a breaker that opened at a time."""
     breaker = Breaker()
-    for _ in range(FAILURES):
-        breaker.failed(let_go(breaker, now), now)
+    for _ in range(FAILURE_THRESHOLD):
+        breaker.record_failure(let_go(breaker, now), now)
     return breaker
 
 
 def test_failures_in_a_row_open_it():
     """The fifth failure in a row opens it, and then it says how long to wait."""
     breaker = Breaker()
-    for _ in range(FAILURES):
+    for _ in range(FAILURE_THRESHOLD):
         assert breaker.state is BreakerState.CLOSED
-        breaker.failed(let_go(breaker, 7.0), 7.0)
+        breaker.record_failure(let_go(breaker, 7.0), 7.0)
     assert breaker.state == "open"
     assert breaker.admit(7.0) == OPEN_S
     assert breaker.admit(17.0) == OPEN_S - 10
@@ -42,20 +42,20 @@ def test_an_answer_between_starts_the_count_anew():
     """Four failures, an answer and four failures are no outage."""
     breaker = Breaker()
     for _ in range(2):
-        for _ in range(FAILURES - 1):
-            breaker.failed(let_go(breaker, 0.0), 0.0)
-        breaker.succeeded(let_go(breaker, 0.0))
+        for _ in range(FAILURE_THRESHOLD - 1):
+            breaker.record_failure(let_go(breaker, 0.0), 0.0)
+        breaker.record_success(let_go(breaker, 0.0))
     assert breaker.state is BreakerState.CLOSED
 
 
 def test_a_withdrawn_call_says_nothing():
     """A cancelled call neither counts as a failure nor breaks a row of them."""
     breaker = Breaker()
-    for _ in range(FAILURES - 1):
-        breaker.failed(let_go(breaker, 0.0), 0.0)
-        breaker.withdrawn(let_go(breaker, 0.0))
+    for _ in range(FAILURE_THRESHOLD - 1):
+        breaker.record_failure(let_go(breaker, 0.0), 0.0)
+        breaker.discard(let_go(breaker, 0.0))
     assert breaker.state is BreakerState.CLOSED
-    breaker.failed(let_go(breaker, 0.0), 0.0)
+    breaker.record_failure(let_go(breaker, 0.0), 0.0)
     assert breaker.state is BreakerState.OPEN
 
 
@@ -71,24 +71,24 @@ def test_one_probe_goes_when_the_time_has_come():
 def test_the_probe_decides():
     """A probe that is answered closes the breaker for all; one that fails opens it for another while."""
     breaker = opened()
-    breaker.failed(let_go(breaker, OPEN_S), OPEN_S + 5)
+    breaker.record_failure(let_go(breaker, OPEN_S), OPEN_S + 5)
     assert breaker.state is BreakerState.OPEN
     assert breaker.admit(OPEN_S + 5) == OPEN_S
-    breaker.succeeded(let_go(breaker, 2 * OPEN_S + 5))
+    breaker.record_success(let_go(breaker, 2 * OPEN_S + 5))
     assert breaker.state == "closed"
-    for _ in range(FAILURES - 1):
-        breaker.failed(let_go(breaker, 0.0), 0.0)
+    for _ in range(FAILURE_THRESHOLD - 1):
+        breaker.record_failure(let_go(breaker, 0.0), 0.0)
     assert breaker.state is BreakerState.CLOSED
 
 
 def test_a_withdrawn_probe_gives_its_right_back():
     """When the probe was cancelled, the next call is the probe, at once, and only one."""
     breaker = opened()
-    breaker.withdrawn(let_go(breaker, OPEN_S))
+    breaker.discard(let_go(breaker, OPEN_S))
     assert breaker.state is BreakerState.HALF_OPEN
     probe = let_go(breaker, OPEN_S)
     assert breaker.admit(OPEN_S) == OPEN_S
-    breaker.succeeded(probe)
+    breaker.record_success(probe)
     assert breaker.state is BreakerState.CLOSED
 
 
@@ -96,11 +96,11 @@ def test_calls_from_before_the_opening_do_not_touch_it():
     """Whatever becomes of calls that went before it opened, it stays open, no longer and no shorter."""
     breaker = Breaker()
     answered, failing, cancelled = (let_go(breaker, 0.0) for _ in range(3))
-    for _ in range(FAILURES):
-        breaker.failed(let_go(breaker, 0.0), 0.0)
-    breaker.succeeded(answered)
-    breaker.failed(failing, 30.0)
-    breaker.withdrawn(cancelled)
+    for _ in range(FAILURE_THRESHOLD):
+        breaker.record_failure(let_go(breaker, 0.0), 0.0)
+    breaker.record_success(answered)
+    breaker.record_failure(failing, 30.0)
+    breaker.discard(cancelled)
     assert breaker.admit(30.0) == OPEN_S - 30
 
 
@@ -108,12 +108,12 @@ def test_calls_from_before_the_opening_do_not_speak_for_the_probe():
     """While a probe is under way, the ends of older calls neither close nor open it, nor give its right away."""
     breaker = Breaker()
     answered, failing, cancelled = (let_go(breaker, 0.0) for _ in range(3))
-    for _ in range(FAILURES):
-        breaker.failed(let_go(breaker, 0.0), 0.0)
+    for _ in range(FAILURE_THRESHOLD):
+        breaker.record_failure(let_go(breaker, 0.0), 0.0)
     let_go(breaker, OPEN_S)
-    breaker.succeeded(answered)
-    breaker.failed(failing, OPEN_S)
-    breaker.withdrawn(cancelled)
+    breaker.record_success(answered)
+    breaker.record_failure(failing, OPEN_S)
+    breaker.discard(cancelled)
     assert breaker.state is BreakerState.HALF_OPEN
     assert breaker.admit(OPEN_S) == OPEN_S
 
@@ -122,13 +122,13 @@ def test_calls_that_hung_through_an_outage_do_not_open_it_again():
     """Twenty calls that time out after the service has come back say nothing of the service as it is."""
     breaker = Breaker()
     hung = [let_go(breaker, 0.0) for _ in range(20)]
-    for _ in range(FAILURES):
-        breaker.failed(let_go(breaker, 0.0), 0.0)
-    breaker.succeeded(let_go(breaker, OPEN_S))
+    for _ in range(FAILURE_THRESHOLD):
+        breaker.record_failure(let_go(breaker, 0.0), 0.0)
+    breaker.record_success(let_go(breaker, OPEN_S))
     for ticket in hung:
-        breaker.failed(ticket, 2 * OPEN_S)
+        breaker.record_failure(ticket, 2 * OPEN_S)
     assert breaker.state is BreakerState.CLOSED
-    breaker.failed(let_go(breaker, 2 * OPEN_S), 2 * OPEN_S)
+    breaker.record_failure(let_go(breaker, 2 * OPEN_S), 2 * OPEN_S)
     assert breaker.state is BreakerState.CLOSED
 
 
@@ -136,7 +136,7 @@ def test_a_lost_probe_holds_up_nobody_for_ever():
     """A probe that does not come back in its time is joined by another one."""
     breaker = opened()
     let_go(breaker, OPEN_S)
-    breaker.succeeded(let_go(breaker, 2 * OPEN_S))
+    breaker.record_success(let_go(breaker, 2 * OPEN_S))
     assert breaker.state is BreakerState.CLOSED
 
 
@@ -145,16 +145,16 @@ def test_a_slow_probe_still_counts():
     breaker = opened()
     slow = let_go(breaker, OPEN_S)
     let_go(breaker, 2 * OPEN_S)
-    breaker.succeeded(slow)
+    breaker.record_success(slow)
     assert breaker.state is BreakerState.CLOSED
 
 
 def test_a_probe_from_before_another_opening_does_not_touch_it():
     """Of two probes the first result decides: what becomes of the other neither closes it nor lets a call go."""
-    for late in (Breaker.succeeded, Breaker.withdrawn):
+    for late in (Breaker.record_success, Breaker.discard):
         breaker = opened()
         slow = let_go(breaker, OPEN_S)
-        breaker.failed(let_go(breaker, 2 * OPEN_S), 2 * OPEN_S)
+        breaker.record_failure(let_go(breaker, 2 * OPEN_S), 2 * OPEN_S)
         late(breaker, slow)
         assert breaker.admit(2 * OPEN_S) == OPEN_S
 
@@ -193,7 +193,7 @@ def test_who_waited_for_the_lock_finds_it_closed():
 
         def __enter__(self):
             breaker._lock = threading.Lock()
-            breaker.succeeded(probe)
+            breaker.record_success(probe)
 
         def __exit__(self, *_):
             pass
@@ -244,7 +244,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(call=consumes(calls))
     def succeed(self, call):
-        self.breaker.succeeded(call.ticket)
+        self.breaker.record_success(call.ticket)
         if call.period == self.period:
             if self.state == "half_open":
                 self.move("closed")
@@ -252,7 +252,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(call=consumes(calls))
     def fail(self, call):
-        self.breaker.failed(call.ticket, self.now)
+        self.breaker.record_failure(call.ticket, self.now)
         if call.period == self.period:
             self.failures += 1
             if self.state == "half_open" or self.failures == 5:
@@ -261,7 +261,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(call=consumes(calls))
     def withdraw(self, call):
-        self.breaker.withdrawn(call.ticket)
+        self.breaker.discard(call.ticket)
         if call.period == self.period and self.state == "half_open":
             self.probe_at = self.now
 

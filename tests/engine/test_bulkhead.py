@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.tools.bulkhead import Bulkhead, passed
+from agentfsm.tools.concurrency_limits import Bulkhead, hold_slot
 
 # A guard against hanging, never a bound that a test relies on.
 HANG_S = 20.0
@@ -29,7 +29,7 @@ def full(limit=1):
     """Make a bulkhead with all places taken."""
     bulkhead = Bulkhead(limit)
     for _ in range(limit):
-        assert bulkhead.try_enter(Guest().wake)
+        assert bulkhead.try_acquire(Guest().wake)
     return bulkhead
 
 
@@ -43,33 +43,33 @@ def test_no_place_at_all_is_misuse(limit):
 def test_only_so_many_enter():
     """As many enter as there are places, and one more for each that leaves."""
     bulkhead = full(2)
-    assert not bulkhead.try_enter(Guest().wake)
+    assert not bulkhead.try_acquire(Guest().wake)
     assert bulkhead.in_use == 2
-    bulkhead.leave()
+    bulkhead.release()
     assert bulkhead.in_use == 1
-    assert bulkhead.try_enter(Guest().wake)
+    assert bulkhead.try_acquire(Guest().wake)
 
 
 def test_leaving_twice_is_misuse():
     """A place that is given back twice would let one too many in, so it is refused."""
     bulkhead = full()
-    bulkhead.leave()
+    bulkhead.release()
     with pytest.raises(MisuseError, match="given back twice"):
-        bulkhead.leave()
+        bulkhead.release()
 
 
 def test_each_place_wakes_one_in_order():
     """Each freed place wakes one, once, in the order of their coming."""
     bulkhead, guests = full(2), [Guest() for _ in range(3)]
     for guest in guests:
-        bulkhead.on_room(guest.wake)
+        bulkhead.notify_when_free(guest.wake)
     assert bulkhead.waiting == 3
-    bulkhead.leave()
+    bulkhead.release()
     assert [guest.woken for guest in guests] == [1, 0, 0]
-    bulkhead.leave()
+    bulkhead.release()
     assert [guest.woken for guest in guests] == [1, 1, 0]
-    assert bulkhead.try_enter(guests[0].wake)
-    bulkhead.leave()
+    assert bulkhead.try_acquire(guests[0].wake)
+    bulkhead.release()
     assert [guest.woken for guest in guests] == [1, 1, 1]
     assert (bulkhead.in_use, bulkhead.waiting) == (0, 2)
 
@@ -77,60 +77,60 @@ def test_each_place_wakes_one_in_order():
 def test_nobody_slips_in_before_who_was_woken():
     """A place is kept for who was woken until he comes, so a busy run cannot take it from him again and again."""
     bulkhead, waiting, busy = full(), Guest(), Guest()
-    bulkhead.on_room(waiting.wake)
-    bulkhead.leave()
-    assert not bulkhead.try_enter(busy.wake)
-    assert bulkhead.try_enter(waiting.wake)
+    bulkhead.notify_when_free(waiting.wake)
+    bulkhead.release()
+    assert not bulkhead.try_acquire(busy.wake)
+    assert bulkhead.try_acquire(waiting.wake)
 
 
 def test_who_gives_up_before_being_woken_is_passed_over():
     """Who took back his wish is not woken, and the next one is."""
     bulkhead, gone, next_one = full(), Guest(), Guest()
-    bulkhead.on_room(gone.wake)
-    bulkhead.on_room(next_one.wake)
-    bulkhead.off(gone.wake)
-    bulkhead.leave()
+    bulkhead.notify_when_free(gone.wake)
+    bulkhead.notify_when_free(next_one.wake)
+    bulkhead.cancel_wait(gone.wake)
+    bulkhead.release()
     assert (gone.woken, next_one.woken) == (0, 1)
 
 
 def test_who_gives_up_after_being_woken_wakes_the_next():
     """Who was woken and does not come (his run was cancelled) hands the place on."""
     bulkhead, gone, next_one = full(), Guest(), Guest()
-    bulkhead.on_room(gone.wake)
-    bulkhead.on_room(next_one.wake)
-    bulkhead.leave()
-    bulkhead.off(gone.wake)
+    bulkhead.notify_when_free(gone.wake)
+    bulkhead.notify_when_free(next_one.wake)
+    bulkhead.release()
+    bulkhead.cancel_wait(gone.wake)
     assert (gone.woken, next_one.woken) == (1, 1)
-    assert bulkhead.try_enter(next_one.wake)
+    assert bulkhead.try_acquire(next_one.wake)
 
 
 def test_taking_back_what_was_never_asked_changes_nothing():
     """A clean-up may say `off` for whatever it has, also after it has entered."""
     bulkhead, guest = Bulkhead(1), Guest()
-    bulkhead.off(guest.wake)
-    assert bulkhead.try_enter(guest.wake)
-    bulkhead.off(guest.wake)
+    bulkhead.cancel_wait(guest.wake)
+    assert bulkhead.try_acquire(guest.wake)
+    bulkhead.cancel_wait(guest.wake)
     assert (bulkhead.in_use, bulkhead.waiting) == (1, 0)
 
 
 def test_asking_when_there_is_room_wakes_at_once():
-    """A place that became free between `try_enter` and `on_room` is not overlooked."""
+    """A place that became free between `try_acquire` and `notify_when_free` is not overlooked."""
     bulkhead, guest = full(), Guest()
-    assert not bulkhead.try_enter(guest.wake)
-    bulkhead.leave()
-    bulkhead.on_room(guest.wake)
+    assert not bulkhead.try_acquire(guest.wake)
+    bulkhead.release()
+    bulkhead.notify_when_free(guest.wake)
     assert guest.woken == 1
-    assert bulkhead.try_enter(guest.wake)
+    assert bulkhead.try_acquire(guest.wake)
 
 
 def test_asking_again_keeps_the_rank():
     """Who asks again neither waits twice nor loses his rank, nor is woken twice."""
     bulkhead, first, second = full(), Guest(), Guest()
     for guest in (first, second, first):
-        bulkhead.on_room(guest.wake)
+        bulkhead.notify_when_free(guest.wake)
     assert bulkhead.waiting == 2
-    bulkhead.leave()
-    bulkhead.on_room(first.wake)
+    bulkhead.release()
+    bulkhead.notify_when_free(first.wake)
     assert (first.woken, second.woken, bulkhead.waiting) == (1, 0, 2)
 
 
@@ -139,11 +139,11 @@ def test_who_is_woken_may_enter_within_the_call():
     bulkhead, seen = full(), []
 
     def wake():
-        seen.append(bulkhead.try_enter(wake))
-        bulkhead.leave()
+        seen.append(bulkhead.try_acquire(wake))
+        bulkhead.release()
 
-    bulkhead.on_room(wake)
-    bulkhead.leave()
+    bulkhead.notify_when_free(wake)
+    bulkhead.release()
     assert seen == [True]
     assert (bulkhead.in_use, bulkhead.waiting) == (0, 0)
 
@@ -160,11 +160,11 @@ def test_many_threads_all_come_through():
             room.set()
 
         for _ in range(150):
-            while not bulkhead.try_enter(wake):
+            while not bulkhead.try_acquire(wake):
                 room.clear()
-                bulkhead.on_room(wake)
+                bulkhead.notify_when_free(wake)
                 if dice.random() < 0.2:
-                    bulkhead.off(wake)
+                    bulkhead.cancel_wait(wake)
                 elif not room.wait(HANG_S):
                     return
             with lock:
@@ -172,10 +172,10 @@ def test_many_threads_all_come_through():
                 most = max(most, inside)
             with lock:
                 inside -= 1
-            bulkhead.leave()
+            bulkhead.release()
             if dice.random() < 0.2:
-                bulkhead.on_room(wake)
-                bulkhead.off(wake)
+                bulkhead.notify_when_free(wake)
+                bulkhead.cancel_wait(wake)
         ended.append(seed)
 
     ended = []
@@ -211,7 +211,7 @@ class Crowd(RuleBasedStateMachine):
     @rule(guest=GUESTS)
     def enter(self, guest):
         expected = guest in self.kept or self.inside + len(self.kept) < self.limit
-        assert self.bulkhead.try_enter(self.guests[guest].wake) == expected
+        assert self.bulkhead.try_acquire(self.guests[guest].wake) == expected
         if expected:
             self.kept.discard(guest)
             self.inside += 1
@@ -219,20 +219,20 @@ class Crowd(RuleBasedStateMachine):
     @precondition(lambda self: self.inside)
     @rule()
     def leave(self):
-        self.bulkhead.leave()
+        self.bulkhead.release()
         self.inside -= 1
         self.give_out()
 
     @rule(guest=GUESTS)
     def ask(self, guest):
-        self.bulkhead.on_room(self.guests[guest].wake)
+        self.bulkhead.notify_when_free(self.guests[guest].wake)
         if guest not in self.kept and guest not in self.queue:
             self.queue.append(guest)
         self.give_out()
 
     @rule(guest=GUESTS)
     def give_up(self, guest):
-        self.bulkhead.off(self.guests[guest].wake)
+        self.bulkhead.cancel_wait(self.guests[guest].wake)
         self.kept.discard(guest)
         if guest in self.queue:
             self.queue.remove(guest)
@@ -258,7 +258,7 @@ async def test_a_block_is_passed_one_at_a_time_and_in_order():
 
     async def enter(name, scope):
         with scope:
-            async with passed(bulkhead):
+            async with hold_slot(bulkhead):
                 inside.append(name)
                 assert len(inside) == 1
                 seen.append(name)

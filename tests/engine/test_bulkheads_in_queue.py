@@ -15,12 +15,12 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.engine.queue.dispatch import Host
-from agentfsm.engine.queue.queue import Session
-from agentfsm.engine.tools.breaker import FAILURES, OPEN_S
-from agentfsm.engine.tools.bulkhead import Bulkhead
-from agentfsm.engine.tools.tool import Tool
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
+from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S
+from agentfsm.tools.concurrency_limits import Bulkhead
+from agentfsm.tools.queue.dispatch import QueueHost
+from agentfsm.tools.queue.scheduler import Scheduler
+from agentfsm.tools.tool import Tool
 from tests.support.checks import HANG_S, settled
 
 # Long enough to start a thread, short enough to wait for.
@@ -201,11 +201,11 @@ def test_who_waits_for_room_takes_no_worker_from_others():
 
     async def play() -> list[ToolResult]:
         assert narrow.bulkhead is not None
-        assert narrow.bulkhead.try_enter(print)
+        assert narrow.bulkhead.try_acquire(print)
 
         async def later() -> None:
             await anyio.sleep(10)
-            narrow.bulkhead.leave()
+            narrow.bulkhead.release()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(later)
@@ -235,12 +235,12 @@ def test_room_that_comes_does_not_lift_the_limit_of_the_queue():
     tools = [watch.tool("narrow", limit=1), watch.tool("lead"), watch.tool("follow", after=["lead"])]
     narrow = tools[0].bulkhead
     assert narrow is not None
-    assert narrow.try_enter(print)
+    assert narrow.try_acquire(print)
 
     async def play() -> None:
         async def later() -> None:
             await anyio.sleep(3.5)
-            narrow.leave()
+            narrow.release()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(later)
@@ -257,10 +257,10 @@ def test_calls_that_started_early_count_for_the_limit():
 
     async def play() -> list[ToolResult]:
         async with anyio.create_task_group() as tasks:
-            session = Session(queue_of(watch.tool("work"), limit=2), tasks.create_task)
+            session = Scheduler(queue_of(watch.tool("work"), limit=2), tasks.create_task)
             for call in calls(*["work"] * 5):
                 session.add(call)
-                session.spread()
+                session.start_workers()
             await anyio.sleep(0.5)
             await session.drain()
             return session.results
@@ -313,8 +313,8 @@ def test_who_waits_in_vain_is_told_so_after_his_time():
     watch = Watch()
     made, other = watch.tool("hang", limit=1, timeout_s=5), watch.tool("other", timeout_s=600)
     assert made.bulkhead is not None
-    assert made.bulkhead.try_enter(print)
-    made.bulkhead.abandon()
+    assert made.bulkhead.try_acquire(print)
+    made.bulkhead.mark_abandoned()
 
     async def play() -> list[ToolResult]:
         results = await queue_of(made, other).execute_all(calls("hang", "hang", "other", "hang"))
@@ -327,7 +327,7 @@ def test_who_waits_in_vain_is_told_so_after_his_time():
         assert (result.error_type, result.retryable) == (ErrorType.BLOCKED, True)
         assert "blocked: hang is still running" in result.content
     assert [name for name, _ in watch.begun] == ["other"]
-    made.bulkhead.back()
+    made.bulkhead.release_abandoned()
     assert is_free(made.bulkhead)
 
 
@@ -336,8 +336,8 @@ def test_what_is_behind_a_blocked_call_goes_on():
     watch = Watch()
     tools = [watch.tool("hang", limit=1, timeout_s=5), watch.tool("write", concurrency_safe=False)]
     assert tools[0].bulkhead is not None
-    assert tools[0].bulkhead.try_enter(print)
-    tools[0].bulkhead.abandon()
+    assert tools[0].bulkhead.try_acquire(print)
+    tools[0].bulkhead.mark_abandoned()
     results = run_virtual(lambda: queue_of(*tools).execute_all(calls("hang", "write", "hang")))
     assert [result.error_type for result in results] == [ErrorType.BLOCKED, None, ErrorType.BLOCKED]
 
@@ -349,7 +349,7 @@ def test_room_in_the_very_moment_of_giving_up():
         ran: list[str] = []
         handed: list[ToolResult] = []
 
-        class Witness(Host):
+        class Witness(QueueHost):
             """A host that notes each result."""
 
             def finished(self, result: ToolResult) -> None:
@@ -363,12 +363,12 @@ def test_room_in_the_very_moment_of_giving_up():
             return "ok"
 
         assert narrow.bulkhead is not None
-        assert narrow.bulkhead.try_enter(print)
-        narrow.bulkhead.abandon()
+        assert narrow.bulkhead.try_acquire(print)
+        narrow.bulkhead.mark_abandoned()
 
         async def leave_late() -> None:
             await anyio.sleep(4)
-            narrow.bulkhead.back()
+            narrow.bulkhead.release_abandoned()
             clock.jump(2)  # both at once: there is room, and the time is over
 
         async with anyio.create_task_group() as tasks:
@@ -504,10 +504,10 @@ async def test_a_timed_out_probe_decides_and_a_cancelled_one_does_not():
     hang = anyio.Event()
     broken = tool(name="probe", read_only=True, timeout_s=HANG_S)(_until(hang))
     queue = ToolQueue(ToolRegistry.of([broken]))
-    for _ in range(FAILURES):
+    for _ in range(FAILURE_THRESHOLD):
         ticket = broken.breaker.admit(0)
         assert not isinstance(ticket, float)
-        broken.breaker.failed(ticket, queue.clock.monotonic() - 2 * OPEN_S)
+        broken.breaker.record_failure(ticket, queue.clock.monotonic() - 2 * OPEN_S)
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(queue.execute_all, calls("probe", "probe"))
@@ -546,11 +546,11 @@ def test_who_waits_for_a_stuck_place_is_told_while_others_run():
     stuck = [watch.tool("hang", limit=1, timeout_s=5), watch.tool("slow", limit=1, timeout_s=20)]
     for each in stuck:
         assert each.bulkhead is not None
-        assert each.bulkhead.try_enter(print)
-        each.bulkhead.abandon()
+        assert each.bulkhead.try_acquire(print)
+        each.bulkhead.mark_abandoned()
     ends: dict[str, float] = {}
 
-    class Witness(Host):
+    class Witness(QueueHost):
         """A host that notes when each result comes."""
 
         def finished(self, result: ToolResult) -> None:
@@ -562,4 +562,4 @@ def test_who_waits_for_a_stuck_place_is_told_while_others_run():
     assert ends == {"hang": 6.0, "slow": 21.0, "long": 50.0}
     for each in stuck:
         assert each.bulkhead is not None
-        each.bulkhead.back()
+        each.bulkhead.release_abandoned()

@@ -3,9 +3,9 @@
 import attrs
 import pytest
 
-from agentfsm.engine.tools.check import Finding
-from agentfsm.engine.tools.registry import ToolRegistry
-from agentfsm.engine.tools.tool import tool
+from agentfsm.tools.lint import Finding
+from agentfsm.tools.registry import ToolRegistry
+from agentfsm.tools.tool import tool
 
 
 @tool(idempotent=True)

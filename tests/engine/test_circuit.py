@@ -12,9 +12,9 @@ from agentfsm import Agent, Limits, ModelRetry, Outcome, RunContext, Tool, ToolQ
 from agentfsm.core.errors import TransientError
 from agentfsm.core.events import ApprovalGiven
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
-from agentfsm.engine.tools.breaker import FAILURES, OPEN_S, BreakerState
-from agentfsm.engine.tools.permission import Permissions, Rule
 from agentfsm.testing import ScriptedModel, VirtualClock, call, say
+from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S, BreakerState
+from agentfsm.tools.permission import Permissions, Rule
 from tests.support.checks import names, results_of, sound, sound_run, virtually
 
 OPEN = ErrorType.CIRCUIT_OPEN
@@ -64,7 +64,7 @@ def test_after_five_failures_in_a_row_it_is_called_no_more():
         model = ScriptedModel(say("", *[call("ask", at=n) for n in range(7)]), "done")
         agent = Agent(model, tools=[service.tool], store=store, clock=clock)
         run = await agent.run("go")
-        assert service.asked == FAILURES == 5
+        assert service.asked == FAILURE_THRESHOLD == 5
         *before, sixth, last = results_of(run.messages)
         assert {each.error_type for each in before} == {ErrorType.UNAVAILABLE}
         assert (sixth.outcome, sixth.error_type, sixth.retryable) == (Outcome.FAILED, OPEN, True)

@@ -13,9 +13,9 @@ import anyio.to_thread
 import pytest
 
 from agentfsm import Agent, Limits, Outcome, Run, RunContext, State, tool
-from agentfsm.engine.tools.context import Ending
-from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
+from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tools.run_context import CancelFlag
 from tests.support.checks import HANG_S, results_of, settled, sound, virtually
 
 Event = Any
@@ -296,7 +296,7 @@ def test_a_context_can_be_made_in_a_users_own_tests():
     told: list[str] = []
     bare: RunContext[str] = RunContext(deps="db")
     bare.progress("nobody hears")
-    listening: RunContext[str] = RunContext(deps="db", report=told.append, ending=Ending(given_up=True))
+    listening: RunContext[str] = RunContext(deps="db", on_progress=told.append, cancel_flag=CancelFlag(is_set=True))
     listening.progress("half")
     assert (bare.deps, bare.attempt, bare.cancelled, told, listening.cancelled) == ("db", 1, False, ["half"], True)
 
@@ -305,6 +305,6 @@ async def test_progress_may_be_awaited_and_does_not_wait():
     """Also in a context of one's own."""
     told: list[str] = []
     report: Callable[[str], None] = told.append
-    ctx: RunContext[None] = RunContext(deps=None, report=report)
+    ctx: RunContext[None] = RunContext(deps=None, on_progress=report)
     await ctx.progress("half")
     assert told == ["half"]

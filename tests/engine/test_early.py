@@ -13,8 +13,8 @@ import pytest
 from agentfsm import Agent, Limits, Outcome, RunContext, Settings, State, ToolRegistry, tool
 from agentfsm.core.calls import Phase
 from agentfsm.core.events import Event, ToolFinished
-from agentfsm.engine.watch.stream import StateChanged, ToolEvent, ToolEventType, UsageReported
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Reply
+from agentfsm.streaming.stream import StateChanged, ToolEvent, ToolEventType, UsageReported
 from agentfsm.testing.models import Call, ScriptedModel, call, raw_call, say
 from tests.support.checks import HANG_S, calls_of, names, results_of, sound, virtually
 from tests.support.streaming_models import (

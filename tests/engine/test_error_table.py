@@ -18,11 +18,11 @@ from agentfsm import Agent, ModelError, ModelRetry, Outcome, Tool, tool
 from agentfsm.core.errors import RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, ToolResult
 from agentfsm.core.run import Run
-from agentfsm.engine.tools.breaker import FAILURES
-from agentfsm.engine.tools.permission import Permissions, Rule
 from agentfsm.ports import Request
 from agentfsm.testing import ScriptedModel, call, fail, raw_call, say
 from agentfsm.testing.models import Call, Line
+from agentfsm.tools.breaker import FAILURE_THRESHOLD
+from agentfsm.tools.permission import Permissions, Rule
 from tests.support.checks import results_of, sound, virtually
 
 SAFE, UNSAFE = {"read_only": True}, {}
@@ -219,7 +219,7 @@ TABLE = {
     "circuit open": Row(
         tools=closing,
         call=call("act", at=9),
-        before=(say("", *[call("act", at=n) for n in range(FAILURES)]),),
+        before=(say("", *[call("act", at=n) for n in range(FAILURE_THRESHOLD)]),),
         error_type=ErrorType.CIRCUIT_OPEN,
         retryable=True,
         says=("act was not called", "Try again in 60 s", "go on without it"),

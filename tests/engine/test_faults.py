@@ -11,8 +11,8 @@ import pytest
 from agentfsm import Agent, Outcome, Permissions, Rule, Run, tool
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.messages import ToolResult
-from agentfsm.engine.tools.context import InputRequired, Question
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tools.run_context import InputRequired, Question
 
 
 def broken(_given: Any) -> Any:

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from agentfsm import Agent, Outcome, tool
-from agentfsm.engine.queue import render
-from agentfsm.engine.queue.dispatch import Host
 from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.tools.queue import result_text
+from agentfsm.tools.queue.dispatch import QueueHost
 from tests.support.tool_calls import ran
 
 
@@ -85,7 +85,7 @@ async def test_an_error_whose_attributes_end_the_program_is_a_result():
     assert "LeavingError: broken" in run.messages[2].content
 
 
-HUGE = render.RECORD_CHARS + 1_000_000
+HUGE = result_text.MAX_STORED_CHARS + 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -105,21 +105,23 @@ async def test_a_huge_result_is_cut_before_anything_costly_is_done_with_it(value
 
         return measure
 
-    monkeypatch.setattr(render, "replace_surrogates", measured(render.replace_surrogates))
-    monkeypatch.setattr(render.json, "dump_compact", measured(json.dumps))
-    core = SimpleNamespace(**vars(render._pydantic_core()) | {"to_json": measured(render._pydantic_core().to_json)})
-    monkeypatch.setattr(render, "_pydantic_core", lambda: core)
+    monkeypatch.setattr(result_text, "replace_surrogates", measured(result_text.replace_surrogates))
+    monkeypatch.setattr(result_text.json, "dump_compact", measured(json.dumps))
+    core = SimpleNamespace(
+        **vars(result_text._pydantic_core()) | {"to_json": measured(result_text._pydantic_core().to_json)}
+    )
+    monkeypatch.setattr(result_text, "_pydantic_core", lambda: core)
 
-    def count(_self: Host, text: str) -> int:
+    def count(_self: QueueHost, text: str) -> int:
         sizes.append(len(text))
         return len(text) // 3
 
-    monkeypatch.setattr(Host, "count", count)
+    monkeypatch.setattr(QueueHost, "count", count)
 
     async def act() -> object:
         return value
 
     result = await ran(act)
-    assert max(sizes) <= render.RECORD_CHARS // render.ESCAPED_CHARS + 10_000
-    assert 4_000_000 < len(result.content) <= render.RECORD_CHARS
+    assert max(sizes) <= result_text.MAX_STORED_CHARS // result_text.MAX_ESCAPE_CHARS + 10_000
+    assert 4_000_000 < len(result.content) <= result_text.MAX_STORED_CHARS
     assert "were dropped: too many to be kept" in result.content

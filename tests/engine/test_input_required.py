@@ -28,10 +28,10 @@ from agentfsm import (
 from agentfsm.core.calls import Phase
 from agentfsm.core.events import InputGiven, ToolPaused
 from agentfsm.core.messages import ErrorType
-from agentfsm.engine.tools.questions import ANSWER_CHARS, MAX_QUESTIONS, ROUNDS, STATE_CHARS
-from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tools.question_validation import MAX_ANSWER_CHARS, MAX_QUESTIONS, MAX_ROUNDS, MAX_STATE_CHARS
 from tests.support.checks import names, results_of, sound, virtually
 from tests.support.streaming_models import STREAM, all_at_once, watched
 
@@ -219,7 +219,7 @@ async def test_what_has_nothing_to_fill_in_is_agreed_to(store, question):
         (["Ann"], "has to be an object, not list"),
         ({"name": {1, 2}}, "plain JSON"),
         ({"name": float("nan")}, "plain JSON"),
-        ({"name": "x" * ANSWER_CHARS}, "characters, more than"),
+        ({"name": "x" * MAX_ANSWER_CHARS}, "characters, more than"),
     ],
 )
 async def test_an_answer_that_does_not_fit_is_refused_and_nothing_is_lost(store, content, words):
@@ -332,8 +332,8 @@ async def test_a_tool_that_asks_for_ever_comes_to_an_end(store):
         await agent.answer(run.id, "t1.0")
         run = await agent.resume(run.id)
     (result,) = results_of(run.messages)
-    assert (rounds, result.outcome, result.error_type) == (ROUNDS, Outcome.FAILED, ErrorType.TOOL)
-    assert f"asked for input {ROUNDS} times" in result.content
+    assert (rounds, result.outcome, result.error_type) == (MAX_ROUNDS, Outcome.FAILED, ErrorType.TOOL)
+    assert f"asked for input {MAX_ROUNDS} times" in result.content
     await sound(agent, run)
 
 
@@ -377,7 +377,7 @@ def test_the_same_question_in_the_same_moment_is_another_one():
         ((attrs.evolve(WHO, schema={"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {}}}),), None, "'a' in"),
         ((attrs.evolve(WHO, schema={"properties": {}, "x": "x" * 30_000}),), None, "20,000 characters"),
         ((SURE,), {1, 2}, "plain JSON"),
-        ((SURE,), "x" * STATE_CHARS, "more than"),
+        ((SURE,), "x" * MAX_STATE_CHARS, "more than"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(questions, state, words):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
-from agentfsm.engine.schema.json_schema import SchemaSignature, signature_of_schema
+from agentfsm.tools.schema.json_schema import SchemaSignature, build_schema_signature
 
 NEWEST = "https://json-schema.org/draft/2020-12/schema"
 CAT = {
@@ -59,7 +59,7 @@ def anything(**arguments: Any) -> None:
 
 
 def sign(schema: Any, function: Callable[..., Any] = anything) -> SchemaSignature:
-    return signature_of_schema(function, schema, context_type=Context, name="search")
+    return build_schema_signature(function, schema, context_type=Context, name="search")
 
 
 def of(**parts: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class TestBind:
         signature = sign(SEARCH)
         bound = signature.bind('{"query": "ab", "pet": {"kind": "cat", "meow": 5.0}}')
         assert bound == ((), {"query": "ab", "pet": {"kind": "cat", "meow": 5}})
-        assert vars(signature.arguments(bound)) == {"limit": 5, **bound[1]}
+        assert vars(signature.to_namespace(bound)) == {"limit": 5, **bound[1]}
         assert signature.bind('{"query": "ab", "limit": 7}')[1] == {"query": "ab", "limit": 7}
 
     def test_a_schema_may_say_next_to_nothing(self) -> None:

@@ -12,10 +12,10 @@ from agentfsm.context import AllTools, AutoSelect, BySimilarity
 from agentfsm.core.errors import ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import Compacted, Event, ToolsOffered
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
-from agentfsm.engine.tools.permission import Permissions
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, fail, say
+from agentfsm.tools.permission import Permissions
 from tests.support.checks import names, no_leases, results_of, sound, sound_run
 
 

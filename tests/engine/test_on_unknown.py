@@ -13,8 +13,8 @@ import pytest
 
 from agentfsm import Agent, Found, Limits, MisuseError, Outcome, PendingKind, RunContext
 from agentfsm.core.events import ApprovalGiven, ToolCutOff, ToolFinished, ToolLost, ToolStarted
-from agentfsm.engine.tools.tool import Arguments
 from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.tools.tool import Arguments
 from tests.support.checks import keys_of, names, results_of, sound, starts_of, virtually
 from tests.support.failing_stores import CrashingStore, WorkerKilled
 from tests.support.unknown_outcomes import Bank, crashed, recovered

@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.watch import outlet as module
-from agentfsm.engine.watch.log import LOGGER
-from agentfsm.engine.watch.outlet import BUFFER, Outlet
+from agentfsm.streaming import callbacks as module
+from agentfsm.streaming.callbacks import MAX_BUFFERED_EVENTS, CallbackDispatcher
+from agentfsm.streaming.log import LOGGER
 from agentfsm.testing import run_virtual
 from tests.support.checks import HANG_S, settled
 
@@ -46,13 +46,13 @@ def held():
 @pytest.fixture
 def patient(monkeypatch):
     """`drain` gives up only when something is wrong."""
-    monkeypatch.setattr(module, "DRAIN_S", HANG_S)
+    monkeypatch.setattr(module, "DRAIN_TIMEOUT_S", HANG_S)
 
 
 @pytest.fixture(autouse=True)
 def _no_thread_left(monkeypatch):
     """Threads end as soon as they have nothing to do, and none is left."""
-    monkeypatch.setattr(module, "IDLE_S", 0.0)
+    monkeypatch.setattr(module, "IDLE_TIMEOUT_S", 0.0)
     yield
     settled(lambda: not listening())
 
@@ -72,11 +72,11 @@ async def test_all_events_in_order():
         threads.add(threading.current_thread().name)
         listener(event)
 
-    outlet = Outlet(listen)
-    for number in range(BUFFER):
+    outlet = CallbackDispatcher(listen)
+    for number in range(MAX_BUFFERED_EVENTS):
         outlet.put(number)
     await outlet.drain()
-    assert listener.seen == list(range(BUFFER))
+    assert listener.seen == list(range(MAX_BUFFERED_EVENTS))
     assert threads == {"agentfsm-listener"}
     assert outlet.missed == 0
 
@@ -85,7 +85,7 @@ async def test_all_events_in_order():
 async def test_an_idle_thread_ends_and_another_begins():
     """A thread that has waited in vain ends; the next event starts another, and none is lost."""
     listener = Listener()
-    outlet = Outlet(listener)
+    outlet = CallbackDispatcher(listener)
     for number in range(20):
         outlet.put(number)
         if number % 2:
@@ -96,40 +96,40 @@ async def test_an_idle_thread_ends_and_another_begins():
 
 def test_one_thread_serves_many_events(monkeypatch):
     """While events come, they are told by one thread and not by one each."""
-    monkeypatch.setattr(module, "IDLE_S", HANG_S)
+    monkeypatch.setattr(module, "IDLE_TIMEOUT_S", HANG_S)
     threads = []
-    outlet = Outlet(lambda _event: threads.append(threading.get_ident()))
+    outlet = CallbackDispatcher(lambda _event: threads.append(threading.get_ident()))
     for number in range(1, 6):
         outlet.put(number)
         settled(lambda number=number: len(threads) == number)
-    monkeypatch.setattr(module, "IDLE_S", 0.0)
+    monkeypatch.setattr(module, "IDLE_TIMEOUT_S", 0.0)
     outlet.put(6)
     assert len(set(threads)) == 1
 
 
 def test_a_hanging_listener_blocks_nobody(held):
     """When its buffer is full, new events are dropped and counted; those that were taken come in order."""
-    outlet = Outlet(held)
+    outlet = CallbackDispatcher(held)
     outlet.put(-1)
     assert held.entered.wait(HANG_S)
-    for number in range(BUFFER + 7):
+    for number in range(MAX_BUFFERED_EVENTS + 7):
         outlet.put(number)
     assert outlet.missed == 7
     held.gate.set()
-    settled(lambda: len(held.seen) == BUFFER + 1)
-    assert held.seen == list(range(-1, BUFFER))
+    settled(lambda: len(held.seen) == MAX_BUFFERED_EVENTS + 1)
+    assert held.seen == list(range(-1, MAX_BUFFERED_EVENTS))
     assert outlet.missed == 7
 
 
 async def test_drain_gives_up_on_a_hanging_listener(monkeypatch, held):
     """The end of a run waits for a listener that hangs, but not for ever, and again not the next time."""
-    monkeypatch.setattr(module, "DRAIN_S", 0.01)
-    outlet = Outlet(held)
+    monkeypatch.setattr(module, "DRAIN_TIMEOUT_S", 0.01)
+    outlet = CallbackDispatcher(held)
     outlet.put(1)
     await outlet.drain()
     await outlet.drain()
     assert held.seen == []
-    assert outlet._drains == []
+    assert outlet._drain_waiters == []
 
 
 @pytest.mark.usefixtures("patient")
@@ -143,7 +143,7 @@ async def test_drain_waits_for_what_came_before_it_only():
             second.set()
             assert gate.wait(HANG_S)
 
-    outlet = Outlet(listen)
+    outlet = CallbackDispatcher(listen)
     first = Listener(shut=True)
     outlet.callback = lambda event: first(event) if event == "before" else listen(event)
     outlet.put("before")
@@ -161,9 +161,9 @@ async def test_drain_waits_for_what_came_before_it_only():
 
 async def test_a_cancelled_drain_leaves_nothing(monkeypatch, held):
     """A cancelled drain ends at once, and leaves neither a timer nor an entry."""
-    monkeypatch.setattr(module, "DRAIN_S", 10 * HANG_S)
+    monkeypatch.setattr(module, "DRAIN_TIMEOUT_S", 10 * HANG_S)
     before = threading.active_count()
-    outlet = Outlet(held)
+    outlet = CallbackDispatcher(held)
     outlet.put(1)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(outlet.drain)
@@ -171,7 +171,7 @@ async def test_a_cancelled_drain_leaves_nothing(monkeypatch, held):
         assert any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
         tasks.cancel_scope.cancel()
     settled(lambda: not any(isinstance(thread, threading.Timer) for thread in threading.enumerate()))
-    assert outlet._drains == []
+    assert outlet._drain_waiters == []
     held.gate.set()
     settled(lambda: threading.active_count() <= before)
 
@@ -179,10 +179,10 @@ async def test_a_cancelled_drain_leaves_nothing(monkeypatch, held):
 async def test_drain_without_events_costs_nothing(monkeypatch):
     """When everything is told already, no timer is made and nothing waited for."""
     listener = Listener()
-    outlet = Outlet(listener)
+    outlet = CallbackDispatcher(listener)
     await outlet.drain()
     outlet.put(1)
-    settled(lambda: outlet._told == 1)
+    settled(lambda: outlet._delivered == 1)
     monkeypatch.setattr(threading, "Timer", None)
     await outlet.drain()
     assert listener.seen == [1]
@@ -193,7 +193,7 @@ def test_drain_does_not_give_up_when_virtual_time_flies(held):
     """Hours of virtual time pass while a listener works, and `drain` waits for it all the same."""
 
     async def play():
-        outlet = Outlet(held)
+        outlet = CallbackDispatcher(held)
         outlet.put(1)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(outlet.drain)
@@ -207,10 +207,10 @@ def test_drain_does_not_give_up_when_virtual_time_flies(held):
 
 def test_drain_gives_up_when_virtual_time_stands(monkeypatch, held):
     """Where nothing moves the virtual clock, the real one still ends the wait."""
-    monkeypatch.setattr(module, "DRAIN_S", 0.01)
+    monkeypatch.setattr(module, "DRAIN_TIMEOUT_S", 0.01)
 
     async def play():
-        outlet = Outlet(held)
+        outlet = CallbackDispatcher(held)
         outlet.put(1)
         begin = anyio.current_time()
         await outlet.drain()
@@ -229,7 +229,7 @@ async def test_a_raising_listener_is_counted_and_logged_once_per_type(caplog):
         seen.append(event)
         raise (ValueError if event % 2 else KeyError)(event)
 
-    outlet = Outlet(listen)
+    outlet = CallbackDispatcher(listen)
     with caplog.at_level(logging.ERROR, LOGGER.name):
         for number in range(10):
             outlet.put(number)
@@ -249,7 +249,7 @@ async def test_a_listener_cannot_end_its_thread(error):
         seen.append(event)
         raise error
 
-    outlet = Outlet(listen)
+    outlet = CallbackDispatcher(listen)
     outlet.put(1)
     outlet.put(2)
     await outlet.drain()
@@ -270,7 +270,7 @@ async def test_a_log_that_raises_does_no_harm():
     handler = Broken()
     LOGGER.addHandler(handler)
     try:
-        outlet = Outlet(listen)
+        outlet = CallbackDispatcher(listen)
         outlet.put(1)
         outlet.put(2)
         await outlet.drain()
@@ -299,19 +299,19 @@ async def generator(_event):
 def test_an_async_listener_is_misuse(callback):
     """Nobody would await it, so it is refused, with a word on the stream."""
     with pytest.raises(MisuseError, match=r"async with agent\.stream"):
-        Outlet(callback)
+        CallbackDispatcher(callback)
 
 
 def test_what_cannot_be_called_is_misuse():
     """A listener that is no function is refused by name."""
     with pytest.raises(MisuseError, match="'print' cannot be called"):
-        Outlet("print")
+        CallbackDispatcher("print")
 
 
 @pytest.mark.usefixtures("patient")
 async def test_a_function_that_returns_a_coroutine(caplog):
     """Where only the call shows that a listener is async, it counts as one that raised, and leaves nothing."""
-    outlet = Outlet(lambda event: coroutine(event))  # noqa: PLW0108  a lambda is the case at hand
+    outlet = CallbackDispatcher(lambda event: coroutine(event))  # noqa: PLW0108  a lambda is the case at hand
     with caplog.at_level(logging.ERROR, LOGGER.name):
         outlet.put(1)
         await outlet.drain()
@@ -325,7 +325,7 @@ async def test_many_threads_put_at_once(monkeypatch):
     """Thousands of events from several threads: each is told or counted, in the order of its thread."""
     monkeypatch.setattr(module, "BUFFER", 100)
     seen = []
-    outlet = Outlet(seen.append)
+    outlet = CallbackDispatcher(seen.append)
 
     def put(thread):
         for number in range(1_000):
@@ -353,7 +353,7 @@ async def test_a_listener_may_put_events_itself():
         if event < 3:
             outlet.put(event + 1)
 
-    outlet = Outlet(listen)
+    outlet = CallbackDispatcher(listen)
     outlet.put(1)
     settled(lambda: len(seen) == 3)
     await outlet.drain()
@@ -366,7 +366,7 @@ def test_an_outlet_and_its_events_are_let_go():
     class Event:
         pass
 
-    outlet, event = Outlet(lambda _event: None), Event()
+    outlet, event = CallbackDispatcher(lambda _event: None), Event()
     refs = weakref.ref(outlet), weakref.ref(event)
     outlet.put(event)
     del outlet, event
@@ -375,27 +375,27 @@ def test_an_outlet_and_its_events_are_let_go():
 
 def test_an_event_is_let_go_while_the_thread_idles(monkeypatch):
     """A thread that waits for the next event does not keep the last one alive."""
-    monkeypatch.setattr(module, "IDLE_S", HANG_S)
+    monkeypatch.setattr(module, "IDLE_TIMEOUT_S", HANG_S)
 
     class Event:
         pass
 
-    outlet, event = Outlet(lambda _event: None), Event()
+    outlet, event = CallbackDispatcher(lambda _event: None), Event()
     ref = weakref.ref(event)
     outlet.put(event)
     del event
     settled(lambda: ref() is None)
     assert listening()
-    monkeypatch.setattr(module, "IDLE_S", 0.0)
+    monkeypatch.setattr(module, "IDLE_TIMEOUT_S", 0.0)
     outlet.put(None)
 
 
 async def test_no_thread_to_be_had(monkeypatch, held):
     """Where the system gives no more threads, events are dropped and counted, and `drain` does not wait."""
-    outlet = Outlet(held)
+    outlet = CallbackDispatcher(held)
     outlet.put(1)
     assert held.entered.wait(HANG_S)
-    other = Outlet(held)
+    other = CallbackDispatcher(held)
 
     def refuse(_thread):
         raise RuntimeError("can't start new thread")
@@ -443,7 +443,7 @@ def test_after_a_fork_nothing_hangs():
 import os, threading, warnings, anyio
 from agentfsm.engine.watch import outlet as module
 from agentfsm.engine.watch.outlet import Outlet
-module.DRAIN_S = 1_000
+module.DRAIN_TIMEOUT_S = 1_000
 warnings.simplefilter("ignore")
 entered, gate, seen = threading.Event(), threading.Event(), []
 def listen(event):

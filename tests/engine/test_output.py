@@ -11,9 +11,9 @@ from typing_extensions import TypedDict
 
 from agentfsm import Agent, Limits, MisuseError, ModelRetry, RunContext, RunError, Settings, State, StopReason, tool
 from agentfsm.core import events as e
-from agentfsm.engine.watch.stream import CallDelta, TextDelta
 from agentfsm.ports import OutputMode
 from agentfsm.stores import SQLiteStore
+from agentfsm.streaming.stream import CallDelta, TextDelta
 from agentfsm.testing import ScriptedModel
 from agentfsm.testing.models import call, raw_call, say
 

@@ -24,10 +24,10 @@ from agentfsm.core.codec import MAX_RECORD_CHARS, encode_event
 from agentfsm.core.events import Compacted, ToolFinished
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult
 from agentfsm.core.run import Header
-from agentfsm.engine.queue import parts, render
-from agentfsm.engine.tools.context import Ended
 from agentfsm.ports.context import Context
 from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.tools.queue import media, result_text
+from agentfsm.tools.run_context import ToolReturn
 from tests.support.checks import results_of, sound
 from tests.support.unknown_outcomes import recovered
 
@@ -43,7 +43,7 @@ SOUND = AudioPart.of(b"RIFF\0\0\0\0WAVE")
 
 def test_a_part_is_named_by_its_place_and_what_it_is():
     """The text stands by itself: each line is a piece of what was returned."""
-    text, found = render.rendered(["Two pages:", IMAGE, TextPart(text="and"), PDF, SOUND, {"pages": 2}])
+    text, found = result_text.render_result(["Two pages:", IMAGE, TextPart(text="and"), PDF, SOUND, {"pages": 2}])
     assert text.split("\n") == [
         "Two pages:",
         "[image 1: image/png, 45 bytes]",
@@ -58,19 +58,19 @@ def test_a_part_is_named_by_its_place_and_what_it_is():
 @pytest.mark.parametrize("value", [IMAGE, (IMAGE,), [IMAGE]])
 def test_one_part_alone(value):
     """By itself or in a list, it is the same."""
-    assert render.rendered(value) == ("[image 1: image/png, 45 bytes]", (IMAGE,))
+    assert result_text.render_result(value) == ("[image 1: image/png, 45 bytes]", (IMAGE,))
 
 
 def test_a_part_by_its_address():
     """Nothing is fetched to look at it."""
     part = ImagePart(url="https://example.com/a.png", detail="low")
-    assert render.rendered(part) == ("[image 1: https://example.com/a.png]", (part,))
+    assert result_text.render_result(part) == ("[image 1: https://example.com/a.png]", (part,))
 
 
 @pytest.mark.parametrize("value", [None, "a", 7, [], [1, "a"], ("a",), {"a": [1]}, [[1]], [None]])
 def test_what_holds_no_part_is_told_as_before(value):
     """Lists stay JSON."""
-    assert render.rendered(value) == (render.result_text(value), ())
+    assert result_text.render_result(value) == (result_text.render_text(value), ())
 
 
 # What is left out
@@ -95,7 +95,7 @@ LEFT_OUT = {
 def test_what_no_provider_takes_is_left_out(name):
     """A provider would refuse every later request of the run; the text says what it was, and why it is not there."""
     part, why = LEFT_OUT[name]
-    text, found = render.rendered(["before", part, IMAGE])
+    text, found = result_text.render_result(["before", part, IMAGE])
     first, note, last = text.split("\n")
     assert (first, last, found) == ("before", "[image 1: image/png, 45 bytes]", (IMAGE,))
     assert " left out, " in note
@@ -105,15 +105,15 @@ def test_what_no_provider_takes_is_left_out(name):
 
 def test_a_result_holds_only_so_many_parts():
     """The others are left out, and those that are there keep their numbers."""
-    text, found = render.rendered([IMAGE] * 23)
-    assert len(found) == parts.MAX_PARTS
+    text, found = result_text.render_result([IMAGE] * 23)
+    assert len(found) == media.MAX_PARTS
     assert text.count("20 parts at most") == 3
 
 
 def test_parts_are_too_large_together():
     """What would not fit is left out; a smaller one behind it still fits."""
     large = ImagePart.of(PNG + b"\0" * 12_000_000)
-    text, found = render.rendered([large, large, IMAGE])
+    text, found = result_text.render_result([large, large, IMAGE])
     assert found == (large, IMAGE)
     assert "too large together" in text.split("\n")[1]
 
@@ -129,7 +129,7 @@ def test_parts_are_too_large_together():
 )
 def test_an_image_is_of_the_type_that_its_data_has(said, data, kind):
     """Providers compare the two, and refuse what differs."""
-    [found] = render.rendered(ImagePart.of(data, said))[1]
+    [found] = result_text.render_result(ImagePart.of(data, said))[1]
     assert found == ImagePart.of(data, kind)
 
 
@@ -146,7 +146,7 @@ def test_an_image_is_of_the_type_that_its_data_has(said, data, kind):
 )
 def test_other_types_go_by_their_usual_names(part, kind):
     """Those that nothing is known of are left to the model to refuse."""
-    text, [found] = render.rendered(part)
+    text, [found] = result_text.render_result(part)
     assert found.url.startswith(f"data:{kind};base64,")
     assert kind in text
 
@@ -154,19 +154,19 @@ def test_other_types_go_by_their_usual_names(part, kind):
 def test_what_cannot_be_written_is_cleaned():
     """A name may be anything: half a surrogate pair, another type, a page long."""
     named = attrs.evolve(PDF, name="a\ud800\nb" + "c" * 1_000)
-    text, [found] = render.rendered([named, "x\ud800"])
+    text, [found] = result_text.render_result([named, "x\ud800"])
     text.encode()
     found.name.encode()
     assert text.startswith("[file 1: a\ufffd bccc")
     assert "\n" not in text.split("application/pdf")[0]
     assert len(text) < 400
-    assert render.rendered(attrs.evolve(PDF, name=17))[1][0].name == "17"
+    assert result_text.render_result(attrs.evolve(PDF, name=17))[1][0].name == "17"
 
 
 def test_the_largest_result_fits_into_a_record():
     """Text that JSON writes in six characters each, and as many parts as are kept."""
     large = ImagePart.of(PNG + b"\0" * 11_000_000)
-    text, found = render.rendered([large, large, "\x01" * 30_000_000])
+    text, found = result_text.render_result([large, large, "\x01" * 30_000_000])
     assert len(found) == 2
     assert "characters were dropped" in text
     result = ToolResult(call_id="t1.0", tool="look", outcome=Outcome.DONE, content=text, parts=found)
@@ -227,8 +227,8 @@ async def test_a_thread_of_its_own_returns_parts_too():
 
 async def test_a_call_that_ended_by_its_own_word_has_parts():
     """A failure may show something, too."""
-    text, found = render.with_parts(["no", IMAGE])
-    ended = Ended(outcome=Outcome.FAILED, content=text, parts=found)
+    text, found = result_text.render_parts(["no", IMAGE])
+    ended = ToolReturn(outcome=Outcome.FAILED, content=text, parts=found)
     queue = ToolQueue(ToolRegistry.of([camera(ended)]))
     [result] = await queue.execute_all([ToolCall(id="t1.0", name="look", arguments="{}")])
     assert (result.outcome, result.content, result.parts) == (Outcome.FAILED, text, (IMAGE,))
@@ -277,7 +277,7 @@ async def test_a_tool_can_ask_for_the_parts_of_a_result(store):
     @tool(read_only=True)
     async def peep(ctx: RunContext[None]) -> str:
         """Look back."""
-        seen.extend(ctx.kept_parts(call_id) for call_id in ("t1.0", "t2.0", "t9.9"))
+        seen.extend(ctx.find_result_parts(call_id) for call_id in ("t1.0", "t2.0", "t9.9"))
         return "ok"
 
     model = ScriptedModel(say("", call("look")), say("", call("peep")), "done")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.tools.permission import Level, Permissions, Rule
-from agentfsm.engine.tools.tool import tool
+from agentfsm.tools.permission import Level, Permissions, Rule
+from agentfsm.tools.tool import tool
 
 CHEAP = Rule("pay", lambda a: a.cents <= 500)
 DENIED = "pay is not permitted in this run"

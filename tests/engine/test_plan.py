@@ -14,10 +14,19 @@ from hypothesis import strategies as st
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall
-from agentfsm.engine.queue.dispatch import Host
-from agentfsm.engine.queue.plan import ALONE, NOTHING, READING, SAFE, Access, Order, Plan, access_of
-from agentfsm.engine.tools.context import ToolKind
 from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm.tools.queue.dispatch import QueueHost
+from agentfsm.tools.queue.plan import (
+    CONCURRENCY_SAFE,
+    EXCLUSIVE,
+    NO_ACCESS,
+    READ_ONLY,
+    Access,
+    DependencyTracker,
+    Plan,
+    resolve_access,
+)
+from agentfsm.tools.run_context import ToolKind
 
 
 async def on_keys(keys: list[str], shared: bool = False, seconds: float = 0) -> str:
@@ -70,19 +79,19 @@ def waits(plan: Plan) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("one", "other", "may"),
     [
-        (ALONE, ALONE, False),
-        (ALONE, READING, False),
-        (ALONE, NOTHING, False),
-        (READING, SAFE, True),
-        (READING, NOTHING, True),
+        (EXCLUSIVE, EXCLUSIVE, False),
+        (EXCLUSIVE, READ_ONLY, False),
+        (EXCLUSIVE, NO_ACCESS, False),
+        (READ_ONLY, CONCURRENCY_SAFE, True),
+        (READ_ONLY, NO_ACCESS, True),
         (Access(False, frozenset("ab"), ""), Access(False, frozenset("bc"), ""), False),
         (Access(False, frozenset("ab"), ""), Access(False, frozenset("cd"), ""), True),
         (Access(True, frozenset("ab"), ""), Access(False, frozenset("bc"), ""), False),
         (Access(True, frozenset("ab"), ""), Access(True, frozenset("bc"), ""), True),
-        (Access(False, frozenset("a"), ""), READING, False),
-        (Access(True, frozenset("a"), ""), READING, True),
-        (Access(False, frozenset("a"), ""), ALONE, False),
-        (Access(False, frozenset("a"), ""), NOTHING, True),
+        (Access(False, frozenset("a"), ""), READ_ONLY, False),
+        (Access(True, frozenset("a"), ""), READ_ONLY, True),
+        (Access(False, frozenset("a"), ""), EXCLUSIVE, False),
+        (Access(False, frozenset("a"), ""), NO_ACCESS, True),
         (Access(False, frozenset(), ""), Access(False, frozenset("a"), ""), True),
     ],
 )
@@ -406,7 +415,11 @@ def test_arguments_are_read_only_where_a_declaration_needs_them():
     def unwanted():
         raise AssertionError("nobody needs them")
 
-    assert [access_of(each, unwanted) for each in (READ, SAFE_TOOL, WRITE)] == [READING, SAFE, ALONE]
+    assert [resolve_access(each, unwanted) for each in (READ, SAFE_TOOL, WRITE)] == [
+        READ_ONLY,
+        CONCURRENCY_SAFE,
+        EXCLUSIVE,
+    ]
 
 
 # It runs nothing, and costs little
@@ -417,7 +430,7 @@ async def test_a_plan_runs_nothing():
     ran: list[str] = []
     told: list[object] = []
 
-    class Witness(Host):
+    class Witness(QueueHost):
         """A host that notes what it is told."""
 
         async def starting(self, call, tool):
@@ -437,7 +450,7 @@ async def test_a_plan_runs_nothing():
         return "ok"
 
     made = [tool(locks=lambda _a: ["a"], limit=1)(act), tool(read_only=True)(act_in_thread)]
-    queue = ToolQueue(ToolRegistry.of(made), host=Witness(), watch=told.append)
+    queue = ToolQueue(ToolRegistry.of(made), host=Witness(), on_event=told.append)
     wanted = calls("act", "act_in_thread", "act", "nobody")
     plan = queue.plan(wanted)
     assert queue.plan(wanted) == plan
@@ -452,19 +465,19 @@ async def test_a_plan_runs_nothing():
 LOCKED = [Access(False, frozenset({n}), "") for n in range(100)]
 SHARED = [Access(True, frozenset({n}), "") for n in range(100)]
 PATTERNS = {
-    "readers": lambda n: ("read", READING, ()),
-    "writers": lambda n: ("write", ALONE, ()),
-    "readers and writers": lambda n: ("any", (READING, ALONE)[n % 2], ()),
+    "readers": lambda n: ("read", READ_ONLY, ()),
+    "writers": lambda n: ("write", EXCLUSIVE, ()),
+    "readers and writers": lambda n: ("any", (READ_ONLY, EXCLUSIVE)[n % 2], ()),
     "one key": lambda n: ("lock", LOCKED[0], ()),
-    "locks and readers of all": lambda n: ("any", (LOCKED[n % 100], READING)[n % 2], ()),
-    "readers of all, then locks": lambda n: ("any", READING if n < 500 else LOCKED[n % 100], ()),
+    "locks and readers of all": lambda n: ("any", (LOCKED[n % 100], READ_ONLY)[n % 2], ()),
+    "readers of all, then locks": lambda n: ("any", READ_ONLY if n < 500 else LOCKED[n % 100], ()),
     "locks and shares of a key": lambda n: ("any", (LOCKED[3], SHARED[3])[n % 2], ()),
     "locks and shares of many": lambda n: ("any", (LOCKED, SHARED)[n // 100 % 2][n % 100], ()),
-    "all kinds": lambda n: ("any", (READING, LOCKED[n % 7], SHARED[n % 5], ALONE, NOTHING)[n % 5], ()),
-    "each after the other": lambda n: (("a", READING, ("b",)), ("b", READING, ("a",)))[n % 2],
-    "after itself": lambda n: ("a", READING, ("a",)),
-    "leaders and followers": lambda n: (("a", READING, ()), ("b", READING, ("a",)))[n % 2],
-    "leaders, then followers": lambda n: ("a", READING, ()) if n < 500 else ("b", READING, ("a", "a")),
+    "all kinds": lambda n: ("any", (READ_ONLY, LOCKED[n % 7], SHARED[n % 5], EXCLUSIVE, NO_ACCESS)[n % 5], ()),
+    "each after the other": lambda n: (("a", READ_ONLY, ("b",)), ("b", READ_ONLY, ("a",)))[n % 2],
+    "after itself": lambda n: ("a", READ_ONLY, ("a",)),
+    "leaders and followers": lambda n: (("a", READ_ONLY, ()), ("b", READ_ONLY, ("a",)))[n % 2],
+    "leaders, then followers": lambda n: ("a", READ_ONLY, ()) if n < 500 else ("b", READ_ONLY, ("a", "a")),
 }
 
 
@@ -473,11 +486,11 @@ def test_thousands_of_calls_cost_each_what_hundreds_do(pattern):
     """What is touched for a call, groups to wait for and to join, does not grow with the calls before it."""
 
     def cost(count: int) -> int:
-        order = Order(frozenset("ab"))
-        placed = [order.place(*PATTERNS[pattern](n)) for n in range(count)]
+        order = DependencyTracker(frozenset("ab"))
+        placed = [order.add(*PATTERNS[pattern](n)) for n in range(count)]
         seen: list[object] = []
         for each in placed:
-            seen += [*each.waits, *each.joined]
+            seen += [*each.waits, *each.groups]
         chained = sum(len(group.waiting) for group in dict.fromkeys(seen))
         return len(seen) + chained
 
@@ -488,7 +501,7 @@ def test_thousands_of_calls_cost_each_what_hundreds_do(pattern):
 @pytest.mark.parametrize("pattern", [each for each in PATTERNS if "then" not in each and "leaders" not in each])
 def test_a_plan_of_thousands_of_calls_is_told_at_once(pattern):
     """Waits that others imply are left out, so that the text of a plan does not grow with the square of its calls."""
-    kinds = {id(READING): "read", id(ALONE): "write", id(NOTHING): "nobody"}
+    kinds = {id(READ_ONLY): "read", id(EXCLUSIVE): "write", id(NO_ACCESS): "nobody"}
     both = [
         tool(name="a", read_only=True, after=["a", "b"])(plain),
         tool(name="b", read_only=True, after=["a", "b"])(plain),

@@ -9,11 +9,11 @@ from anyio.lowlevel import checkpoint
 from agentfsm import MisuseError, ModelRetry, Outcome, ToolQueue, ToolRegistry, tool
 from agentfsm.core.errors import DuplicateToolError
 from agentfsm.core.messages import ToolCall, ToolResult
-from agentfsm.engine.queue.dispatch import Host
-from agentfsm.engine.queue.queue import QueueStatistics
-from agentfsm.engine.tools.context import ToolKind
-from agentfsm.engine.watch.stream import ToolEvent
+from agentfsm.streaming.stream import ToolEvent
 from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm.tools.queue.dispatch import QueueHost
+from agentfsm.tools.queue.scheduler import QueueStatistics
+from agentfsm.tools.run_context import ToolKind
 from tests.support.checks import HANG_S, Keeping
 
 
@@ -44,7 +44,7 @@ def played(*experts, events: list[ToolEvent] | None = None, limit: int = 20):
             registry=ToolRegistry.of(experts),
             clock=VirtualClock(),
             limit=limit,
-            watch=None if events is None else events.append,
+            on_event=None if events is None else events.append,
         )
         begin = anyio.current_time()
         results = await queue.execute_all(calls(*[each.name for each in experts]))
@@ -179,7 +179,7 @@ def test_calls_that_cannot_run_have_their_error_event_too():
     events: list[ToolEvent] = []
 
     async def play() -> None:
-        queue = ToolQueue(registry=ToolRegistry.of([]), clock=VirtualClock(), watch=events.append)
+        queue = ToolQueue(registry=ToolRegistry.of([]), clock=VirtualClock(), on_event=events.append)
         await queue.execute_all(calls("nobody"))
 
     run_virtual(play)
@@ -324,7 +324,7 @@ async def test_the_host_is_told_in_the_order_of_events():
         told.append("act")
         return "ok"
 
-    class Telling(Host):
+    class Telling(QueueHost):
         async def starting(self, call: ToolCall, tool: object) -> None:
             await checkpoint()
             told.append(f"starting {call.id}")
@@ -356,7 +356,7 @@ async def test_what_starting_raises_stops_the_queue(safe):
         await anyio.sleep_forever()
         return "never"
 
-    class Full(Host):
+    class Full(QueueHost):
         async def starting(self, call: ToolCall, tool: object) -> None:
             if call.id == "t1.1":
                 raise OSError("the disk is full")

@@ -19,7 +19,7 @@ import pytest
 from agentfsm import Agent, ModelRetry, Outcome, RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.events import ToolFinished
 from agentfsm.core.messages import ErrorType, ToolCall
-from agentfsm.engine.watch.stream import ToolEvent
+from agentfsm.streaming.stream import ToolEvent
 from agentfsm.testing.models import ScriptedModel, call, raw_call, say
 from agentfsm.tokens.ledger import BYTES_PER_TOKEN
 from tests.support.tool_calls import ran

@@ -10,11 +10,11 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import Outcome, ToolCall
-from agentfsm.engine.queue.dispatch import Host
-from agentfsm.engine.tools.context import ToolKind
-from agentfsm.engine.watch.outlet import BUFFER
-from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
+from agentfsm.streaming.callbacks import MAX_BUFFERED_EVENTS
+from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm.tools.queue.dispatch import QueueHost
+from agentfsm.tools.run_context import ToolKind
 from tests.support.checks import HANG_S
 
 ENDS = {"tool_completed", "tool_error"}
@@ -192,7 +192,7 @@ async def test_an_error_of_the_reader_comes_out_as_itself():
 async def test_an_error_of_the_host_is_raised_to_the_reader(count):
     """The one error that is no tool's comes out where the events end."""
 
-    class Full(Host):
+    class Full(QueueHost):
         """A host whose disk is full."""
 
         def finished(self, result):
@@ -341,7 +341,7 @@ async def test_a_hanging_listener_keeps_a_bounded_buffer(listeners):
     @tool(read_only=True)
     async def chatter(ctx: RunContext[None]) -> str:
         """Talk a lot."""
-        for n in range(3 * BUFFER):
+        for n in range(3 * MAX_BUFFERED_EVENTS):
             await ctx.progress(str(n))
         return "talked"
 
@@ -349,4 +349,4 @@ async def test_a_hanging_listener_keeps_a_bounded_buffer(listeners):
     with anyio.fail_after(HANG_S):
         results = await queue.execute_all(calls("chatter", "chatter"))
     assert [result.content for result in results] == ["talked", "talked"]
-    assert queue.statistics().missed >= 4 * BUFFER
+    assert queue.statistics().missed >= 4 * MAX_BUFFERED_EVENTS

@@ -10,11 +10,11 @@ import pytest
 from agentfsm import Agent, MisuseError, Outcome, Permissions, Run, RunContext, Settings, State, tool
 from agentfsm.core.events import ToolFinished
 from agentfsm.core.messages import ToolResult
-from agentfsm.engine.tools.tool import SHOWN_BYTES, SHOWN_TOKENS
 from agentfsm.ports import Request, TokenCounter
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import ScriptedModel, call, say
 from agentfsm.tokens.ledger import BYTES_PER_TOKEN
+from agentfsm.tools.tool import SHOWN_BYTES, SHOWN_TOKENS
 from tests.support.checks import reach, results_of, sound
 
 SCRIPTS = {
@@ -316,7 +316,7 @@ async def test_a_tool_can_read_what_was_kept(store):
 
     @tool(read_only=True)
     async def peep(ctx: RunContext[None]) -> str:
-        seen.extend(ctx.kept(call_id) for call_id in ("t1.0", "t2.0", "t9.9"))
+        seen.extend(ctx.find_result_text(call_id) for call_id in ("t1.0", "t2.0", "t9.9"))
         return "ok"
 
     whole = "x" * 100_000

@@ -6,10 +6,10 @@ import attrs
 import pytest
 
 from agentfsm.core.errors import DuplicateToolError, MisuseError
-from agentfsm.engine.tools.bulkhead import Bulkhead
-from agentfsm.engine.tools.permission import Level
-from agentfsm.engine.tools.registry import ToolRegistry
-from agentfsm.engine.tools.tool import tool
+from agentfsm.tools.concurrency_limits import Bulkhead
+from agentfsm.tools.permission import Level
+from agentfsm.tools.registry import ToolRegistry
+from agentfsm.tools.tool import tool
 
 
 @tool(read_only=True, tags=["web", "weather"], limit=3)
@@ -85,14 +85,14 @@ def test_a_function_becomes_a_tool(registry):
 def test_what_is_kept_follows_each_change(registry):
     """Definitions, polls and those that ask; the version never comes back."""
     assert [each.name for each in registry.definitions] == list(registry.names)
-    assert (registry.polls, registry.asking, registry.version) == ({"delete_rows"}, {"delete_rows"}, 3)
+    assert (registry.polling_tools, registry.asking, registry.version) == ({"delete_rows"}, {"delete_rows"}, 3)
     assert registry.unregister("delete_rows") is delete_rows
     assert [each.name for each in registry.definitions] == ["get_weather", "export"]
-    assert (registry.polls, registry.asking, registry.version) == (set(), set(), 4)
+    assert (registry.polling_tools, registry.asking, registry.version) == (set(), set(), 4)
     registry.register(delete_rows)
     assert registry.names == ("get_weather", "export", "delete_rows")
     assert [each.name for each in registry.definitions] == list(registry.names)
-    assert (registry.polls, registry.asking, registry.version) == ({"delete_rows"}, {"delete_rows"}, 5)
+    assert (registry.polling_tools, registry.asking, registry.version) == ({"delete_rows"}, {"delete_rows"}, 5)
 
 
 def test_an_approval_is_asked_also_where_the_function_reads_as_false(registry):
@@ -163,11 +163,11 @@ def test_calls_pass_the_limit_of_their_tool_and_of_its_tags():
         registry.register(each)
     web, db = registry.tag_limits["web"], registry.tag_limits["db"]
     assert (web.limit, db.limit) == (5, 2)
-    assert registry.bulkheads(get_weather) == (get_weather.bulkhead, web)
-    assert registry.bulkheads(delete_rows) == (db,)
-    assert registry.bulkheads(export) == (db, web)
+    assert registry.bulkheads_for(get_weather) == (get_weather.bulkhead, web)
+    assert registry.bulkheads_for(delete_rows) == (db,)
+    assert registry.bulkheads_for(export) == (db, web)
     assert get_weather.bulkhead.limit == 3
-    assert ToolRegistry.of(TOOLS).bulkheads(export) == ()
+    assert ToolRegistry.of(TOOLS).bulkheads_for(export) == ()
 
 
 def test_a_part_shares_the_limits_of_the_whole():
@@ -175,7 +175,7 @@ def test_a_part_shares_the_limits_of_the_whole():
     registry = ToolRegistry(tag_limits={"db": 2})
     registry.register(delete_rows)
     part = registry.filter()
-    assert part.bulkheads(delete_rows) == registry.bulkheads(delete_rows) == (registry.tag_limits["db"],)
+    assert part.bulkheads_for(delete_rows) == registry.bulkheads_for(delete_rows) == (registry.tag_limits["db"],)
     mine = Bulkhead(1)
     assert ToolRegistry(tag_limits={"db": mine}).tag_limits["db"] is mine
 
@@ -184,9 +184,9 @@ def test_a_call_on_its_way_keeps_its_limits_when_its_tool_is_removed():
     """It still has to give back what it took."""
     registry = ToolRegistry(tag_limits={"db": 2})
     registry.register(delete_rows)
-    before = registry.bulkheads(delete_rows)
+    before = registry.bulkheads_for(delete_rows)
     registry.unregister("delete_rows")
-    assert registry.bulkheads(delete_rows) == before == (registry.tag_limits["db"],)
+    assert registry.bulkheads_for(delete_rows) == before == (registry.tag_limits["db"],)
 
 
 def test_a_limit_that_lets_nothing_through_is_refused():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentfsm.engine.schema.arguments import check_object, repair
+from agentfsm.tools.schema.arguments import check_object, repair_object
 
 MENDED = {
     '{"a": 1,}': {"a": 1},
@@ -102,7 +102,7 @@ REFUSED = {
 @pytest.mark.parametrize("text", MENDED, ids=lambda text: ascii(text[:30]))
 def test_what_is_written_badly_is_mended(text):
     """What Python, JavaScript or a talkative model would write becomes the strict JSON object that was meant."""
-    mended = repair(text)
+    mended = repair_object(text)
     assert mended is not None
     assert check_object(mended) is None
     assert json.loads(mended) == MENDED[text]
@@ -111,7 +111,7 @@ def test_what_is_written_badly_is_mended(text):
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
 def test_what_is_more_than_badly_written_stays_refused(text):
     """JSON that was refused for its content, what was cut short, and what would have to be guessed."""
-    assert repair(text) is None
+    assert repair_object(text) is None
 
 
 PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8) | st.sampled_from(
@@ -144,16 +144,16 @@ WRITERS = st.sampled_from(
 def test_a_text_that_was_cut_short_never_becomes_another_object(value, write, data):
     """However an object was written and wherever the text ends: what comes out is that object, or nothing."""
     text = write(value)
-    whole = repair(text)
+    whole = repair_object(text)
     for length in range(len(text)) if data is None else [data.draw(st.integers(0, len(text)))]:
-        mended = repair(text[:length])
+        mended = repair_object(text[:length])
         assert mended is None or json.loads(mended) == (value if whole is None else json.loads(whole))
 
 
 @given(OBJECTS)
 def test_what_python_prints_comes_back_as_it_was(value):
     """`repr` has escapes that JSON lacks, so it may be refused; it never comes out as something else."""
-    mended = repair(repr(value))
+    mended = repair_object(repr(value))
     assert mended is None or json.loads(mended) == value
 
 
@@ -161,7 +161,7 @@ def test_what_python_prints_comes_back_as_it_was(value):
 def test_a_trailing_comma_and_a_comment_are_no_loss(value):
     """Whatever stands in the texts, they come out as they were."""
     text = json.dumps(value)
-    mended = repair(f"{text[:-1]}{',' * bool(value)} /* done */ }}")
+    mended = repair_object(f"{text[:-1]}{',' * bool(value)} /* done */ }}")
     assert mended is not None
     assert json.loads(mended) == value
 
@@ -169,20 +169,20 @@ def test_a_trailing_comma_and_a_comment_are_no_loss(value):
 @given(st.text() | st.text(alphabet="{}[]\"':,\\/*#u0dN1e-. \n`aTrue\ud800\0", max_size=60))
 def test_no_text_escapes(text):
     """Whatever the text, the answer is None or one strict JSON object."""
-    mended = repair(text)
+    mended = repair_object(text)
     assert mended is None or check_object(mended) is None
 
 
 @pytest.mark.parametrize("unit", ['"\\', "'\\", "/* ", '" ', "' ", "{", "a ", ", ", "#", "a:", "```", "\\", "[,"])
 def test_no_junk_takes_long(unit):
     """Junk of the largest size is looked at once, not once for each of its characters."""
-    assert repair("{" + unit * (15_990 // len(unit)) + "}") is None
+    assert repair_object("{" + unit * (15_990 // len(unit)) + "}") is None
 
 
 def test_a_validator_is_loaded_only_when_a_tool_needs_it():
     """Neither importing the package nor mending a text loads jsonschema-rs or pydantic."""
     code = (
-        "import sys, agentfsm; from agentfsm.engine.schema.arguments import repair; repair('{a: 1}'); "
+        "import sys, agentfsm; from agentfsm.tools.schema.arguments import repair; repair('{a: 1}'); "
         "print(*[name for name in ('jsonschema_rs', 'pydantic') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

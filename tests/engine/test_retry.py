@@ -10,8 +10,8 @@ import pytest
 from agentfsm import Agent, AgentError, Limits, State, StopReason, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import ModelFaltered
-from agentfsm.engine.watch.stream import CallDelta, Stream, StreamEvent, TextDelta
 from agentfsm.ports import Emit, Model, Reply, Request, TextChunk
+from agentfsm.streaming.stream import CallDelta, RunStream, StreamEvent, TextDelta
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import names, sound, virtually
 
@@ -132,7 +132,7 @@ async def test_a_validator_whose_own_task_was_cancelled_is_an_error_and_no_silen
         await heard(agent.stream("hello"))
 
 
-async def heard(stream: Stream[str]) -> list[StreamEvent]:
+async def heard(stream: RunStream[str]) -> list[StreamEvent]:
     """Return the events of a stream."""
     async with stream:
         return [event async for event in stream]

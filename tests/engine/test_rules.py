@@ -20,9 +20,9 @@ from agentfsm import (
     tool,
 )
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
-from agentfsm.engine.tools.breaker import BreakerState
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
+from agentfsm.tools.breaker import BreakerState
 from tests.support.checks import calls_of, no_leases, results_of, sound, virtually
 
 

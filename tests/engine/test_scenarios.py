@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult
-from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
+from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing.clock import VirtualClock, run_virtual
 
 # How long each takes in section 10.1.
@@ -64,7 +64,7 @@ def played(*names: str, limit: int = 20) -> Played:
             told.append((anyio.current_time(), str(event.type), event.tool))
 
         registry = ToolRegistry.of(map(expert, dict.fromkeys(names)))
-        queue = ToolQueue(registry, clock=VirtualClock(), limit=limit, watch=note)
+        queue = ToolQueue(registry, clock=VirtualClock(), limit=limit, on_event=note)
         assert queue.plan(calls(*names)).estimate_s == document_s(*names)
         results = await queue.execute_all(calls(*names))
         return Played(results, told, anyio.current_time())
@@ -287,7 +287,7 @@ def test_events_of_a_thousand_calls_are_told_in_order():
 
     async def play() -> None:
         queue = ToolQueue(
-            ToolRegistry.of([tool(read_only=True)(nap)]), clock=VirtualClock(), limit=32, watch=seen.append
+            ToolRegistry.of([tool(read_only=True)(nap)]), clock=VirtualClock(), limit=32, on_event=seen.append
         )
         await queue.execute_all(calls(*["nap"] * 1_000))
 

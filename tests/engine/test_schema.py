@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator
 from typing_extensions import TypedDict
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
-from agentfsm.engine.schema.signature import Signature, signature_of
+from agentfsm.tools.schema.signature import FunctionSignature, build_function_signature
 
 Deps = TypeVar("Deps")
 
@@ -96,8 +96,8 @@ class Pair(NamedTuple):
     right: int = 0
 
 
-def sign(function: Callable[..., Any]) -> Signature:
-    return signature_of(function, context_type=Context, name="search")
+def sign(function: Callable[..., Any]) -> FunctionSignature:
+    return build_function_signature(function, context_type=Context, name="search")
 
 
 def typed(hint: Any) -> Callable[..., None]:
@@ -349,7 +349,7 @@ class TestForms:
         def function(ctx: Context[int], a: int, /, b: Point, c: int = 3, *, d: Any = ()) -> None: ...
 
         signature = sign(function)
-        shown = vars(signature.arguments(signature.bind('{"a": 1, "b": {"x": 2}}')))
+        shown = vars(signature.to_namespace(signature.bind('{"a": 1, "b": {"x": 2}}')))
         assert shown == {"a": 1, "b": Point(2), "c": 3, "d": ()}
 
     def test_positional_only_parameters_are_passed_by_position(self) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from agentfsm import Agent, AgentError, tool
 from agentfsm.core.errors import DuplicateToolError, RunNotFoundError
-from agentfsm.engine.tools.registry import ToolRegistry
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tools.registry import ToolRegistry
 
 
 def named(name):

@@ -15,20 +15,20 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Agent, ConflictError, MisuseError, Run, State, StopReason, StoreError, tool
 from agentfsm.core.errors import LeaseHeldError, ModelError
 from agentfsm.core.messages import Usage
-from agentfsm.engine.watch.stream import (
-    BUFFER,
+from agentfsm.ports import CallChunk, Emit, Model, ProposedCall, Reply, Request, TextChunk
+from agentfsm.stores import MemoryStore
+from agentfsm.streaming.stream import (
+    MERGE_THRESHOLD,
     CallDelta,
     RunEnded,
+    RunStream,
     StateChanged,
-    Stream,
     StreamEvent,
     TextDelta,
     ToolEvent,
     UsageReported,
-    deltas,
+    build_delta_factory,
 )
-from agentfsm.ports import CallChunk, Emit, Model, ProposedCall, Reply, Request, TextChunk
-from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, names, no_leases, sound
 
@@ -210,7 +210,7 @@ async def test_a_run_that_fails_is_an_end_like_any_other(store):
 # Errors
 
 
-async def read(stream: Stream, into: list[StreamEvent] | None = None) -> None:
+async def read(stream: RunStream, into: list[StreamEvent] | None = None) -> None:
     """Read a stream to its end."""
     async with stream:
         async for event in stream:
@@ -411,7 +411,7 @@ class Chatty(Model):
     """A model that says many words and makes one call of many pieces, without ever waiting."""
 
     name = "chatty"
-    words = 20 * BUFFER
+    words = 20 * MERGE_THRESHOLD
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Talk."""
@@ -447,7 +447,7 @@ async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(store, slow):
     deltas = [event for event in events if isinstance(event, CallDelta)]
     assert "".join(delta.arguments for delta in deltas) == '{"at": "' + "x" * Chatty.words + '"}'
     assert [delta.name for delta in deltas if delta.name] == ["look"]
-    assert len(events) < 2 * BUFFER
+    assert len(events) < 2 * MERGE_THRESHOLD
     assert stream.run.output == "done"
 
 
@@ -455,7 +455,7 @@ class Paced(Model):
     """A model whose words come in bursts: it waits as soon as so many are out."""
 
     name = "paced"
-    words = 2 * BUFFER
+    words = 2 * MERGE_THRESHOLD
 
     def __init__(self, burst: int) -> None:
         """Take the size of a burst."""
@@ -471,7 +471,7 @@ class Paced(Model):
         return Reply(text="".join(f"{number} " for number in range(self.words)), usage=Usage(output_tokens=1))
 
 
-@pytest.mark.parametrize("burst", [1, 7, BUFFER // 4])
+@pytest.mark.parametrize("burst", [1, 7, MERGE_THRESHOLD // 4])
 async def test_a_reader_that_keeps_up_gets_each_piece_by_itself(store, burst):
     """Nothing is merged while the buffer has room, and every piece is the event that the constructor would make."""
     events, run = await watched(Agent(Paced(burst), store=store), "talk")
@@ -484,7 +484,7 @@ async def test_a_reader_that_keeps_up_gets_each_piece_by_itself(store, burst):
 
 def test_deltas_of_one_text_share_nothing():
     """Each is a frozen value of its own."""
-    delta = deltas(TextDelta, "mine", 1, 2)
+    delta = build_delta_factory(TextDelta, "mine", 1, 2)
     first, second = delta("a"), delta("b")
     assert first == TextDelta(run_id="mine", turn=1, attempt=2, text="a")
     assert second == TextDelta(run_id="mine", turn=1, attempt=2, text="b")
@@ -502,17 +502,17 @@ async def test_a_name_in_pieces_survives_the_merging(store):
             assert emit is not None
             if len(request.messages) > 1:
                 return Reply(text="done")
-            for _ in range(BUFFER):
+            for _ in range(MERGE_THRESHOLD):
                 emit(TextChunk("x"))
             for letter in "look":
                 emit(CallChunk(index=0, name=letter))
-            for _ in range(BUFFER):
+            for _ in range(MERGE_THRESHOLD):
                 emit(CallChunk(index=0, arguments=" "))
             return Reply(calls=(ProposedCall(id="a", name="look", arguments="{}"),))
 
     events, _ = await watched(Agent(Spelling(), tools=[look], store=store), "talk")
     assert "".join(event.name for event in events if isinstance(event, CallDelta)) == "look"
-    assert len([event for event in events if isinstance(event, CallDelta)]) < BUFFER
+    assert len([event for event in events if isinstance(event, CallDelta)]) < MERGE_THRESHOLD
 
 
 async def test_two_calls_are_never_merged_into_one(store):
@@ -527,14 +527,14 @@ async def test_two_calls_are_never_merged_into_one(store):
                 return Reply(text="done")
             for index in range(2):
                 emit(CallChunk(index=index, name="look"))
-            for number in range(2 * BUFFER):
+            for number in range(2 * MERGE_THRESHOLD):
                 emit(CallChunk(index=number % 2, arguments="ab"[number % 2]))
             return Reply(calls=(ProposedCall(id="a", name="look", arguments="{}"),) * 2)
 
     events, _ = await watched(Agent(Interleaved(), tools=[look], store=store), "talk")
     for index, letter in enumerate("ab"):
         joined = "".join(event.arguments for event in events if isinstance(event, CallDelta) and event.index == index)
-        assert joined == letter * BUFFER
+        assert joined == letter * MERGE_THRESHOLD
 
 
 async def test_events_go_into_json(store):

@@ -12,8 +12,7 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Agent, Run, State, Usage, ask_user, tool
 from agentfsm.core.messages import ToolResult
 from agentfsm.core.run import Header, begin_run
-from agentfsm.engine.tools.context import ToolKind
-from agentfsm.engine.watch.stream import (
+from agentfsm.streaming.stream import (
     AgentEvent,
     AgentEventType,
     BudgetWarning,
@@ -28,6 +27,7 @@ from agentfsm.engine.watch.stream import (
     UsageReported,
 )
 from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.tools.run_context import ToolKind
 from tests.support.checks import HANG_S
 
 

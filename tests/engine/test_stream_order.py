@@ -12,10 +12,10 @@ from agentfsm.core.events import Event, ToolFinished
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import TABLE
 from agentfsm.core.messages import ToolCall, ToolResult
-from agentfsm.engine.queue.dispatch import Host
-from agentfsm.engine.watch.stream import StateChanged, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.ports import CallChunk, Emit, Model, Reply, Request
+from agentfsm.streaming.stream import StateChanged, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.tools.queue.dispatch import QueueHost
 from tests.support.checks import HANG_S
 
 ENDS = {ToolEventType.COMPLETED, ToolEventType.ERROR, ToolEventType.PAUSED}
@@ -192,7 +192,7 @@ async def test_the_queue_tells_of_a_result_after_its_host_has_it():
     order: list[tuple[str, str]] = []
 
     @attrs.define
-    class Keeper(Host):
+    class Keeper(QueueHost):
         def finished(self, result: ToolResult) -> None:
             """Keep it."""
             order.append(("kept", result.call_id))
@@ -201,7 +201,7 @@ async def test_the_queue_tells_of_a_result_after_its_host_has_it():
         if isinstance(event, ToolEvent) and (event.result is not None or event.type is ToolEventType.DRAINED):
             order.append(("told", event.call_id))
 
-    queue = ToolQueue(ToolRegistry.of([look, write, broken]), host=Keeper(), watch=hear)
+    queue = ToolQueue(ToolRegistry.of([look, write, broken]), host=Keeper(), on_event=hear)
     names = ("look", "broken", "write")
     await queue.execute_all([ToolCall(id=name, name=name, arguments="{}") for name in names])
     assert order == [*((how, name) for name in names for how in ("kept", "told")), ("told", "")]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
-from agentfsm.engine.schema.json_schema import signature_of_schema
-from agentfsm.engine.schema.signature import signature_of
-from agentfsm.engine.schema.strict import strict_schema, without_nulls
+from agentfsm.tools.schema.json_schema import build_schema_signature
+from agentfsm.tools.schema.signature import build_function_signature
+from agentfsm.tools.schema.strict import build_strict_schema, drop_nulls
 
 
 @attrs.frozen
@@ -52,7 +52,7 @@ Pet = Annotated[Cat | Dog, Field(discriminator="kind")]
 
 
 def sign(function: Any) -> Any:
-    return signature_of(function, context_type=Context, name="search", strict=True)
+    return build_function_signature(function, context_type=Context, name="search", strict=True)
 
 
 def search(  # noqa: D417, PLR0917
@@ -230,16 +230,16 @@ def test_a_schema_that_cannot_be_said_is_refused(part, words):
     with pytest.raises(
         MisuseError, match=rf"^Tool 'search', parameter 'a\.b(\[\])?': strict mode cannot say {words}.* "
     ):
-        strict_schema(schema, "search")
+        build_strict_schema(schema, "search")
     with pytest.raises(MisuseError, match=rf"^Tool 'search', parameter 'B(\[\])?': strict mode cannot say {words}"):
-        strict_schema({"type": "object", "properties": {}, "$defs": {"B": part}}, "search")
+        build_strict_schema({"type": "object", "properties": {}, "$defs": {"B": part}}, "search")
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "$ref", "enum", "const", "allOf", "if"])
 def test_the_root_has_to_be_a_plain_object(keyword):
     """A union or reference at the top is refused."""
     with pytest.raises(MisuseError, match=f"^Tool 'search': strict mode cannot say {re.escape(repr(keyword))}"):
-        strict_schema({"type": "object", "properties": {}, keyword: "#/$defs/a"}, "search")
+        build_strict_schema({"type": "object", "properties": {}, keyword: "#/$defs/a"}, "search")
 
 
 def test_annotations_and_unknown_bounds_are_dropped():
@@ -253,7 +253,7 @@ def test_annotations_and_unknown_bounds_are_dropped():
         "f": {"type": ["string", "null"], "default": "x"},
     }
     schema = {"type": "object", "properties": parts, "required": ["e"], "definitions": {"E": {"type": "string"}}}
-    assert strict_schema({**schema, "x-vendor": 1, "title": "T"}, "search") == {
+    assert build_strict_schema({**schema, "x-vendor": 1, "title": "T"}, "search") == {
         "definitions": {"E": {"type": "string"}},
         "title": "T",
         "type": "object",
@@ -293,7 +293,7 @@ def test_the_branch_of_a_union_tells_which_nulls_to_take_out():
         "text",
     ]
     left = [{"k": "a"}, {"k": "b", "v": None}, {"n": 5.0}, {"n": "s", "v": None}, *sent[4:]]
-    assert without_nulls({"x": sent, "y": None, "z": None}, schema) == {"x": left, "y": None, "z": None}
+    assert drop_nulls({"x": sent, "y": None, "z": None}, schema) == {"x": left, "y": None, "z": None}
 
 
 def test_a_plain_schema_may_be_strict_too():
@@ -307,11 +307,11 @@ def test_a_plain_schema_may_be_strict_too():
         },
         "required": ["path"],
     }
-    signature = signature_of_schema(lambda **_: None, schema, context_type=Context, name="search", strict=True)
+    signature = build_schema_signature(lambda **_: None, schema, context_type=Context, name="search", strict=True)
     assert signature.parameters["required"] == ["path", "depth", "inner"]
     bound = signature.bind('{"path": "a", "depth": null, "inner": {"a": null}}')
     assert bound == ((), {"path": "a", "inner": {}})
-    assert vars(signature.arguments(bound)) == {"path": "a", "depth": 3, "inner": {}}
+    assert vars(signature.to_namespace(bound)) == {"path": "a", "depth": 3, "inner": {}}
     with pytest.raises(ArgumentsError, match="path: should be a string, got null"):
         signature.bind('{"path": null}')
 
@@ -362,7 +362,7 @@ PARTS = st.recursive(
 @given(st.dictionaries(st.sampled_from("xyz"), PARTS, max_size=3))
 def test_every_object_of_a_strict_schema_is_closed_and_complete(parts):
     """Random schemas: each object lists all its properties as required and takes no other; no default is left."""
-    strict = strict_schema({"type": "object", "properties": parts}, "search")
+    strict = build_strict_schema({"type": "object", "properties": parts}, "search")
     waiting = [strict]
     while waiting:
         part = waiting.pop()

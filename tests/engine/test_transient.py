@@ -20,11 +20,11 @@ import pytest
 import requests
 import trio
 import urllib3
+from agentfsm.engine.queue.classify_failure import TRANSIENT_BY_LIBRARY, TransientFailure, classify_failure
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.core.errors import ModelRetry, ModelUnavailableError, RefusedError, TransientError
-from agentfsm.engine.queue.transient import ERRORS, Transient, transient
 
 NOW_S = 1_800_000_000.0
 
@@ -47,7 +47,7 @@ class Failure(Exception):  # noqa: N818  of no library
 
 def asked(value, name="Retry-After"):
     """What is read from a header of a 503."""
-    found = transient(Failure(response=Answer(headers={name: value})))
+    found = classify_failure(Failure(response=Answer(headers={name: value})))
     assert found is not None
     return found.retry_after_s
 
@@ -141,13 +141,13 @@ LASTING = [
 @pytest.mark.parametrize("error", PASSING, ids=lambda error: f"{type(error).__module__}.{type(error).__name__}")
 def test_passing(error):
     """A connection that broke, a service that was slow: calling again may help, and nothing is known of the wait."""
-    assert transient(error) == Transient(None, rate_limited=False)
+    assert classify_failure(error) == TransientFailure(None, rate_limited=False)
 
 
 @pytest.mark.parametrize("error", LASTING, ids=lambda error: f"{type(error).__module__}.{type(error).__name__}")
 def test_lasting(error):
     """A bug, a wrong address, a certificate, a missing file: calling again changes nothing."""
-    assert transient(error) is None
+    assert classify_failure(error) is None
 
 
 def test_subclasses_are_judged_like_what_they_come_from():
@@ -159,8 +159,8 @@ def test_subclasses_are_judged_like_what_they_come_from():
     class Wrong(httpx.LocalProtocolError):
         pass
 
-    assert transient(Mine("")) is not None
-    assert transient(Wrong("")) is None
+    assert classify_failure(Mine("")) is not None
+    assert classify_failure(Wrong("")) is None
 
 
 def test_all_names_of_the_table_exist():
@@ -172,7 +172,7 @@ def test_all_names_of_the_table_exist():
         "urllib3": "urllib3.exceptions",
     }
     seen = 0
-    for library, classes in ERRORS.items():
+    for library, classes in TRANSIENT_BY_LIBRARY.items():
         try:
             home = importlib.import_module(homes.get(library, library))
         except ImportError:
@@ -190,7 +190,7 @@ def test_all_names_of_the_table_exist():
 def test_every_transport_error_of_httpx(library):
     """Of all errors of the transport, those of the caller's own making are the only lasting ones."""
     errors = [each for each in vars(library).values() if isinstance(each, type)]
-    found = {each.__name__: transient(each("")) for each in errors if issubclass(each, library.TransportError)}
+    found = {each.__name__: classify_failure(each("")) for each in errors if issubclass(each, library.TransportError)}
     assert len(found) > 10
     assert {name for name, passing in found.items() if passing is None} <= {
         "UnsupportedProtocol",
@@ -203,12 +203,12 @@ def test_every_transport_error_of_httpx(library):
 def test_statuses(status):
     """Those statuses are passing that say so, wherever the error carries them."""
     is_passing = status in (408, 425, 429, 500, 502, 503, 504, 529)
-    passing = Transient(None, rate_limited=status == 429) if is_passing else None
-    assert transient(Failure(status_code=status)) == passing
-    assert transient(Failure(status=status)) == passing
-    assert transient(Failure(code=status)) == passing
-    assert transient(Failure(response=Answer(status))) == passing
-    assert transient(Failure(response=Failure(status=status))) == passing
+    passing = TransientFailure(None, rate_limited=status == 429) if is_passing else None
+    assert classify_failure(Failure(status_code=status)) == passing
+    assert classify_failure(Failure(status=status)) == passing
+    assert classify_failure(Failure(code=status)) == passing
+    assert classify_failure(Failure(response=Answer(status))) == passing
+    assert classify_failure(Failure(response=Failure(status=status))) == passing
 
 
 def test_the_libraries_own_status_errors():
@@ -217,21 +217,21 @@ def test_the_libraries_own_status_errors():
     response = httpx.Response(429, headers={"retry-after": "7"}, request=request)
     with pytest.raises(httpx.HTTPStatusError) as caught:
         response.raise_for_status()
-    assert transient(caught.value) == Transient(7.0, rate_limited=True)
+    assert classify_failure(caught.value) == TransientFailure(7.0, rate_limited=True)
 
     answer = requests.Response()
     answer.status_code = 503
     answer.headers["Retry-After"] = "8"
     with pytest.raises(requests.HTTPError) as refused:
         answer.raise_for_status()
-    assert transient(refused.value) == Transient(8.0, rate_limited=False)
+    assert classify_failure(refused.value) == TransientFailure(8.0, rate_limited=False)
 
     headers = Message()
     headers["Retry-After"] = "9"
     with urllib.error.HTTPError("http://localhost", 502, "bad gateway", headers, io.BytesIO()) as error:
-        assert transient(error) == Transient(9.0, rate_limited=False)
+        assert classify_failure(error) == TransientFailure(9.0, rate_limited=False)
     with urllib.error.HTTPError("http://localhost", 404, "not found", headers, io.BytesIO()) as error:
-        assert transient(error) is None
+        assert classify_failure(error) is None
 
 
 def test_openai_without_quota():
@@ -242,8 +242,8 @@ def test_openai_without_quota():
         response = httpx2.Response(429, request=request)
         return openai.RateLimitError("too many", response=response, body={"code": code})
 
-    assert transient(error("rate_limit_exceeded")) == Transient(None, rate_limited=True)
-    assert transient(error("insufficient_quota")) is None
+    assert classify_failure(error("rate_limit_exceeded")) == TransientFailure(None, rate_limited=True)
+    assert classify_failure(error("insufficient_quota")) is None
 
 
 def test_a_status_weighs_more_than_the_class():
@@ -252,25 +252,25 @@ def test_a_status_weighs_more_than_the_class():
     class RefusedConnectionError(ConnectionError):
         status_code = 401
 
-    assert transient(RefusedConnectionError()) is None
+    assert classify_failure(RefusedConnectionError()) is None
 
 
 def test_a_tools_own_word_weighs_more_than_a_status():
     """A tool that says that it passes is believed."""
     error = TransientError("not there yet", retry_after_s=3)
     error.status_code = 404
-    assert transient(error) == Transient(3.0, rate_limited=False)
+    assert classify_failure(error) == TransientFailure(3.0, rate_limited=False)
 
 
 def test_own_errors_tell_their_wait():
     """The wait that a tool's own errors ask for is handed on."""
     for make in (TransientError, RefusedError, ModelUnavailableError):
-        assert transient(make("busy", 2.5)) == Transient(2.5, rate_limited=False)
+        assert classify_failure(make("busy", 2.5)) == TransientFailure(2.5, rate_limited=False)
 
 
 def test_who_names_a_wait_is_passing():
     """An error that says in how many seconds to come again is a passing one, of whatever class."""
-    assert transient(Failure(retry_after=4)) == Transient(4.0, rate_limited=False)
+    assert classify_failure(Failure(retry_after=4)) == TransientFailure(4.0, rate_limited=False)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_a_date_without_a_zone_is_in_utc(monkeypatch):
 @pytest.mark.parametrize("name", ["Retry-After", "retry-after", "RETRY-AFTER"])
 def test_the_headers_name_in_any_case(name):
     """A plain dict is searched whatever the case of its names, beside other headers."""
-    assert transient(Failure(status=503, headers={"Date": "now", name: "6"})).retry_after_s == 6.0
+    assert classify_failure(Failure(status=503, headers={"Date": "now", name: "6"})).retry_after_s == 6.0
     assert asked("6", name) == 6.0
 
 
@@ -325,14 +325,14 @@ def test_the_headers_name_in_any_case(name):
 def test_a_number_that_is_no_wait(number):
     """A wait without end is none, and the header is asked instead."""
     error = Failure(retry_after=number, response=Answer(429, {"retry-after": "5"}))
-    assert transient(error) == Transient(5.0, rate_limited=True)
-    assert transient(Failure(retry_after=number)) is None
+    assert classify_failure(error) == TransientFailure(5.0, rate_limited=True)
+    assert classify_failure(Failure(retry_after=number)) is None
 
 
 @pytest.mark.parametrize("headers", [5, [("retry-after", "5")], {5: "5"}, "retry-after: 5"])
 def test_headers_of_another_shape(headers):
     """Headers that are no mapping of texts say nothing, and the status still counts."""
-    assert transient(Failure(status_code=503, headers=headers)) == Transient(None, rate_limited=False)
+    assert classify_failure(Failure(status_code=503, headers=headers)) == TransientFailure(None, rate_limited=False)
 
 
 def test_groups():
@@ -340,17 +340,17 @@ def test_groups():
     quick, slow = Failure(status_code=503, retry_after=1), RefusedError("busy", 9)
     limited, plain = Failure(status_code=429), TimeoutError()
     group = ExceptionGroup("all", [plain, ExceptionGroup("some", [quick, slow]), limited])
-    assert transient(group) == Transient(9.0, rate_limited=True)
-    assert transient(ExceptionGroup("one", [plain])) == Transient(None, rate_limited=False)
-    assert transient(ExceptionGroup("mixed", [plain, ExceptionGroup("some", [slow, ValueError()])])) is None
-    assert transient(BaseExceptionGroup("stop", [plain, KeyboardInterrupt()])) is None
+    assert classify_failure(group) == TransientFailure(9.0, rate_limited=True)
+    assert classify_failure(ExceptionGroup("one", [plain])) == TransientFailure(None, rate_limited=False)
+    assert classify_failure(ExceptionGroup("mixed", [plain, ExceptionGroup("some", [slow, ValueError()])])) is None
+    assert classify_failure(BaseExceptionGroup("stop", [plain, KeyboardInterrupt()])) is None
 
 
 def test_causes_are_not_followed():
     """Who raises one error from another has chosen what to say."""
     error = ValueError("the service gave nothing that can be used")
     error.__cause__ = error.__context__ = TimeoutError()
-    assert transient(error) is None
+    assert classify_failure(error) is None
 
 
 class Trap(Exception):  # noqa: N818  of no library
@@ -389,16 +389,16 @@ class Itself(ExceptionGroup):
 
 def test_traps():
     """An error whose attributes raise does not harm; what can be read of it still counts."""
-    assert transient(Trap()) is None
-    assert transient(Failure(response=Trap(), status=503)) == Transient(None, rate_limited=False)
-    assert transient(PropertyError()) == Transient(None, rate_limited=False)
-    assert transient(Failure(status_code=Number(503))) is None
-    assert transient(Itself("again", [ValueError()])) is None
+    assert classify_failure(Trap()) is None
+    assert classify_failure(Failure(response=Trap(), status=503)) == TransientFailure(None, rate_limited=False)
+    assert classify_failure(PropertyError()) == TransientFailure(None, rate_limited=False)
+    assert classify_failure(Failure(status_code=Number(503))) is None
+    assert classify_failure(Itself("again", [ValueError()])) is None
     itself = urllib.error.URLError("")
     itself.reason = itself
-    assert transient(itself) is None
+    assert classify_failure(itself) is None
     nowhere = type("Nowhere", (Exception,), {"__module__": None})
-    assert transient(nowhere()) is None
+    assert classify_failure(nowhere()) is None
 
 
 PLAIN = st.one_of(
@@ -414,6 +414,6 @@ NAMES = ("status_code", "status", "code", "response", "headers", "retry_after", 
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES | st.builds(Answer, VALUES, VALUES), max_size=4))
 def test_anything(attributes):
     """Whatever an error carries, nothing is raised, and a wait is a number that can be waited."""
-    found = transient(Failure(**attributes))
+    found = classify_failure(Failure(**attributes))
     if found is not None:
         assert found.retry_after_s is None or 0 <= found.retry_after_s < float("inf")

@@ -32,9 +32,9 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAu
 from pydantic import AnyUrl
 
 from agentfsm import Agent
-from agentfsm.engine.tools.tool import make_tool
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tools.tool import make_tool
 
 # Nobody listens there: who asks reads the address out of the redirect.
 CALLBACK: Final = "http://localhost:3000/callback"

@@ -13,10 +13,10 @@ import anyio
 
 from agentfsm import InputRequired, Question, ToolRegistry, tool
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, TextPart, UserMessage
-from agentfsm.engine.tools.context import RunContext
-from agentfsm.engine.tools.tool import make_tool
 from agentfsm.mcp.serving.offers import Prompt, Resource
 from agentfsm.mcp.serving.service import MCPService
+from agentfsm.tools.run_context import RunContext
+from agentfsm.tools.tool import make_tool
 
 # One red pixel.
 PNG: Final = b64decode(

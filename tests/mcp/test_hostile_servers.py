@@ -6,9 +6,9 @@ import anyio
 import pytest
 
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.engine.tools.breaker import BreakerState
 from agentfsm.mcp import MCPServerError
 from agentfsm.mcp.connection import stdio
+from agentfsm.tools.breaker import BreakerState
 from tests.support.mcp_calls import at_home, heard, leftovers, lives, one_call, rude
 
 
@@ -137,7 +137,7 @@ async def test_the_breaker_is_the_server_s(record):
     server.link.now = lambda: now[0]
     await server.update()
     for _ in range(5):
-        server.link.breaker.failed(server.link.breaker.admit(0.0), 0.0)
+        server.link.breaker.record_failure(server.link.breaker.admit(0.0), 0.0)
     (rests,) = await one_call(server)
     now[0] = 60.0
     (done,) = await one_call(server)

@@ -15,10 +15,10 @@ from mcp.shared.message import SessionMessage
 from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, RefusedError
 from agentfsm.core.messages import Outcome
-from agentfsm.engine.tools.context import RunContext
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.connection import client, home, link
 from agentfsm.testing import ScriptedModel, say
+from agentfsm.tools.run_context import RunContext
 from tests.support.mcp_calls import heard, leftovers, lives, one_call, rude, until
 
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import MisuseError
-from agentfsm.engine.tools.tool import NAME_CHARS
 from agentfsm.mcp import MCPServer
 from agentfsm.mcp.trust.names import check_server, server_name_of, tool_name
+from agentfsm.tools.tool import NAME_CHARS
 
 
 @pytest.mark.parametrize("name", ["a", "files", "my-server_2", "a_b_c", "x" * 32, "7"])

@@ -8,8 +8,8 @@ import pytest
 from agentfsm import Agent
 from agentfsm.cli import demo
 from agentfsm.core.messages import ErrorType, ImagePart, ToolResult
-from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.mcp import MCPServer
+from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing import LocalServer, Say, ScriptedModel, call, say
 from tests.support.node_packages import program
 from tests.support.port_servers import listening

@@ -10,9 +10,9 @@ from mcp import Client, ClientSession, MCPError
 from mcp.types import ClientCapabilities, ElicitationCapability, ElicitRequestURLParams, ElicitResult
 
 from agentfsm import InputRequired, Question, RunContext, tool
-from agentfsm.engine.tools.questions import ROUNDS
 from agentfsm.mcp import MCPService
 from agentfsm.mcp.serving import asking as serve_asking
+from agentfsm.tools.question_validation import MAX_ROUNDS
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -170,9 +170,9 @@ async def test_a_tool_that_never_stops_asking_is_given_up(mode):
         """Ask for ever."""
         raise InputRequired(attrs.evolve(SURE, key=f"q{next(rounds)}"))
 
-    result = await call(served(book), mode, {"Book it?": AGREED}, input_required_max_rounds=ROUNDS + 5)
-    assert (result.is_error, next(rounds)) == (True, ROUNDS + 1)
-    assert f"asked for input {ROUNDS} times" in as_text(result)
+    result = await call(served(book), mode, {"Book it?": AGREED}, input_required_max_rounds=MAX_ROUNDS + 5)
+    assert (result.is_error, next(rounds)) == (True, MAX_ROUNDS + 1)
+    assert f"asked for input {MAX_ROUNDS} times" in as_text(result)
 
 
 async def test_nobody_is_waited_for_longer_than_the_tool_says(desk):

@@ -6,11 +6,11 @@ from typing import Literal
 import anyio
 import attrs
 import pytest
+from agentfsm.engine.tools.find_builtin import ask_user
 from mcp import Client, MCPError
 
 from agentfsm import Agent, Limits, RunContext, tool
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.tools.builtin import ask_user
 from agentfsm.mcp import MCPService
 from agentfsm.mcp.serving import runs as serve_runs
 from agentfsm.stores import MemoryStore

@@ -5,15 +5,15 @@ import json
 import anyio
 import anyio.lowlevel
 import pytest
+from agentfsm.engine.tools.find_builtin import ask_user
 from mcp import Client, MCPError
 from mcp.types import ElicitResult
 
 from agentfsm import Permissions, RunContext, ToolRegistry, tool
 from agentfsm.core.errors import ModelRetry
-from agentfsm.engine.tools.builtin import ask_user
-from agentfsm.engine.tools.permission import Rule
 from agentfsm.mcp import MCPServerError, MCPService
 from agentfsm.mcp.serving import turns as serve_turns
+from agentfsm.tools.permission import Rule
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 

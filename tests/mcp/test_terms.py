@@ -6,9 +6,9 @@ import mcp.types as m
 import pytest
 
 from agentfsm import Agent, MisuseError
-from agentfsm.engine.tools.permission import Permissions
 from agentfsm.mcp.trust.terms import Terms, described
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tools.permission import Permissions
 from tests.support.listing_server import listed, names, tool
 
 HINTS = m.ToolAnnotations(read_only_hint=True, idempotent_hint=True, destructive_hint=False)

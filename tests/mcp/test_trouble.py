@@ -2,12 +2,12 @@
 
 import httpx2
 import pytest
+from agentfsm.engine.queue.classify_failure import classify_failure
 from mcp import MCPError
 from pydantic import BaseModel, ValidationError
 
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.engine.queue.transient import transient
 from agentfsm.mcp import MCPServerError
 from agentfsm.mcp.connection import trouble
 from agentfsm.mcp.connection.trouble import FAULTS, Fault, Seen, TooLongError, Way, explained
@@ -111,7 +111,7 @@ def test_each_fault_goes_the_way_of_its_row(fault):
         assert isinstance(came, expected[row.way])
         assert isinstance(came, RefusedError) == (row.way is Way.REFUSED)
     if row.way in {Way.REFUSED, Way.PASSING}:
-        known = transient(came)
+        known = classify_failure(came)
         assert (known.retry_after_s, known.rate_limited) == (7.0, fault is Fault.BUSY)
 
 

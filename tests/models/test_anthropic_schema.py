@@ -7,8 +7,8 @@ import anthropic
 import pydantic
 import pytest
 
-from agentfsm.engine.schema.strict import strict_schema
 from agentfsm.models.anthropic_schema import refuses, supported_schema
+from agentfsm.tools.schema.strict import build_strict_schema
 
 
 class Leg(pydantic.BaseModel):
@@ -55,7 +55,7 @@ def sorted_words(value):
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_schema_is_what_the_package_makes_of_it(name):
     """Keyword by keyword; an object is closed."""
-    schema = strict_schema(SCHEMAS[name], "t") if name == "a model" else SCHEMAS[name]
+    schema = build_strict_schema(SCHEMAS[name], "t") if name == "a model" else SCHEMAS[name]
     ours, theirs = supported_schema(schema), anthropic.transform_schema(schema)
     if name == "formats":
         ours["additionalProperties"] = False  # schemas for answers and strict tools are closed before they come here

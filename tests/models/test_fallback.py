@@ -15,12 +15,12 @@ from agentfsm.core.errors import (
     ModelUnavailableError,
 )
 from agentfsm.core.messages import ImagePart, TextPart, Usage, UserMessage
-from agentfsm.engine.watch.stream import TextDelta
 from agentfsm.models import Anthropic, OpenAIResponses, Throttled
 from agentfsm.models.fallback import Fallback
 from agentfsm.models.openai_chat import OpenAIChat
 from agentfsm.models.prices import Price
 from agentfsm.ports import Model, OutputMode, Reply, Request, TextChunk
+from agentfsm.streaming.stream import TextDelta
 from agentfsm.testing import LocalServer, Say
 from agentfsm.testing.models import ScriptedModel, fail, say
 

@@ -146,7 +146,7 @@ def drop_the_intent(patch: Any) -> None:
         if facts:
             host.drive.journal.commit(*facts, taken=taken)
 
-    patch.setattr(RunHost, "starting", starting)
+    patch.setattr(RunHost, "on_start", starting)
 
 
 def not_wait_for_the_disk(patch: Any) -> None:
@@ -176,7 +176,7 @@ def skip_the_token(patch: Any) -> None:
 
 def forget_a_sibling(patch: Any) -> None:
     """A result is lost once, while a call beside it is still open."""
-    finished, lost = RunHost.finished, set()
+    finished, lost = RunHost.on_result, set()
 
     def finish(host: RunHost, result: Any) -> None:
         which = here.get(), host.drive.journal.run.id, result.call_id
@@ -185,7 +185,7 @@ def forget_a_sibling(patch: Any) -> None:
         else:
             finished(host, result)
 
-    patch.setattr(RunHost, "finished", finish)
+    patch.setattr(RunHost, "on_result", finish)
 
 
 def spend_a_yes_twice(patch: Any) -> None:
@@ -243,7 +243,7 @@ def repeat_after_a_crash(patch: Any) -> None:
 
 def mint_keys_anew(patch: Any) -> None:
     """Each owner makes a key of its own."""
-    context = RunHost.context
+    context = RunHost.build_context
 
     def context_anew(host: RunHost, call: Any, tool: Any, deadline: float) -> Any:
         made = context(host, call, tool, deadline)

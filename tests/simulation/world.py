@@ -24,11 +24,11 @@ from agentfsm.core.errors import ModelUnavailableError, TransientError
 from agentfsm.core.errors import RefusedError as ServiceRefusedError
 from agentfsm.core.events import Event, ToolStarted
 from agentfsm.core.messages import AssistantMessage, Usage
-from agentfsm.engine.tools.breaker import Breaker
-from agentfsm.engine.tools.context import Found
-from agentfsm.engine.tools.tool import Arguments, Tool
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.clock import VirtualClock
+from agentfsm.tools.breaker import Breaker
+from agentfsm.tools.run_context import Found
+from agentfsm.tools.tool import Arguments, Tool
 from tests.support.wire_rules import RefusedError, check_wires
 
 if TYPE_CHECKING:

@@ -557,7 +557,7 @@ async def test_the_connection_is_closed_when_idle(store, rows, monkeypatch):
     await create_finished_run(store)
     pid = store._writer.desk._db.info.backend_pid
     thread = store._writer._thread
-    monkeypatch.setattr(group_commit, "IDLE_S", 0.0)
+    monkeypatch.setattr(group_commit, "IDLE_TIMEOUT_S", 0.0)
     await store.runs()
     thread.join()
     await anyio.to_thread.run_sync(

@@ -416,7 +416,7 @@ async def test_a_dropped_lease_whose_row_is_locked_costs_no_other(store, shared_
 
 async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgres, schema, monkeypatch):
     """What stops in the middle of a transaction (SIGSTOP) holds its locks for a moment; it goes on where it was."""
-    monkeypatch.setattr(connection, "IDLE_S", 0.1)
+    monkeypatch.setattr(connection, "IDLE_TIMEOUT_S", 0.1)
     other = PostgresStore(shared_postgres, schema=schema)
     await create_finished_run(store)
     gate, entered = threading.Event(), threading.Event()

@@ -576,7 +576,7 @@ async def test_the_thread_ends_when_idle_and_starts_again(path, monkeypatch):
     """A store that nobody closes holds no thread and no file for long; a lease keeps it, since it has to be renewed."""
     store = SQLiteStore(path)
     driver = await LeasedRun.create(store)
-    monkeypatch.setattr(group_commit, "IDLE_S", 0.0)
+    monkeypatch.setattr(group_commit, "IDLE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(group_commit, "MAINTENANCE_DELAY_S", 0.0)
     await driver.append(Observed()).wait()
     thread = store._writer._thread
@@ -608,7 +608,7 @@ async def test_a_job_that_comes_as_the_thread_ends_is_done(path, monkeypatch):
     store = SQLiteStore(path, connect=lambda name: _Closing(connect_sqlite3(name)))
     await store.runs()
     thread = store._writer._thread
-    monkeypatch.setattr(group_commit, "IDLE_S", 0.0)
+    monkeypatch.setattr(group_commit, "IDLE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(group_commit, "MAINTENANCE_DELAY_S", 0.0)
     await store.runs()
     thread.join()

@@ -21,10 +21,10 @@ from agentfsm.core.events import Event, ToolStarted
 from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
 from agentfsm.core.run import Header, begin_run
 from agentfsm.engine.drive.budget import Budget
-from agentfsm.engine.queue.dispatch import Host
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm.tools.queue.dispatch import QueueHost
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ class Wrapped:
 
 
 @attrs.define(eq=False)
-class Keeping(Host):
+class Keeping(QueueHost):
     """Keeps the results that it is handed, as they come."""
 
     kept: list[ToolResult] = attrs.field(factory=list)

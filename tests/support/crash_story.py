@@ -22,8 +22,6 @@ from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, Event, ToolFinished, ToolStarted
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.engine.act import decide as engine_decide
-from agentfsm.engine.queue.render import decided
-from agentfsm.engine.tools.context import Found
 from agentfsm.ports import (
     CallChunk,
     Emit,
@@ -42,6 +40,8 @@ from agentfsm.stores.sqlite.store import _SQLiteBackend
 from agentfsm.stores.threaded.group_commit import StoreJob
 from agentfsm.stores.threaded.store import ThreadedStore
 from agentfsm.testing.crash import crash_point, tell
+from agentfsm.tools.queue.result_text import build_decided_result
+from agentfsm.tools.run_context import Found
 from tests.support.checks import calls_of, names, results_of, sound, starts_of
 
 PERSON = "ann"
@@ -327,7 +327,7 @@ def hushed_up() -> None:
     """Say of a call in flight that it was not run."""
 
     async def recovered(_drive: Any, call: Any) -> ToolFinished:
-        return ToolFinished(result=decided(call, Outcome.SKIPPED, "not run"))
+        return ToolFinished(result=build_decided_result(call, Outcome.SKIPPED, "not run"))
 
     engine_decide._recovered = recovered
 

@@ -13,10 +13,10 @@ import attrs
 
 from agentfsm import Agent, Limits, RunContext, tool
 from agentfsm.core.messages import AssistantMessage
-from agentfsm.engine.tools.context import Found
 from agentfsm.ports import Request, Store
 from agentfsm.testing import FunctionModel, call, say
 from agentfsm.testing.crash import tell
+from agentfsm.tools.run_context import Found
 
 POISON = "poison"
 # Deaths while it is driven alone after which a run is paused.

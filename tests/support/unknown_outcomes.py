@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Run, RunContext, tool
-from agentfsm.engine.tools.tool import Arguments, Tool
 from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.tools.tool import Arguments, Tool
 from tests.support.failing_stores import CrashingStore, WorkerKilled
 
 

@@ -28,25 +28,25 @@ from agentfsm.engine.act.decide import decide, inquired, needs_approval
 from agentfsm.engine.drive.access import absence, context_of, turn_of, why_barred
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.family import Parent
-from agentfsm.engine.queue.dispatch import End, Host, Job, failed
-from agentfsm.engine.queue.queue import ToolQueue
-from agentfsm.engine.queue.render import decided, rounds_text
-from agentfsm.engine.schema.arguments import check_object, object_text, repair
-from agentfsm.engine.schema.bound import Bound
 from agentfsm.engine.think.early import Attempt, EarlyCalls
 from agentfsm.engine.think.offer import found_text
-from agentfsm.engine.tools.builtin import builtin
-from agentfsm.engine.tools.context import InputRequired, Paused, RunContext, ToolKind
-from agentfsm.engine.tools.questions import ROUNDS
-from agentfsm.engine.tools.tool import Tool
-from agentfsm.engine.watch.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.ports import ProposedCall
+from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tokens.ledger import BYTE_COUNTER, estimate_tokens
+from agentfsm.tools.builtin import find_builtin
+from agentfsm.tools.question_validation import MAX_ROUNDS
+from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, failed_outcome
+from agentfsm.tools.queue.result_text import build_decided_result, too_many_rounds_text
+from agentfsm.tools.queue.scheduler import ToolQueue
+from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext, ToolKind
+from agentfsm.tools.schema.arguments import check_object, normalise_text, repair_object
+from agentfsm.tools.schema.binding import BoundArguments
+from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.drive.journal import Journal
-    from agentfsm.engine.tools.registry import ToolRegistry
+    from agentfsm.tools.registry import ToolRegistry
 
 # Characters of arguments that are no JSON object, kept for the record and shown to the model.
 MALFORMED_CHARS: Final = 2_000
@@ -55,7 +55,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 async def act(drive: Drive, effect: RunTools | Wait) -> None:
     """Run what may run; where nothing may and calls are open, leave the run as it is: it waits for a person."""
-    entries, asking, intended = drive.journal.run.open, drive.engine.registry.asking, Phase.INTENDED
+    entries, asking, intended = drive.journal.run.open, drive.engine.registry.interactive_tools, Phase.INTENDED
     calls = effect.calls if isinstance(effect, RunTools) else ()
     drive.unfinished = len(entries)
     special = [each for each in entries if each.phase is not intended or each.call.name in asking]
@@ -68,7 +68,7 @@ async def act(drive: Drive, effect: RunTools | Wait) -> None:
         drive.unfinished = len(waiting)
         drive.budget.admit(waiting)  # some may have their result now
     if drive.owes_drained and not (calls and drive.unfinished):
-        await drive.queue.tell_drained()
+        await drive.queue.emit_drained()
     drive.owes_drained = False
     if not drive.unfinished:
         drive.journal.commit(e.ToolsReturned())
@@ -94,7 +94,7 @@ def _unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
 def _refuse(drive: Drive, entries: Sequence[OpenCall]) -> None:
     """Commit the results of calls that the budget has no place for, before anybody is asked about them."""
     text = drive.budget.refusal()
-    results = [decided(entry, Outcome.SKIPPED, text) for entry in entries]
+    results = [build_decided_result(entry, Outcome.SKIPPED, text) for entry in entries]
     drive.journal.log.warning("calls_refused", turn=drive.journal.run.turn, calls=len(results))
     drive.journal.commit(
         *[e.ToolFinished(result=attrs.evolve(each, error_type=ErrorType.BUDGET)) for each in results],
@@ -122,7 +122,7 @@ def _as_approved(run: Run, call: ToolCall, row: PostedItem) -> ToolCall:
 
 
 @attrs.define(eq=False, repr=False)
-class RunHost(Host):
+class RunHost(QueueHost):
     """Serves the calls of a run: what happens to each is committed, and what may not run is refused."""
 
     drive: Drive
@@ -131,24 +131,24 @@ class RunHost(Host):
     is_dropped: bool = False
     # Whether the reply that asked for them is not used.
 
-    def find(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
+    def find_tool(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
         """Return the tool of that name: the agent's, or one that the engine brings along."""
-        return registry.get(name) or builtin(self.drive.journal.run, name) or self._answering(name)
+        return registry.get(name) or find_builtin(self.drive.journal.run, name) or self._answering(name)
 
     def _answering(self, name: str) -> Tool[..., Any] | None:
         """Return the tool whose arguments are the answer; a call of it that comes here came too early."""
         answers = self.drive.engine.answers
         return None if answers is None or answers.tool is None or answers.tool.name != name else answers.tool
 
-    def names(self, registry: ToolRegistry) -> Sequence[str]:
+    def list_tool_names(self, registry: ToolRegistry) -> Sequence[str]:
         """Return the names of the tools that the run has and may use."""
-        return [tool.name for tool in registry if self.absence(tool) is None]
+        return [tool.name for tool in registry if self.check_available(tool) is None]
 
-    def position(self, call: ToolCall, index: int) -> int:  # noqa: ARG002  of those that run now
+    def position_in_reply(self, call: ToolCall, index: int) -> int:  # noqa: ARG002  of those that run now
         """Return the call's place in the reply: some of its calls may have run before."""
         return parse_index(call.id)
 
-    def context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
+    def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
         """Make what a tool may know of its call."""
         run = self.drive.journal.run
         entry = _entry_of(run, call)
@@ -161,7 +161,7 @@ class RunHost(Host):
             inquiry=entry.inquiry or Inquiry(),
             deadline=deadline,
             kept=self._kept,
-            kept_parts=self._kept_parts,
+            find_result_parts=self._kept_parts,
             find_tools=self._find_tools,
             parent=self._parent() if tool.kind is ToolKind.AGENT else None,
         )
@@ -190,26 +190,26 @@ class RunHost(Host):
             takeover=drive.takes_over,
         )
 
-    def absence(self, tool: Tool[..., Any]) -> End | None:
+    def check_available(self, tool: Tool[..., Any]) -> CallOutcome | None:
         """Say why no call of a tool can run, whatever its arguments, or None."""
         return absence(self.drive, tool)
 
-    def refusal(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:
+    def check_permitted(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Say why a valid call may not run: not with these arguments, or not approved."""
         return why_barred(self.drive, tool, bound) or self._unapproved(call, tool, bound)
 
-    def _unapproved(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:
+    def _unapproved(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Refuse a call that could not run when others were asked for their word, and now could."""
-        if not tool.asks or call.id in self.drive.granted:
+        if not tool.is_interactive or call.id in self.drive.granted:
             return None
         if self.drive.journal.run.open_call(call.id).phase is not Phase.INTENDED:
             return None
-        if tool.waits_for is None and not needs_approval(tool, tool.arguments(bound)):
+        if tool.waits_for is None and not needs_approval(tool, tool.to_namespace(bound)):
             return None
         text = f"{call.name} needs a person's word, which nobody was asked for: call it again to have them asked."
-        return failed(text, ErrorType.BLOCKED, retryable=True)
+        return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
 
-    async def starting(self, call: ToolCall, tool: Tool[..., Any]) -> None:
+    async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Record that a call is about to run; what may have an effect does not start before that is durable."""
         read_only, granted, journal = tool.read_only, call.id in self.drive.granted, self.drive.journal
         is_known = call.id in self.drive.begun
@@ -238,11 +238,11 @@ class RunHost(Host):
             fact = attrs.evolve(fact, arguments=call.arguments, key=call.key)
         return [fact], [row.number]
 
-    def raised(self, call: ToolCall, error: BaseException) -> None:
+    def on_tool_error(self, call: ToolCall, error: BaseException) -> None:
         """Tell in the log what no result of a call shows: where its tool has failed."""
         self.drive.journal.log.warning("tool_raised", call=call.id, tool=call.name, exc_info=error)
 
-    def finished(self, result: ToolResult) -> None:
+    def on_result(self, result: ToolResult) -> None:
         """Record a call's result, as it comes; the last one ends the turn, in the same append."""
         if self.held is not None:
             self.held.append(result)
@@ -256,7 +256,7 @@ class RunHost(Host):
         facts, taken = self._spent(result.call_id)  # where it was let run, and could not
         journal.commit(*facts, finished, *ending, taken=taken)
         drive.budget.ended()
-        if journal.log.is_read:
+        if journal.log.is_info_enabled:
             # What a model invents is no fact.
             tool = result.tool if result.tool in drive.queue.registry else "(unknown)"
             outcome, wall_s = result.outcome.value, result.duration_s
@@ -267,9 +267,9 @@ class RunHost(Host):
         held, self.held = self.held or [], None
         for each in held:
             if isinstance(each, ToolResult):
-                self.finished(each)
+                self.on_result(each)
             elif isinstance(each, ToolEvent):
-                self.drive.queue.tell(each)
+                self.drive.queue.emit(each)
             else:
                 self.drive.journal.commit(*each)
 
@@ -278,54 +278,54 @@ class RunHost(Host):
         self.is_dropped = True
         for each in self.held or ():
             if isinstance(each, ToolEvent):
-                self.drive.queue.tell(_dropped(each))
+                self.drive.queue.emit(_dropped(each))
         if self.held is not None:
             self.held.clear()
 
     def hear(self, event: StreamEvent) -> None:
         """Tell what happens to calls; the end of one whose result is held back comes with that."""
         if self.held is None or not isinstance(event, ToolEvent) or not event.is_end:
-            self.drive.queue.tell(event)
+            self.drive.queue.emit(event)
         elif self.is_dropped:
-            self.drive.queue.tell(_dropped(event))
+            self.drive.queue.emit(_dropped(event))
         else:
             self.held.append(event)
 
-    def cut_off(self, job: Job, duration_s: float) -> None:
+    def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
         """Record how far a cut-off call has come, for the end of the run or the next worker."""
         journal = self.drive.journal
         if self.held is not None or journal.lease.lost:
             return  # the journal does not know the call, or takes nothing more
         facts = self._late_start(job)
-        if facts or (job.starts and _entry_of(journal.run, job.call).phase is Phase.RUNNING):
+        if facts or (job.announced_attempts and _entry_of(journal.run, job.call).phase is Phase.RUNNING):
             cut = e.ToolCutOff(
                 call_id=job.call.id,
                 started_at=round_timestamp(job.started_at),
                 duration_s=round_duration(duration_s),
-                undone=job.tries < job.starts,
+                undone=job.attempts < job.announced_attempts,
             )
             try:
                 journal.commit(*facts, cut)
             except AgentError as error:  # what has cut the call off goes on as it is
                 journal.log.error("cut_off_not_recorded", call=job.call.id, error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
-    def _late_start(self, job: Job) -> list[e.Event]:
+    def _late_start(self, job: ToolJob) -> list[e.Event]:
         """Return the start of a call that is read-only and has run, where the journal does not tell of it."""
         run, tool = self.drive.journal.run, job.tool
-        if tool is None or not tool.read_only or not job.tries or _entry_of(run, job.call).attempts:
+        if tool is None or not tool.read_only or not job.attempts or _entry_of(run, job.call).attempts:
             return []
         since = round_timestamp(job.started_at)
-        return [e.ToolStarted(call_id=job.call.id, repeatable=True, read_only=True, since=since, attempts=job.tries)]
+        return [e.ToolStarted(call_id=job.call.id, repeatable=True, read_only=True, since=since, attempts=job.attempts)]
 
-    async def paused(self, job: Job, pause: Paused) -> End | None:
+    async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:
         """Record what a call waits for; one that asks people again and again comes to an end."""
         call, tool = job.call, job.tool
         assert tool is not None  # it has raised the pause  # noqa: S101
         run, waits, state = self.drive.journal.run, pause.pending, None
         if isinstance(pause, InputRequired):
             rounds = (_entry_of(run, call).inquiry or Inquiry()).rounds
-            if rounds >= ROUNDS:
-                return failed(rounds_text(call.name, rounds), ErrorType.TOOL)
+            if rounds >= MAX_ROUNDS:
+                return failed_outcome(too_many_rounds_text(call.name, rounds), ErrorType.TOOL)
             now = await self.drive.journal.store.now()
             waits = (inquired(run, tool, call, pause, rounds=rounds, now=now),)
             state = pause.state
@@ -336,11 +336,11 @@ class RunHost(Host):
             self.held.append(facts)
         return None
 
-    async def broken_off(self, call: ToolCall, tool: Tool[..., Any], end: End) -> End:
+    async def end_interrupted_child(self, call: ToolCall, tool: Tool[..., Any], end: CallOutcome) -> CallOutcome:
         """End an agent whose call has ended without a word of it: its run must not stay open, nor hide what it did."""
         return await broken_off(self.drive, tool, call, end)
 
-    def count(self, text: str) -> int:
+    def count_tokens(self, text: str) -> int:
         """Return the tokens of a text, exactly where a vocabulary is loaded."""
         counter = self.drive.tally.counter
         return estimate_tokens(text) if counter is BYTE_COUNTER else counter.count(text)
@@ -386,11 +386,11 @@ def mint(drive: Drive, index: int, proposed: ProposedCall) -> ToolCall:
     """Give a call of the reply its id and key, mend its arguments if need be, and set aside what is no JSON object."""
     run = drive.journal.run
     call_id = f"t{run.turns_before + run.turn + 1}.{index}"
-    known = drive.queue.host.find(drive.queue.registry, proposed.name) is not None
-    arguments = object_text(proposed.arguments)
+    known = drive.queue.host.find_tool(drive.queue.registry, proposed.name) is not None
+    arguments = normalise_text(proposed.arguments)
     flaw, mended = check_object(arguments), None
     if flaw is not None:
-        mended = repair(proposed.arguments)
+        mended = repair_object(proposed.arguments)
     call = ToolCall(
         id=call_id,
         name=proposed.name if known else _legal_name(proposed.name),
@@ -424,7 +424,7 @@ def queue_of(drive: Drive) -> ToolQueue:
         clock=engine.clock,
         owner=journal.run.id,
         host=RunHost(drive),
-        watch=_tool_listener(journal) if journal.listen is not None else None,
+        on_event=_tool_listener(journal) if journal.listen is not None else None,
         retries_per_tool=limits.retries_per_tool,
         retries_per_run=limits.retries_per_run,
         retries=dict(journal.run.retries),

@@ -20,11 +20,11 @@ from agentfsm.engine.drive.cost import cost_of
 from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.family import child_id
 from agentfsm.engine.drive.journal import SETTLE_S, load
-from agentfsm.engine.queue.dispatch import End
-from agentfsm.engine.queue.render import decided
-from agentfsm.engine.tools.context import Ended, ToolKind
-from agentfsm.engine.tools.tool import Tool
 from agentfsm.ports import Store
+from agentfsm.tools.queue.dispatch import CallOutcome
+from agentfsm.tools.queue.result_text import build_decided_result
+from agentfsm.tools.run_context import ToolKind, ToolReturn
+from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -72,29 +72,29 @@ async def end_children(drive: Drive) -> list[e.ToolFinished]:
     results = []
     for entry in drive.journal.run.open:
         if entry.phase is not Phase.FINISHED and (ended := await _ended(drive, entry)) is not None:
-            result = attrs.evolve(decided(entry, ended.outcome, ended.content), child=ended.child)
+            result = attrs.evolve(build_decided_result(entry, ended.outcome, ended.content), child=ended.child)
             results.append(e.ToolFinished(result=returned(drive, result)))
     return results
 
 
-async def _ended(drive: Drive, entry: OpenCall) -> Ended | None:
+async def _ended(drive: Drive, entry: OpenCall) -> ToolReturn | None:
     """End the agent behind an open call, and return what it did; None where there is none at work."""
     journal, tool = drive.journal, drive.engine.registry.get(entry.call.name)
     try:
         if tool is None:
             return await _warned(drive, entry)
-        if tool.end is None:
+        if tool.end_child_run is None:
             return None
-        return await tool.end(journal.store, journal.clock, child_id(journal.run.id, entry.call.id))
+        return await tool.end_child_run(journal.store, journal.clock, child_id(journal.run.id, entry.call.id))
     except RunNotFoundError:
         return gone(entry) if waits_below(journal.run, entry) else None  # else it never began
     except AgentError as error:
         journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
         text = f"the agent of {entry.call.name} could not be told to stop. Check before you repeat anything."
-        return Ended(outcome=Outcome.UNKNOWN, content=text)
+        return ToolReturn(outcome=Outcome.UNKNOWN, content=text)
 
 
-async def _warned(drive: Drive, entry: OpenCall) -> Ended:
+async def _warned(drive: Drive, entry: OpenCall) -> ToolReturn:
     """Leave word for the agents below a call whose caller ends without the tools that drive them.
 
     Raises:
@@ -110,22 +110,22 @@ async def _warned(drive: Drive, entry: OpenCall) -> Ended:
     return last_word(run) if run.is_over else still_at_work(run)
 
 
-async def broken_off(drive: Drive, tool: Tool[..., Any], call: ToolCall, end: End) -> End:
+async def broken_off(drive: Drive, tool: Tool[..., Any], call: ToolCall, end: CallOutcome) -> CallOutcome:
     """End an agent whose call was cut off or has failed before it said anything, and tell what it did as well.
 
     Raises:
         StoreError: when that cannot be done now: the call is taken up again when the run is resumed.
     """
     journal = drive.journal
-    if tool.end is None:  # a function of the user's that was declared to be one
+    if tool.end_child_run is None:  # a function of the user's that was declared to be one
         return end
     with anyio.move_on_after(SETTLE_S, shield=True):
         try:
-            ended = await tool.end(journal.store, journal.clock, child_id(journal.run.id, call.id))
+            ended = await tool.end_child_run(journal.store, journal.clock, child_id(journal.run.id, call.id))
         except RunNotFoundError:
             return end  # it never began
         if ended.outcome is Outcome.DONE:
-            return End(Outcome.DONE, ended.content, child=ended.child)
+            return CallOutcome(Outcome.DONE, ended.content, child=ended.child)
         outcome = Outcome.UNKNOWN if ended.outcome is Outcome.UNKNOWN else end.outcome
         return end._replace(outcome=outcome, text=f"{end.text}\n{ended.content}", child=ended.child)
     raise StoreError(f"the agent of {call.name} ({call.id}) was not ended within {SETTLE_S:g} s; resume its caller")
@@ -139,41 +139,41 @@ def waits_below(run: Run, entry: OpenCall) -> bool:
 # What the caller's model reads of an agent.
 
 
-def gone(entry: OpenCall) -> Ended:
+def gone(entry: OpenCall) -> ToolReturn:
     """Tell of an agent whose run was deleted while its caller waited for it."""
     text = f"the run of {entry.call.name} was deleted, so nobody knows what it did. Check before you repeat anything."
-    return Ended(outcome=Outcome.UNKNOWN, content=text)
+    return ToolReturn(outcome=Outcome.UNKNOWN, content=text)
 
 
-def last_word(run: Run, model: Model | None = None) -> Ended:
+def last_word(run: Run, model: Model | None = None) -> ToolReturn:
     """Return the result of a call whose run is over."""
     name, cost = run.header.agent, cost_of(run, model)
     if run.state is State.DONE:
-        return Ended(outcome=Outcome.DONE, content=run.answer, child=cost)
+        return ToolReturn(outcome=Outcome.DONE, content=run.answer, child=cost)
     if run.stop_reason in BUDGET_REASONS or run.limit_reached is not None:
         return _cut_short(run, name, cost)
     if run.stop_reason is StopReason.CANCELLED:
         is_known = all(record.outcome is not Outcome.UNKNOWN for record in run.calls)
         outcome = Outcome.CANCELLED if is_known else Outcome.UNKNOWN
         text = f"the agent {name} was stopped: {run.stop_message}.{_effects(run)}"
-        return Ended(outcome=outcome, content=text, child=cost)
+        return ToolReturn(outcome=outcome, content=text, child=cost)
     text = (
         f"the agent {name} gave no answer ({run.stop_reason}: {run.stop_message}). "
         f"Go on without it, with what you have.{_effects(run)}"
     )
-    return Ended(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
+    return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
 
 
-def still_at_work(run: Run, model: Model | None = None) -> Ended:
+def still_at_work(run: Run, model: Model | None = None) -> ToolReturn:
     """Tell of an agent that was told to end and has not yet: another has its lease, who may be dead."""
     names = [entry.call.name for entry in run.open if entry.attempts and entry.phase is not Phase.FINISHED]
     doing = f", and may still be doing: {', '.join(names)}" if names else ""
     name, cost = run.header.agent, cost_of(run, model)
     text = f"the agent {name} was told to stop and has not answered{doing}. Check before you repeat anything."
-    return Ended(outcome=Outcome.UNKNOWN, content=f"{text}{_effects(run)}", child=cost)
+    return ToolReturn(outcome=Outcome.UNKNOWN, content=f"{text}{_effects(run)}", child=cost)
 
 
-def _cut_short(run: Run, name: str, cost: AgentCost) -> Ended:
+def _cut_short(run: Run, name: str, cost: AgentCost) -> ToolReturn:
     """Hand over what an agent had when it reached a limit."""
     said = run.partial
     head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_effects(run)}"
@@ -181,7 +181,7 @@ def _cut_short(run: Run, name: str, cost: AgentCost) -> Ended:
     if run.stop_reason is StopReason.TIMEOUT:
         outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
     text = f"{head}\nThis is what it had so far:\n{said}" if said else f"{head}\n(it had written nothing yet)"
-    return Ended(outcome=outcome, content=text, error_type=kind, child=cost)
+    return ToolReturn(outcome=outcome, content=text, error_type=kind, child=cost)
 
 
 def _effects(run: Run) -> str:

@@ -30,13 +30,13 @@ from agentfsm.engine.drive.drive import Drive
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.family import child_id
 from agentfsm.engine.drive.journal import header_of, load
-from agentfsm.engine.queue import render
-from agentfsm.engine.queue.render import decided
-from agentfsm.engine.schema.bound import Arguments
-from agentfsm.engine.tools import faults
-from agentfsm.engine.tools.context import Found, InputRequired, RunContext
-from agentfsm.engine.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, POLICIES, Tool
 from agentfsm.ports import Store
+from agentfsm.tools import callback_errors
+from agentfsm.tools.queue import result_text
+from agentfsm.tools.queue.result_text import build_decided_result
+from agentfsm.tools.run_context import Found, InputRequired, RunContext
+from agentfsm.tools.schema.binding import Arguments
+from agentfsm.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, UNKNOWN_OUTCOME_POLICIES, Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -96,7 +96,7 @@ async def _look_after(drive: Drive, entry: OpenCall, now: float) -> e.ToolFinish
         await header_of(store, child_id(drive.journal.run.id, call_id))
     except RunNotFoundError:
         ended = gone(entry)
-        return e.ToolFinished(result=decided(entry, ended.outcome, ended.content))
+        return e.ToolFinished(result=build_decided_result(entry, ended.outcome, ended.content))
     is_resumed = drive.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.pending)
     if drive.tried.get(call_id) != entry.pending and (
         is_resumed or any([await may_go_on(store, each, now) for each in first.values()])
@@ -170,7 +170,7 @@ async def _fact(drive: Drive, entry: OpenCall, row: PostedItem | None, arrived: 
 def _asked(drive: Drive, call: ToolCall, now: float) -> e.Event | None:
     """Return what is asked outside before the call counts; None where nothing is, or the call will not run anyway."""
     tool = None if call.invented else drive.engine.registry.get(call.name)
-    if tool is None or not tool.asks:
+    if tool is None or not tool.is_interactive:
         return None
     arguments = _runnable(drive, tool, call)
     if arguments is None:
@@ -194,7 +194,7 @@ def _question(tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: f
         call_id=call.id,
         expires_at=now + tool.approval_expires_s,
         description=described(tool, arguments),
-        digest=tool.digest_of(call),
+        digest=tool.digest_call(call),
     )
 
 
@@ -205,7 +205,7 @@ def _asked_again(drive: Drive, entry: OpenCall, now: float) -> e.Event:
     if tool is not None and arguments is not None:
         return _question(tool, call, arguments, now)
     content = "not run: the tool has changed since a person was asked about this call. Call it again, as it is now."
-    return e.ToolFinished(result=decided(entry, Outcome.SKIPPED, content))
+    return e.ToolFinished(result=build_decided_result(entry, Outcome.SKIPPED, content))
 
 
 def _runnable(drive: Drive, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:
@@ -213,16 +213,16 @@ def _runnable(drive: Drive, tool: Tool[..., Any], call: ToolCall) -> Arguments |
     if call.malformed is not None or absence(drive, tool) is not None:
         return None
     try:
-        bound = tool.bound(call.arguments)
+        bound = tool.bind_and_check(call.arguments)
     except ArgumentsError:
         return None
-    return None if why_barred(drive, tool, bound) is not None else tool.arguments(bound)
+    return None if why_barred(drive, tool, bound) is not None else tool.to_namespace(bound)
 
 
 def _has_changed(engine: Engine, entry: OpenCall) -> bool:
     """Whether the tool is not what it was when a person was asked about the call."""
     tool = engine.registry.get(entry.call.name)
-    return bool(entry.digest) and tool is not None and tool.digest_of(entry.call) != entry.digest
+    return bool(entry.digest) and tool is not None and tool.digest_call(entry.call) != entry.digest
 
 
 def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:
@@ -232,7 +232,7 @@ def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:
     try:
         return bool(tool.requires_approval(arguments))
     except Exception as error:  # noqa: BLE001  what cannot say that nobody need be asked has not said it
-        faults.tell("requires_approval", tool.name, "a person is asked", error)
+        callback_errors.log_callback_error("requires_approval", tool.name, "a person is asked", error)
         return True
 
 
@@ -243,12 +243,12 @@ def described(tool: Tool[..., Any], arguments: Arguments) -> str:
     try:
         return replace_surrogates(str(tool.describe(arguments))[:DESCRIPTION_CHARS])
     except (Exception, SystemExit) as error:  # noqa: BLE001  the person still sees the tool and its arguments
-        faults.tell("describe", tool.name, "only the arguments are shown", error)
-        return f"(its description failed: {render.describe(error)})"
+        callback_errors.log_callback_error("describe", tool.name, "only the arguments are shown", error)
+        return f"(its description failed: {render.describe_error(error)})"
 
 
 def _rejected(entry: OpenCall, why: str) -> ToolResult:
-    return decided(entry, Outcome.REJECTED, f"not run: {why}. Do not try it again unasked.")
+    return build_decided_result(entry, Outcome.REJECTED, f"not run: {why}. Do not try it again unasked.")
 
 
 # A call whose result comes from outside.
@@ -256,8 +256,8 @@ def _rejected(entry: OpenCall, why: str) -> ToolResult:
 
 def _settled(drive: Drive, entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
     """Return a result that comes from outside, of which the model is shown no more than of the tool's own."""
-    tool, result = drive.engine.registry.get(entry.call.name), decided(entry, outcome, content)
-    shown = None if tool is None else render.shown_chars(result.content, tool, drive.queue.host.count)
+    tool, result = drive.engine.registry.get(entry.call.name), build_decided_result(entry, outcome, content)
+    shown = None if tool is None else result_text.count_shown_chars(result.content, tool, drive.queue.host.count_tokens)
     return attrs.evolve(result, shown_chars=shown)
 
 
@@ -280,7 +280,7 @@ def inquired(
         rounds: How many times it has asked before.
         now: Seconds since 1970 by the store's clock.
     """
-    arguments = tool.arguments(tool.bind(call.arguments))
+    arguments = tool.to_namespace(tool.bind(call.arguments))
     asked = [rounds, *map(attrs.asdict, pause.questions)]
     return Pending(
         kind=PendingKind.QUESTION,
@@ -302,7 +302,9 @@ def patience_s(tool: Tool[..., Any], arguments: Arguments) -> float:
     try:
         seconds = float(tool.answer_expires_s(arguments))
     except Exception as error:  # noqa: BLE001  what cannot say how long it waits, waits as long as others do
-        faults.tell("answer_expires_s", tool.name, f"an answer counts for {ANSWER_EXPIRES_S:g} s", error)
+        callback_errors.log_callback_error(
+            "answer_expires_s", tool.name, f"an answer counts for {ANSWER_EXPIRES_S:g} s", error
+        )
         return ANSWER_EXPIRES_S
     return seconds if 0 <= seconds < inf else ANSWER_EXPIRES_S
 
@@ -313,13 +315,13 @@ def _waited(entry: OpenCall, arrived: _Arrived) -> e.ToolFinished | None:
     is_late = item.expires_at is not None and arrived.now >= item.expires_at
     if item.kind is PendingKind.INPUT and (arrived.has_input or is_late):
         content = "Something has come in; it follows." if arrived.has_input else "The time is up; nothing has come in."
-        return e.ToolFinished(result=decided(entry, Outcome.DONE, content))
+        return e.ToolFinished(result=build_decided_result(entry, Outcome.DONE, content))
     if not is_late:
         return None
     content = "Nobody answered in time. Go on without, and say what you assumed; do not ask the same again."
     if entry.attempts:
         content += " The call had begun before it asked: what it did then may have happened, so check before repeating."
-    return e.ToolFinished(result=decided(entry, Outcome.TIMED_OUT, content))
+    return e.ToolFinished(result=build_decided_result(entry, Outcome.TIMED_OUT, content))
 
 
 # A call that was in flight when its worker died.
@@ -331,7 +333,7 @@ async def _recovered(drive: Drive, entry: OpenCall) -> e.Event | None:
     tool = None if call.invented else drive.engine.registry.get(call.name)
     policy = "ask" if tool is None else await _found_out(drive, tool, call)
     if isinstance(policy, Found):
-        content, parts = render.rendered(policy.result)
+        content, parts = result_text.render_result(policy.result)
         result = attrs.evolve(_settled(drive, entry, Outcome.DONE, content), parts=parts)
         return e.ToolFinished(result=result, by="on_unknown")
     drive.journal.log.warning("call_unknown", call=call.id, policy=policy)
@@ -340,7 +342,7 @@ async def _recovered(drive: Drive, entry: OpenCall) -> e.Event | None:
             "outcome unknown: the work on the run was broken off while the call was under way, and its effect may have "
             "happened. Check before you repeat it."
         )
-        return e.ToolFinished(result=decided(entry, Outcome.UNKNOWN, content), by="on_unknown")
+        return e.ToolFinished(result=build_decided_result(entry, Outcome.UNKNOWN, content), by="on_unknown")
     return None if policy == "rerun" else e.ToolLost(call_id=call.id)
 
 
@@ -350,8 +352,8 @@ async def _found_out(drive: Drive, tool: Tool[..., Any], call: ToolCall) -> str 
         return tool.on_unknown
     limit_s = tool.timeout_s or drive.engine.limits.tool_timeout_s
     try:
-        arguments = tool.arguments(tool.bind(call.arguments))
-        ctx = drive.queue.host.context(call, tool, drive.engine.clock.now() + limit_s)
+        arguments = tool.to_namespace(tool.bind(call.arguments))
+        ctx = drive.queue.host.build_context(call, tool, drive.engine.clock.now() + limit_s)
         with anyio.fail_after(limit_s):
             found = await _asked_of(tool.on_unknown, ctx, arguments)
     except BaseException as error:
@@ -359,7 +361,9 @@ async def _found_out(drive: Drive, tool: Tool[..., Any], call: ToolCall) -> str 
             raise
         drive.journal.log.warning("on_unknown_failed", call=call.id, exc_info=error)
         return "ask"
-    return found if isinstance(found, Found) or (isinstance(found, str) and found in POLICIES) else "ask"
+    return (
+        found if isinstance(found, Found) or (isinstance(found, str) and found in UNKNOWN_OUTCOME_POLICIES) else "ask"
+    )
 
 
 async def _asked_of(find_out: Callable[..., Any], ctx: RunContext[Any], arguments: Arguments) -> Any:

@@ -7,36 +7,38 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.drive.drive import Drive
-from agentfsm.engine.queue import render
-from agentfsm.engine.queue.dispatch import End, failed
-from agentfsm.engine.schema.bound import Arguments, Bound
-from agentfsm.engine.tools.builtin import FIND_TOOLS
-from agentfsm.engine.tools.context import RunContext
-from agentfsm.engine.tools.tool import Tool
+from agentfsm.tools.builtin import FIND_TOOLS
+from agentfsm.tools.queue import result_text
+from agentfsm.tools.queue.dispatch import CallOutcome, failed_outcome
+from agentfsm.tools.run_context import RunContext
+from agentfsm.tools.schema.binding import Arguments, BoundArguments
+from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 
-def absence(drive: Drive, tool: Tool[..., Any]) -> End | None:
+def absence(drive: Drive, tool: Tool[..., Any]) -> CallOutcome | None:
     """Say why no call of a tool can run, whatever its arguments: withdrawn, not there now, or never permitted."""
     run, permissions = drive.journal.run, drive.engine.permissions
     if tool.name in run.disabled:
-        return End(Outcome.SKIPPED, render.withdrawn_text(tool.name), ErrorType.WITHDRAWN)
+        return CallOutcome(Outcome.SKIPPED, result_text.withdrawn_text(tool.name), ErrorType.WITHDRAWN)
     if not is_enabled(tool, drive):
-        return End(Outcome.SKIPPED, render.absent_text(tool.name), ErrorType.WITHDRAWN)
-    if permissions is None or permissions.offers(tool, run.header.roles) or _is_search(drive, tool):
+        return CallOutcome(Outcome.SKIPPED, result_text.absent_text(tool.name), ErrorType.WITHDRAWN)
+    if permissions is None or permissions.may_offer(tool, run.header.roles) or _is_search(drive, tool):
         return None
-    reason = permissions.refusal(tool, run.header.roles, Arguments()) or f"{tool.name} is not permitted in this run"
-    return failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
+    reason = (
+        permissions.refusal_reason(tool, run.header.roles, Arguments()) or f"{tool.name} is not permitted in this run"
+    )
+    return failed_outcome(result_text.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
 
 
-def why_barred(drive: Drive, tool: Tool[..., Any], bound: Bound) -> End | None:
+def why_barred(drive: Drive, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
     """Say that nobody could let a call with these arguments run."""
     if (permissions := drive.engine.permissions) is None or _is_search(drive, tool):
         return None
-    reason = permissions.refusal(tool, drive.journal.run.header.roles, tool.arguments(bound))
-    return None if reason is None else failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
+    reason = permissions.refusal_reason(tool, drive.journal.run.header.roles, tool.to_namespace(bound))
+    return None if reason is None else failed_outcome(result_text.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
 
 
 def _is_search(drive: Drive, tool: Tool[..., Any]) -> bool:

@@ -16,14 +16,14 @@ import jiter
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
-from agentfsm.engine.schema.arguments import object_text
-from agentfsm.engine.schema.functions import context_parameter_of, parameters_of
-from agentfsm.engine.schema.signature import Form, form_of
-from agentfsm.engine.schema.strict import strict_schema
-from agentfsm.engine.tools.context import RunContext
-from agentfsm.engine.tools.tool import Tool, make_tool
-from agentfsm.engine.watch.stream import CallDelta, TextDelta
 from agentfsm.ports import OutputForm, OutputMode, Reply, ToolDefinition
+from agentfsm.streaming.stream import CallDelta, TextDelta
+from agentfsm.tools.run_context import RunContext
+from agentfsm.tools.schema.arguments import normalise_text
+from agentfsm.tools.schema.introspection import find_context_parameter, read_parameters
+from agentfsm.tools.schema.signature import CompiledType, compile_type
+from agentfsm.tools.schema.strict import build_strict_schema
+from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
     from agentfsm.ports import Model
@@ -51,7 +51,7 @@ class _Check(Value):
 class Answers:
     """What an agent's answers have to be."""
 
-    form: Form | None
+    form: CompiledType | None
     # None for plain text.
     checks: tuple[_Check, ...]
     output: OutputForm | None = None
@@ -77,7 +77,7 @@ class Answers:
         """Return the reply with the arguments of the output tool as its text, where it calls nothing else."""
         if self.tool is None or not reply.calls or any(call.name != FINAL_ANSWER for call in reply.calls):
             return reply
-        return attrs.evolve(reply, text=object_text(reply.calls[0].arguments), calls=(), native=None)
+        return attrs.evolve(reply, text=normalise_text(reply.calls[0].arguments), calls=(), native=None)
 
     def value(self, text: str) -> Any:
         """Return what the text of an answer stands for.
@@ -85,7 +85,7 @@ class Answers:
         Raises:
             ArgumentsError: when it does not fit the form; it tells all problems at once.
         """
-        return text if self.form is None else self.form.value(text)
+        return text if self.form is None else self.form.parse(text)
 
     def partial(self, deltas: Iterable[TextDelta | CallDelta]) -> Any:
         """Return as much of an answer as the beginning of a reply tells, as JSON values; None for nothing."""
@@ -161,7 +161,7 @@ def answers_of(
         if mode is not None:
             raise MisuseError("output_mode says how a model is held to an output_type: give that, too")
         return Answers(form=None, checks=checks) if checks else None
-    form = form_of(output_type)
+    form = compile_type(output_type)
     if FINAL_ANSWER in names:
         raise MisuseError(f"with an output_type, {FINAL_ANSWER!r} names the tool that gives the answer: rename yours")
     chosen, schema = _chosen(form, mode, model)
@@ -170,14 +170,16 @@ def answers_of(
 
 def _check_of(function: Validator) -> _Check:
     name = getattr(function, "__name__", repr(function))
-    parameters = parameters_of(function, name)
-    context = context_parameter_of(parameters, RunContext, name)
+    parameters = read_parameters(function, name)
+    context = find_context_parameter(parameters, RunContext, name)
     if len(parameters) - (context is not None) != 1:
         raise MisuseError(f"the output validator {name!r} takes one value, and a RunContext before it if need be")
     return _Check(function=function, takes_context=context is not None)
 
 
-def _chosen(form: Form, mode: OutputMode | str | None, model: Model) -> tuple[OutputMode, Mapping[str, JSON] | None]:
+def _chosen(
+    form: CompiledType, mode: OutputMode | str | None, model: Model
+) -> tuple[OutputMode, Mapping[str, JSON] | None]:
     """Return the mode, and the schema in strict form where that is sent."""
     has = model.output_modes
     if mode is not None and mode not in has:
@@ -193,8 +195,8 @@ def _chosen(form: Form, mode: OutputMode | str | None, model: Model) -> tuple[Ou
     return OutputMode.PROMPT, None
 
 
-def _strict(form: Form, model: Model) -> Mapping[str, JSON]:
-    schema = strict_schema(form.schema, FINAL_ANSWER)
+def _strict(form: CompiledType, model: Model) -> Mapping[str, JSON]:
+    schema = build_strict_schema(form.schema, FINAL_ANSWER)
     if (why := model.unsupported_schema(schema)) is not None:
         raise MisuseError(f"{model.name} cannot be held to the output_type: {why}; leave output_mode out")
     return schema

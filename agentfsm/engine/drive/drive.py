@@ -16,9 +16,9 @@ from agentfsm.core.messages import Outcome
 from agentfsm.engine.drive.budget import Budget
 from agentfsm.engine.drive.engine import Engine
 from agentfsm.engine.drive.journal import Journal
-from agentfsm.engine.queue.queue import ToolQueue
-from agentfsm.engine.queue.render import decided
 from agentfsm.tokens.ledger import TokenLedger
+from agentfsm.tools.queue.result_text import build_decided_result
+from agentfsm.tools.queue.scheduler import ToolQueue
 
 _LAST: Final = (
     "This run has to stop ({reason}). This is your last reply, and no tool can be called: give the best answer that "
@@ -106,7 +106,7 @@ class Drive:
         """Return the ends of calls of which it is not known whether a worker that died had begun them."""
         ended = {event.result.call_id for event in before if isinstance(event, e.ToolFinished)}
         return [
-            e.ToolFinished(result=decided(entry, Outcome.CANCELLED, _DOUBTFUL.format(reason=reason)))
+            e.ToolFinished(result=build_decided_result(entry, Outcome.CANCELLED, _DOUBTFUL.format(reason=reason)))
             for entry in self.journal.run.open
             if entry.call.id in self.inherited - ended and self._may_have_begun(entry)
         ]

@@ -13,11 +13,11 @@ from agentfsm.core.fingerprint import Fingerprint, short_hash
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
-from agentfsm.engine.tools.permission import Permissions
-from agentfsm.engine.tools.registry import ToolRegistry
 from agentfsm.ports import Clock, Judge, Model, TokenCounter, ToolDefinition, ToolSelector, to_mutable_json
 from agentfsm.ports.context import Context
 from agentfsm.tokens.ledger import TokenLedger, count_tools
+from agentfsm.tools.permission import Permissions
+from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -64,7 +64,7 @@ class Engine(Value):
     @property
     def narrows(self) -> bool:
         """Whether a run may be offered fewer tools than there are, by permission or by what a tool says of itself."""
-        return self.permissions is not None or bool(self.registry.conditional)
+        return self.permissions is not None or bool(self.registry.conditional_tools)
 
     @property
     def drafts(self) -> bool:

@@ -21,9 +21,9 @@ from agentfsm.core.inbox import Pause, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.times import round_duration, round_timestamp
-from agentfsm.engine.watch.log import Facts
-from agentfsm.engine.watch.stream import Listener, StateChanged
 from agentfsm.ports import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
+from agentfsm.streaming.log import RunLogger
+from agentfsm.streaming.stream import Listener, StateChanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -121,7 +121,7 @@ class Journal:
     listen: Listener | None = None
     see: Callable[[Run], None] | None = None
     # Told of each new state of the run.
-    log: Facts
+    log: RunLogger
     pause_before: frozenset[State] = frozenset()
     # States that the run rests before.
     scope: anyio.CancelScope | None = None
@@ -185,7 +185,7 @@ class Journal:
             clock=clock,
             listen=listen,
             see=see,
-            log=Facts(run.id, run.header.agent),
+            log=RunLogger(run.id, run.header.agent),
             pause_before=pause_before,
         )
         journal._mark = clock.monotonic()

@@ -16,9 +16,9 @@ from agentfsm.core.messages import Usage
 from agentfsm.engine.drive.budget import NO_USAGE
 from agentfsm.engine.drive.engine import ANSWER_TOKENS, MAX_ANSWER_TOKENS, Engine
 from agentfsm.engine.think.reply import check_chunk, reply_of, usd_of
-from agentfsm.engine.watch.log import redacted
-from agentfsm.engine.watch.stream import CallDelta, Listener, TextDelta, ThinkingDelta, deltas
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
+from agentfsm.streaming.log import redact
+from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
 from agentfsm.tokens.ledger import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
     """
     engine, journal, effect = question.drive.engine, question.drive.journal, question.effect
     if engine.log_prompts:
-        journal.log.debug("prompt", turn=effect.turn, text=redacted(str(effect.messages[-1:])))
+        journal.log.debug("prompt", turn=effect.turn, text=redact(str(effect.messages[-1:])))
     attempt, wasted = 1, NO_USAGE
     while True:
         if early is not None:
@@ -114,7 +114,7 @@ def _may_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float) ->
 
 def _why(error: ModelError) -> str:
     """Return why a model was not reached, for the log; what it said in place of a reply is kept out of there."""
-    return redacted(str(error)) if isinstance(error, ModelUnavailableError) else "its reply is of no use"
+    return redact(str(error)) if isinstance(error, ModelUnavailableError) else "its reply is of no use"
 
 
 async def _attempt(question: Question, pieces: _Pieces | None) -> tuple[Reply, Usage]:
@@ -216,7 +216,7 @@ class _Pieces:
         if not question.is_streamed:
             return None
         journal = question.drive.journal
-        text_delta = deltas(TextDelta, journal.run.id, question.effect.turn, attempt)
+        text_delta = build_delta_factory(TextDelta, journal.run.id, question.effect.turn, attempt)
         return cls(question, attempt, early, journal.listen, text_delta)
 
     def take(self, chunk: Chunk) -> None:

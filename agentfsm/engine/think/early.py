@@ -17,8 +17,8 @@ from anyio.abc import TaskGroup
 
 from agentfsm.core.errors import first_error
 from agentfsm.core.value import Value
-from agentfsm.engine.queue.queue import Session, ToolQueue
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
+from agentfsm.tools.queue.scheduler import Scheduler, ToolQueue
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
@@ -78,7 +78,7 @@ class EarlyCalls:
     # Makes a call of what the model wrote, by its place in the reply, as it is done when that is whole.
     _attempt: Attempt | None = None
     _workers: _Workers | None = None
-    _session: Session | None = None
+    _session: Scheduler | None = None
     _tasks: TaskGroup = attrs.field(factory=anyio.create_task_group, init=False)
     _drafts: dict[int, _Draft] = attrs.field(factory=dict)
     _started: list[ToolCall] = attrs.field(factory=list)
@@ -108,7 +108,7 @@ class EarlyCalls:
         """Begin with a new attempt at the model: what an earlier one started is cancelled and forgotten."""
         self.drop()
         self._attempt, self._workers = self.prepare(), _Workers(self._tasks)
-        self._session = Session(self._attempt.queue, self._workers.start)
+        self._session = Scheduler(self._attempt.queue, self._workers.start)
         self._drafts, self._started, self._is_open = {}, [], True
 
     def drop(self) -> None:
@@ -149,8 +149,8 @@ class EarlyCalls:
         if self._attempt is None or self._session is None:  # what is open has both
             return
         draft, queue = self._drafts[len(self._started)], self._attempt.queue
-        tool = queue.host.find(queue.registry, draft.name)
-        if tool is None or not tool.may_start_early or queue.registry.bulkheads(tool):
+        tool = queue.host.find_tool(queue.registry, draft.name)
+        if tool is None or not tool.may_start_early or queue.registry.bulkheads_for(tool):
             self._is_open = False
             return
         call = self.mint(len(self._started), ProposedCall(id="", name=draft.name, arguments="".join(draft.pieces)))
@@ -159,7 +159,7 @@ class EarlyCalls:
             return
         self._started.append(call)
         self._session.add(call)
-        self._session.spread()
+        self._session.start_workers()
 
     def keep(self, calls: Sequence[ToolCall]) -> bool:
         """Compare what was started with the whole reply, and drop all where they differ; return whether any is left."""

@@ -9,13 +9,13 @@ from agentfsm.core import events as e
 from agentfsm.core.messages import AssistantMessage, ToolResult, Usage, UserMessage
 from agentfsm.engine.drive.access import absence
 from agentfsm.engine.think.beside import ask_beside
-from agentfsm.engine.tools.builtin import FIND_TOOLS, READ_RESULT, find_tools, find_tools_among, read_result
 from agentfsm.ports import ToolDefinition
+from agentfsm.tools.builtin import FIND_TOOLS, READ_RESULT, build_find_tools_definition, find_tools, read_result
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.drive.drive import Drive
-    from agentfsm.engine.tools.tool import Tool
+    from agentfsm.tools.tool import Tool
 
 # Inputs of the user, newest last, for the choice among many tools.
 TASK_INPUTS: Final = 3
@@ -48,7 +48,7 @@ def _chosen(drive: Drive, names: Collection[str]) -> tuple[ToolDefinition, ...]:
         return chosen
     if absence(drive, find_tools()) is not None:
         return chosen
-    return *chosen, find_tools_among(len(there) - len(chosen))
+    return *chosen, build_find_tools_definition(len(there) - len(chosen))
 
 
 def _there(drive: Drive) -> list[Tool[..., object]]:

@@ -20,13 +20,13 @@ from mcp.client import Transport
 from mcp.client.session import ElicitationFnT, IncomingMessage
 
 from agentfsm.core.errors import ClosedError
-from agentfsm.engine.tools.breaker import Breaker, BreakerState, Ticket
 from agentfsm.mcp.connection import changes, home, trouble
 from agentfsm.mcp.connection.bounded import is_of_use
 from agentfsm.mcp.connection.client import SiftingClient
 from agentfsm.mcp.connection.launch import Launch
 from agentfsm.mcp.connection.trouble import Fault, RequestError, Seen
 from agentfsm.mcp.errors import MCPServerError, RestingError
+from agentfsm.tools.breaker import Breaker, BreakerState, Ticket
 
 T = TypeVar("T")
 
@@ -132,18 +132,18 @@ class Link:
             if error.is_passing:
                 await self._failed(ticket)
             else:
-                self.breaker.succeeded(ticket)
+                self.breaker.record_success(ticket)
             raise
         except BaseException:
             if self.now() - began >= patience_s:
                 await self._failed(ticket)
             else:
-                self.breaker.withdrawn(ticket)
+                self.breaker.discard(ticket)
             raise
         if proves:
-            self.breaker.succeeded(ticket)
+            self.breaker.record_success(ticket)
         else:
-            self.breaker.withdrawn(ticket)
+            self.breaker.discard(ticket)
         return answer
 
     async def aclose(self) -> None:
@@ -158,7 +158,7 @@ class Link:
 
     async def _failed(self, ticket: Ticket) -> None:
         """Count a failure; the one that opens the breaker ends the connection, so that the next one is a new one."""
-        self.breaker.failed(ticket, self.now())
+        self.breaker.record_failure(ticket, self.now())
         if self.breaker.state is BreakerState.OPEN:
             with anyio.CancelScope(shield=True):  # it takes no time
                 await home.visit(self._drop)

@@ -31,9 +31,9 @@ from pydantic import ValidationError
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome, replace_surrogates
 from agentfsm.core.value import Value
-from agentfsm.engine.queue.transient import PASSING_STATUSES
-from agentfsm.engine.tools.context import Ended
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError, RestingError
+from agentfsm.tools.queue.transient import TRANSIENT_STATUSES
+from agentfsm.tools.run_context import ToolReturn
 
 # Characters of what a server, or a library, says of an error: the cause stands at its beginning.
 SAID_CHARS: Final = 500
@@ -189,7 +189,7 @@ UNDONE: Final = frozenset(
 )
 
 # Those that say more than the JSON-RPC error that may come with them. With 400 and 404 that one says more.
-STATUSES: Final[dict[int, Fault]] = dict.fromkeys(PASSING_STATUSES, Fault.DOWN) | {
+STATUSES: Final[dict[int, Fault]] = dict.fromkeys(TRANSIENT_STATUSES, Fault.DOWN) | {
     401: Fault.UNAUTHORIZED,
     403: Fault.FORBIDDEN,
     405: Fault.ADDRESS,
@@ -314,7 +314,7 @@ def _fault_of_transport(error: Exception) -> Fault:
     return Fault.LOST if isinstance(error, httpx2.HTTPError) else Fault.UNAUTHORIZED  # what an `auth` of a user raises
 
 
-def ended(error: Exception, server: str, asked: str, *, is_sent: bool = True) -> Ended:
+def ended(error: Exception, server: str, asked: str, *, is_sent: bool = True) -> ToolReturn:
     """Return the end of a call that failed.
 
     Args:
@@ -356,7 +356,7 @@ def ended(error: Exception, server: str, asked: str, *, is_sent: bool = True) ->
             return _failed(text, row.error_type)
 
 
-def _unlisted(error: Exception, row: Row, text: str) -> Ended:
+def _unlisted(error: Exception, row: Row, text: str) -> ToolReturn:
     if row.way in {Way.REFUSED, Way.PASSING}:
         raise RefusedError(text, getattr(error, "retry_after_s", None)) from error
     return _failed(f"{text}. Nothing was run: use another tool, or tell the user.", row.error_type)
@@ -391,8 +391,10 @@ def _unread(error: ValidationError) -> str:
     return f"the protocol has no such form as {', '.join(places[:PLACES_SHOWN])}{more}"
 
 
-def _failed(text: str, error_type: ErrorType, *, retryable: bool = False) -> Ended:
-    return Ended(outcome=Outcome.FAILED, content=replace_surrogates(text), error_type=error_type, retryable=retryable)
+def _failed(text: str, error_type: ErrorType, *, retryable: bool = False) -> ToolReturn:
+    return ToolReturn(
+        outcome=Outcome.FAILED, content=replace_surrogates(text), error_type=error_type, retryable=retryable
+    )
 
 
 def words(error: BaseException) -> str:

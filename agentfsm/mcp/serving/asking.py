@@ -24,8 +24,8 @@ from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from agentfsm.core.calls import Inquiry
 from agentfsm.core.effects import Question
 from agentfsm.core.value import Value
-from agentfsm.engine.queue.render import describe
 from agentfsm.ports import Clock
+from agentfsm.tools.queue.result_text import describe_error
 
 # Calls that wait for their answers; the oldest are forgotten, so that asking costs a client nothing but its call.
 MAX_ASKED: Final = 1_000
@@ -104,7 +104,7 @@ class Asking:
             try:
                 return {key: await _elicited(ctx, each) for key, each in requests.items()}
             except (MCPError, ValueError) as error:  # it has refused, or its answer is none of the protocol's
-                why = describe(error)
+                why = describe_error(error)
                 raise UnansweredError(f"{lead}: the client could not put its question to anybody ({why})") from error
         raise UnansweredError(f"{lead}: nobody has answered its question in time")
 

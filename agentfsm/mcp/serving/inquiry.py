@@ -11,8 +11,8 @@ import mcp.types as m
 from agentfsm.core.clean import strip_unsafe
 from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.tools.questions import fitting
 from agentfsm.mcp.serving.asking import Asked, Asking, Context, UnansweredError, Underway
+from agentfsm.tools.question_validation import validate_answer
 
 
 async def inquired(
@@ -65,6 +65,6 @@ def _answer(question: Question, reply: m.ElicitResult, lead: str) -> dict[str, A
     if reply.action == "decline":
         return None
     try:
-        return fitting(question, None if question.url else reply.content)
+        return validate_answer(question, None if question.url else reply.content)
     except MisuseError as error:
         raise UnansweredError(f"{lead}: {error}. Call it again to have a person asked anew.") from error

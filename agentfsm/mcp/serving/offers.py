@@ -20,7 +20,7 @@ from agentfsm._concurrency import start_in_thread
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ImagePart, TextPart, UserMessage, read_inline_data
 from agentfsm.core.value import Value
-from agentfsm.engine.queue.render import describe, result_text
+from agentfsm.tools.queue.result_text import describe_error, render_text
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class Resource(Value):
             blob, kind = base64.b64encode(value).decode(), self.mime_type or "application/octet-stream"
             return m.ReadResourceResult(contents=[m.BlobResourceContents(uri=uri, blob=blob, mime_type=kind)])
         kind = self.mime_type or ("text/plain" if isinstance(value, str) else "application/json")
-        return m.ReadResourceResult(contents=[m.TextResourceContents(uri=uri, text=result_text(value), mime_type=kind)])
+        return m.ReadResourceResult(contents=[m.TextResourceContents(uri=uri, text=render_text(value), mime_type=kind)])
 
 
 @attrs.frozen
@@ -250,5 +250,5 @@ async def called(function: Callable[[], Any], what: str) -> Any:
         except MCPError:
             raise
         except Exception as error:  # the client learns why: what goes wrong here is the user's own code
-            raise MCPError(m.INTERNAL_ERROR, f"{what}: {describe(error)}") from error
+            raise MCPError(m.INTERNAL_ERROR, f"{what}: {describe_error(error)}") from error
     raise MCPError(m.INTERNAL_ERROR, f"{what} within {TIMEOUT_S:g} s")

@@ -24,13 +24,13 @@ from agentfsm.core.errors import AgentError, ArgumentsError, MisuseError, RunNot
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.engine.drive.journal import header_of
-from agentfsm.engine.queue import render
-from agentfsm.engine.tools.context import Ended, RunContext
-from agentfsm.engine.tools.registry import ToolRegistry
-from agentfsm.engine.tools.tool import Tool, make_tool
 from agentfsm.mcp.serving.bus import Bus
 from agentfsm.mcp.serving.offers import Resource
 from agentfsm.ports import Filter, RunSummary
+from agentfsm.tools.queue import result_text
+from agentfsm.tools.registry import ToolRegistry
+from agentfsm.tools.run_context import RunContext, ToolReturn
+from agentfsm.tools.tool import Tool, make_tool
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _told(function: Callable[P, Awaitable[Any]]) -> Callable[P, Awaitable[Any]]:
         try:
             return await function(*args, **kwargs)
         except AgentError as error:
-            return Ended(outcome=Outcome.FAILED, content=str(error), error_type=ErrorType.TOOL)
+            return ToolReturn(outcome=Outcome.FAILED, content=str(error), error_type=ErrorType.TOOL)
 
     return told
 
@@ -180,7 +180,7 @@ class ServedRuns:
         try:
             return await self.agent.driver.drive(run, deps, lease=lease, see=see_and_show)
         except Exception as error:
-            self._troubles[run_id] = render.describe(error)
+            self._troubles[run_id] = result_text.describe_error(error)
             if len(self._troubles) > TROUBLES:
                 del self._troubles[next(iter(self._troubles))]
             raise
@@ -446,7 +446,7 @@ def _answer(run: Run) -> Any:
         value = run.output
     except ArgumentsError:
         return run.answer
-    return value if isinstance(value, str) else json.loads(render.result_text(value))
+    return value if isinstance(value, str) else json.loads(result_text.render_text(value))
 
 
 def _news(run: Run) -> str:

@@ -23,11 +23,6 @@ from mcp.server.subscriptions import ListenHandler
 from mcp.server.transport_security import TransportSecuritySettings
 
 from agentfsm.core.errors import MisuseError, first_error
-from agentfsm.engine.queue import render
-from agentfsm.engine.queue.queue import LIMIT, TIMEOUT_S
-from agentfsm.engine.tools.permission import Permissions
-from agentfsm.engine.tools.registry import ToolRegistry, ToolSource
-from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp.serving import http as web
 from agentfsm.mcp.serving.asking import Context
 from agentfsm.mcp.serving.bus import Bus
@@ -38,6 +33,11 @@ from agentfsm.mcp.serving.sessions import SESSION_IDLE_S, Sessions
 from agentfsm.mcp.serving.subscribers import URI_CHARS, subscribe, unsubscribe
 from agentfsm.mcp.serving.tools import ServedTools
 from agentfsm.mcp.serving.turns import MOST
+from agentfsm.tools.permission import Permissions
+from agentfsm.tools.queue import result_text
+from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S
+from agentfsm.tools.registry import ToolRegistry, ToolSource
+from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -99,9 +99,9 @@ class MCPService:
     # What clients may do with the tools; None: everything.
     deps: Any = None
     # Handed to tools as `ctx.deps`.
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float = DEFAULT_TIMEOUT_S
     # Seconds for a call whose tool sets none.
-    limit: int = LIMIT
+    limit: int = DEFAULT_LIMIT
     # Calls of the tools in flight at once, 1 or more.
     runs: ServedRuns | None = None
     # Of an agent.
@@ -286,7 +286,7 @@ class MCPService:
         if found is None:
             names = [name for each in self._tools for name in each.names()]
             why = f" Some tools are not known now: {flaw}" if flaw else ""
-            raise MCPError(m.INVALID_PARAMS, render.unknown_text(params.name, names) + why)
+            raise MCPError(m.INVALID_PARAMS, result_text.unknown_tool_text(params.name, names) + why)
         tools, tool = found
         try:
             return await tools.call(ctx, params, tool)

@@ -18,23 +18,23 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from agentfsm.core.errors import AgentError, ArgumentsError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.engine.act.decide import described, needs_approval, patience_s
-from agentfsm.engine.queue import render
-from agentfsm.engine.queue.dispatch import End, Host, Job, failed
-from agentfsm.engine.queue.queue import LIMIT, TIMEOUT_S, ToolQueue
-from agentfsm.engine.schema.bound import Bound
-from agentfsm.engine.tools import faults
-from agentfsm.engine.tools.context import InputRequired, Paused, RunContext, ToolKind
-from agentfsm.engine.tools.permission import Permissions
-from agentfsm.engine.tools.questions import ROUNDS
-from agentfsm.engine.tools.registry import ToolRegistry
-from agentfsm.engine.tools.tool import Tool
-from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.mcp.serving.approval import Approval
 from agentfsm.mcp.serving.asking import Asking, Context, UnansweredError, Underway
 from agentfsm.mcp.serving.inquiry import inquired
 from agentfsm.mcp.serving.offers import block_of
 from agentfsm.mcp.serving.turns import Turns
 from agentfsm.ports import Clock, SystemClock
+from agentfsm.streaming.stream import ToolEvent, ToolEventType
+from agentfsm.tools import callback_errors
+from agentfsm.tools.permission import Permissions
+from agentfsm.tools.question_validation import MAX_ROUNDS
+from agentfsm.tools.queue import result_text
+from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, failed_outcome
+from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S, ToolQueue
+from agentfsm.tools.registry import ToolRegistry
+from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext, ToolKind
+from agentfsm.tools.schema.binding import BoundArguments
+from agentfsm.tools.tool import Tool
 
 _log = logging.getLogger("agentfsm.mcp")
 
@@ -53,9 +53,9 @@ class ServedTools:
     # Handed to tools as `ctx.deps`.
     outputs: Mapping[str, Mapping[str, JSON]] = attrs.field(factory=dict)
     # By tool: the JSON Schema of what it returns, which is then structured content, too.
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float = DEFAULT_TIMEOUT_S
     # Seconds for a call whose tool sets none.
-    limit: int = LIMIT
+    limit: int = DEFAULT_LIMIT
     # Calls in flight at once.
     clock: Clock = attrs.field(factory=SystemClock)
     turns: Turns = attrs.field(factory=Turns, init=False)
@@ -89,7 +89,7 @@ class ServedTools:
         """
         if tool.waits_for is not None or tool.kind is ToolKind.AGENT or not self._is_enabled(tool):
             return False
-        return self.permissions is None or self.permissions.offers(tool, ())
+        return self.permissions is None or self.permissions.may_offer(tool, ())
 
     def _is_enabled(self, tool: Tool[..., Any]) -> bool:
         if isinstance(tool.enabled, bool):
@@ -97,7 +97,7 @@ class ServedTools:
         try:
             return bool(tool.enabled(RunContext(deps=self.deps)))
         except Exception as error:  # noqa: BLE001  it has not said yes
-            faults.tell("enabled", tool.name, "clients are not told of it", error)
+            callback_errors.log_callback_error("enabled", tool.name, "clients are not told of it", error)
             return False
 
     def get(self, name: str) -> Tool[..., Any] | None:
@@ -128,7 +128,7 @@ class ServedTools:
             MCPError: when it answers a question that nobody asked.
         """
         call = self._call(params)
-        digest = tool.digest_of(call)
+        digest = tool.digest_call(call)
         if params.request_state is None:
             underway = Underway(call_id=call.id, key=call.key, digest=digest)
         else:
@@ -156,7 +156,7 @@ class ServedTools:
         numbers = itertools.count(1)
         while True:
             if underway.questions:
-                expires_s = patience_s(tool, tool.arguments(tool.bind(call.arguments)))
+                expires_s = patience_s(tool, tool.to_namespace(tool.bind(call.arguments)))
                 told = await inquired(self.asking, ctx, underway, replies, tool=tool.name, expires_s=expires_s)
                 if isinstance(told, m.InputRequiredResult):
                     return told
@@ -174,7 +174,9 @@ class ServedTools:
         try:
             text = replace_surrogates(json.dumps(params.arguments or {}, ensure_ascii=False))
         except (ValueError, RecursionError) as error:
-            return ToolCall(id=number, name=params.name, arguments="{}", key=key, malformed=render.describe(error))
+            return ToolCall(
+                id=number, name=params.name, arguments="{}", key=key, malformed=result_text.describe_error(error)
+            )
         return ToolCall(id=number, name=params.name, arguments=text, key=key)
 
     def _approval(self, tool: Tool[..., Any], call: ToolCall) -> Approval | None:
@@ -182,10 +184,10 @@ class ServedTools:
         if tool.requires_approval is False or call.malformed is not None:
             return None
         try:
-            bound = tool.bound(call.arguments)
+            bound = tool.bind_and_check(call.arguments)
         except ArgumentsError:
             return None  # the queue says what is wrong
-        arguments = tool.arguments(bound)
+        arguments = tool.to_namespace(bound)
         if not needs_approval(tool, arguments) or self.bars(tool, bound) is not None:
             return None
         return Approval(
@@ -211,9 +213,9 @@ class ServedTools:
             owner=self,
             host=host,
             clock=self.clock,
-            watch=partial(_note, send),
+            on_event=partial(_note, send),
         )
-        access = queue.job(0, call).access
+        access = queue.build_job(0, call).access
         results: list[ToolResult] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_report, ctx, receive, numbers)
@@ -228,21 +230,25 @@ class ServedTools:
         blocks = [m.TextContent(text=result.content), *map(block_of, result.parts)]
         return m.CallToolResult(content=blocks, structured_content=structured, is_error=not done)
 
-    def bars(self, tool: Tool[..., Any], bound: Bound) -> End | None:
+    def bars(self, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Say that no client may make a call with these arguments."""
-        reason = None if self.permissions is None else self.permissions.refusal(tool, (), tool.arguments(bound))
-        return None if reason is None else failed(render.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
+        reason = (
+            None if self.permissions is None else self.permissions.refusal_reason(tool, (), tool.to_namespace(bound))
+        )
+        return (
+            None if reason is None else failed_outcome(result_text.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
+        )
 
 
 @attrs.define(eq=False, repr=False)
-class ServedHost(Host):
+class ServedHost(QueueHost):
     """Serves a call that a client has made."""
 
     tools: ServedTools
     underway: Underway
     # How far the call has come; what its tool asks is added.
 
-    def context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  as the host of a run
+    def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  as the host of a run
         """Make what a tool may know of its call: it belongs to no run."""
         inquiry = self.underway.inquiry
         return RunContext(
@@ -254,26 +260,28 @@ class ServedHost(Host):
             deadline=deadline,
         )
 
-    def absence(self, tool: Tool[..., Any]) -> End | None:
+    def check_available(self, tool: Tool[..., Any]) -> CallOutcome | None:
         """Say that a tool is not there any more: it may have gone while the call waited."""
-        return None if self.tools.offers(tool) else failed(render.absent_text(tool.name), ErrorType.WITHDRAWN)
+        return (
+            None if self.tools.offers(tool) else failed_outcome(result_text.absent_text(tool.name), ErrorType.WITHDRAWN)
+        )
 
-    def refusal(self, call: ToolCall, tool: Tool[..., Any], bound: Bound) -> End | None:  # noqa: ARG002  as the host of a run
+    def check_permitted(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:  # noqa: ARG002  as the host of a run
         """Say why a valid call may not run: not with these arguments, or not approved."""
         if (bar := self.tools.bars(tool, bound)) is not None:
             return bar
-        if self.underway.is_approved or not needs_approval(tool, tool.arguments(bound)):
+        if self.underway.is_approved or not needs_approval(tool, tool.to_namespace(bound)):
             return None
         text = f"{tool.name} needs a person's word, which nobody was asked for: call it again to have them asked."
-        return failed(text, ErrorType.BLOCKED, retryable=True)
+        return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
 
-    async def paused(self, job: Job, pause: Paused) -> End | None:
+    async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:
         """Take what the tool asks; one that asks people again and again comes to an end."""
         if not isinstance(pause, InputRequired):
-            return await super().paused(job, pause)
+            return await super().on_pause(job, pause)
         inquiry = self.underway.inquiry
-        if inquiry.rounds >= ROUNDS:
-            return failed(render.rounds_text(job.call.name, inquiry.rounds), ErrorType.TOOL)
+        if inquiry.rounds >= MAX_ROUNDS:
+            return failed_outcome(result_text.too_many_rounds_text(job.call.name, inquiry.rounds), ErrorType.TOOL)
         inquiry = attrs.evolve(inquiry, rounds=inquiry.rounds + 1, state=pause.state)
         self.underway = attrs.evolve(self.underway, questions=pause.questions, inquiry=inquiry)
         return None

@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 import attrs
 
-from agentfsm.engine.queue.plan import Access
+from agentfsm.tools.queue.plan import Access
 
 # Calls under way or waiting: each looks at all before it, and a client that floods is told so.
 MOST: Final = 1_000

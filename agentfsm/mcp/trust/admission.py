@@ -14,13 +14,13 @@ from anyio.lowlevel import checkpoint
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import escape_hidden, find_hidden
 from agentfsm.core.value import Value
-from agentfsm.engine.tools.tool import Tool
 from agentfsm.mcp.connection.sift import Unfit
 from agentfsm.mcp.library import Listing, resource_tools
 from agentfsm.mcp.tools import tool_of, withheld_tool
 from agentfsm.mcp.trust.hidden import flaw_in
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.pins import Text, tool_text
+from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server import MCPServer

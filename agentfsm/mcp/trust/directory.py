@@ -20,9 +20,6 @@ from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import find_hidden
 from agentfsm.core.value import Value
-from agentfsm.engine.schema.bound import Arguments
-from agentfsm.engine.tools.permission import Level
-from agentfsm.engine.tools.tool import DIGEST_CHARS, Tool, make_tool
 from agentfsm.mcp.connection.launch import Stdio
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.server import MCPServer
@@ -32,6 +29,9 @@ from agentfsm.mcp.trust.hidden import texts_in
 from agentfsm.mcp.trust.names import SERVER_CHARS, server_name_of
 from agentfsm.mcp.trust.pins import Pin, PinFile, Pins, Text
 from agentfsm.mcp.trust.sandbox import Sandbox
+from agentfsm.tools.permission import Level
+from agentfsm.tools.schema.binding import Arguments
+from agentfsm.tools.tool import DIGEST_CHARS, Tool, make_tool
 
 _log = logging.getLogger("agentfsm.mcp")
 

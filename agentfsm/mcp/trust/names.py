@@ -7,7 +7,7 @@ from typing import Final
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import short_hash
-from agentfsm.engine.tools.tool import NAME_CHARS
+from agentfsm.tools.tool import NAME_CHARS
 
 # Between the names of a server and of its tool; the first one in a name ends the server's.
 SEPARATOR: Final = "__"

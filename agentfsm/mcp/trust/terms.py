@@ -19,9 +19,9 @@ from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
-from agentfsm.engine.schema.bound import Arguments
-from agentfsm.engine.schema.json_schema import signature_of_schema
-from agentfsm.engine.tools.context import RunContext
+from agentfsm.tools.run_context import RunContext
+from agentfsm.tools.schema.binding import Arguments
+from agentfsm.tools.schema.json_schema import build_schema_signature
 
 Confirm: TypeAlias = bool | Callable[[str, Arguments], bool]
 Constraint: TypeAlias = Mapping[str, JSON] | Callable[[Arguments], "str | None"]
@@ -58,7 +58,7 @@ def _rule(name: str, given: Constraint) -> Callable[[Arguments], str | None]:
         return given
     if not isinstance(given, Mapping):
         raise MisuseError(f"the constraint on {name!r} is a JSON Schema or a plain function, not {given!r}")
-    signature = signature_of_schema(_any, given, context_type=RunContext, name=name)
+    signature = build_schema_signature(_any, given, context_type=RunContext, name=name)
 
     def flaw(arguments: Arguments) -> str | None:
         try:

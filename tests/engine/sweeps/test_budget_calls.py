@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from agentfsm import Agent, Limits, Outcome, Run, RunContext, Settings, StopReason, tool
 from agentfsm.cli.codes import Exit, of_run
 from agentfsm.core.messages import ErrorType, Usage
-from agentfsm.engine.watch.stream import BudgetWarning
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
+from agentfsm.streaming.stream import BudgetWarning
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import names, results_of, sound, valid_history, virtually
 

@@ -16,10 +16,10 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.engine.queue.dispatch import Host
-from agentfsm.engine.tools.breaker import FAILURES, OPEN_S
-from agentfsm.engine.tools.bulkhead import Bulkhead
-from agentfsm.engine.tools.tool import Tool
+from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S
+from agentfsm.tools.concurrency_limits import Bulkhead
+from agentfsm.tools.queue.dispatch import QueueHost
+from agentfsm.tools.tool import Tool
 from tests.support.checks import HANG_S, Trap
 
 
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @attrs.define
-class World(Host):
+class World(QueueHost):
     """Tools of every kind, what they did, and what the host was handed."""
 
     trap: Trap
@@ -86,10 +86,10 @@ class World(Host):
         """Open the breaker of a tool so long ago that its next call is the probe."""
         broken = self.registry.get(name)
         assert broken is not None
-        for _ in range(FAILURES):
+        for _ in range(FAILURE_THRESHOLD):
             ticket = broken.breaker.admit(0)
             assert not isinstance(ticket, float)
-            broken.breaker.failed(ticket, ToolQueue(self.registry).clock.monotonic() - 2 * OPEN_S)
+            broken.breaker.record_failure(ticket, ToolQueue(self.registry).clock.monotonic() - 2 * OPEN_S)
 
     async def starting(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Wait, as for a disk."""
@@ -106,7 +106,7 @@ class World(Host):
     @property
     def bulkheads(self) -> set[Bulkhead]:
         """All bulkheads of all tools."""
-        return {each for one in self.registry for each in self.registry.bulkheads(one)}
+        return {each for one in self.registry for each in self.registry.bulkheads_for(one)}
 
 
 BATCH = (
@@ -144,7 +144,7 @@ async def check_cut(world: World) -> None:
     assert probe is not None
     ticket = probe.breaker.admit(ToolQueue(world.registry).clock.monotonic())
     assert not isinstance(ticket, float), "the breaker is stuck half open"
-    probe.breaker.withdrawn(ticket)
+    probe.breaker.discard(ticket)
     results = await world.queue().execute_all(asked("again"))
     assert [result.content for result in results] == [f"again{n}" for n in range(len(BATCH))]
     assert is_free(*world.bulkheads)

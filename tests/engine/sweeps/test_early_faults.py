@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from agentfsm import Agent, Limits, Outcome, Run, State, StopReason, tool
 from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.events import ToolFinished, ToolsChosen
-from agentfsm.engine.queue.places import left_behind
-from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.ports import CallChunk, Chunk, Emit, FinishChunk, FinishReason, Model, Reply, Store
+from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing.models import Call, ScriptedModel, call, raw_call
+from agentfsm.tools.queue.abandoned_threads import find_abandoned
 from tests.support.checks import HANG_S, Trap, names, results_of, settled, sound, sound_run, virtually
 from tests.support.failing_stores import CancellingStore, CrashingStore, WorkerKilled
 from tests.support.streaming_models import FINISH, STREAM, StreamingModel, chunk_of, done, reply_of
@@ -344,7 +344,7 @@ async def test_a_thread_of_a_broken_reply_is_counted_and_its_result_never_used(s
         raise ModelUnavailableError("the stream broke off")
 
     async def second(emit: Emit) -> Reply:
-        kept.extend(place.name for place in left_behind("mine"))
+        kept.extend(place.name for place in find_abandoned("mine"))
         for index, each in enumerate([*NEW, call("write", at="x")]):
             emit(chunk_of(index, each))
         emit(FINISH)
@@ -362,7 +362,7 @@ async def test_a_thread_of_a_broken_reply_is_counted_and_its_result_never_used(s
         run = await agent.run("go", id="mine")
     assert kept == ["look"]
     await only_of_the_reply(agent, run, ["look new", "look newer", "write x"])
-    await anyio.to_thread.run_sync(settled, lambda: not left_behind("mine"))
+    await anyio.to_thread.run_sync(settled, lambda: not find_abandoned("mine"))
 
 
 # A stream that is left, or a run that is cut

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.engine.queue.dispatch import Host
-from agentfsm.engine.queue.plan import Plan
-from agentfsm.engine.tools.tool import Tool
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
+from agentfsm.tools.queue.dispatch import QueueHost
+from agentfsm.tools.queue.plan import Plan
+from agentfsm.tools.tool import Tool
 
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else range(10_000)
 # In the usual suite.
@@ -194,7 +194,7 @@ async def BASE(index: int, keys: list[str], shared: bool) -> str:  # noqa: N802 
 # Playing
 
 
-class _Host(Host):
+class _Host(QueueHost):
     """Notes each result as it comes."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -232,7 +232,7 @@ async def _play(schedule: Schedule) -> None:
     with anyio.fail_after(1_000):  # of virtual time: it costs nothing, and ends what would wait for ever
         results = await queue.execute_all(wanted)
     assert queue.statistics().running == 0
-    for bulkhead in {each for one in registry for each in registry.bulkheads(one)}:
+    for bulkhead in {each for one in registry for each in registry.bulkheads_for(one)}:
         assert (bulkhead.in_use, bulkhead.waiting) == (0, 0)
     check(schedule, plan, [_at(result, began) for result in results])
 

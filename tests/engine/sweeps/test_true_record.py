@@ -30,10 +30,6 @@ from agentfsm.core.audit_records import AuditRecord
 from agentfsm.core.errors import AgentError, ConflictError, ModelError
 from agentfsm.core.events import ToolCutOff, ToolLost, ToolStarted
 from agentfsm.core.messages import ToolCall, ToolResult
-from agentfsm.engine.queue.queue import ToolQueue
-from agentfsm.engine.tools.context import InputRequired
-from agentfsm.engine.tools.questions import Question
-from agentfsm.engine.watch.stream import ToolEvent, ToolEventType
 from agentfsm.ports import (
     CallChunk,
     Clock,
@@ -50,6 +46,10 @@ from agentfsm.ports import (
     SystemClock,
 )
 from agentfsm.stores import MemoryStore
+from agentfsm.streaming.stream import ToolEvent, ToolEventType
+from agentfsm.tools.question_validation import Question
+from agentfsm.tools.queue.scheduler import ToolQueue
+from agentfsm.tools.run_context import InputRequired
 from tests.support.checks import HANG_S, Keeping, Wrapped, no_leases, sound, virtually
 
 ASKS = Question(key="who", message="Who?", schema={"type": "object", "properties": {}})

@@ -40,7 +40,6 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
-from agentfsm.engine.tools.tool import Tool
 from agentfsm.ports import (
     CallChunk,
     Emit,
@@ -56,6 +55,7 @@ from agentfsm.ports import (
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.tools.tool import Tool
 from tests.support.checks import HANG_S, Trap, calls_of, no_leases, results_of, sound_run, valid_history
 from tests.support.failing_stores import CancellingStore, CrashingStore, FullStore, WorkerKilled
 from tests.support.valid_histories import IMAGE, NEXT, RUN, taken

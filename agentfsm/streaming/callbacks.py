@@ -1,0 +1,169 @@
+"""Events for a user's plain callback, which may raise, be slow or hang, and changes nothing for the run.
+
+It is called in a thread of its own. What it cannot keep up with is dropped and counted; async code that must see every
+event reads the stream instead, which never drops.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import attrs
+
+from agentfsm._concurrency import make_waker
+from agentfsm.core.errors import MisuseError
+from agentfsm.streaming.log import LOGGER
+
+# Events that wait for the callback: a run's worth, and small beside the run itself.
+MAX_BUFFERED_EVENTS: Final = 1_000
+# Seconds that the end of a run waits for the callback: it is noticed if it hangs, and no more.
+DRAIN_TIMEOUT_S: Final = 1.0
+# Seconds until an idle thread ends: longer than the pauses of a model, so that few events start a thread.
+IDLE_TIMEOUT_S: Final = 5.0
+
+_ASYNC_CALLBACK_MESSAGE: Final = (
+    "A listener is a plain function, called in a thread of its own; this one is async, and nothing would await it. "
+    "Read the stream instead: `async with agent.stream(...) as events: async for event in events: ...`."
+)
+
+
+def _check_callback(_outlet: object, _field: object, callback: Callable[[Any], object]) -> None:
+    if not callable(callback):
+        raise MisuseError(f"A listener is a function that takes an event; {callback!r} cannot be called.")
+    for function in (callback, type(callback).__call__):
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise MisuseError(_ASYNC_CALLBACK_MESSAGE)
+
+
+@attrs.frozen(eq=False)
+class _DrainWaiter:
+    """Somebody who waits."""
+
+    target: int
+    # How many events the callback has to be through with.
+    wake: Callable[[], None]
+
+
+@attrs.define(eq=False, repr=False)
+class CallbackDispatcher:
+    """Hand events to a callback, in order, without ever waiting for it."""
+
+    callback: Callable[[Any], object] = attrs.field(validator=_check_callback)
+    _buffer: deque[Any] = attrs.field(factory=deque, init=False)
+    _accepted: int = attrs.field(default=0, init=False)
+    # Events that were put into the buffer, so far.
+    _delivered: int = attrs.field(default=0, init=False)
+    # Those of them that the callback is through with.
+    _dropped: int = attrs.field(default=0, init=False)
+    _errors: int = attrs.field(default=0, init=False)
+    _logged_types: set[type] = attrs.field(factory=set, init=False)
+    # What the callback has raised: a broken one raises the same with every event.
+    _drain_waiters: list[_DrainWaiter] = attrs.field(factory=list, init=False)
+    _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
+    # Its lock guards all of this; it is never held while the callback runs.
+    _has_thread: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        _DISPATCHERS.add(self)
+
+    @property
+    def missed(self) -> int:
+        """How many events the callback did not get, or raised at."""
+        return self._dropped + self._errors
+
+    def put(self, event: object) -> None:
+        """Hand over an event soon; from any thread, without waiting. It is dropped if `BUFFER` others wait."""
+        with self._changed:
+            if not self._has_thread:
+                self._has_thread = _start_daemon(threading.Thread(target=self._run_thread, name="agentfsm-listener"))
+            if not self._has_thread or len(self._buffer) >= MAX_BUFFERED_EVENTS:
+                self._dropped += 1
+                return
+            self._buffer.append(event)
+            self._accepted += 1
+            self._changed.notify()
+
+    async def drain(self) -> None:
+        """Wait until the callback is through with all events put before, or for `DRAIN_TIMEOUT_S` seconds of real time.
+
+        The event loop's own time is not asked, since it may be virtual. When cancelled, the events stay in the buffer.
+        """
+        with self._changed:
+            if self._delivered == self._accepted:
+                return
+            over = anyio.Event()
+            drain = _DrainWaiter(self._accepted, make_waker(over.set))
+            self._drain_waiters.append(drain)
+        timer = threading.Timer(DRAIN_TIMEOUT_S, drain.wake)
+        try:
+            if _start_daemon(timer):
+                await over.wait()
+        finally:
+            timer.cancel()
+            with self._changed:
+                self._drain_waiters.remove(drain)
+
+    def _run_thread(self) -> None:
+        while True:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._buffer, IDLE_TIMEOUT_S):
+                    self._has_thread = False
+                    return
+                event = self._buffer.popleft()
+            self._deliver(event)
+            del event  # an idle thread must not keep it alive
+            with self._changed:
+                self._delivered += 1
+                over = [drain for drain in self._drain_waiters if drain.target <= self._delivered]
+            for drain in over:
+                drain.wake()
+
+    def _deliver(self, event: object) -> None:
+        try:
+            answer = self.callback(event)
+            if inspect.iscoroutine(answer):
+                answer.close()
+                raise MisuseError(_ASYNC_CALLBACK_MESSAGE)  # noqa: TRY301  it is told like what the callback itself raises
+        except BaseException as error:  # noqa: BLE001  the thread goes on, also after sys.exit() in the callback
+            self._errors += 1
+            if type(error) not in self._logged_types:
+                self._logged_types.add(type(error))
+                with suppress(Exception):  # a handler of the application's may raise as well
+                    LOGGER.exception("a listener raised; further errors of this type are counted and not logged")
+
+    def _reset_after_fork(self) -> None:
+        """Begin anew in the child of a fork: the thread, and whoever held the lock, stayed with the parent."""
+        self._changed = threading.Condition()
+        self._buffer.clear()
+        self._accepted = self._delivered
+        self._has_thread = False
+
+
+_DISPATCHERS: Final[weakref.WeakSet[CallbackDispatcher]] = weakref.WeakSet()
+
+
+def _start_daemon(thread: threading.Thread) -> bool:
+    """Start a thread that does not hold the process at exit; where there can be none, say so."""
+    thread.daemon = True
+    try:
+        thread.start()
+    except RuntimeError:  # the system has no more threads, or the interpreter is shutting down
+        return False
+    return True
+
+
+def _reset_all_after_fork() -> None:
+    for outlet in _DISPATCHERS:
+        outlet._reset_after_fork()  # noqa: SLF001  of this module
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_all_after_fork)

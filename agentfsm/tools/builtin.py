@@ -1,0 +1,143 @@
+"""Tools that the engine brings along; a tool of the user's by the same name takes their place."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.effects import PendingKind
+from agentfsm.core.errors import ModelRetry
+from agentfsm.tools.permission import Level
+from agentfsm.tools.run_context import RunContext
+from agentfsm.tools.tool import Tool, make_tool
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import Media
+    from agentfsm.core.run import Run
+    from agentfsm.ports import ToolDefinition
+
+READ_RESULT: Final = "read_result"
+FIND_TOOLS: Final = "find_tools"
+# Characters of a page: some 3,000 tokens of usual text.
+PAGE_CHARS: Final = 12_000
+# As many as they may have, and so as many tokens at most: a page is not cut again.
+PAGE_BYTES: Final = 4 * PAGE_CHARS
+
+
+@cache
+def read_result() -> Tool[..., Any]:
+    """Return the tool that reads what a long result did not show; made late, since that brings pydantic."""
+    return make_tool(
+        _read_result,
+        name=READ_RESULT,
+        description=_READ_RESULT_DESCRIPTION,
+        read_only=True,
+        shown_tokens=PAGE_BYTES,
+        shown_bytes=2 * PAGE_BYTES,
+    )
+
+
+# Seconds: a month; whoever needs longer starts another run then.
+MAX_WAIT_S: Final = 30 * 86_400
+# Characters of an id that does not exist, told back to the model.
+MAX_ID_CHARS: Final = 40
+_READ_RESULT_DESCRIPTION: Final = "Read on in an earlier result of which only the beginning and the end were shown."
+
+
+async def _read_result(ctx: RunContext[Any], result: str, start: int = 0) -> str | list[str | Media]:
+    """Return a page of a result; the last one with the pictures and files of the result.
+
+    Args:
+        ctx: Knows the results of the run.
+        result: The id that the note in the result names, such as "t3.0".
+        start: The first character to read, from 0.
+    """
+    whole = ctx.find_result_text(result)
+    if whole is None:
+        shown = repr(result[:MAX_ID_CHARS])
+        raise ModelRetry(f"there is no result {shown} in this run; take the id from the note in the result")
+    if not 0 <= start < len(whole):
+        raise ModelRetry(f"result {result} has the characters 0 to {len(whole) - 1}: start among them")
+    end = min(start + PAGE_CHARS, len(whole))
+    more = f"\n[... {len(whole) - end} more characters: go on from character {end} ...]" if end < len(whole) else ""
+    page = whole[start:end] + more
+    parts = () if more else ctx.find_result_parts(result)
+    return [page, *parts] if parts else page
+
+
+@cache
+def find_tools() -> Tool[..., Any]:
+    """Return the tool that finds tools which the model was not offered."""
+    return make_tool(_find_tools, name=FIND_TOOLS, read_only=True)
+
+
+def build_find_tools_definition(hidden: int) -> ToolDefinition:
+    """Return what the model is told of that tool where so many are hidden, 1 or more."""
+    more = "There is 1 more tool" if hidden == 1 else f"There are {hidden} more tools"
+    return attrs.evolve(find_tools().definition, description=f"{more} that you do not see. {_FIND_TOOLS_HINT}")
+
+
+_FIND_TOOLS_HINT: Final = (
+    "Look among them when none of yours fits what you need: what is found you may call from your next turn on."
+)
+
+
+async def _find_tools(ctx: RunContext[Any], query: str) -> str:
+    """Find tools by what they do.
+
+    Args:
+        ctx: Searches the tools of the run.
+        query: What the tool shall do, in the words of its name or description.
+    """
+    return await ctx.find_tools(query)
+
+
+@cache
+def ask_user() -> Tool[..., Any]:
+    """Return the tool with which a model asks the user: the call waits, and the answer is its result."""
+    return make_tool(_ask_user, name="ask_user", external=True, permission=Level.READ)
+
+
+def _ask_user(question: str) -> str:
+    """Ask the user a question, and wait for the answer.
+
+    Ask only what you cannot find out yourself, and one thing at a time.
+
+    Args:
+        question: What you want to know, as one who has not seen your work can answer it.
+    """
+    raise AssertionError(question)  # no external call is ever run
+
+
+@cache
+def wait() -> Tool[..., Any]:
+    """Return the tool with which a model waits: until something is sent to the run, or the time is up."""
+    return make_tool(
+        _wait,
+        name="wait",
+        external=True,
+        permission=Level.READ,
+        waits_for=PendingKind.INPUT,
+        answer_expires_s=lambda a: a.seconds,
+        validate=lambda a: None if 0 < a.seconds <= MAX_WAIT_S else f"seconds: above 0 and up to {MAX_WAIT_S}",
+        poll=True,
+    )
+
+
+def _wait(seconds: float, reason: str) -> str:
+    """Wait until something comes in (a message, an event, a timer), but no longer than so many seconds.
+
+    Args:
+        seconds: The longest wait, above 0 and up to 2592000 (30 days).
+        reason: What you wait for, for people who look at the run.
+    """
+    raise AssertionError(seconds, reason)  # no external call is ever run
+
+
+def find_builtin(run: Run, name: str) -> Tool[..., Any] | None:
+    """Return the tool of that name that the engine offers in this run, or None."""
+    if name == FIND_TOOLS and run.offered is not None:
+        return find_tools()
+    return read_result() if name == READ_RESULT and run.has_cut else None

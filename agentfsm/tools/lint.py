@@ -1,0 +1,256 @@
+"""A look over tools before they are used: what makes them hard to choose or to call, or unsafe to run.
+
+Names and descriptions are evidence for a person to judge. They decide nothing at run time: there only declarations do.
+
+Source: document E, 3.2, 3.3, 9.1, 9.2 and 10; document C, 2.2.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import attrs
+
+from agentfsm.core.value import Value
+from agentfsm.tokens.ledger import estimate_tokens
+
+if TYPE_CHECKING:
+    from agentfsm.tools.tool import Tool
+
+# Fewer say no more than the name does.
+MIN_DESCRIPTION_WORDS: Final = 3
+# More are the sign of a tool that does several things (document E, 3.3).
+MAX_PARAMETERS: Final = 10
+# Objects and lists inside one another, from an argument on: a filter that holds a list of ranges.
+MAX_NESTING: Final = 3
+# Tokens of one definition, the upper end of what is usual (document E, 9.2).
+MAX_DEFINITION_TOKENS: Final = 500
+# Tools told of at once, beyond which models choose wrongly more and more often (document E, 9.1).
+MAX_OFFERED_TOOLS: Final = 20
+
+# First words of the names of tools that as a rule change nothing.
+READING_VERBS: Final = frozenset({"search", "get", "check", "list", "find", "read", "fetch"})
+# And of those that as a rule do.
+CHANGING_VERBS: Final = frozenset({"save", "update", "delete", "send", "write", "create", "pay", "generate"})
+
+# In snake_case and in camelCase.
+_NAME_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+# In prose; Chinese and Japanese write no spaces, and about every two characters are a word. Left to `re` to compile
+# when it is first used: so wide a range takes 2 ms, and `import agentfsm` comes by here.
+_WORD: Final = r"[\u3040-\u30ff\u3400-\u9fff]{1,2}|[^\W_\u3040-\u30ff\u3400-\u9fff]+"
+# Words that add nothing to a name.
+_FILLER_WORDS: Final = frozenset({"a", "an", "the", "this", "tool", "function"})
+_SENTENCE_END: Final = re.compile(r"[.;。；\n]")  # noqa: RUF001  Chinese ends sentences so
+_NEGATION: Final = re.compile(r"\b(?:not|never|no|nothing|cannot|without)\b|n't\b|不|无", re.IGNORECASE)
+# A verb that begins a clause; elsewhere it is as often a noun, or somebody else's deed.
+_CHANGE_VERB: Final = re.compile(
+    r"(?:^|[,，]|\b(?:and|then|or)\b|并)\s*"  # noqa: RUF001  a Chinese comma
+    r"((?:delete|remove|send|save|create|update|write|insert|charge|pay)s?\b|删除|发送|保存|创建|更新)",
+    re.IGNORECASE,
+)
+
+# A warning: something will probably go wrong. A hint: something could be better.
+Severity: TypeAlias = Literal["warning", "hint"]
+CountTokens: TypeAlias = Callable[[str], int]
+_Tool: TypeAlias = "Tool[..., Any]"
+_Schema: TypeAlias = Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Finding(Value):
+    """What might be better about a tool."""
+
+    tool: str | None
+    # Its name; None for what is about all of them.
+    severity: Severity
+    message: str
+    # What, why, and what to do.
+
+
+def lint_tools(tools: Iterable[_Tool], count: CountTokens | None = None) -> tuple[Finding, ...]:
+    """Look at tools as a careful reader would. Nothing is called or changed.
+
+    Args:
+        tools: A registry, or any tools.
+        count: Counts the tokens of a text; without it they are estimated from bytes.
+
+    Returns:
+        The findings, tool by tool; what is about all of them comes last.
+    """
+    looked_at = tuple(tools)
+    return *(found for tool in looked_at for found in _check_tool(tool, count)), *_check_tool_count(looked_at)
+
+
+def _check_tool(tool: _Tool, count: CountTokens | None) -> Iterator[Finding]:
+    yield from _check_description(tool)
+    yield from _check_declarations(tool)
+    yield from _check_parameters(tool)
+    yield from _check_nesting(tool)
+    yield from _check_size(tool, count)
+
+
+def _warning(tool: _Tool, message: str) -> Finding:
+    return Finding(tool=tool.name, severity="warning", message=message)
+
+
+def _hint(tool: _Tool, message: str) -> Finding:
+    return Finding(tool=tool.name, severity="hint", message=message)
+
+
+def _check_tool_count(tools: tuple[_Tool, ...]) -> Iterator[Finding]:
+    offered = sum(tool.enabled is True for tool in tools)
+    if offered > MAX_OFFERED_TOOLS:
+        message = (
+            f"{offered} tools are always offered together, and beyond {MAX_OFFERED_TOOLS} models choose worse: offer fewer with "
+            "registry.filter(...) or @tool(enabled=...), or share them among several agents"
+        )
+        yield Finding(tool=None, severity="hint", message=message)
+
+
+# What it is called and said to do.
+
+
+def _check_description(tool: _Tool) -> Iterator[Finding]:
+    if not tool.description.strip():
+        message = "it has no description, so the model knows nothing of it but its name: give the function a docstring"
+        yield _warning(tool, message)
+        return
+    words = [word.lower() for word in re.findall(_WORD, tool.description)]
+    if len(words) < MIN_DESCRIPTION_WORDS or _stems(words) <= _stems(_name_words(tool)) | _FILLER_WORDS:
+        message = (
+            f"its description, {' '.join(tool.description.split())!r}, says no more than its name: say what it does, "
+            "what it returns and what it does not do, in two or three sentences"
+        )
+        yield _hint(tool, message)
+
+
+def _name_words(tool: _Tool) -> list[str]:
+    return [word.lower() for word in _NAME_WORD.findall(tool.name)]
+
+
+def _stems(words: Iterable[str]) -> set[str]:
+    return {word.removesuffix("s") for word in words}
+
+
+def _check_declarations(tool: _Tool) -> Iterator[Finding]:
+    first = next(iter(_name_words(tool)), "")
+    change = f"is named {tool.name}" if first in CHANGING_VERBS else _find_described_change(tool.description)
+    if change and tool.read_only:
+        message = (
+            f"it {change}, and is declared read_only: it may start early, run beside others, and run again after a "
+            "crash. If it changes anything, take read_only away"
+        )
+        yield _warning(tool, message)
+    elif change and tool.concurrency_safe is True and tool.locks is None:
+        message = (
+            f"it {change}, and is declared concurrency_safe: it may overlap itself. If two calls can get into each "
+            "other's way, take that away, or say with locks= what a call touches"
+        )
+        yield _warning(tool, message)
+    if first in READING_VERBS and not (tool.read_only or tool.concurrency_safe or tool.locks):
+        message = (
+            f"it is named {tool.name} and declares nothing, so it runs alone and is never repeated: if it changes "
+            "nothing, say @tool(read_only=True)"
+        )
+        yield _hint(tool, message)
+
+
+def _find_described_change(description: str) -> str | None:
+    for sentence in _SENTENCE_END.split(description):
+        if not _NEGATION.search(sentence) and (found := _CHANGE_VERB.search(sentence.strip())):
+            return f"says {found[1]!r} in its description"
+    return None
+
+
+# What it takes.
+
+
+def _check_parameters(tool: _Tool) -> Iterator[Finding]:
+    properties, types = _get_mapping(tool.parameters, "properties"), _definitions(tool.parameters)
+    if silent := [name for name, schema in properties.items() if not _is_described(schema, types)]:
+        message = (
+            f"no description of {_join_names(silent)}: the model guesses from the name. Write a sentence and an example "
+            "for each, in the docstring under Args"
+        )
+        yield _hint(tool, message)
+    if short := [name for name in properties if len(name) == 1]:
+        yield _hint(
+            tool, f"parameters called {_join_names(short)}: models read meaning off names, so write the word out"
+        )
+    if len(properties) > MAX_PARAMETERS:
+        message = f"{len(properties)} parameters, where more than {MAX_PARAMETERS} are the sign of several tools in one"
+        yield _hint(tool, f"{message}: split it")
+
+
+def _is_described(schema: Any, types: _Schema) -> bool:
+    if not isinstance(schema, Mapping):  # a schema may also be just true or false
+        return False
+    return bool(schema.get("description") or _get_mapping(types, _referenced_name(schema)).get("description"))
+
+
+def _check_nesting(tool: _Tool) -> Iterator[Finding]:
+    levels = _measure_nesting(tool.parameters, _definitions(tool.parameters), {}) - 1  # the arguments' own object
+    if levels > MAX_NESTING:
+        deep = "without end" if math.isinf(levels) else f"{levels:.0f} levels deep"
+        message = (
+            f"its arguments are nested {deep}, and the deeper a model writes the more mistakes it makes: keep to "
+            f"{MAX_NESTING} levels"
+        )
+        yield _hint(tool, message)
+
+
+def _measure_nesting(schema: _Schema, types: _Schema, known: dict[str, float]) -> float:
+    """How many objects and lists stand inside one another, at most; infinite where a type holds itself."""
+    target = _referenced_name(schema)
+    if target and target not in known:
+        known[target] = math.inf  # for whoever meets it inside itself
+        known[target] = _measure_nesting(_get_mapping(types, target), types, known)
+    held = [_measure_nesting(each, types, known) for each in _nested_schemas(schema)]
+    is_bracket = bool(held) or schema.get("type") in ("object", "array")
+    branches = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key, ())]
+    return max(
+        is_bracket + max(held, default=0),
+        known.get(target, 0),
+        *(_measure_nesting(branch, types, known) for branch in branches if isinstance(branch, Mapping)),
+    )
+
+
+def _nested_schemas(schema: _Schema) -> Iterator[_Schema]:
+    """The schemas of what stands inside an object or a list."""
+    inner = [schema.get("items"), schema.get("additionalProperties"), *schema.get("prefixItems", ())]
+    inner += [*_get_mapping(schema, "properties").values(), *_get_mapping(schema, "patternProperties").values()]
+    return (each for each in inner if isinstance(each, Mapping))
+
+
+def _check_size(tool: _Tool, count: CountTokens | None) -> Iterator[Finding]:
+    text = json.dumps(tool.definition.openai(), ensure_ascii=False, default=str)
+    tokens = (count or estimate_tokens)(text)
+    if tokens > MAX_DEFINITION_TOKENS:
+        message = (
+            f"its definition has {'about ' if count is None else ''}{tokens:,} tokens, which every request pays for; "
+            f"{MAX_DEFINITION_TOKENS} are plenty: shorten the descriptions, and let enumerations say what they say in words"
+        )
+        yield _hint(tool, message)
+
+
+def _get_mapping(schema: _Schema, key: str) -> _Schema:
+    part = schema.get(key)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _definitions(schema: _Schema) -> _Schema:
+    return {**_get_mapping(schema, "definitions"), **_get_mapping(schema, "$defs")}
+
+
+def _referenced_name(schema: _Schema) -> str:
+    """The name of the type that a schema refers to, or nothing."""
+    return str(schema.get("$ref", "")).rpartition("/")[2]
+
+
+def _join_names(names: list[str]) -> str:
+    more = len(names) - MAX_PARAMETERS
+    return ", ".join(names[:MAX_PARAMETERS]) + (f" and {more} more" if more > 0 else "")

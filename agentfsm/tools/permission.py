@@ -1,0 +1,212 @@
+"""Who may call what: levels, and rules over tool names and arguments.
+
+A rule is asked twice. What can never be allowed is not even offered to the model, so that it does not try; and each
+call is asked about again with its very arguments, since a model may also name what it was not offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from inspect import iscoroutinefunction
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
+from agentfsm.tools import callback_errors
+
+if TYPE_CHECKING:
+    from agentfsm.tools.tool import Tool
+
+
+class Level(StrEnum):
+    """What a tool does to the world, from the least: `Level.READ < Level.WRITE < Level.ADMIN`."""
+
+    READ = "read"
+    WRITE = "write"
+    ADMIN = "admin"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise MisuseError(f"there is no level {value!r}: the levels are {', '.join(cls)}")
+
+    # As strings they would compare by the alphabet, where admin is the least.
+
+    def __lt__(self, other: str) -> bool:
+        return _RANK[self] < _RANK[Level(other)]
+
+    def __le__(self, other: str) -> bool:
+        return _RANK[self] <= _RANK[Level(other)]
+
+    def __gt__(self, other: str) -> bool:
+        return _RANK[self] > _RANK[Level(other)]
+
+    def __ge__(self, other: str) -> bool:
+        return _RANK[self] >= _RANK[Level(other)]
+
+
+_RANK: Final = {level: rank for rank, level in enumerate(Level)}
+
+# Tests the validated arguments, defaults included: `lambda a: a.cents <= 500`.
+Condition: TypeAlias = Callable[[SimpleNamespace], bool]
+
+
+def _check_tools(_rule: Rule, _attribute: object, tools: Any) -> None:
+    if not isinstance(tools, str) or not tools:
+        raise MisuseError(f"a rule is about tool names, not {tools!r}: name a tool, or a glob such as 'read_*'")
+
+
+def _check_when(rule: Rule, _attribute: object, when: Any) -> None:
+    if when is not None and (not callable(when) or iscoroutinefunction(when)):
+        raise MisuseError(
+            f"the condition of the rule on {rule.tools!r} has to be a plain function of the arguments, for example "
+            f"lambda a: a.cents <= 500, and not {when!r}"
+        )
+
+
+@attrs.frozen
+class Rule(Value):
+    """Some tools, and optionally some arguments: `Rule("pay*", lambda a: a.cents <= 500)`.
+
+    Raises:
+        MisuseError: when `tools` is no name, or `when` no plain function.
+    """
+
+    tools: str = attrs.field(validator=_check_tools)
+    # A tool's name, or a glob over names, in which * stands for any characters; upper and lower case differ.
+    when: Condition | None = attrs.field(default=None, validator=_check_when)
+    # The arguments to which it applies; None for any. It answers True or False, and may not wait.
+
+    def covers(self, tool: Tool[..., Any]) -> bool:
+        """Tell whether it is about this tool at all."""
+        return fnmatchcase(tool.name, self.tools)
+
+
+def _to_rules(given: Iterable[str | Rule]) -> tuple[Rule, ...]:
+    if isinstance(given, str | Rule) or not isinstance(given, Iterable):
+        raise MisuseError(f"rules come as a tuple, not as {given!r}: write ({given!r},)")
+    return tuple([_to_rule(each) for each in given])
+
+
+def _to_rule(given: object) -> Rule:
+    if isinstance(given, Rule):
+        return given
+    if isinstance(given, str):
+        return Rule(given)
+    raise MisuseError(f"a rule is a tool's name, a glob or a Rule, not {given!r}: write Rule('pay', when=...)")
+
+
+def _check_roles(given: Mapping[str, Permissions]) -> dict[str, Permissions]:
+    if not isinstance(given, Mapping):
+        raise MisuseError(f"roles are a mapping of names to Permissions, not {given!r}")
+    for name, each in given.items():
+        if not isinstance(name, str) or not isinstance(each, Permissions):
+            raise MisuseError(f"a role is a name and its Permissions, not {name!r}: {each!r}")
+        if each.roles:
+            inner = ", ".join(each.roles)
+            raise MisuseError(
+                f"the role {name!r} has roles of its own, which nobody would look at: put {inner} beside it"
+            )
+    return dict(given)
+
+
+@attrs.frozen(kw_only=True)
+class Permissions(Value):
+    """What runs may do. Without a word said, everything.
+
+    A run that has some of the roles may do whatever any one of those may; a run that was started without roles, what is
+    said here. Where there are roles, a run that has none but others may do nothing: one may be misspelled.
+
+    Raises:
+        MisuseError: when a level, a rule or a role is none.
+    """
+
+    level: Level = attrs.field(default=Level.ADMIN, converter=Level)
+    # Tools of a higher level are refused.
+    allow: tuple[Rule, ...] = attrs.field(default=(Rule("*"),), converter=_to_rules)
+    # What is not among these is refused.
+    deny: tuple[Rule, ...] = attrs.field(default=(), converter=_to_rules)
+    # What is among these is refused, whatever else allows it; here also for runs with roles.
+    roles: Mapping[str, Permissions] = attrs.field(factory=dict, converter=_check_roles)
+    # In place of `level` and `allow`, for runs that have the role. A role has no roles of its own.
+
+    def may_offer(self, tool: Tool[..., Any], roles: Collection[str]) -> bool:
+        """Tell whether a model is to be told of a tool: whether with some arguments it could be allowed."""
+        if any(rule.when is None and rule.covers(tool) for rule in self.deny):
+            return False
+        if self.roles and roles:
+            return any(each.may_offer(tool, ()) for each in self._permissions_of_roles(roles))
+        return tool.permission <= self.level and any(rule.covers(tool) for rule in self.allow)
+
+    def refusal_reason(self, tool: Tool[..., Any], roles: Collection[str], arguments: SimpleNamespace) -> str | None:
+        """Say why this very call may not run. A condition that fails, or answers neither yes nor no, counts against it.
+
+        Args:
+            tool: The tool that is called.
+            roles: Of the run.
+            arguments: Validated, defaults included.
+
+        Returns:
+            A clause for the model, or None where the call may run.
+        """
+        if denied := _find_denial(self.deny, tool, arguments):
+            return denied
+        if self.roles and roles:
+            refusals = [each.refusal_reason(tool, (), arguments) for each in self._permissions_of_roles(roles)]
+            return (
+                None
+                if None in refusals
+                else "; ".join(dict.fromkeys(filter(None, refusals))) or _unknown_roles_reason(roles)
+            )
+        if tool.permission > self.level:
+            return f"{tool.name} needs level {tool.permission}, and this run has {self.level}"
+        return _find_missing_allow(self.allow, tool, arguments)
+
+    def _permissions_of_roles(self, roles: Collection[str]) -> list[Permissions]:
+        return [self.roles[role] for role in roles if role in self.roles]
+
+
+def _unknown_roles_reason(roles: Collection[str]) -> str:
+    return f"none of this run's roles ({', '.join(roles)}) is known to the agent's permissions"
+
+
+def _find_denial(rules: Iterable[Rule], tool: Tool[..., Any], arguments: SimpleNamespace) -> str | None:
+    for rule in rules:
+        if rule.covers(tool) and (met := _evaluate_condition(rule, tool, arguments)) is not False:
+            return _format_refusal(tool, [rule], met)
+    return None
+
+
+def _find_missing_allow(rules: Iterable[Rule], tool: Tool[..., Any], arguments: SimpleNamespace) -> str | None:
+    about = [rule for rule in rules if rule.covers(tool)]
+    broken: Exception | None = None
+    for rule in about:
+        met = _evaluate_condition(rule, tool, arguments)
+        if met is True:
+            return None
+        broken = met or broken
+    return _format_refusal(tool, about, broken)
+
+
+def _evaluate_condition(rule: Rule, tool: Tool[..., Any], arguments: SimpleNamespace) -> bool | Exception:
+    """Whether its condition holds, or why that could not be found out."""
+    if rule.when is None:
+        return True
+    try:
+        met = rule.when(arguments)
+    except Exception as error:  # noqa: BLE001  a rule that breaks has not said yes
+        callback_errors.log_callback_error("a rule's `when`", tool.name, "it counts against the call", error)
+        return error
+    # Other values are mistakes that read as a yes: a coroutine, a comparison of arrays.
+    return met if isinstance(met, bool) else TypeError(type(met).__name__)
+
+
+def _format_refusal(tool: Tool[..., Any], rules: list[Rule], met: bool | Exception | None) -> str:
+    if isinstance(met, Exception):
+        return f"a rule on {tool.name} could not be applied ({type(met).__name__}), so it is not permitted"
+    conditional = any(rule.when is not None for rule in rules)
+    return f"{tool.name} is not permitted {'with these arguments' if conditional else 'in this run'}"

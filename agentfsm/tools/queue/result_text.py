@@ -1,0 +1,287 @@
+"""Results and errors as text for the model: what happened, whether to try again, what to do instead."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from types import AsyncGeneratorType, GeneratorType
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.calls import OpenCall
+from agentfsm.core.errors import RefusedError
+from agentfsm.core.messages import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Media,
+    Outcome,
+    Part,
+    TextPart,
+    ToolResult,
+    replace_surrogates,
+)
+from agentfsm.tokens.ledger import BYTE_COUNTER
+from agentfsm.tools.queue.media import MAX_PARTS_CHARS, describe_parts
+
+if TYPE_CHECKING:
+    from agentfsm.core.errors import ModelRetry
+    from agentfsm.tools.tool import Tool
+
+# Tools listed when one is unknown: enough to choose from, not the whole catalogue again.
+MAX_NAMES = 30
+# Characters of an error's own text: the cause stands at its beginning.
+MAX_ERROR_CHARS = 2_000
+# Characters of a result as JSON: a record of the journal holds 67 million, and more than the result.
+MAX_STORED_CHARS = 60_000_000
+# JSON may write a character as so many.
+MAX_ESCAPE_CHARS = 6
+# Characters of a long text that are written as JSON at once, to see how many they become.
+CHUNK_CHARS = 1_000_000
+# What is kept may be denser than the whole: a little less each time makes two rounds enough.
+SHRINK_FACTOR = 0.98
+# Three quarters of what is shown of a long result are its beginning.
+HEAD, WHOLE = 3, 4
+_PART_TYPES: Final[frozenset[type]] = frozenset({TextPart, ImagePart, AudioPart, FilePart})
+_MAY_HOLD_PARTS: Final[frozenset[type]] = _PART_TYPES | {list, tuple}
+_TEXT_TYPES: Final = (str, bytes, bytearray)
+_CONTAINER_TYPES: Final[frozenset[type]] = frozenset({list, tuple, dict})
+_GENERATOR_TYPES: Final[frozenset[type]] = frozenset({GeneratorType, AsyncGeneratorType})
+
+
+def render_result(value: object) -> tuple[str, tuple[Media, ...]]:
+    """Return what a tool returned as text, and its parts: it may be a part, or a list with parts among its items.
+
+    Never raises, whatever the value's own methods do.
+    """
+    try:
+        if type(value) in _MAY_HOLD_PARTS:
+            items = value if isinstance(value, list | tuple) else [value]
+            if not _PART_TYPES.isdisjoint(map(type, items)):
+                return render_parts([item if isinstance(item, Part) else render_text(item) for item in items])
+        return render_text(value), ()
+    except BaseException:  # noqa: BLE001  a type that cannot even be compared: the tool's effect stands
+        return "(done, but the result cannot be read)", ()
+
+
+def render_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
+    """Return a text in which each part is named at its place, and the parts, as far as a record can hold both.
+
+    Args:
+        pieces: What was returned, in reading order.
+    """
+    text, parts = describe_parts(pieces)
+    return replace_surrogates(truncate_for_journal(text, MAX_STORED_CHARS - MAX_PARTS_CHARS)), parts
+
+
+def render_text(value: object) -> str:
+    """Return what a tool returned as text: a str as it is, everything else as JSON, not ASCII-escaped.
+
+    A text that is longer than a record is cut before anything else is done with it, since the event loop waits for
+    this; so are those that are items of a list, tuple or dict.
+    """
+    if value is None:
+        return "(done, no output)"
+    if type(value) in _GENERATOR_TYPES:  # reading it would run it, outside of the call
+        return f"(done, but the result is an unread {type(value).__name__}: the tool has to return a list)"
+    try:
+        if not isinstance(value, str):
+            return _to_json(_truncate_items(value))
+        text = str.__str__(value)
+        return replace_surrogates(text if len(text) <= CHUNK_CHARS else truncate_for_journal(text))
+    except BaseException as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
+        return (
+            f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe_error(error)})"
+        )
+
+
+def build_decided_result(entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
+    """Return the result of a call whose end was decided elsewhere than by its tool."""
+    return entry.build_result(outcome, replace_surrogates(truncate_for_journal(content)))
+
+
+def truncate_for_journal(text: str, room_chars: int = MAX_STORED_CHARS) -> str:
+    """Return a result as far as a record of the journal can hold it: whole, or its two ends.
+
+    Args:
+        text: The result.
+        room_chars: What it may take as JSON, characters.
+    """
+    if len(text) * MAX_ESCAPE_CHARS <= room_chars or _fits_as_json(text, room_chars):
+        return text
+    end = room_chars // MAX_ESCAPE_CHARS // 2
+    dropped = f"[... {len(text) - 2 * end} characters were dropped: too many to be kept ...]"
+    return f"{text[:end]}\n{dropped}\n{text[len(text) - end :]}"
+
+
+def _fits_as_json(text: str, room_chars: int) -> bool:
+    """Whether a text has no more characters as JSON; looks at no more of it than that takes."""
+    if len(text) > room_chars:
+        return False
+    for start in range(0, len(text), CHUNK_CHARS):
+        room_chars -= len(json.dumps(text[start : start + CHUNK_CHARS], ensure_ascii=False)) - 2  # its quotation marks
+        if room_chars < 0:
+            return False
+    return True
+
+
+def _truncate_items(value: object) -> object:
+    """Return a value in which the texts of a list, tuple or dict have no more characters together than a record."""
+    if type(value) not in _CONTAINER_TYPES:
+        return _truncate_item(value, MAX_STORED_CHARS)
+    items: Iterable[object] = value.values() if isinstance(value, dict) else value  # type: ignore[assignment]
+    if sum([len(item) for item in items if isinstance(item, _TEXT_TYPES)]) <= MAX_STORED_CHARS:
+        return value
+    short = [_truncate_item(item, MAX_STORED_CHARS // len(value)) for item in items]  # type: ignore[arg-type]
+    return dict(zip(value, short, strict=True)) if isinstance(value, dict) else short
+
+
+def _truncate_item(item: object, room: int) -> object:
+    if not isinstance(item, _TEXT_TYPES) or len(item) <= room:
+        return item
+    if isinstance(item, str):
+        return replace_surrogates(truncate_for_journal(item, room))
+    end = room // MAX_ESCAPE_CHARS // 2
+    head, tail = [part.decode(errors="replace") for part in (item[:end], item[len(item) - end :])]
+    return f"{head}\n[... {len(item) - 2 * end} bytes were dropped: too many to be kept ...]\n{tail}"
+
+
+def count_shown_chars(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> int | None:
+    """Return how many characters of a result the model is shown, within the tool's tokens and bytes; None for all.
+
+    No more is counted than those bytes could be, since the event loop waits for this.
+    """
+    if len(text) * 4 <= min(tool.shown_tokens, tool.shown_bytes):
+        return None  # a character has four bytes at most, and a token one at least
+    shown = min(len(text), tool.shown_bytes)
+    while (share := _shown_fraction(_head_and_tail(text, shown), tool, count)) < 1:
+        shown = int(shown * share * SHRINK_FACTOR)
+    return None if shown == len(text) else shown
+
+
+def _head_and_tail(text: str, chars: int) -> str:
+    return text if chars == len(text) else text[: chars * HEAD // WHOLE] + text[len(text) - chars // WHOLE :]
+
+
+def _shown_fraction(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> float:
+    return min(tool.shown_bytes / max(BYTE_COUNTER.count(text), 1), tool.shown_tokens / max(count(text), 1))
+
+
+def _to_json(value: object) -> str:
+    core = _pydantic_core()
+    try:
+        return str(core.to_json(value, fallback=_to_plain).decode())
+    except core.PydanticSerializationError as error:
+        if "surrogates" not in str(error):  # half of a surrogate pair somewhere in it is replaced below
+            raise
+    return replace_surrogates(json.dumps(core.to_jsonable_python(value, fallback=_to_plain), ensure_ascii=False))
+
+
+@cache
+def _pydantic_core() -> Any:
+    """Return pydantic's writer: it is loaded with the first schema, not with this module."""
+    return import_module("pydantic_core")
+
+
+def _to_plain(value: Any) -> Any:
+    return attrs.asdict(value, recurse=False) if attrs.has(type(value)) else str(value)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the error's type and text; never raises, and never shows a traceback. Of a group, what is in it."""
+    try:
+        if isinstance(error, BaseExceptionGroup):
+            return "; ".join(describe_error(each) for each in error.exceptions)[:MAX_ERROR_CHARS]
+        text = _error_text(error)
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    except BaseException:  # noqa: BLE001  an attribute of it may raise anything, a wish to exit among them
+        return "an error that cannot be read"
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        return replace_surrogates(str.__str__(str(error))[:MAX_ERROR_CHARS])
+    except BaseException:  # noqa: BLE001  a broken __str__ must not hide the error, nor end the program
+        return "(its text cannot be read)"
+
+
+def retry_text(hint: ModelRetry) -> str:
+    """Say what the tool wants instead."""
+    return _error_text(hint) or "not like this; try other arguments"
+
+
+def failure_text(error: BaseException, tool: Tool[..., Any]) -> str:
+    """Say that a tool failed."""
+    return f"{describe_error(error)}. {_retry_advice(tool)}"
+
+
+def unavailable_text(error: BaseException, tool: Tool[..., Any], attempts: int, retry_after_s: float | None) -> str:
+    """Say that a tool failed for a passing reason, and was tried again where that was allowed."""
+    tried = f" after {attempts} attempts" if attempts > 1 else ""
+    later = "" if retry_after_s is None else f" It asks to wait {retry_after_s:g} s."
+    nothing = "Nothing was done. " if isinstance(error, RefusedError) else ""
+    way_on = "Go on with what you have, or try again later."
+    advice = way_on if nothing or tool.read_only else f"{_retry_advice(tool)} Else go on with what you have."
+    return f"{tool.name} is not available right now{tried} ({describe_error(error)}).{later} {nothing}{advice}"
+
+
+def circuit_open_text(tool: Tool[..., Any], wait_s: float) -> str:
+    """Say that a tool is not called for a while, since it keeps failing."""
+    return (
+        f"{tool.name} was not called: its last calls all failed, so it rests. Try again in {max(1, round(wait_s))} s, "
+        "or go on without it."
+    )
+
+
+def absent_text(name: str) -> str:
+    """Say that a tool is not there now."""
+    return f"{name} is not there now, and nothing was run; go on without it"
+
+
+def blocked_text(name: str) -> str:
+    """Say that a call could not start beside what still runs."""
+    return f"blocked: {name} is still running from an earlier call. Nothing was run; try again later."
+
+
+def not_permitted_text(reason: str) -> str:
+    """Say that a call may not run, for good."""
+    return f"{reason}. Nothing was run, and trying again will not help: do something else, or tell the user."
+
+
+def withdrawn_text(name: str) -> str:
+    """Say that a tool is gone."""
+    return f"{name} is withdrawn for the rest of this run; go on without it"
+
+
+def timeout_text(tool: Tool[..., Any], timeout_s: float) -> str:
+    """Say that a call was cut off."""
+    return f"no result within {timeout_s:g} s, so the call was cut off. {_retry_advice(tool)}"
+
+
+def _retry_advice(tool: Tool[..., Any]) -> str:
+    if tool.read_only:  # to be idempotent is not enough: a new call has a key of its own
+        return "It may be called again; other arguments or another tool may do better."
+    return "Its effect may have happened, in whole or in part: check before you call it again."
+
+
+def too_many_rounds_text(name: str, rounds: int) -> str:
+    """Say that a tool asks people again and again."""
+    return f"{name} has asked for input {rounds} times and still asks for more: it was given up."
+
+
+def malformed_arguments_text(reason: str) -> str:
+    """Say why the arguments are no JSON object."""
+    return f"the arguments are not a JSON object ({reason}). Nothing was run: call again with valid JSON."
+
+
+def unknown_tool_text(name: str, known: Sequence[str]) -> str:
+    """Say that there is no such tool, and which there are."""
+    nearest = difflib.get_close_matches(name[:100], known, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    listed = ", ".join(known[:MAX_NAMES]) or "none"
+    more = f" and {len(known) - MAX_NAMES} more" if len(known) > MAX_NAMES else ""
+    return replace_surrogates(f"there is no tool {name[:100]!r}.{hint} Nothing was run. Tools: {listed}{more}.")

@@ -1,0 +1,326 @@
+"""The tools of an agent, by name: what is registered, what a model is told of it, and what its calls share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Protocol, TypeGuard, cast
+
+import anyio
+import attrs
+
+from agentfsm.core.errors import AgentError, DuplicateToolError, MisuseError
+from agentfsm.ports import ToolDefinition
+from agentfsm.tools.concurrency_limits import Bulkhead
+from agentfsm.tools.lint import Finding
+from agentfsm.tools.lint import lint_tools as check_tools
+from agentfsm.tools.permission import Level
+from agentfsm.tools.run_context import ToolKind
+from agentfsm.tools.tool import NAME_CHARS, Tool, make_tool
+
+
+def _to_bulkheads(limits: Mapping[str, int | Bulkhead]) -> dict[str, Bulkhead]:
+    return {tag: each if isinstance(each, Bulkhead) else Bulkhead(each) for tag, each in limits.items()}
+
+
+class ToolSource(Protocol):
+    """Tools that come from elsewhere, and may change between two turns: those of an MCP server.
+
+    It stands among an agent's tools. The engine asks `is_stale` before each turn, which costs nothing, and only then
+    waits for `update`.
+    """
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether there may be news, or nothing was asked for yet."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Grows with each change of `tools`."""
+        ...
+
+    @property
+    def tools(self) -> Iterable[Tool[..., Any]]:
+        """The tools as they were last told of."""
+        ...
+
+    async def update(self) -> None:
+        """Ask what there is now.
+
+        Raises:
+            AgentError: when nothing is known at all, and the source cannot be asked.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close what asking has opened. It may be asked again."""
+        ...
+
+
+def _is_source(candidate: object) -> TypeGuard[ToolSource]:
+    return all(hasattr(candidate, name) for name in ("is_stale", "update", "tools"))
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class ToolRegistry:
+    """The tools of an agent, by name, in the order in which they were registered.
+
+    What is asked for with each turn or call is kept with each registration, so that asking costs nothing.
+    """
+
+    tag_limits: Mapping[str, Bulkhead] = attrs.field(factory=dict, converter=_to_bulkheads)
+    # Calls in flight at once of all tools that have a tag, over the whole process: `{"db": 2}`. Registries that are
+    # given the same Bulkhead share it.
+    definitions: tuple[ToolDefinition, ...] = attrs.field(default=(), init=False)
+    # What a model is told of them.
+    polling_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    # Names of the tools whose repetition is their job.
+    interactive_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    # Names of those that may need something from outside before a call counts: a person's yes, or an answer.
+    eager_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    # Names of the tools whose calls may start while the reply streams.
+    conditional_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    # Names of the tools that are not always there.
+    prerequisite_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    # Names of the tools whose calls others wait for by `after`.
+    sources: tuple[ToolSource, ...] = attrs.field(default=(), init=False)
+    # Where further tools come from, which `refresh` asks for.
+    version: int = attrs.field(default=0, init=False)
+    # Grows with each change, for whoever keeps something that was made of the tools.
+    _tools: dict[str, Tool[..., Any]] = attrs.field(factory=dict, init=False)
+    _source_tools: dict[ToolSource, tuple[int, tuple[str, ...]]] = attrs.field(factory=dict, init=False)
+    # By source: its version, and the names of its tools that are here.
+    _bulkheads: dict[Tool[..., Any], tuple[Bulkhead, ...]] = attrs.field(factory=dict, init=False)
+
+    @classmethod
+    def of(cls, tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
+        """Return a registry of these tools, or the one that is given; plain functions become tools."""
+        if isinstance(tools, ToolRegistry):
+            return tools
+        if not isinstance(tools, Iterable) or isinstance(tools, str | Tool) or callable(tools):
+            raise _not_a_collection_error(tools)
+        registry = cls()
+        for each in tools:
+            if isinstance(each, Tool) or not _is_source(each):
+                registry.register(cast("Callable[..., Any]", each))
+            else:
+                registry.attach(each)
+        return registry
+
+    def attach(self, source: ToolSource) -> None:
+        """Add a source of tools; they come with the next `refresh`."""
+        self.sources += (source,)
+        self._source_tools.setdefault(source, (0, ()))
+
+    async def refresh(self) -> None:
+        """Ask the sources that may have news, all at once, and take in what has changed.
+
+        Raises:
+            AgentError: when a source that has never answered cannot be asked.
+            DuplicateToolError: when a source has a tool of a name that is taken.
+        """
+        stale = [source for source in self.sources if source.is_stale]
+        if len(stale) == 1:
+            await stale[0].update()
+        elif stale:
+            await _update_sources(stale)
+        for source in self.sources:
+            if self._source_tools[source][0] != source.version:
+                self._sync_source(source)
+
+    def _sync_source(self, source: ToolSource) -> None:
+        for name in self._source_tools[source][1]:
+            if name in self._tools:
+                self.unregister(name)
+        names: list[str] = []
+        try:
+            for tool in source.tools:
+                names.append(self.register(tool).name)  # noqa: PERF401  one that is refused leaves those before it
+        finally:
+            self._source_tools[source] = source.version, tuple(names)
+
+    async def aclose(self) -> None:
+        """Close the sources."""
+        for source in self.sources:
+            await source.aclose()
+
+    def register(self, candidate: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:
+        """Add a tool, or a function as one.
+
+        Raises:
+            DuplicateToolError: when the name is taken.
+            MisuseError: when it is no function, or no schema can be made of it.
+        """
+        if not callable(candidate):
+            raise _not_a_tool_error(candidate)
+        added = candidate if isinstance(candidate, Tool) else make_tool(candidate)
+        if added.name in self._tools:
+            how = "as_tool" if added.kind is ToolKind.AGENT else "@tool"
+            raise DuplicateToolError(
+                f"two tools are called {added.name!r}: rename one, for example with {how}(name='{added.name}_2')",
+            )
+        self._add(added)
+        return added
+
+    def _add(self, added: Tool[..., Any]) -> None:
+        self._tools[added.name] = added
+        self._bulkheads[added] = self._collect_bulkheads(added)
+        self.definitions += (added.definition,)
+        self.polling_tools |= {added.name} if added.poll else set()
+        self.interactive_tools |= {added.name} if added.is_interactive else set()
+        self.eager_tools |= {added.name} if added.may_start_early else set()
+        self.conditional_tools |= {added.name} if added.enabled is not True else set()
+        self.prerequisite_tools |= set(added.after)
+        self.version += 1
+
+    def unregister(self, name: str) -> Tool[..., Any]:
+        """Remove a tool and return it. A call of it that is on its way still ends.
+
+        Raises:
+            MisuseError: when there is none of that name.
+        """
+        if name not in self._tools:
+            near = " or ".join(map(repr, self._close_names(name, 3)))
+            raise MisuseError(
+                f"there is no tool {name!r} to remove: {f'did you mean {near}?' if near else 'see the names'}"
+            )
+        removed = self._tools.pop(name)
+        del self._bulkheads[removed]
+        self.definitions = tuple(each for each in self.definitions if each.name != name)
+        self.polling_tools -= {name}
+        self.interactive_tools -= {name}
+        self.eager_tools -= {name}
+        self.conditional_tools -= {name}
+        self.prerequisite_tools = frozenset(other for each in self for other in each.after)
+        self.version += 1
+        return removed
+
+    def filter(
+        self,
+        names: Iterable[str] | None = None,
+        tags: Iterable[str] | None = None,
+        permission: Level | str | None = None,
+    ) -> ToolRegistry:
+        """Return a new registry of the tools that match all that is given: the same tools, under the same limits.
+
+        Args:
+            names: Names or globs, any of which a tool's name matches.
+            tags: Any of which a tool has.
+            permission: The highest level that a tool may need.
+
+        Raises:
+            MisuseError: when there is no such level, or one string stands where several belong.
+        """
+        globs, wanted = _to_names("names", names), _to_names("tags", tags)
+        most = None if permission is None else Level(permission)
+        part = ToolRegistry(tag_limits=self.tag_limits)
+        for each in self:
+            named = globs is None or any(fnmatchcase(each.name, glob) for glob in globs)
+            tagged = wanted is None or not each.tags.isdisjoint(wanted)
+            if named and tagged and (most is None or each.permission <= most):
+                part.register(each)
+        return part
+
+    def bulkheads_for(self, tool: Tool[..., Any]) -> tuple[Bulkhead, ...]:
+        """Return what a call of a tool has to pass: the tool's own first, then those of its tags by name.
+
+        Callers that take them in this order never wait for one another in a ring.
+        """
+        known = self._bulkheads.get(tool)
+        return self._collect_bulkheads(tool) if known is None else known  # removed, with a call of it on its way
+
+    def _collect_bulkheads(self, tool: Tool[..., Any]) -> tuple[Bulkhead, ...]:
+        own = () if tool.bulkhead is None else (tool.bulkhead,)
+        return *own, *(self.tag_limits[tag] for tag in sorted(tool.tags) if tag in self.tag_limits)
+
+    def for_openai(self) -> list[dict[str, Any]]:
+        """Return the definitions as OpenAI's client takes them, in `tools=`."""
+        return [each.openai() for each in self.definitions]
+
+    def for_anthropic(self) -> list[dict[str, Any]]:
+        """Return the definitions as Anthropic's client takes them, in `tools=`."""
+        return [each.anthropic() for each in self.definitions]
+
+    def summary(self) -> str:
+        """Return a line for each tool, with its parameters and its first sentence: cheap enough to choose from many."""
+        return "\n".join([each.summary for each in self.definitions])
+
+    def check(self, count: Callable[[str], int] | None = None) -> tuple[Finding, ...]:
+        """Look for what makes tools hard to choose or to call, or unsafe to run.
+
+        Args:
+            count: Counts tokens; without it they are estimated.
+        """
+        return check_tools(self, count)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools
+
+    def get(self, name: str) -> Tool[..., Any] | None:
+        """Return the tool of that name, or None."""
+        return self._tools.get(name)
+
+    def nearest(self, name: str) -> str | None:
+        """Return the name most like this one, or None where none is like it."""
+        return next(iter(self._close_names(name, 1)), None)
+
+    def _close_names(self, name: str, most: int) -> list[str]:
+        return difflib.get_close_matches(name[:NAME_CHARS], self._tools, n=most)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, in the order of registration."""
+        return tuple(self._tools)
+
+    def __iter__(self) -> Iterator[Tool[..., Any]]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+
+def _not_a_collection_error(tools: object) -> MisuseError:
+    """Return the error of who gives one tool, or none, where several belong."""
+    if isinstance(tools, Tool) or callable(tools) or _is_source(tools):
+        name = getattr(tools, "name", None) or getattr(tools, "__name__", "it")
+        return MisuseError(f"tools are several, also where there is one: write tools=[{name}]")
+    if tools is None or isinstance(tools, str):
+        return MisuseError(f"tools={tools!r}: give a list of tools, [] for none")
+    return _not_a_tool_error(tools)
+
+
+def _not_a_tool_error(candidate: object) -> MisuseError:
+    """Return the error of who gives something else where a tool belongs; it shows what makes one of it."""
+    kind = type(candidate).__name__
+    how = "use @tool on a function"
+    if hasattr(candidate, "as_tool"):
+        how = "write agent.as_tool(name=...) of it"
+    elif isinstance(candidate, list | tuple):
+        how = "unpack it, for example tools=[*MCPServer.load('servers.json')]"
+    return MisuseError(f"a tool is a function or a Tool, not {kind}: {how}")
+
+
+async def _update_sources(sources: Iterable[ToolSource]) -> None:
+    """Ask several sources at once; raise what the first of them raises, in their order."""
+    errors: dict[ToolSource, AgentError] = {}
+
+    async def update(source: ToolSource) -> None:
+        try:
+            await source.update()
+        except AgentError as error:
+            errors[source] = error
+
+    async with anyio.create_task_group() as group:
+        for source in sources:
+            group.start_soon(update, source)
+    for source in sources:
+        if source in errors:
+            raise errors[source]
+
+
+def _to_names(what: str, given: Iterable[str] | None) -> tuple[str, ...] | None:
+    if isinstance(given, str):
+        raise MisuseError(f"{what} are several, and {given!r} is read as its letters: write [{given!r}]")
+    return None if given is None else tuple(given)

@@ -1,0 +1,139 @@
+"""What a function says of itself: its parameters with their hints, the context that it takes, its docstring."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import docstring_parser
+from docstring_parser import Docstring, DocstringMeta, DocstringStyle
+
+from agentfsm.core.errors import MisuseError
+
+_STYLES = (DocstringStyle.GOOGLE, DocstringStyle.NUMPYDOC, DocstringStyle.REST)
+# Characters of a foreign error's first sentence.
+_MAX_REASON_CHARS = 300
+
+
+def read_parameters(function: Callable[..., Any], tool: str) -> list[inspect.Parameter]:
+    """Return the function's parameters with their hints resolved, without those that a partial fixes by name.
+
+    A parameter without a hint, `*args` and `**kwargs` stay as they are.
+
+    Args:
+        function: A sync or async function, method, `functools.partial` or callable object.
+        tool: The tool's name, for error texts.
+
+    Raises:
+        MisuseError: when it is a class or has no signature, or when a hint cannot be resolved.
+    """
+    if inspect.isclass(function):
+        raise MisuseError(f"Tool {tool!r} is made of the class {function.__name__}. Write a function that uses it.")
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise MisuseError(f"Tool {tool!r}: {error}. Write a function with type hints around it.") from error
+    fixed = function.keywords if isinstance(function, functools.partial) else {}
+    scope = getattr(_find_definition(_unwrap(function)), "__globals__", {})
+    return [p.replace(annotation=_resolve_hint(p, scope, tool)) for p in found if p.name not in fixed]
+
+
+def find_context_parameter(parameters: Sequence[inspect.Parameter], context_type: type, tool: str) -> str | None:
+    """Return the name of the first parameter where it takes the context, else None.
+
+    Raises:
+        MisuseError: when another parameter takes it, or it cannot be passed by position.
+    """
+    found = [p for p in parameters if _is_context(p.annotation, context_type)]
+    if not found:
+        return None
+    if found != list(parameters[:1]) or found[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise MisuseError(
+            f"Tool {tool!r}: {found[-1].name!r} takes the {context_type.__name__}, which is passed as the first "
+            "argument. Make it the first parameter, and the only one of its kind.",
+        )
+    return found[0].name
+
+
+def read_docstring(function: Callable[..., Any], names: set[str]) -> tuple[str, dict[str, str]]:
+    """Return the docstring's text without its sections, and the descriptions by parameter, each on one line.
+
+    The style is the one that finds most: parameters first, else sections of any known kind. The parser's own choice
+    takes a line that begins with `:class:` for a section, and loses the others.
+
+    Args:
+        function: What `read_parameters` takes.
+        names: The parameters that a description is wanted of.
+    """
+    target = _unwrap(function)
+    text = inspect.getdoc(_find_definition(target)) or inspect.getdoc(target) or ""
+    readings = []
+    for style in _STYLES:
+        with contextlib.suppress(Exception):  # it is prose: what a parser trips over is no fault
+            readings.append(docstring_parser.parse(text, style))
+    doc = max(
+        readings,
+        key=lambda doc: (len(names & _parameter_descriptions(doc).keys()), _count_sections(doc)),
+        default=Docstring(),
+    )
+    return "\n\n".join(filter(None, (doc.short_description, doc.long_description))), _parameter_descriptions(doc)
+
+
+def summarise_error(error: Exception) -> str:
+    """Return the first sentence of an error; attrs puts more than its text into `args`."""
+    try:
+        text = str(error.args[0] if error.args else error)
+    except BaseException:  # noqa: BLE001  the words of a foreign error may fail themselves
+        text = "no reason could be read"
+    return text[:_MAX_REASON_CHARS].partition("\n")[0].partition(". ")[0]
+
+
+def _unwrap(function: Any) -> Any:
+    """What partials and decorators are wrapped around."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.unwrap(function)
+
+
+def _find_definition(target: Any) -> Any:
+    """The very `def`: its module is where hints are looked up."""
+    return target if inspect.isroutine(target) else inspect.unwrap(type(target).__call__)
+
+
+def _resolve_hint(parameter: inspect.Parameter, scope: dict[str, Any], tool: str) -> Any:
+    if parameter.annotation is parameter.empty or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return parameter.annotation
+    # One at a time, so that the error names it; a return hint is nobody's business here and may not resolve.
+    holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    try:
+        return get_type_hints(holder, scope, include_extras=True)[parameter.name]
+    except Exception as error:  # a hint given as text may be any expression
+        raise MisuseError(
+            f"Tool {tool!r}, parameter {parameter.name!r}: the hint {parameter.annotation!r} cannot be resolved "
+            f"({summarise_error(error)}). Define or import it at the top of the module, not inside a function or under "
+            "TYPE_CHECKING.",
+        ) from error
+
+
+def _is_context(hint: Any, context_type: type) -> bool:
+    if get_origin(hint) in (Annotated, Union, types.UnionType):
+        return any(_is_context(part, context_type) for part in get_args(hint))
+    return (get_origin(hint) or hint) is context_type
+
+
+def _count_sections(doc: Docstring) -> int:
+    return sum(type(section) is not DocstringMeta for section in doc.meta)
+
+
+def _parameter_descriptions(doc: Docstring) -> dict[str, str]:
+    """Descriptions by parameter, each on one line; NumPy's `a, b : int` describes both."""
+    return {
+        name.strip("* "): " ".join(param.description.split())
+        for param in doc.params
+        if param.description
+        for name in param.arg_name.split(",")
+    }

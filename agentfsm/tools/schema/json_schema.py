@@ -1,0 +1,187 @@
+"""A function whose arguments a plain JSON Schema describes, such as a tool of an MCP server.
+
+Whoever wrote the schema is not trusted: nothing that it refers to is fetched, its patterns run on an engine that takes
+linear time, and what it may cost is bounded (`guard.py`). It is compiled once, when the tool is made. A call
+then costs one strict look at the text, one parse and one `is_valid`; only where that says no, it is asked why.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import jiter
+
+from agentfsm.core.errors import ArgumentsError, MisuseError
+from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
+from agentfsm.tools.schema.arguments import describe_parameters, format_problems, require_object
+from agentfsm.tools.schema.binding import Arguments, BoundArguments
+from agentfsm.tools.schema.complexity import ValidationCost, compute_cost, normalise_parameters
+from agentfsm.tools.schema.introspection import find_context_parameter, read_docstring, read_parameters
+from agentfsm.tools.schema.strict import build_strict_schema, drop_nulls
+from agentfsm.tools.schema.validator import build_problem, compile_schema, find_problems
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+# A number needs one or the other to be infinite.
+_MAYBE_INFINITE: Final = re.compile(r"\d[eE]|\d{300}")
+
+
+@attrs.frozen(kw_only=True)
+class SchemaSignature(Value):
+    """What a tool has to know of its function, where a JSON Schema describes the arguments."""
+
+    name: str
+    # The tool, as error texts call it.
+    description: str
+    # The docstring's short and long description, without its sections; may be empty.
+    parameters: Mapping[str, JSON]
+    # The JSON Schema as the model is told it.
+    context_parameter: str | None
+    # The first parameter where it takes the RunContext, which is passed by position.
+    strict: bool
+    # Whether nulls stand for what was left out.
+    schema: dict[str, Any] = attrs.field(repr=False)
+    # What is validated against.
+    is_valid: Callable[[Any], bool] = attrs.field(repr=False, eq=False)
+    cost: ValidationCost = attrs.field(repr=False)
+    accepts_name: Callable[[str], bool] = attrs.field(repr=False, eq=False)
+    # Whether the function has a parameter of that name.
+
+    def to_namespace(self, bound: BoundArguments) -> Arguments:
+        """Return bound arguments as a namespace, with the defaults that the schema states for what was left out."""
+        parts = self.schema["properties"].items()
+        defaults = {name: part["default"] for name, part in parts if isinstance(part, Mapping) and "default" in part}
+        return Arguments(**{**defaults, **bound[1]})
+
+    def bind(self, text: str) -> BoundArguments:
+        """Validate the arguments of a call.
+
+        Args:
+            text: What the model wrote: a JSON object, of any length; no text counts as `{}`.
+
+        Returns:
+            No positional arguments, and the keyword arguments as JSON has them. What the model left out is absent.
+
+        Raises:
+            ArgumentsError: when the text is not a strict JSON object or does not fit; it tells all problems at once.
+        """
+        text = require_object(text)
+        sent: dict[str, Any] = jiter.from_json(text.encode())
+        if reason := self.cost.check_value(text, sent) or _find_infinite(text, sent):
+            raise ArgumentsError(
+                f"the arguments of {self.name} do not fit: {reason}.\n{describe_parameters(self.parameters)}"
+            )
+        values = drop_nulls(sent, self.schema) if self.strict else sent
+        if not (self.is_valid(values) and all(map(self.accepts_name, values))):
+            raise ArgumentsError(
+                format_problems(
+                    f"the arguments of {self.name} do", self._find_problems(values), values, self.parameters
+                )
+            )
+        return (), values
+
+    def _find_problems(self, values: dict[str, Any]) -> Iterator[ErrorDetails]:
+        told = set()
+        for problem in find_problems(self.schema, values):
+            told.add(problem["loc"])
+            yield problem
+        for name, value in values.items():
+            if not self.accepts_name(name) and (name,) not in told:
+                yield build_problem("extra_forbidden", (name,), value)
+
+
+def build_schema_signature(
+    function: Callable[..., Any],
+    parameters: Mapping[str, JSON],
+    *,
+    context_type: type,
+    name: str,
+    strict: bool = False,
+) -> SchemaSignature:
+    """Read a function's docstring and a JSON Schema, and compile the schema.
+
+    Args:
+        function: What takes the arguments by keyword, sync or async; with `**kwargs` any name may be a key.
+        parameters: A JSON Schema of type "object" (a missing type is taken as that), draft 6 or later, 2020-12 unless
+            `$schema` says otherwise; at most 100,000 characters. References stay within it. Patterns have neither
+            lookaround nor back references.
+        context_type: The RunContext class: a first parameter of that type, subscripted or not, is handed in.
+        name: The tool's name, for error texts.
+        strict: Whether the schema is put into the form of OpenAI's strict mode, where null stands for "left out".
+
+    Raises:
+        MisuseError: when the schema is invalid, refers to what is not in it, or could ask for endless work; when the
+            function does not take what it names; or when strict mode has no words for it.
+    """
+    schema = normalise_parameters(parameters, name)
+    is_valid = compile_schema(schema, name)
+    told = {key: value for key, value in schema.items() if key != "$schema"}
+    taken = read_parameters(function, name)
+    context = find_context_parameter(taken, context_type, name)
+    return SchemaSignature(
+        name=name,
+        description=read_docstring(function, set(schema["properties"]))[0],
+        parameters=build_strict_schema(told, name) if strict else told,
+        context_parameter=context,
+        strict=strict,
+        schema=schema,
+        is_valid=is_valid,
+        cost=compute_cost(schema, name),
+        accepts_name=_build_name_check(function, taken[1:] if context else taken, schema, name),
+    )
+
+
+def _build_name_check(
+    function: Callable[..., Any], visible: Sequence[inspect.Parameter], schema: Mapping[str, Any], tool: str
+) -> Callable[[str], bool]:
+    """Whether the function takes a name; refuse a function that a valid call could miss."""
+    named = {p.name: p for p in visible if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    names = frozenset(named)
+    # What is hidden from the model (the context, what a partial fixes) must not be set by it either.
+    hidden = _settable_names(function) - names if any(p.kind is p.VAR_KEYWORD for p in visible) else None
+
+    def takes(name: str) -> bool:
+        return name in names if hidden is None else name not in hidden
+
+    for name in schema["properties"]:
+        if not takes(name):
+            raise MisuseError(f"Tool {tool!r}, parameter {name!r}: the function does not take it. Add it, or **kwargs.")
+    for p in visible:
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+            if p.name not in named:
+                raise MisuseError(f"Tool {tool!r}, parameter {p.name!r} is passed by position only. Remove the '/'.")
+            if p.name not in schema.get("required", ()):
+                raise MisuseError(
+                    f"Tool {tool!r}, parameter {p.name!r}: the schema lets the model leave it out, and the function "
+                    'has no default for it. Give it one, or list it under "required".',
+                )
+    return takes
+
+
+def _settable_names(function: Any) -> set[str]:
+    """All parameters that can be set by name, also those that are fixed or taken up already."""
+    fixed: set[str] = set()
+    while isinstance(function, functools.partial):
+        fixed |= function.keywords.keys()
+        function = function.func
+    inner = getattr(function, "__func__", function)  # of a bound method, whose own first parameter counts
+    found = inspect.signature(inner).parameters.values()
+    return fixed | {p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _find_infinite(text: str, values: dict[str, Any]) -> str | None:
+    """1e999 is good JSON and a number that no tool expects."""
+    if _MAYBE_INFINITE.search(text):
+        try:
+            json.dumps(values, allow_nan=False)
+        except ValueError:
+            return "a number in it is too large"
+    return None

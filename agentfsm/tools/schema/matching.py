@@ -1,0 +1,133 @@
+"""JSON Schema read by hand: references, types, and which branch of a union a value is meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+
+def resolve_reference(root: Mapping[str, Any], reference: str) -> Any:
+    """Return what a reference of a valid schema points at, in the schema itself.
+
+    Raises:
+        LookupError: when it is not written `#` or `#/...`.
+    """
+    if reference != "#" and not reference.startswith("#/"):
+        raise LookupError(reference)
+    found: Any = root
+    for step in unquote(reference).split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        found = found[int(key)] if isinstance(found, list) else found[key]
+    return found
+
+
+def declared_types(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the types that the schema states; none where it states none."""
+    kinds = schema.get("type", ())
+    return (kinds,) if isinstance(kinds, str) else tuple(kinds)
+
+
+def json_type(value: object) -> str:
+    """Return JSON Schema's word for a value's type."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def has_type(value: object, kind: str) -> bool:
+    """Whether the value is of the type; 5 is a number, and 5.0 an integer."""
+    own = json_type(value)
+    if own == "number" and kind == "integer":
+        return isinstance(value, float) and value.is_integer()
+    return own == kind or (own == "integer" and kind == "number")
+
+
+def expand_branches(schema: Any, root: Mapping[str, Any]) -> list[Any]:
+    """Return what a value has to meet one of: references are followed, unions opened, each part once."""
+    found, waiting, seen = [], [schema], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Mapping) and "$ref" in part:
+            waiting.append(resolve_reference(root, part["$ref"]))
+        elif isinstance(part, Mapping) and (branches := part.get("anyOf") or part.get("oneOf")):
+            waiting += reversed(branches)
+        else:
+            found.append(part)
+    return found
+
+
+def find_branch(value: object, schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return the first leaf of the schema that the value may be, or True, which says nothing.
+
+    Those that know all keys of an object go before those that do not.
+    """
+    found = [
+        leaf for leaf in expand_branches(schema, root) if _may_match(value, leaf) and _members_match(value, leaf, root)
+    ]
+    return min(found, key=lambda leaf: not _knows_all_keys(leaf, value), default=True)
+
+
+def find_closest_branches(value: object, branches: Sequence[Any], root: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the branches of a union that a value which fits none is probably meant to be; all, if none stands out.
+
+    Type and listed values tell, such as `"kind": {"const": "cat"}`, and then the keys.
+    """
+    alike = [
+        b
+        for b in branches
+        if any(_may_match(value, leaf) and _tags_match(value, leaf) for leaf in expand_branches(b, root))
+    ]
+    pool = alike or branches
+    return [b for b in pool if any(_knows_all_keys(leaf, value) for leaf in expand_branches(b, root))] or pool
+
+
+def accepts_null(schema: Any, root: Mapping[str, Any]) -> bool:
+    """Whether null fits the schema."""
+    return any(_may_match(None, leaf) for leaf in expand_branches(schema, root))
+
+
+def _may_match(value: object, leaf: Any) -> bool:
+    if not isinstance(leaf, Mapping):
+        return bool(leaf)
+    kinds = declared_types(leaf)
+    if kinds and not any(has_type(value, kind) for kind in kinds):
+        return False
+    return leaf.get("const", value) == value and ("enum" not in leaf or value in leaf["enum"])
+
+
+def _known_members(value: object, leaf: Any) -> list[tuple[Any, Any]]:
+    """The members of an object that the leaf knows, with its schema for each."""
+    if not isinstance(value, dict) or not isinstance(leaf, Mapping):
+        return []
+    parts = leaf.get("properties", {})
+    return [(item, parts[key]) for key, item in value.items() if key in parts]
+
+
+def _members_match(value: object, leaf: Any, root: Mapping[str, Any]) -> bool:
+    # Null may stand for what was left out, whatever the part says.
+    told = [(item, part) for item, part in _known_members(value, leaf) if item is not None]
+    return all(any(_may_match(item, inner) for inner in expand_branches(part, root)) for item, part in told)
+
+
+def _tags_match(value: object, leaf: Any) -> bool:
+    tags = [(item, part) for item, part in _known_members(value, leaf) if isinstance(part, Mapping)]
+    return all(_may_match(item, part) for item, part in tags if "const" in part or "enum" in part)
+
+
+def _knows_all_keys(leaf: Any, value: object) -> bool:
+    return isinstance(value, dict) and len(_known_members(value, leaf)) == len(value)

@@ -1,0 +1,363 @@
+"""A Python function as a model is told of it: a description, a JSON Schema, and one validator for its arguments.
+
+Everything is made once, when the tool is made. A call then costs one strict look at the text and one `validate_json`.
+
+The arguments are validated as a TypedDict rather than a model: any name may be a key (`schema`, `copy`, `_x`), what the
+model left out stays out, so that Python applies the function's own defaults, and the result is the dict that the call
+takes. Measured on two simple parameters: TypedDict 0.41 us, pydantic's arguments schema 0.39 us (which would copy the
+defaults), a model 0.58 us; with the strict look at the text, 1.1 us in all, where `json.loads` alone takes 1.3 us.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import operator
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
+
+import attrs
+import jiter
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticSerializationError, core_schema, to_json
+from typing_extensions import TypedDict
+
+from agentfsm.core.errors import ArgumentsError, MisuseError
+from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
+from agentfsm.tools.schema.arguments import (
+    check_object,
+    describe_parameters,
+    extract_object,
+    format_problems,
+    normalise_text,
+    require_object,
+)
+from agentfsm.tools.schema.binding import Arguments, BoundArguments
+from agentfsm.tools.schema.introspection import find_context_parameter, read_docstring, read_parameters, summarise_error
+from agentfsm.tools.schema.strict import build_strict_schema, drop_nulls
+
+# An argument that nobody reads is a misunderstanding; infinity comes from 1e999 as well.
+_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
+# Keywords of JSON Schema whose keys are names of the user's.
+_KEYED_KEYWORDS = frozenset({"properties", "$defs", "patternProperties"})
+# Keywords whose value is the user's data.
+_DATA_KEYWORDS = frozenset({"default", "examples", "const", "enum", "discriminator"})
+# What `A | B` and `Union[A, B]` come from.
+_UNION_ORIGINS = (Union, types.UnionType)
+# Given what is known only at run time, which a type checker cannot follow.
+_ANNOTATED: Any = Annotated
+_TYPED_DICT: Any = TypedDict
+
+
+@attrs.frozen(kw_only=True)
+class FunctionSignature(Value):
+    """What a tool has to know of its function."""
+
+    name: str
+    # The tool, as error texts call it.
+    description: str
+    # The docstring's short and long description, without its sections; may be empty.
+    parameters: Mapping[str, JSON]
+    # A JSON Schema of type "object".
+    context_parameter: str | None
+    # The first parameter where it takes the RunContext, which is passed by position; hidden from the schema.
+    positional_only: tuple[inspect.Parameter, ...]
+    # The parameters that can only be passed by position, in order.
+    validate: Callable[[str], dict[str, Any]] = attrs.field(eq=False, repr=False)
+    # The compiled validator: JSON text to the arguments that were given, by parameter name.
+    defaults: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+    # What Python puts in for a parameter that the model leaves out.
+
+    def to_namespace(self, bound: BoundArguments) -> Arguments:
+        """Return bound arguments as a namespace, with the defaults of what was left out."""
+        args, kwargs = bound
+        by_position = dict(zip([p.name for p in self.positional_only], args, strict=True))
+        return Arguments(**{**self.defaults, **by_position, **kwargs})
+
+    def bind(self, text: str) -> BoundArguments:
+        """Validate the arguments of a call.
+
+        Args:
+            text: What the model wrote: a JSON object, of any length; no text counts as `{}`.
+
+        Returns:
+            Positional arguments (without the context) and keyword arguments, ready for the call. What the model left
+            out is absent, so Python applies its default.
+
+        Raises:
+            ArgumentsError: when the text is not a strict JSON object or does not fit; it tells all problems at once.
+        """
+        text = require_object(text)
+        try:
+            values = self.validate(text)
+        except ValidationError as error:
+            problems, sent = error.errors(include_url=False, include_context=False), jiter.from_json(text.encode())
+            raise ArgumentsError(
+                format_problems(f"the arguments of {self.name} do", problems, sent, self.parameters)
+            ) from None
+        except Exception as error:  # a validator of the user's own types may raise anything; the model can mend it
+            reason = f"{type(error).__name__}: {summarise_error(error)}"
+            told = f"the arguments of {self.name} do not fit ({reason}).\n{describe_parameters(self.parameters)}"
+            raise ArgumentsError(told) from error
+        if not self.positional_only:
+            return (), values
+        return tuple(values.pop(p.name, p.default) for p in self.positional_only), values
+
+
+def build_function_signature(
+    function: Callable[..., Any], *, context_type: type, name: str, strict: bool = False
+) -> FunctionSignature:
+    """Read a function's signature, hints and docstring, and compile its validator.
+
+    Args:
+        function: A sync or async function, method, `functools.partial` (what it fixes is hidden) or callable object.
+        context_type: The RunContext class: a first parameter of that type, subscripted or not, is hidden.
+        name: The tool's name, for error texts.
+        strict: Whether the schema is put into the form of OpenAI's strict mode, where null stands for "left out".
+
+    Raises:
+        MisuseError: when a parameter has no type hint or one without a JSON Schema, when a hint cannot be resolved,
+            when there are `*args` or `**kwargs`, when the context is not the first parameter, or when strict mode has
+            no words for a type.
+    """
+    parameters = read_parameters(function, name)
+    context = find_context_parameter(parameters, context_type, name)
+    visible = parameters[1:] if context else parameters
+    description, notes = read_docstring(function, {p.name for p in visible})
+    arguments, schema = _compile_arguments({p.name: _build_argument(p, notes.get(p.name), name) for p in visible}, name)
+    validate = arguments.validator.validate_json
+    return FunctionSignature(
+        name=name,
+        description=description,
+        parameters=build_strict_schema(schema, name) if strict else schema,
+        context_parameter=context,
+        positional_only=tuple(p for p in visible if p.kind is p.POSITIONAL_ONLY),
+        validate=(lambda text: validate(_drop_nulls(text, schema))) if strict else validate,
+        defaults={p.name: p.default for p in visible if p.default is not p.empty},
+    )
+
+
+@attrs.frozen(kw_only=True)
+class CompiledType(Value):
+    """A type as a model is told of it, and as its answer is validated."""
+
+    schema: Mapping[str, JSON]
+    # A JSON Schema of type "object".
+    is_wrapped: bool
+    # Whether the value stands under "result", since its own schema is no object.
+    takes_text: bool
+    # Whether plain text is a value, too.
+    validate: Callable[[str], Any] = attrs.field(eq=False, repr=False)
+    # Of a JSON object's text; raises ArgumentsError, which tells all problems at once.
+
+    def parse(self, text: str) -> Any:
+        """Return what the text of an answer stands for.
+
+        Raises:
+            ArgumentsError: when it does not fit; it tells all problems at once.
+        """
+        try:
+            return self.validate(self._extract_object(text))
+        except ArgumentsError:
+            if self.takes_text:
+                return text
+            raise
+
+    def _extract_object(self, text: str) -> str:
+        """Return the text as one strict JSON object, without the nulls that stand for "left out"."""
+        if (found := extract_object(text)) is not None:
+            return _drop_nulls(found, self.schema)
+        which = ' such as {"result": ...}' if self.is_wrapped else ""
+        flaw = check_object(normalise_text(text))
+        raise ArgumentsError(f"the answer is not a JSON object ({flaw}); send one{which}, with nothing around it.")
+
+
+def compile_type(hint: Any) -> CompiledType:
+    """Compile a type.
+
+    Args:
+        hint: A pydantic model, a dataclass, a TypedDict, an attrs class, a union, or anything else that JSON carries.
+
+    Raises:
+        MisuseError: when it has no JSON Schema.
+    """
+    try:
+        adapter, schema = _build_adapter(_annotate_attrs(hint))
+        is_wrapped = schema.get("type") != "object" or "properties" not in schema
+        if is_wrapped:
+            adapter, schema = _build_adapter(
+                _build_typed_dict("Answer", {"result": _build_key(hint, required=True, default=None)})
+            )
+    except Exception as error:  # pydantic, typing and the user's own types raise what they like about a hint
+        raise MisuseError(
+            f"output_type={hint!r} has no JSON Schema ({summarise_error(error)}). Use what JSON can carry: a pydantic "
+            "model, a dataclass, an attrs class, plain types.",
+        ) from error
+    return CompiledType(
+        schema=schema,
+        is_wrapped=is_wrapped,
+        takes_text=get_origin(hint) in _UNION_ORIGINS and str in get_args(hint),
+        validate=functools.partial(_validate_answer, adapter, schema, is_wrapped=is_wrapped),
+    )
+
+
+def _build_adapter(hint: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    adapter = TypeAdapter(hint)
+    return adapter, _drop_titles(adapter.json_schema(schema_generator=_ArgumentsSchemaGenerator))
+
+
+def _validate_answer(adapter: TypeAdapter[Any], schema: Mapping[str, Any], text: str, *, is_wrapped: bool) -> Any:
+    try:
+        value = adapter.validator.validate_json(text)
+    except ValidationError as error:
+        problems, sent = error.errors(include_url=False, include_context=False), jiter.from_json(text.encode())
+        raise ArgumentsError(format_problems("the answer does", problems, sent, schema)) from None
+    except Exception as error:  # as of arguments
+        told = f"the answer does not fit ({type(error).__name__}: {summarise_error(error)}).\n{describe_parameters(schema)}"
+        raise ArgumentsError(told) from error
+    return value["result"] if is_wrapped else value
+
+
+def _drop_nulls(text: str, schema: Mapping[str, Any]) -> str:
+    """The same text where there are none, so that its numbers keep their digits."""
+    if "null" not in text:
+        return text
+    return json.dumps(drop_nulls(jiter.from_json(text.encode()), schema))
+
+
+def _build_argument(parameter: inspect.Parameter, note: str | None, tool: str) -> Any:
+    where = f"Tool {tool!r}, parameter {parameter.name!r}"
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise MisuseError(f"{where} takes any number of arguments. Write each one out, or take one list or dict.")
+    if parameter.annotation is parameter.empty:
+        raise MisuseError(f"{where} has no type hint. Add one, such as `str`; give a method bound, as `thing.method`.")
+    given = (parameter.default, *getattr(parameter.annotation, "__metadata__", ()))
+    if any(isinstance(field, FieldInfo) and (field is parameter.default or not field.is_required()) for field in given):
+        raise MisuseError(
+            f"{where}: a default inside Field() is not Python's. "
+            f"Write `{parameter.name}: Annotated[..., Field(...)] = default`.",
+        )
+    required = parameter.default is parameter.empty
+    return _build_key(parameter.annotation, required=required, default=parameter.default, note=note)
+
+
+def _build_key(hint: Any, *, required: bool, default: object, note: str | None = None) -> Any:
+    """A hint as the key of a TypedDict has it; what the user put into Annotated comes last and so prevails."""
+    hint = _annotate_attrs(hint)
+    base, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    extra = None if required else _describe_default(default)
+    field = _ANNOTATED[(base, Field(description=note, json_schema_extra=extra), *metadata)]
+    return field if required else NotRequired[field]
+
+
+def _describe_default(value: object) -> dict[str, Any] | None:
+    """What the model is told of a default; nothing where JSON has no word for it, or none in a fixed order."""
+    if isinstance(value, set | frozenset):
+        return None
+    try:
+        return {"default": jiter.from_json(to_json(value, inf_nan_mode="constants"), allow_inf_nan=False)}
+    except (PydanticSerializationError, ValueError):
+        return None
+
+
+def _compile_arguments(keys: dict[str, Any], tool: str) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    try:
+        return _build_adapter(_build_typed_dict("Arguments", keys))
+    except Exception as error:  # pydantic, typing and the user's own types raise what they like about a hint
+        if len(keys) > 1:  # one at a time, to name the culprit
+            for name, key in keys.items():
+                _compile_arguments({name: key}, tool)
+        raise MisuseError(
+            f"Tool {tool!r}, parameter {', '.join(keys)!r}: its type has no JSON Schema ({summarise_error(error)}). "
+            "Use what JSON can carry (plain types, dataclasses, models), or hand it in by the context or a partial.",
+        ) from error
+
+
+def _build_typed_dict(name: str, keys: dict[str, Any]) -> Any:
+    shape = _TYPED_DICT(name, keys)
+    shape.__pydantic_config__ = _CONFIG
+    return shape
+
+
+class _ArgumentsSchemaGenerator(GenerateJsonSchema):
+    """Pydantic's JSON Schema, without what can be written down but not be passed."""
+
+    def generator_schema(self, schema: core_schema.GeneratorSchema) -> dict[str, Any]:
+        """Refuse Iterable and the like: they are validated while the tool runs, where nobody expects it."""
+        return self.handle_invalid_for_json_schema(schema, "an Iterable, which is validated too late; write list[...]")
+
+    def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> dict[str, Any]:
+        """Refuse classes: no JSON is one."""
+        return self.handle_invalid_for_json_schema(schema, "a class")
+
+    def emit_warning(self, kind: str, detail: str) -> None:
+        """Refuse a branch of a union that cannot be said; a default that cannot is merely left out."""
+        if kind == "skipped-choice":
+            raise PydanticInvalidForJsonSchema(detail)
+
+
+def _drop_titles(schema: Any) -> Any:
+    """Drop the titles, which repeat the names and cost tokens on every turn."""
+    if isinstance(schema, list):
+        return [_drop_titles(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _drop_titles_below(key, value) for key, value in schema.items() if key != "title"}
+
+
+def _drop_titles_below(key: str, value: Any) -> Any:
+    if key in _DATA_KEYWORDS:
+        return value
+    if key in _KEYED_KEYWORDS:
+        return {name: _drop_titles(schema) for name, schema in value.items()}
+    return _drop_titles(value)
+
+
+def _annotate_attrs(hint: Any) -> Any:
+    """The same hint, in which pydantic knows what to do with attrs classes."""
+    if isinstance(hint, type) and attrs.has(hint):
+        return Annotated[hint, _AttrsSchema()]
+    origin: Any = get_origin(hint)
+    parts = get_args(hint)
+    known = tuple(map(_annotate_attrs, parts)) if origin is not Literal else parts
+    if known == parts:
+        return hint
+    return functools.reduce(operator.or_, known) if origin is types.UnionType else origin[known]
+
+
+class _AttrsSchema:
+    """Tells pydantic how to make an instance of an attrs class: validate its fields as keys, then call it."""
+
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        build = functools.partial(_build_attrs_instance, source)
+        return core_schema.no_info_after_validator_function(
+            build, handler.generate_schema(_build_attrs_typed_dict(source))
+        )
+
+
+@functools.cache  # a class that contains itself has to meet the same shape again
+def _build_attrs_typed_dict(cls: type) -> Any:
+    hints = get_type_hints(cls, include_extras=True)
+    fields = [field for field in attrs.fields(cls) if field.init]
+    if untyped := [field.name for field in fields if field.name not in hints]:
+        raise TypeError(f"{cls.__name__}.{untyped[0]} has no type hint")
+    keys = {
+        field.alias: _build_key(hints[field.name], required=field.default is attrs.NOTHING, default=field.default)
+        for field in fields
+    }
+    shape = _build_typed_dict(cls.__name__, keys)
+    shape.__doc__, shape.__module__ = cls.__doc__, cls.__module__
+    return shape
+
+
+def _build_attrs_instance(cls: type, values: dict[str, Any]) -> Any:
+    try:
+        return cls(**values)
+    except Exception as error:  # attrs' own validators raise TypeError, which pydantic would let out
+        raise ValueError(summarise_error(error)) from error

@@ -1,0 +1,192 @@
+"""OpenAI's strict mode: the schema in the form that it takes, and the way back from what the model then sends.
+
+In strict mode the provider lets the model write nothing but what fits the schema, and takes a part of JSON Schema only:
+
+- the root is an object and no `anyOf`; each object has `additionalProperties: false` and all properties in `required`,
+  so that an optional one can only be nullable;
+- taken are `type`, `properties`, `items`, `anyOf`, `enum`, `const`, `$ref`, `$defs`, for strings `pattern` and nine
+  values of `format`, for numbers `multipleOf` and the four bounds, for arrays `minItems` and `maxItems`;
+- not taken are `allOf`, `not`, `dependentRequired`, `dependentSchemas`, `if`, `add_successor`, `else`;
+- a `$ref` stands alone, and `oneOf` has to be `anyOf` (so do the provider's own clients write them).
+
+There are sizes too (5,000 properties, 10 levels, 1,000 enum values, 120,000 characters of names). They have grown more
+than once and are left to the provider to check.
+
+Source: developers.openai.com/api/docs/guides/structured-outputs, "Supported schemas", and `openai/lib/_pydantic.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import JSON
+from agentfsm.core.value import Value
+from agentfsm.tools.schema.matching import accepts_null, declared_types, find_branch, json_type
+
+# Keywords that go over as they are.
+_COPIED_KEYWORDS: Final = (
+    *("enum", "const", "pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("minItems", "maxItems"),
+)
+_COPIED_FORMATS: Final = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
+)
+# Keyword -> what to do instead. Any other is dropped: our own validator holds the model to it afterwards.
+_UNSUPPORTED_KEYWORDS: Final = {
+    "allOf": "write the parts out as one schema",
+    "not": "say what is allowed",
+    "if": "use anyOf",
+    "then": "use anyOf",
+    "else": "use anyOf",
+    "dependencies": "use anyOf",
+    "dependentRequired": "use anyOf",
+    "dependentSchemas": "use anyOf",
+    "patternProperties": "take a list of objects with a name and a value",
+    "prefixItems": "take an object with a property for each place",
+    "additionalItems": "take an object with a property for each place",
+}
+_NULL: Final = {"type": "null"}
+
+
+def build_strict_schema(parameters: Mapping[str, JSON], name: str) -> dict[str, Any]:
+    """Put a JSON Schema into the form that strict mode takes.
+
+    An optional property becomes required and nullable; its default, which strict mode has no word for, is told in the
+    description. Bounds and notes that strict mode does not know (`minLength`, `uniqueItems`, `examples`...) are
+    dropped, since the arguments are validated here against the whole schema all the same.
+
+    Args:
+        parameters: The JSON Schema of the arguments, of type "object", whose references resolve.
+        name: The tool's name, for error texts.
+
+    Raises:
+        MisuseError: when it says what strict mode cannot, naming tool and parameter.
+    """
+    strict = _StrictRewriter(name, parameters)
+    for keyword in ("anyOf", "oneOf", "$ref", "enum", "const"):
+        if keyword in parameters:
+            strict.refuse("", f"{keyword!r} at the top", "write an object with properties there")
+    return strict.rewrite(parameters, "")
+
+
+def drop_nulls(value: Any, parameters: Mapping[str, Any]) -> Any:
+    """Take out the nulls that stand for "left out": of optional properties that do not take null by themselves.
+
+    Where a union has several branches that the value may be, the first decides.
+
+    Args:
+        value: What the model sent, parsed, nested 200 deep at most.
+        parameters: The schema before `build_strict_schema`.
+    """
+    return _NullRemover(parameters).remove(value, parameters)
+
+
+@attrs.frozen
+class _StrictRewriter(Value):
+    """Rewrites the schema of one tool."""
+
+    tool: str
+    root: Mapping[str, Any]
+
+    def rewrite(self, schema: Any, place: str) -> dict[str, Any]:
+        """Rewrite the part of the schema that stands for this place in the arguments."""
+        if not isinstance(schema, Mapping):
+            self.refuse(place, "a value of any type", "give it a type")
+        if refused := next((keyword for keyword in _UNSUPPORTED_KEYWORDS if keyword in schema), None):
+            self.refuse(place, repr(refused), _UNSUPPORTED_KEYWORDS[refused])
+        definitions = {
+            keyword: {name: self.rewrite(part, name) for name, part in schema[keyword].items()}
+            for keyword in ("$defs", "definitions")
+            if keyword in schema
+        }
+        return definitions | self._rewrite_value(schema, place)
+
+    def _rewrite_value(self, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
+        noted = {key: schema[key] for key in ("title", "description") if key in schema}
+        if "$ref" in schema:
+            alone = {"$ref": schema["$ref"]}
+            return {"anyOf": [alone], **noted} if noted else alone
+        if branches := schema.get("anyOf") or schema.get("oneOf"):
+            return {"anyOf": [self.rewrite(branch, place) for branch in branches], **noted}
+        strict: dict[str, Any] = {
+            "type": self._resolve_type(schema, place),
+            **{key: schema[key] for key in _COPIED_KEYWORDS if key in schema},
+            **noted,
+        }
+        if schema.get("format") in _COPIED_FORMATS:
+            strict["format"] = schema["format"]
+        if "object" in declared_types(strict):
+            strict |= self._close_object(schema, place)
+        if "array" in declared_types(strict):
+            strict["items"] = self.rewrite(schema.get("items", True), f"{place}[]")
+        return strict
+
+    def _resolve_type(self, schema: Mapping[str, Any], place: str) -> str | list[str]:
+        """The type that is stated, or else that of the values that are listed: strict mode wants one everywhere."""
+        if "type" in schema:
+            return schema["type"]  # type: ignore[no-any-return]  # a valid schema has a string or strings here
+        listed = [schema["const"]] if "const" in schema else schema.get("enum", ())
+        if not listed:
+            self.refuse(place, "a value of any type", "give it a type")
+        found = list(dict.fromkeys(map(json_type, listed)))
+        return found if len(found) > 1 else found[0]
+
+    def _close_object(self, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
+        if schema.get("additionalProperties", "properties" not in schema) is not False:
+            self.refuse(place, "an object with any keys", "name its properties, or take a list of name and value")
+        needed = schema.get("required", ())
+        parts = {
+            name: self._rewrite_property(part, f"{place}.{name}" if place else name, optional=name not in needed)
+            for name, part in schema.get("properties", {}).items()
+        }
+        return {"properties": parts, "required": list(parts), "additionalProperties": False}
+
+    def _rewrite_property(self, schema: Any, place: str, *, optional: bool) -> dict[str, Any]:
+        strict = self.rewrite(schema, place)
+        if not optional or accepts_null(schema, self.root):
+            return strict
+        notes = [strict.pop("description")] if "description" in strict else []
+        if "default" in schema:
+            notes.append(f"Null means {json.dumps(schema['default'], ensure_ascii=False)}.")
+        return _make_nullable(strict) | ({"description": " ".join(notes)} if notes else {})
+
+    def refuse(self, place: str, what: str, instead: str) -> NoReturn:
+        """Say what strict mode has no words for, and what has."""
+        where = f"Tool {self.tool!r}, parameter {place!r}" if place else f"Tool {self.tool!r}"
+        raise MisuseError(f"{where}: strict mode cannot say {what}; {instead}, or leave strict=True out.")
+
+
+def _make_nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same, or null. Types in a list are for plain ones; an enumeration would have to list null as well."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], _NULL]}
+    if "type" in schema and schema.keys().isdisjoint({"enum", "const", "items", "properties"}):
+        return {**schema, "type": [*declared_types(schema), "null"]}
+    return {"anyOf": [schema, _NULL]}
+
+
+@attrs.frozen
+class _NullRemover(Value):
+    """Takes the nulls out of the arguments of one tool."""
+
+    root: Mapping[str, Any]
+
+    def remove(self, value: Any, schema: Any) -> Any:
+        """Return the value without them, at every level."""
+        found = find_branch(value, schema, self.root)
+        leaf = found if isinstance(found, Mapping) else {}
+        if isinstance(value, list):
+            return [self.remove(item, leaf.get("items", {})) for item in value]
+        if not isinstance(value, dict):
+            return value
+        parts, needed = leaf.get("properties", {}), leaf.get("required", ())
+        return {
+            key: self.remove(item, parts.get(key, {}))
+            for key, item in value.items()
+            if not (item is None and key in parts and key not in needed and not accepts_null(parts[key], self.root))
+        }
