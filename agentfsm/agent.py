@@ -59,14 +59,14 @@ from agentfsm.core.run import A_co, Header, Run, begin_run
 from agentfsm.core.settings import Settings
 from agentfsm.core.times import round_timestamp
 from agentfsm.decisions import build_answer, build_approval, build_settlement, find_pending, post_decision, wake_callers
-from agentfsm.engine.audit import Audit, audit_of
-from agentfsm.engine.drive import journal as journals
-from agentfsm.engine.drive.cost import cost_of, session_cost_of
-from agentfsm.engine.drive.engine import Engine
-from agentfsm.engine.drive.gate import Gate
+from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.driver import Driver
-from agentfsm.engine.follow import JournalEvents
-from agentfsm.engine.fork import forked
+from agentfsm.engine.execution import journal as journals
+from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
+from agentfsm.engine.execution.fairness import StepThrottle
+from agentfsm.engine.follow import JournalFollower
+from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.models import model_of
 from agentfsm.ports import (
@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import PostedItem
-    from agentfsm.engine.drive.answers import Answers
+    from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.engine.follow import JournalEvent
     from agentfsm.mcp.serving.service import MCPService
     from agentfsm.streaming.stream import Listener
@@ -148,7 +148,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
     answers = _build_answers(agent)
     added = "" if answers is None else answers.instructions
-    engine = Engine(
+    engine = EngineConfig(
         model=agent.model,
         instructions="\n\n".join(filter(None, (agent.instructions, added))),
         registry=agent.tools,
@@ -156,7 +156,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         selector=agent.selector,
         limits=agent.limits,
         settings=agent.settings,
-        answers=answers,
+        output_spec=answers,
         judge=agent.reflector,
         last_answer=agent.last_answer,
         context=agent.context,
@@ -164,16 +164,18 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         load_counter=load_counter,
         log_prompts=agent.log_prompts,
     )
-    return Driver(engine=engine, store=agent.store, durability=agent.durability, pause_before=agent.pause_before)
+    return Driver(config=engine, store=agent.store, durability=agent.durability, pause_before=agent.pause_before)
 
 
-def _build_answers(agent: Agent[Any]) -> Answers | None:
+def _build_answers(agent: Agent[Any]) -> OutputSpec | None:
     """Return what its answers have to be."""
     if agent.output_type is None and not agent.output_validators and agent.output_mode is None:
         return None
-    from agentfsm.engine.drive.answers import answers_of  # noqa: PLC0415  brings pydantic
+    from agentfsm.engine.execution.output import build_output_spec  # noqa: PLC0415  brings pydantic
 
-    return answers_of(agent.output_type, agent.output_validators, agent.output_mode, agent.model, agent.tools.names)
+    return build_output_spec(
+        agent.output_type, agent.output_validators, agent.output_mode, agent.model, agent.tools.names
+    )
 
 
 def _refuse_change(_agent: object, attribute: attrs.Attribute[Any], _value: object) -> NoReturn:
@@ -299,7 +301,7 @@ class Agent(Generic[A_co]):
             depth=0 if parent is None else parent.header.depth + 1,
             metadata=to_plain_json(metadata, "metadata") if metadata else {},
         )
-        return self.driver.typed(begin_run(header, after))
+        return self.driver.attach_decoder(begin_run(header, after))
 
     def _check_prompt(self, prompt: Prompt) -> tuple[Part, ...]:
         """Normalise what a user said.
@@ -336,7 +338,7 @@ class Agent(Generic[A_co]):
             StoreError: when the journal cannot be read or written.
         """
         check_run(run, "step")
-        return run if run.is_over else await self.driver.drive(run, deps, once=True)
+        return run if run.is_over else await self.driver.run_until_blocked(run, deps, once=True)
 
     def steps(self, run: Run[A_co], *, deps: Any = None) -> AsyncIterator[Run[A_co]]:
         """Perform effects until the run is over or waits: `async for run in agent.steps(run): ...`.
@@ -353,7 +355,7 @@ class Agent(Generic[A_co]):
             ConflictError: when the run has moved on, or somebody else drives it.
         """
         check_run(run, "finish")
-        return run if run.is_over else await self.driver.drive(run, deps)
+        return run if run.is_over else await self.driver.run_until_blocked(run, deps)
 
     async def run(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[StartOptions]) -> Run[A_co]:
         """Start a run and finish it.
@@ -366,8 +368,8 @@ class Agent(Generic[A_co]):
         Returns:
             The run: in DONE with its `output`, in ERROR with its `stop_reason`, or waiting, with what for in `pending`.
         """
-        gate = await Gate.passed()  # before anything is made: a thousand may begin at once
-        return await self.driver.drive(self.start(prompt, **start), deps, gate=gate)
+        gate = await StepThrottle.enter()  # before anything is made: a thousand may begin at once
+        return await self.driver.run_until_blocked(self.start(prompt, **start), deps, throttle=gate)
 
     def stream(
         self,
@@ -388,10 +390,10 @@ class Agent(Generic[A_co]):
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
 
         def drive(listen: Listener, see: Callable[[Run[Any]], None]) -> Awaitable[Run[A_co]]:
-            return self.driver.drive(run, deps, listen=listen, see=see, resume=resume)
+            return self.driver.run_until_blocked(run, deps, on_event=listen, on_run=see, resume=resume)
 
-        answers = self.driver.engine.answers
-        return RunStream(drive, run) if answers is None else TypedStream(drive, run, answers.partial)
+        answers = self.driver.config.output_spec
+        return RunStream(drive, run) if answers is None else TypedStream(drive, run, answers.parse_partial)
 
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[StartOptions]) -> Run[A_co]:
         """Do as `run`, from code that is not async.
@@ -422,7 +424,7 @@ class Agent(Generic[A_co]):
         check_run_id(run_id)
         while True:
             try:
-                run = await self.driver.drive(run_id, deps, resume=True, takeover=takeover)
+                run = await self.driver.run_until_blocked(run_id, deps, resume=True, takeover=takeover)
             except LeaseHeldError:
                 if not wait:
                     raise
@@ -460,7 +462,7 @@ class Agent(Generic[A_co]):
             RunNotFoundError: when the store holds no such run.
         """
         check_run_id(run_id)
-        return await audit_of(self.store, run_id)
+        return await audit_run_tree(self.store, run_id)
 
     def audits(self, where: Filter = ALL_RUNS, *, since: float = -inf) -> AsyncIterator[AuditRecord]:
         """Return the calls of all runs that a filter takes, each once: `async for record in agent.audits(): ...`.
@@ -476,7 +478,7 @@ class Agent(Generic[A_co]):
             MisuseError: when one of the two is of a wrong type.
         """
         check_audit_query(where, since)
-        return Audit(self.store, where, since)
+        return AuditTrail(self.store, where, since)
 
     async def fork(
         self,
@@ -506,10 +508,10 @@ class Agent(Generic[A_co]):
         """
         check_run_id(run_id)
         stored = await self.store.read(run_id)
-        before = await journals.before_of(self.store, stored.header)
+        before = await journals.load_predecessor(self.store, stored.header)
         whole = begin_run(stored.header, before).fold(stored.events)
         at = len(stored.events) - whole.is_over if at is None else at
-        prefix = journals.first(stored, at)
+        prefix = journals.first_events(stored, at)
         header = self._build_header(
             stored.header.prompt if prompt is None else self._check_prompt(prompt),
             id,
@@ -522,12 +524,12 @@ class Agent(Generic[A_co]):
             forked_from=run_id,
             forked_at=at,
         )
-        events = forked(header, before, prefix, edit or {}, self.tools)
+        events = build_fork_events(header, before, prefix, edit or {}, self.tools)
         found, lease = await self.store.create(header, events=events, durability=self.durability)
         await self.store.release(lease).wait()
         if found != header:
             raise ConflictError(f"run {header.id!r} exists already; choose another id")
-        return self.driver.typed(begin_run(header, before).fold(events))
+        return self.driver.attach_decoder(begin_run(header, before).fold(events))
 
     async def replay(self, run_id: str, *, deps: Any = None) -> Replay:
         """Fold a run from its journal with no model and no tool called, and check the hash of each request.
@@ -543,7 +545,7 @@ class Agent(Generic[A_co]):
             RunNotFoundError: when the store holds no such run.
         """
         check_run_id(run_id)
-        return await replay(self.driver.engine, self.store, run_id, deps)
+        return await replay(self.driver.config, self.store, run_id, deps)
 
     # Runs that others drive.
 
@@ -588,7 +590,7 @@ class Agent(Generic[A_co]):
         """
         check_count("parallel", parallel)
         check_seconds("poll_s", poll_s)
-        worker = Worker(agent=self, execute=self.driver.drive, deps=deps, parallel=parallel, poll_s=poll_s)
+        worker = Worker(agent=self, execute=self.driver.run_until_blocked, deps=deps, parallel=parallel, poll_s=poll_s)
         await worker.run(until_idle=until_idle)
 
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[JournalEvent]:
@@ -610,7 +612,7 @@ class Agent(Generic[A_co]):
         """
         check_run_id(run_id)
         check_version(after)
-        return JournalEvents(self.store, run_id, after)
+        return JournalFollower(self.store, run_id, after)
 
     async def wait(self, run_id: str) -> Run[A_co]:
         """Return a run that others drive, once it is over or waits for a person, for input or for a time.
@@ -758,7 +760,7 @@ class Agent(Generic[A_co]):
         check_run_id(run_id)
         item = Input(kind=kind, parts=self._check_prompt(content), priority=priority, due_at=at)
         posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
-        header = await journals.header_of(self.store, run_id)
+        header = await journals.read_header(self.store, run_id)
         await wake_callers(self.store, run_id, header.parent, posted.key)
         return posted
 
@@ -773,7 +775,7 @@ class Agent(Generic[A_co]):
             MisuseError: when it works for another run, which is the one to pause.
         """
         check_run_id(run_id)
-        parent = (await journals.header_of(self.store, run_id)).parent
+        parent = (await journals.read_header(self.store, run_id)).parent
         if parent is not None:
             raise MisuseError(f"run {run_id!r} works for run {parent!r}: pause that one")
         await self.store.post(run_id, f"pause:{secrets.token_hex(8)}", Pause(by=by, message=message))
@@ -788,13 +790,13 @@ class Agent(Generic[A_co]):
         check_run_id(run_id)
         posted = await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
         await self._apply_posted(run_id)
-        header = await journals.header_of(self.store, run_id)
+        header = await journals.read_header(self.store, run_id)
         await wake_callers(self.store, run_id, header.parent, posted.key)
 
     async def _apply_posted(self, run_id: str) -> None:
         """Do what was just posted, if nobody drives the run who would."""
         with suppress(LeaseHeldError):
-            await self.driver.drive(run_id, None, obeys=True)
+            await self.driver.run_until_blocked(run_id, None, apply_requests_only=True)
 
     # What it may be to others.
 
@@ -873,11 +875,11 @@ class Agent(Generic[A_co]):
         model a price.
         """
         check_run(run, "cost")
-        return cost_of(run, self.model)
+        return calculate_run_cost(run, self.model)
 
     async def session_cost(self, session: str) -> SessionCost:
         """Return what all runs of a session cost up to now, read from their journals; zero where there is none."""
-        return await session_cost_of(self.store, session, self.model)
+        return await calculate_session_cost(self.store, session, self.model)
 
     # Life and variants.
 
@@ -908,7 +910,7 @@ class Agent(Generic[A_co]):
     @property
     def fingerprint(self) -> Fingerprint:
         """What shapes the agent's behaviour: instructions, model and tools with their schemas."""
-        return self.driver.engine.fingerprint
+        return self.driver.config.fingerprint
 
 
 @attrs.define(eq=False, repr=False)

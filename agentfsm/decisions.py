@@ -17,7 +17,7 @@ from agentfsm.core.events import ApprovalGiven, InputGiven, ToolFinished
 from agentfsm.core.inbox import Approve, GiveInput, Rerun, Settle, Wake
 from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.run import Run
-from agentfsm.engine.drive.journal import header_of, load
+from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.tools.question_validation import validate_answer
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def find_pending(
         ConflictError: when it was decided already, or something else is asked than was shown.
         MisuseError: when the run waits for nothing of that kind.
     """
-    run = await load(store, run_id)
+    run = await load_run(store, run_id)
     for item in run.pending:
         if (item.run_id, item.call_id, item.kind) == (run_id, call_id, kind):
             if digest not in (None, item.digest):
@@ -204,7 +204,7 @@ async def wake_callers(store: Store, run_id: str, parent: str | None, why: str) 
     while parent is not None:
         try:
             await store.post(parent, f"wake:{run_id}:{why}", Wake(run_id=run_id))
-            parent = (await header_of(store, parent)).parent
+            parent = (await read_header(store, parent)).parent
         except (RunNotFoundError, ConflictError):  # it is gone, or over: nobody there waits any more
             return
 

@@ -21,8 +21,8 @@ from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome, Usage
-from agentfsm.engine.act.children import last_word, still_at_work
-from agentfsm.engine.drive.family import Parent, child_id
+from agentfsm.engine.execution.parent import Parent, child_run_id
+from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
 from agentfsm.tools.permission import Level
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolKind, ToolReturn
@@ -128,9 +128,9 @@ class _SubagentTool:
         if not run.is_over:
             with suppress(ConflictError):  # it has ended meanwhile, or another has its lease
                 await store.post(run_id, "cancel", Cancel(by="its caller"))
-                await agent.driver.drive(run_id, None, obeys=True)
+                await agent.driver.run_until_blocked(run_id, None, apply_requests_only=True)
             run = await agent.load(run_id)
-        return last_word(run, agent.model) if run.is_over else still_at_work(run, agent.model)
+        return build_final_result(run, agent.model) if run.is_over else build_unresponsive_result(run, agent.model)
 
     def _build_prompt(self, arguments: dict[str, Any]) -> str:
         if self.prompt is not None:
@@ -176,7 +176,7 @@ class _SubagentCall:
         ctx, parent = self.ctx, self.parent
         run = self.agent.start(
             message,
-            id=child_id(ctx.run_id, ctx.call_id) if parent is not None else None,
+            id=child_run_id(ctx.run_id, ctx.call_id) if parent is not None else None,
             user=ctx.user,
             roles=ctx.roles,
             metadata=ctx.metadata,
@@ -192,7 +192,7 @@ class _SubagentCall:
             self._emit_end(run, since)
         if run.is_waiting:
             raise CallPaused(run.pending)
-        return last_word(run, self.agent.model)
+        return build_final_result(run, self.agent.model)
 
     def _emit_end(self, run: Run, since: float) -> None:
         """Tell how the agent has ended, or that it waits; `since` is when it started."""
@@ -206,7 +206,14 @@ class _SubagentCall:
         above = None if self.parent is None else self.parent.budget
         listen, see = self.ctx.on_event, self._on_run
         # Nobody pauses it but the engine, for crashes; whoever takes its call up again has resumed it.
-        drive = partial(self.agent.driver.drive, deps=self.ctx.deps, listen=listen, see=see, above=above, resume=True)
+        drive = partial(
+            self.agent.driver.run_until_blocked,
+            deps=self.ctx.deps,
+            on_event=listen,
+            on_run=see,
+            parent_budget=above,
+            resume=True,
+        )
         try:
             return await drive(run)
         except ConflictError as error:

@@ -18,11 +18,11 @@ from typing import Any
 
 import anyio
 import pytest
+from agentfsm.config.drive.drive import Execution
+from agentfsm.config.drive.gate import StepThrottle
 
 from agentfsm import Agent, Limits, tool
 from agentfsm.core.messages import TextPart, Usage, UserMessage
-from agentfsm.engine.drive.drive import Drive
-from agentfsm.engine.drive.gate import Gate
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.tools.queue.scheduler import ToolQueue
@@ -99,7 +99,9 @@ async def finished(agent: Agent, **start: Any) -> None:
 async def counted(agent: Agent, **start: Any) -> Counter[str]:
     """Return which functions one run calls, and how often; a first run has filled the caches."""
     await finished(agent, **start)
-    await (await Gate.passed()).wait()  # to a new round of the event loop: a run waits for the next when it is full
+    await (
+        await StepThrottle.enter()
+    ).acquire()  # to a new round of the event loop: a run waits for the next when it is full
     calls: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, arg: Any) -> None:
@@ -281,7 +283,7 @@ async def test_a_run_leaves_nothing_to_the_garbage_collector():
     gc.disable()
     try:
         await agent.run("Add")
-        left = [each for each in gc.get_objects() if isinstance(each, Drive | ToolQueue)]
+        left = [each for each in gc.get_objects() if isinstance(each, Execution | ToolQueue)]
     finally:
         gc.enable()
     assert left == []

@@ -98,7 +98,7 @@ def test_rooms_of_the_engine_rest_on_those_below(room):
     """A room of the engine imports only from itself and from those below it."""
     below = set(ROOMS[: ROOMS.index(room) + 1])
     for path in sorted((ROOT / "engine" / room).glob("*.py")):
-        inside = {module.split(".")[2] for module in imports_in(path) if module.startswith("agentfsm.engine.")}
+        inside = {module.split(".")[2] for module in imports_in(path) if module.startswith("agentfsm.config.")}
         assert inside <= below, path.name
 
 
@@ -164,9 +164,9 @@ def test_no_test_file_imports_another():
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("def f():\n    from agentfsm.engine import queue", {"agentfsm.tools.queue"}),
+        ("def f():\n    from agentfsm.config import queue", {"agentfsm.tools.queue"}),
         ("if TYPE_CHECKING:\n    import agentfsm.models as m", {"agentfsm.models"}),
-        ("from . import run\nfrom ..engine import log", {"agentfsm.core.run", "agentfsm.engine.log"}),
+        ("from . import run\nfrom ..engine import log", {"agentfsm.core.run", "agentfsm.config.log"}),
         ("x = importlib.import_module('trio.testing').y", {"trio.testing"}),
         ("from agentfsm import Agent", {"agentfsm.Agent"}),
         ("import_module(name)", set()),

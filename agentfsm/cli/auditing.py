@@ -16,7 +16,7 @@ from agentfsm.cli.place import known_store
 from agentfsm.cli.plain import CALL_CHARS, NOTE_CHARS, counted, listed, moment, seconds
 from agentfsm.cli.reach import in_store
 from agentfsm.core.clean import one_line
-from agentfsm.engine.audit import Audit, audit_of
+from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.ports import Filter
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> Exit:
 
 async def _chosen(store: Store, args: argparse.Namespace) -> AsyncGenerator[AuditRecord, None]:
     if args.id is not None:
-        for record in await audit_of(store, args.id):
+        for record in await audit_run_tree(store, args.id):
             if _takes(args, record):
                 yield record
         return
     where = Filter(session=args.session, agent=args.agent, user=args.user, before=args.until)
-    async for record in Audit(store, where, _since(args)):
+    async for record in AuditTrail(store, where, _since(args)):
         if _takes(args, record):
             yield record
 

@@ -16,7 +16,7 @@ from agentfsm.cli.reach import equipped, found_by, in_store, named_by, with_top
 from agentfsm.cli.show import run_text
 from agentfsm.cli.target import load_agent, parts_of, target_with
 from agentfsm.core.errors import MisuseError, RunNotFoundError
-from agentfsm.engine.drive.journal import header_of
+from agentfsm.engine.execution.journal import read_header
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -49,7 +49,7 @@ def _begun(args: argparse.Namespace, agent: Agent) -> Run:
 async def _refuse_others(agent: Agent, run_id: str) -> None:
     """See that a run of this id, where there is one, is of this agent: the same id and prompt go on with it."""
     try:
-        target = (await header_of(agent.store, run_id)).target
+        target = (await read_header(agent.store, run_id)).target
     except RunNotFoundError:
         return
     theirs, own = parts_of(target)[0], parts_of(agent.target)[0]

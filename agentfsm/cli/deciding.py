@@ -19,7 +19,7 @@ from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Approve, Decision, Input, InputKind, Priority, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, as_parts
 from agentfsm.decisions import find_pending
-from agentfsm.engine.drive.family import child_id
+from agentfsm.engine.execution.parent import child_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -149,7 +149,7 @@ async def _end(agent: Agent, run_id: str, by: str, message: str) -> None:
     if not (await agent.load(run_id)).is_over:
         return  # its driver ends it, and them
     for entry in before.open:
-        child = child_id(run_id, entry.call.id)
+        child = child_run_id(run_id, entry.call.id)
         with suppress(RunNotFoundError):
             if not (await agent.load(child)).is_over:
                 await _end(agent, child, by, message)

@@ -23,7 +23,7 @@ from agentfsm.cli.waits import pending_line, ways
 from agentfsm.cli.watch import PlainView
 from agentfsm.core.errors import ConflictError, LeaseHeldError
 from agentfsm.core.machine import State
-from agentfsm.engine.drive.journal import header_of
+from agentfsm.engine.execution.journal import read_header
 from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
@@ -240,5 +240,5 @@ def _end_lines(run: Run, way: Way) -> Iterator[str]:
 async def top_of(store: Store, header: Header) -> Header:
     """Return the header of the run that a sub-agent's run works for in the end; of any other run its own."""
     while header.parent is not None:
-        header = await header_of(store, header.parent)
+        header = await read_header(store, header.parent)
     return header

@@ -17,7 +17,7 @@ from agentfsm.core import diagram
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.run import begin_run
-from agentfsm.engine.drive import journal
+from agentfsm.engine.execution import journal
 from agentfsm.ports import Filter
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _read(run_id: str, at: int | None, given: str | None) -> tuple[Run, tuple[Ev
         if at is not None and not 0 <= at <= newest:
             raise MisuseError(f"run {run_id} has the versions 0 to {newest}, and not {at}")
         events = stored.events[:at]
-        found = begin_run(stored.header, await journal.before_of(store, stored.header)).fold(events)
+        found = begin_run(stored.header, await journal.load_predecessor(store, stored.header)).fold(events)
         return found, events, (await top_of(store, stored.header)).id
 
     return in_store(store, act)

@@ -18,7 +18,7 @@ from agentfsm.cli.target import agents_of, load_agent, parts_of, target_with
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
 from agentfsm.core.value import Value
-from agentfsm.engine.drive import journal
+from agentfsm.engine.execution import journal
 from agentfsm.ports import Model
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite.store import SQLiteStore
@@ -130,7 +130,7 @@ def agent_of(run: Run, top: Header) -> Agent | None:
 
 async def with_top(store: Store, run_id: str) -> tuple[Run, Header]:
     """Return a run, and the header of the one that it works for in the end, or its own."""
-    run = await journal.load(store, run_id)
+    run = await journal.load_run(store, run_id)
     return run, await top_of(store, run.header)
 
 

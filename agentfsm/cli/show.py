@@ -19,7 +19,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult
 from agentfsm.core.parts import format_part
 from agentfsm.core.value import Value
-from agentfsm.engine.drive.cost import cost_of
+from agentfsm.engine.execution.cost import calculate_run_cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -215,7 +215,7 @@ def state_line(run: Run) -> str:
 
 def used_line(run: Run) -> str:
     """Return tokens and cost of a run, and whose price is not known."""
-    return _used(run.usage, cost_of(run).unpriced)
+    return _used(run.usage, calculate_run_cost(run).unpriced)
 
 
 def _used(usage: Usage, unpriced: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from agentfsm.cli.reach import found_by, in_store
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.diff import difference
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.drive import journal
+from agentfsm.engine.execution import journal
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -83,8 +83,8 @@ def diff(args: argparse.Namespace, terminal: Terminal) -> Exit:
     store = known_store(args.store)
 
     async def act() -> Difference:
-        before = await journal.load(store, args.id, args.at)
-        return difference(before, await journal.load(store, args.other or args.id, args.to))
+        before = await journal.load_run(store, args.id, args.at)
+        return difference(before, await journal.load_run(store, args.other or args.id, args.to))
 
     found = in_store(store, act)
     if terminal.json:

@@ -72,7 +72,7 @@ class _Shift:
         target = before.header.target
         if target and target != agent.target:
             raise MisuseError(f"it is of {target}, an agent by the same name as {agent.target}: name each its own way")
-        run = await agent.driver.drive(before, deps, lease=lease, see=see)
+        run = await agent.driver.run_until_blocked(before, deps, lease=lease, on_run=see)
         if run.version > before.version:
             self.ends[_ENDS.get(run.state, "waiting")] += 1
             self.terminal.err(one_line(f"run {run.id} {how_it_ended(run)}", LINE_CHARS))

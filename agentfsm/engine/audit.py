@@ -11,36 +11,36 @@ import attrs
 
 from agentfsm.core.audit_records import AuditRecord, build_audit
 from agentfsm.core.errors import RunNotFoundError
-from agentfsm.engine.drive.family import child_id
+from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.ports import Filter, RunSummary, Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Runs that are listed at once.
-PAGE: Final = 100
+PAGE_SIZE: Final = 100
 # More calls of agents than any run makes.
-MANY: Final = 1_000_000
+MAX_CHILD_RUNS: Final = 1_000_000
 
 
-async def audit_of(store: Store, run_id: str) -> tuple[AuditRecord, ...]:
+async def audit_run_tree(store: Store, run_id: str) -> tuple[AuditRecord, ...]:
     """Return the calls of a run in order, and right behind each that an agent served the calls of that agent's run.
 
     Raises:
         RunNotFoundError: when the store holds no such run.
     """
     stored = await store.read(run_id)
-    below = {line.id for line in await store.runs(Filter(parent=run_id), limit=MANY)}
+    below = {line.id for line in await store.runs(Filter(parent=run_id), limit=MAX_CHILD_RUNS)}
     records: list[AuditRecord] = []
     for record in build_audit(stored.header, stored.events):
         records.append(record)
-        if (child := child_id(run_id, record.call_id)) in below:
-            records += await audit_of(store, child)
+        if (child := child_run_id(run_id, record.call_id)) in below:
+            records += await audit_run_tree(store, child)
     return tuple(records)
 
 
 @attrs.define(eq=False, repr=False)
-class Audit(AsyncIterator[AuditRecord]):
+class AuditTrail(AsyncIterator[AuditRecord]):
     """The calls of many runs, newest run first, those of a run in order, each once; read a page of runs at a time.
 
     A run of an agent below another is one of its own here. What a fork has inherited is told with the run that it is
@@ -52,23 +52,23 @@ class Audit(AsyncIterator[AuditRecord]):
     _since: float = -inf
     # Seconds since 1970: runs that were over before are not read.
     _records: deque[AuditRecord] = attrs.field(factory=deque, init=False)
-    _lines: deque[RunSummary] = attrs.field(factory=deque, init=False)
-    _told: set[str] = attrs.field(factory=set, init=False)
+    _summaries: deque[RunSummary] = attrs.field(factory=deque, init=False)
+    _listed_ids: set[str] = attrs.field(factory=set, init=False)
     # Runs of the last moment that was listed: the next page begins with that moment again.
-    _size: int = attrs.field(default=PAGE, init=False)
-    _is_whole: bool = attrs.field(default=False, init=False)
+    _page_size: int = attrs.field(default=PAGE_SIZE, init=False)
+    _is_exhausted: bool = attrs.field(default=False, init=False)
     # Whether all runs were listed.
 
     async def __anext__(self) -> AuditRecord:
         while not self._records:
-            while not self._lines:
-                if self._is_whole:
+            while not self._summaries:
+                if self._is_exhausted:
                     raise StopAsyncIteration
-                await self._turn_page()
-            self._records.extend(await self._own(self._lines.popleft()))
+                await self._fetch_page()
+            self._records.extend(await self._read_records(self._summaries.popleft()))
         return self._records.popleft()
 
-    async def _own(self, line: RunSummary) -> Sequence[AuditRecord]:
+    async def _read_records(self, line: RunSummary) -> Sequence[AuditRecord]:
         if line.stop_reason is not None and line.updated_at < self._since:
             return ()
         try:
@@ -77,15 +77,15 @@ class Audit(AsyncIterator[AuditRecord]):
             return ()
         return [record for record in build_audit(stored.header, stored.events) if not record.inherited]
 
-    async def _turn_page(self) -> None:
-        page = await self._store.runs(self._where, limit=self._size)
-        news = [line for line in page if line.id not in self._told]
-        self._is_whole = len(page) < self._size
+    async def _fetch_page(self) -> None:
+        page = await self._store.runs(self._where, limit=self._page_size)
+        news = [line for line in page if line.id not in self._listed_ids]
+        self._is_exhausted = len(page) < self._page_size
         if not news:
-            self._size *= 4  # more runs of one moment than a page holds
+            self._page_size *= 4  # more runs of one moment than a page holds
             return
-        self._size = PAGE
+        self._page_size = PAGE_SIZE
         last = page[-1].created_at
-        self._told = {line.id for line in page if line.created_at == last}
+        self._listed_ids = {line.id for line in page if line.created_at == last}
         self._where = attrs.evolve(self._where, before=nextafter(last, inf))
-        self._lines.extend(news)
+        self._summaries.extend(news)

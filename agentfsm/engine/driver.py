@@ -19,13 +19,13 @@ from agentfsm.core.events import Resumed
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Usage
 from agentfsm.core.run import A_co, Run
-from agentfsm.engine.drive import journal as journals
-from agentfsm.engine.drive.budget import Budget
-from agentfsm.engine.drive.engine import Engine
-from agentfsm.engine.drive.gate import Gate
-from agentfsm.engine.drive.journal import Journal
-from agentfsm.engine.follow import settled
-from agentfsm.engine.perform import apply_requests, drive_of, run_steps
+from agentfsm.engine.execution import journal as journals
+from agentfsm.engine.execution.budget import Budget
+from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.fairness import StepThrottle
+from agentfsm.engine.execution.journal import Journal
+from agentfsm.engine.follow import wait_until_blocked
+from agentfsm.engine.step import apply_requests, build_execution, run_steps
 from agentfsm.ports import Durability, Lease, Store
 from agentfsm.tokens.ledger import TokenLedger
 from agentfsm.tools.builtin import find_builtin
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from agentfsm.streaming.stream import Listener
 
 # Runs whose token counts are kept between two steps, so that each message is counted once.
-TALLIES: Final = 1_000
+MAX_LEDGERS: Final = 1_000
 # Conversations whose last run is kept, so that the next one need not read all that was said.
-CONVERSATIONS: Final = 64
+MAX_CONVERSATIONS: Final = 64
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -46,13 +46,13 @@ V = TypeVar("V")
 class Driver(Generic[A_co]):
     """Drives the runs of one agent in one store; between two calls it keeps only what would else be read or counted."""
 
-    engine: Engine
+    config: EngineConfig
     store: Store
     durability: Durability
     pause_before: frozenset[State]
     # States before which a run rests until it is resumed.
-    _tallies: OrderedDict[tuple[str, float], TokenLedger] = attrs.field(init=False, factory=OrderedDict)
-    _ended: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
+    _ledgers: OrderedDict[tuple[str, float], TokenLedger] = attrs.field(init=False, factory=OrderedDict)
+    _ended_runs: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
     # The last runs of conversations, by id.
 
     async def load(self, run_id: str, at: int | None = None) -> Run[A_co]:
@@ -61,31 +61,31 @@ class Driver(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store holds no such run.
         """
-        return self.typed(await journals.load(self.store, run_id, at, self._ended))
+        return self.attach_decoder(await journals.load_run(self.store, run_id, at, self._ended_runs))
 
     async def wait(self, run_id: str) -> Run[A_co]:
         """Return a run that others drive once it is over or waits for something that has not come."""
-        return self.typed(await settled(self.store, run_id, self._ended))
+        return self.attach_decoder(await wait_until_blocked(self.store, run_id, self._ended_runs))
 
-    def typed(self, run: Run[Any]) -> Run[A_co]:
+    def attach_decoder(self, run: Run[Any]) -> Run[A_co]:
         """Return the run with what makes its `output`."""
-        answers = self.engine.answers
-        return run if answers is None else attrs.evolve(run, decoder=answers.value)
+        answers = self.config.output_spec
+        return run if answers is None else attrs.evolve(run, decoder=answers.parse)
 
-    async def drive(
+    async def run_until_blocked(
         self,
         run: Run[Any] | str,
         deps: Any,
         *,
         once: bool = False,
-        obeys: bool = False,
+        apply_requests_only: bool = False,
         resume: bool = False,
         takeover: bool = False,
         lease: Lease | None = None,
-        listen: Listener | None = None,
-        see: Callable[[Run], None] | None = None,
-        above: Budget | None = None,
-        gate: Gate | None = None,
+        on_event: Listener | None = None,
+        on_run: Callable[[Run], None] | None = None,
+        parent_budget: Budget | None = None,
+        throttle: StepThrottle | None = None,
     ) -> Run[A_co]:
         """Take the lease, perform effects until the run is over or waits, and give the lease back.
 
@@ -93,53 +93,53 @@ class Driver(Generic[A_co]):
             run: A run as somebody has it, which must be the newest one; or the id of one that is in the store.
             deps: Handed to tools as `ctx.deps`; never stored.
             once: Whether to perform a single effect.
-            obeys: Whether to do only what the run's inbox asks for, such as to end it.
+            apply_requests_only: Whether to do only what the run's inbox asks for, such as to end it.
             resume: Whether a pause of the run ends.
             takeover: Whether to take the run from the worker that drives it.
             lease: Of this very run, where the caller holds it: it is given back with the end of this call.
-            listen: Takes what is streamed.
-            see: Takes each new value of the run.
-            above: The budget of the run that this one works for.
-            gate: Of this event loop, where the caller has passed it already.
+            on_event: Takes what is streamed.
+            on_run: Takes each new value of the run.
+            parent_budget: The budget of the run that this one works for.
+            throttle: Of this event loop, where the caller has passed it already.
 
         Raises:
             ConflictError: when the run has moved on, or somebody else drives it; nothing was done.
             StoreError: when the journal cannot be read or written.
             MisuseError: when a limit of money cannot be kept, or a tool of an open call is gone; nothing was done.
         """
-        gate = gate or await Gate.passed()
+        throttle = throttle or await StepThrottle.enter()
         is_stored = isinstance(run, str)
         if not is_stored:
             self.check_price()
-        engine = self.engine
-        if engine.registry.sources and not obeys:
+        engine = self.config
+        if engine.registry.sources and not apply_requests_only:
             await engine.registry.refresh()
-            run = self._as_begun(run)
+            run = self._refresh_fingerprint(run)
         journal = await Journal.open(
             self.store,
             run,
             engine.clock,
-            listen,
-            see,
+            on_event,
+            on_run,
             lease=lease,
             takeover=takeover,
-            exact=once,
+            must_be_new=once,
             durability=self.durability,
             pause_before=self.pause_before,
-            ended=self._ended,
+            ended_runs=self._ended_runs,
         )
         del run  # the journal has its newest value: this one would stay for as long, at 900 bytes
-        journal.run = cast("Run", self.typed(journal.run))
+        journal.run = cast("Run", self.attach_decoder(journal.run))
         try:
-            if not obeys and (is_stored or journal.run.version) and not journal.run.is_over:
+            if not apply_requests_only and (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
                     self.check_price()
-                self._take_up(journal, resume=resume)
-            drive = drive_of(
-                engine, journal, deps, self._tally_of(journal.run), above, resume=resume, takeover=takeover
+                self._record_resumption(journal, resume=resume)
+            drive = build_execution(
+                engine, journal, deps, self._take_ledger(journal.run), parent_budget, resume=resume, takeover=takeover
             )
-            await (apply_requests(drive) if obeys else run_steps(drive, gate, once=once))
-            self._keep(journal.run, drive.tally)
+            await (apply_requests(drive) if apply_requests_only else run_steps(drive, throttle, once=once))
+            self._cache(journal.run, drive.ledger)
             drive.close()
             return cast("Run[A_co]", journal.run)
         except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: it can wait for nothing more
@@ -163,68 +163,68 @@ class Driver(Generic[A_co]):
         Raises:
             MisuseError: when it is; it says what to do.
         """
-        model = self.engine.model
-        if self.engine.limits.usd is not None and model.cost_usd(Usage(input_tokens=1)) is None:
+        model = self.config.model
+        if self.config.limits.usd is not None and model.cost_usd(Usage(input_tokens=1)) is None:
             raise MisuseError(
                 f"Limits(usd=...) needs a price, and none is known for {model.name!r}: install agentfsm[prices], "
                 "give the model a price, or limit tokens instead",
             )
 
-    def _as_begun(self, run: Run[Any] | str) -> Run[Any] | str:
+    def _refresh_fingerprint(self, run: Run[Any] | str) -> Run[Any] | str:
         """Return a run that has not begun with the tools in its header that came after it was made."""
-        fingerprint = self.engine.fingerprint
+        fingerprint = self.config.fingerprint
         if isinstance(run, str) or run.version or run.header.fingerprint == fingerprint:
             return run
         return attrs.evolve(run, header=attrs.evolve(run.header, fingerprint=fingerprint))
 
-    def _take_up(self, journal: Journal, *, resume: bool) -> None:
+    def _record_resumption(self, journal: Journal, *, resume: bool) -> None:
         """Record that a pause ends, or that the agent is not what it was.
 
         Raises:
             MisuseError: when an open call needs a tool that this agent has not; nothing was changed.
         """
-        run, fingerprint = journal.run, self.engine.fingerprint
+        run, fingerprint = journal.run, self.config.fingerprint
         changes = fingerprint.changes_since(run.fingerprint or run.header.fingerprint)
         if changes:
-            self._check_tools(run)
+            self._check_open_tools(run)
             journal.log.warning("agent_changed", changes="; ".join(changes))
         if resume if run.paused is not None else changes:
             journal.commit(Resumed(fingerprint=fingerprint if changes else None, changes=changes))
 
-    def _check_tools(self, run: Run) -> None:
+    def _check_open_tools(self, run: Run) -> None:
         for entry in run.open:
             name, is_open = entry.call.name, entry.phase is not Phase.FINISHED and not entry.call.invented
-            if is_open and name not in self.engine.registry and find_builtin(run, name) is None:
+            if is_open and name not in self.config.registry and find_builtin(run, name) is None:
                 raise MisuseError(
                     f"run {run.id!r} has an open call {entry.call.id} of the tool {name!r}, which this "
                     "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",
                 )
 
-    def _tally_of(self, run: Run) -> TokenLedger:
-        own = self._tallies.pop((run.id, run.created_at), None)
-        return own or self._tally_before(run) or TokenLedger(own_start=run.own_start)
+    def _take_ledger(self, run: Run) -> TokenLedger:
+        own = self._ledgers.pop((run.id, run.created_at), None)
+        return own or self._take_predecessor_ledger(run) or TokenLedger(own_start=run.own_start)
 
-    def _tally_before(self, run: Run) -> TokenLedger | None:
+    def _take_predecessor_ledger(self, run: Run) -> TokenLedger | None:
         """Take the count of the run that this one goes on from, where that is at hand."""
-        last = self._ended.get(run.header.after or "")
+        last = self._ended_runs.get(run.header.after or "")
         if last is None or last.messages is not run.prior:
             return None
-        tally = self._tallies.pop((last.id, last.created_at), None)
+        tally = self._ledgers.pop((last.id, last.created_at), None)
         if tally is not None:
             tally.resume_from(run.own_start)
         return tally
 
-    def _keep(self, run: Run, tally: TokenLedger) -> None:
+    def _cache(self, run: Run, ledger: TokenLedger) -> None:
         """Keep what the next driving call, or the next run of the conversation, would have to read or count anew."""
         if run.is_over:
             if run.header.session is None and not run.prior:
                 return
-            self._ended.pop(run.header.after or "", None)
-            _put(self._ended, run.id, run, CONVERSATIONS)
-        _put(self._tallies, (run.id, run.created_at), tally, TALLIES)
+            self._ended_runs.pop(run.header.after or "", None)
+            _put_bounded(self._ended_runs, run.id, run, MAX_CONVERSATIONS)
+        _put_bounded(self._ledgers, (run.id, run.created_at), ledger, MAX_LEDGERS)
 
 
-def _put(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
+def _put_bounded(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
     """Keep a value, and let the oldest go where there are more than `most`."""
     kept[key] = value
     if len(kept) > most:

@@ -19,8 +19,8 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import Event
 from agentfsm.core.machine import TABLE
 from agentfsm.core.value import Value
-from agentfsm.engine.act.decide import may_go_on
-from agentfsm.engine.drive.journal import EndedRuns, load
+from agentfsm.engine.execution.journal import EndedRuns, load_run
+from agentfsm.engine.tool_calls.approvals import is_wait_over
 from agentfsm.ports import Store
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ POLL_S: Final = 1.0
 QUICK_POLL_S: Final = 0.1
 
 # The events after which a run is over: those that lead to a state from which there is no arrow.
-_ENDING: Final = frozenset(kind for row in TABLE.values() for kind, state in row.items() if not TABLE[state])
+_FINAL_EVENTS: Final = frozenset(kind for row in TABLE.values() for kind, state in row.items() if not TABLE[state])
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +49,7 @@ class JournalEvent(Value):
         return {"run_id": self.run_id, "version": self.version, "event": self.event.to_dict()}
 
 
-class _Alarm:
+class _WakeSignal:
     """Set by the store, from any thread; apart from the tail, so that a subscription does not keep that alive."""
 
     __slots__ = ("event",)
@@ -62,7 +62,7 @@ class _Alarm:
 
 
 @attrs.define(eq=False, repr=False)
-class Tail:
+class JournalTail:
     """The end of a journal: hands over what is appended, as it comes."""
 
     store: Store
@@ -71,11 +71,11 @@ class Tail:
     # Of the newest event that was handed over.
     poll_s: float = attrs.field(factory=lambda: POLL_S, init=False)
     # Seconds until the next look.
-    _alarm: _Alarm = attrs.field(factory=_Alarm, init=False)
-    _subscription: weakref.finalize[..., Tail] | None = attrs.field(default=None, init=False)
+    _wake_signal: _WakeSignal = attrs.field(factory=_WakeSignal, init=False)
+    _subscription: weakref.finalize[..., JournalTail] | None = attrs.field(default=None, init=False)
     # Ends with `close`, or with this object.
 
-    async def look(self) -> Sequence[Event]:
+    async def poll(self) -> Sequence[Event]:
         """Return the events after the newest one, maybe none.
 
         Raises:
@@ -92,21 +92,21 @@ class Tail:
             RunNotFoundError: as `look`.
         """
         if self._subscription is None:
-            self._subscription = weakref.finalize(self, self._subscribed())
+            self._subscription = weakref.finalize(self, self._subscribe())
             self._subscription.atexit = False
         was_woken = True
         while True:
-            self._alarm.event = anyio.Event()  # before the look: what is appended after it sets this one
-            if events := await self.look():
+            self._wake_signal.event = anyio.Event()  # before the look: what is appended after it sets this one
+            if events := await self.poll():
                 self.poll_s = POLL_S if was_woken else QUICK_POLL_S
                 return events
             with anyio.move_on_after(self.poll_s):
-                await self._alarm.event.wait()
-            was_woken = self._alarm.event.is_set()
+                await self._wake_signal.event.wait()
+            was_woken = self._wake_signal.event.is_set()
             self.poll_s = min(POLL_S, 2 * self.poll_s)
 
-    def _subscribed(self) -> Callable[[], None]:
-        return self.store.subscribe(f"run:{self.run_id}", make_waker(self._alarm.set))
+    def _subscribe(self) -> Callable[[], None]:
+        return self.store.subscribe(f"run:{self.run_id}", make_waker(self._wake_signal.set))
 
     def close(self) -> None:
         """End the subscription."""
@@ -116,21 +116,21 @@ class Tail:
 
 
 @attrs.define(eq=False, repr=False)
-class JournalEvents(AsyncIterator[JournalEvent]):
+class JournalFollower(AsyncIterator[JournalEvent]):
     """The events of a run after a version, until it is over; `Agent.events` returns one of these."""
 
     store: Store
     run_id: str
     after: int
-    _tail: Tail | None = attrs.field(default=None, init=False)
+    _tail: JournalTail | None = attrs.field(default=None, init=False)
     # There is one from the first event asked for.
     _ready: deque[JournalEvent] = attrs.field(factory=deque, init=False)
-    _over: bool = attrs.field(default=False, init=False)
+    _is_over: bool = attrs.field(default=False, init=False)
     # Whether the newest event has ended the run.
 
     async def __anext__(self) -> JournalEvent:
         try:
-            while not self._ready and not self._over:
+            while not self._ready and not self._is_over:
                 await self._fetch()
         except BaseException:
             self._close()
@@ -141,21 +141,21 @@ class JournalEvents(AsyncIterator[JournalEvent]):
 
     async def _fetch(self) -> None:
         if self._tail is not None:
-            return self._take(self._tail, await self._tail.wait())
+            return self._enqueue(self._tail, await self._tail.wait())
         # From the event before: it shows that there is such a version, and whether the run is over with it.
-        tail = Tail(self.store, self.run_id, max(0, self.after - 1))
-        events = await tail.look()
+        tail = JournalTail(self.store, self.run_id, max(0, self.after - 1))
+        events = await tail.poll()
         if self.after and not events:
             raise MisuseError(f"run {self.run_id!r} has no version {self.after} yet: give after= a version that it has")
         self._tail = tail
-        return self._take(tail, events)
+        return self._enqueue(tail, events)
 
-    def _take(self, tail: Tail, events: Sequence[Event]) -> None:
+    def _enqueue(self, tail: JournalTail, events: Sequence[Event]) -> None:
         first = tail.version - len(events) + 1
         placed = [JournalEvent(run_id=self.run_id, version=n, event=each) for n, each in enumerate(events, first)]
         self._ready += [each for each in placed if each.version > self.after]
-        if events and type(events[-1]) in _ENDING:
-            self._over = True
+        if events and type(events[-1]) in _FINAL_EVENTS:
+            self._is_over = True
             self._close()
 
     def _close(self) -> None:
@@ -163,27 +163,27 @@ class JournalEvents(AsyncIterator[JournalEvent]):
             self._tail.close()
 
 
-async def settled(store: Store, run_id: str, ended: EndedRuns) -> Run:
+async def wait_until_blocked(store: Store, run_id: str, ended_runs: EndedRuns) -> Run:
     """Return a run once it is over, or waits for something that has not come.
 
     Args:
         store: Where it lives.
         run_id: Its id.
-        ended: Runs at hand, as in `before_of`.
+        ended_runs: Runs at hand, as in `load_predecessor`.
 
     Raises:
         RunNotFoundError: when the store holds no such run, or no longer.
     """
-    run = await load(store, run_id, ended=ended)
-    tail = Tail(store, run_id, run.version)
+    run = await load_run(store, run_id, ended_runs=ended_runs)
+    tail = JournalTail(store, run_id, run.version)
     try:
-        while not run.is_over and not await _rests(store, run):
+        while not run.is_over and not await _is_blocked(store, run):
             run = run.fold(await tail.wait())
     finally:
         tail.close()
     return run
 
 
-async def _rests(store: Store, run: Run) -> bool:
+async def _is_blocked(store: Store, run: Run) -> bool:
     """Whether a run waits, and what it waits for first has not come: else whoever drives it goes on with it."""
-    return run.is_waiting and not await may_go_on(store, run.pending[0], await store.now())
+    return run.is_waiting and not await is_wait_over(store, run.pending[0], await store.now())

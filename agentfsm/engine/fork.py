@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agentfsm.tools.registry import ToolRegistry
 
 
-def forked(
+def build_fork_events(
     header: Header,
     before: Run | None,
     events: Sequence[Event],
@@ -54,20 +54,20 @@ def forked(
     prefix, run = list(events), begin_run(header, before)
     for version, event in sorted(edit.items()):
         run = run.fold(prefix[run.version : version - 1])
-        prefix[version - 1] = _under_own_keys(run, event, events[version - 1])
+        prefix[version - 1] = _rekey_changed_calls(run, event, events[version - 1])
     run = run.fold(prefix[run.version :])
     if run.is_over:
         raise MisuseError(f"at version {run.version} the run is over ({run.stop_reason}): fork it at an earlier one")
     at = run.updated_at
     first: list[Event] = [e.Resumed(at=at)] if run.paused is not None else []
     if run.state is State.OBSERVE and run.messages and isinstance(run.messages[-1], AssistantMessage):
-        note = Input(kind=InputKind.REFLECTION, parts=(TextPart(text=_LOOK_AGAIN),))
+        note = Input(kind=InputKind.REFLECTION, parts=(TextPart(text=_LOOK_AGAIN_NOTE),))
         first.append(e.Observed(at=at, inputs=(note,)))
-    own = [fact for entry in run.open for fact in _of_open(run, entry, registry)]
+    own = [fact for entry in run.open for fact in _build_open_call_events(run, entry, registry)]
     return (*prefix, *first, *[attrs.evolve(fact, at=at) for fact in own])
 
 
-def _under_own_keys(run: Run, event: Event, original: Event) -> Event:
+def _rekey_changed_calls(run: Run, event: Event, original: Event) -> Event:
     """Return an edited event with keys of the fork for the calls that it changes: they have another effect.
 
     Args:
@@ -89,10 +89,10 @@ def _under_own_keys(run: Run, event: Event, original: Event) -> Event:
 
 
 # Said where a fork begins behind an answer that did not count: some providers refuse a request that ends with one.
-_LOOK_AGAIN = "Something had come in that this answer did not take up, and it is gone. Look at your answer again."
+_LOOK_AGAIN_NOTE = "Something had come in that this answer did not take up, and it is gone. Look at your answer again."
 
 
-def _of_open(run: Run, entry: OpenCall, registry: ToolRegistry) -> Sequence[Event]:
+def _build_open_call_events(run: Run, entry: OpenCall, registry: ToolRegistry) -> Sequence[Event]:
     """Return what is recorded of a call that is open where the fork begins."""
     call, tool, is_paused = entry.call, registry.get(entry.call.name), entry.phase is Phase.PAUSED
     if entry.phase in (Phase.FINISHED, Phase.OUTCOME_UNKNOWN) or call.malformed is not None or call.invented:

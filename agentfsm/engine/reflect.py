@@ -13,101 +13,110 @@ from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON, Usage
 from agentfsm.core.verdict import Action, Verdict
-from agentfsm.engine.drive.access import context_of
-from agentfsm.engine.think.beside import ask_beside
+from agentfsm.engine.execution.tool_access import build_context
+from agentfsm.engine.model_calls.side_request import send_side_request
 from agentfsm.ports import OutputForm, OutputMode
 from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import Reflect
     from agentfsm.core.run import Run
-    from agentfsm.engine.drive.answers import Answers
-    from agentfsm.engine.drive.drive import Drive
+    from agentfsm.engine.execution.execution import Execution
+    from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.ports import Judge, JudgeAsk
 
 # What a finding says, the first and the second time; the third stops the run.
-_LADDER: Final = (
+_LOOP_WARNINGS: Final = (
     "You are repeating yourself: {what}. The results will not change. Do something else, or answer with what you have.",
     "You are repeating yourself: {what}. {tools} may not be called any more in this run. Answer with what you have.",
 )
 # The same where it is the answers that repeat: there is no tool to withdraw.
-_OF_ANSWERS: Final = 2 * ("You are repeating yourself: {what}. It would be refused again: give another answer.",)
-_STOPPED: Final = "You are repeating yourself: {what}."
-_REFUSED: Final = "Your answer was refused: {why}\n{how}"
+_ANSWER_LOOP_WARNINGS: Final = 2 * (
+    "You are repeating yourself: {what}. It would be refused again: give another answer.",
+)
+_LOOP_STOP_NOTE: Final = "You are repeating yourself: {what}."
+_REFUSAL_NOTE: Final = "Your answer was refused: {why}\n{how}"
 
 
-async def review_results(drive: Drive, effect: Reflect) -> None:
+async def review_results(execution: Execution, effect: Reflect) -> None:
     """Go on after tools, unless a limit is reached, the run goes round in circles, or a judge wants it otherwise."""
-    engine, journal = drive.engine, drive.journal
-    if (stop := drive.budget.stop()) is not None:
-        return drive.stop(*stop)
+    engine, journal = execution.config, execution.journal
+    if (stop := execution.budget.find_stop_reason()) is not None:
+        return execution.stop_at_limit(*stop)
     if effect.verdict is not None:
-        return journal.commit(_after(effect.verdict))
-    if (loop := _loop(drive)) is not None:
-        return _warn(drive, loop, e.Continued())
+        return journal.commit(_build_continuation(effect.verdict))
+    if (loop := _find_loop(execution)) is not None:
+        return _warn_of_loop(execution, loop, e.Continued())
     if engine.judge is not None and engine.judge.wants(journal.run):
-        return await _judge(drive, engine.judge)
+        return await _run_judge(execution, engine.judge)
     return journal.commit(e.Continued())
 
 
-async def review_draft(drive: Drive, effect: Reflect) -> bool:
+async def review_draft(execution: Execution, effect: Reflect) -> bool:
     """Whether a draft may be accepted; else commit what is said against it.
 
     Args:
-        drive: The driving call.
+        execution: The driving call.
         effect: Holds the draft, and what a judge has said of it already.
     """
-    engine, journal, verdict = drive.engine, drive.journal, effect.verdict
+    engine, journal, verdict = execution.config, execution.journal, effect.verdict
     if verdict is None:
-        answers = engine.answers
-        if answers is not None and (why := await answers.check(effect.draft or "", context_of(drive))) is not None:
-            _refuse(drive, answers, why)
+        answers = engine.output_spec
+        if (
+            answers is not None
+            and (why := await answers.check(effect.draft or "", build_context(execution))) is not None
+        ):
+            _refuse_draft(execution, answers, why)
             return False
         if engine.judge is not None and engine.judge.wants(journal.run):
-            await _judge(drive, engine.judge)
+            await _run_judge(execution, engine.judge)
             return False
     elif verdict.action is not Action.ACCEPT:
-        _send_back(drive, _after(verdict))
+        _send_back(execution, _build_continuation(verdict))
         return False
     return True
 
 
-def _send_back(drive: Drive, note: e.Continued) -> None:
+def _send_back(execution: Execution, note: e.Continued) -> None:
     """Commit what is said against a draft, and that it is the same draft again, where it is."""
-    loop = None if note.asks else _loop(drive)  # a person may see what comes next
+    loop = None if note.asks else _find_loop(execution)  # a person may see what comes next
     if loop is None:
-        drive.journal.commit(note)
+        execution.journal.commit(note)
     else:
-        _warn(drive, loop, note)
+        _warn_of_loop(execution, loop, note)
 
 
 # The form of an answer
 
 
-def _refuse(drive: Drive, answers: Answers, why: str) -> None:
+def _refuse_draft(execution: Execution, spec: OutputSpec, why: str) -> None:
     """Send a draft back with what is wrong, or end the run where that was done often enough."""
-    refusals = drive.journal.run.refusals
-    if refusals >= drive.engine.limits.answer_retries:
+    refusals = execution.journal.run.refusals
+    if refusals >= execution.config.limits.answer_retries:
         times = f"answers refused: {refusals + 1}, the last one: {why}"
-        return drive.stop(StopReason.TOO_MANY_ERRORS, times, note=_REFUSED.format(why=why, how=answers.how))
-    drive.journal.log.warning("answer_refused", turn=drive.journal.run.turn, refusals=refusals + 1)
-    return _send_back(drive, e.Continued(note=_REFUSED.format(why=why, how=answers.how), refused=True))
+        return execution.stop_at_limit(
+            StopReason.TOO_MANY_ERRORS, times, note=_REFUSAL_NOTE.format(why=why, how=spec.correction_hint)
+        )
+    execution.journal.log.warning("answer_refused", turn=execution.journal.run.turn, refusals=refusals + 1)
+    return _send_back(
+        execution, e.Continued(note=_REFUSAL_NOTE.format(why=why, how=spec.correction_hint), refused=True)
+    )
 
 
 # Judges
 
 
-async def _judge(drive: Drive, judge: Judge) -> None:
+async def _run_judge(execution: Execution, judge: Judge) -> None:
     """Have the draft or the results judged. Where that cannot be done, a person is asked: unjudged is not accepted."""
-    journal = drive.journal
+    journal = execution.journal
     spent = Usage()
-    modes = (judge.model or drive.engine.model).output_modes
+    modes = (judge.model or execution.config.model).output_modes
 
     async def ask(instructions: str, question: str, schema: Mapping[str, JSON]) -> str:
         nonlocal spent
         output = OutputForm(name="verdict", schema=schema) if OutputMode.SCHEMA in modes else None
-        text, usage = await ask_beside(
-            drive,
+        text, usage = await send_side_request(
+            execution,
             instructions,
             question,
             max_tokens=judge.answer_tokens,
@@ -118,19 +127,19 @@ async def _judge(drive: Drive, judge: Judge) -> None:
         return text
 
     try:
-        verdict = await _verdict_of(judge, journal.run, ask)
+        verdict = await _call_judge(judge, journal.run, ask)
     except ModelError as error:
         spent += error.usage or Usage()
-        verdict = _unjudged(error)
+        verdict = _build_failed_verdict(error)
     except Exception as error:  # a fault of the judge's own: it is raised, and what was paid for is not lost with it
         if spent.tokens:
-            journal.commit(e.Judged(verdict=_unjudged(error), usage=spent))
+            journal.commit(e.Judged(verdict=_build_failed_verdict(error), usage=spent))
         raise
     journal.log.info("judged", turn=journal.run.turn, action=verdict.action.value)
     journal.commit(e.Judged(verdict=verdict, usage=spent))
 
 
-async def _verdict_of(judge: Judge, run: Run, ask: JudgeAsk) -> Verdict:
+async def _call_judge(judge: Judge, run: Run, ask: JudgeAsk) -> Verdict:
     verdict: object = await judge.judge(run, ask)
     if isinstance(verdict, Verdict):
         return verdict
@@ -138,71 +147,75 @@ async def _verdict_of(judge: Judge, run: Run, ask: JudgeAsk) -> Verdict:
     raise MisuseError(f"{what}: return a Verdict, for example Verdict(action=Action.ACCEPT)")
 
 
-def _unjudged(error: Exception) -> Verdict:
+def _build_failed_verdict(error: Exception) -> Verdict:
     return Verdict(action=Action.ESCALATE, note=f"It could not be judged: {describe_error(error)}")
 
 
-def _after(verdict: Verdict) -> e.Continued:
+def _build_continuation(verdict: Verdict) -> e.Continued:
     """Return how the run goes on after a verdict."""
-    return _NEXT[verdict.action](verdict)
+    return _CONTINUATIONS[verdict.action](verdict)
 
 
-def _again(verdict: Verdict) -> e.Continued:
+def _build_retry(verdict: Verdict) -> e.Continued:
     what = f"Do step {verdict.step} again" if verdict.step else "Do it again"
-    return e.Continued(note=f"A review found your work not good enough. {what}{_found(verdict)}")
+    return e.Continued(note=f"A review found your work not good enough. {what}{_format_findings(verdict)}")
 
 
-def _replan(verdict: Verdict) -> e.Continued:
-    return e.Continued(note=f"A review found that this way leads nowhere. Make a new plan{_found(verdict)}")
+def _build_replan(verdict: Verdict) -> e.Continued:
+    return e.Continued(note=f"A review found that this way leads nowhere. Make a new plan{_format_findings(verdict)}")
 
 
-def _escalate(verdict: Verdict) -> e.Continued:
-    return e.Continued(asks=f"A review could not accept the work. What shall be done{_found(verdict)}")
+def _build_escalation(verdict: Verdict) -> e.Continued:
+    return e.Continued(asks=f"A review could not accept the work. What shall be done{_format_findings(verdict)}")
 
 
-def _found(verdict: Verdict) -> str:
+def _format_findings(verdict: Verdict) -> str:
     """Return what is to change, and what the low scores say."""
-    low = [f"{each.criterion} {each.score} of 5 ({each.reason})" for each in verdict.scores if each.score < GOOD]
+    low = [
+        f"{each.criterion} {each.score} of 5 ({each.reason})" for each in verdict.scores if each.score < PASSING_SCORE
+    ]
     told = "; ".join(filter(None, (verdict.note, *low)))
     return f": {told}" if told else "."
 
 
 # The least score that needs no word.
-GOOD: Final = 4
+PASSING_SCORE: Final = 4
 
-_NEXT: Final[dict[Action, Callable[[Verdict], e.Continued]]] = {
+_CONTINUATIONS: Final[dict[Action, Callable[[Verdict], e.Continued]]] = {
     Action.ACCEPT: lambda verdict: e.Continued(note=verdict.note),
-    Action.RETRY_STEP: _again,
-    Action.REPLAN: _replan,
-    Action.ESCALATE: _escalate,
+    Action.RETRY_STEP: _build_retry,
+    Action.REPLAN: _build_replan,
+    Action.ESCALATE: _build_escalation,
 }
 
 
 # Loops
 
 
-def _loop(drive: Drive) -> loop_detection.DetectedLoop | None:
-    run = drive.journal.run
+def _find_loop(execution: Execution) -> loop_detection.DetectedLoop | None:
+    run = execution.journal.run
     return (
         None
         if run.turn < loop_detection.MIN_REPEATS
-        else loop_detection.find_loop(run.messages, drive.engine.registry.polling_tools)
+        else loop_detection.find_loop(run.messages, execution.config.registry.polling_tools)
     )
 
 
-def _warn(drive: Drive, loop: loop_detection.DetectedLoop, note: e.Continued) -> None:
+def _warn_of_loop(execution: Execution, loop: loop_detection.DetectedLoop, note: e.Continued) -> None:
     """Add to a note that the model repeats itself: first a nudge, then the tools are withdrawn, then the run stops."""
-    journal, run = drive.journal, drive.journal.run
+    journal, run = execution.journal, execution.journal.run
     change: dict[str, Any] = {}
     if loop.is_hint:
         text = f"Note: {loop.description}{', though the arguments differ' if loop.tools else ''}."
-    elif run.loops < len(_LADDER):
-        text = (_LADDER if loop.tools else _OF_ANSWERS)[run.loops].format(
+    elif run.loops < len(_LOOP_WARNINGS):
+        text = (_LOOP_WARNINGS if loop.tools else _ANSWER_LOOP_WARNINGS)[run.loops].format(
             what=loop.description, tools=", ".join(loop.tools)
         )
         change = {"loop": True, "disabled": loop.tools if run.loops else ()}
     else:
-        told = f"{note.note}\n{_STOPPED.format(what=loop.description)}".lstrip()
-        return drive.stop(StopReason.LOOP_DETECTED, f"{loop.description}, after {run.loops} warnings", note=told)
+        told = f"{note.note}\n{_LOOP_STOP_NOTE.format(what=loop.description)}".lstrip()
+        return execution.stop_at_limit(
+            StopReason.LOOP_DETECTED, f"{loop.description}, after {run.loops} warnings", note=told
+        )
     journal.log.warning("loop", turn=run.turn, what=loop.description)
     return journal.commit(attrs.evolve(note, note=f"{note.note}\n{text}".lstrip(), **change))

@@ -14,18 +14,18 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
-from agentfsm.engine.drive.journal import Journal, before_of
-from agentfsm.engine.perform import drive_of
-from agentfsm.engine.think.offer import offered
+from agentfsm.engine.execution.journal import Journal, load_predecessor
+from agentfsm.engine.model_calls.tool_selection import list_offered_tools
+from agentfsm.engine.step import build_execution
 from agentfsm.ports import Lease, Store
 from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger
 
 if TYPE_CHECKING:
-    from agentfsm.engine.drive.engine import Engine
+    from agentfsm.engine.execution.config import EngineConfig
 
 # What the two hashes of a request are of.
-PARTS: Final = ("the agent: its model, instructions, tools or settings", "the messages")
+REQUEST_PARTS: Final = ("the agent: its model, instructions, tools or settings", "the messages")
 
 
 @attrs.frozen(kw_only=True)
@@ -55,11 +55,11 @@ class Replay(Value):
         return not self.divergences
 
 
-async def replay(engine: Engine, store: Store, run_id: str, deps: Any = None) -> Replay:
+async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = None) -> Replay:
     """Fold a run from its journal, and check each request.
 
     Args:
-        engine: What asks now.
+        config: What asks now.
         store: Where the journal lives.
         run_id: The run.
         deps: Handed to the tools' `enabled` functions, which decide what a request tells of.
@@ -68,17 +68,17 @@ async def replay(engine: Engine, store: Store, run_id: str, deps: Any = None) ->
         RunNotFoundError: when the store holds no such run.
     """
     stored = await store.read(run_id)
-    run = begin_run(stored.header, await before_of(store, stored.header))
+    run = begin_run(stored.header, await load_predecessor(store, stored.header))
     nobody = Lease(run_id=run_id, token=0, version=0)  # it is never appended to
-    journal = Journal(store=store, lease=nobody, run=run, clock=engine.clock, log=RunLogger(run_id, run.header.agent))
-    drive = drive_of(engine, journal, deps, TokenLedger(own_start=run.own_start))
+    journal = Journal(store=store, lease=nobody, run=run, clock=config.clock, log=RunLogger(run_id, run.header.agent))
+    drive = build_execution(config, journal, deps, TokenLedger(own_start=run.own_start))
     checked, found = 0, []
     for event in stored.events:
         run = journal.run
         if isinstance(event, e.Answered) and event.request:
-            drive.tally.update(run)
-            now = engine.request_digest(drive.tally, offered(drive), engine.settings_of(run))
-            pairs = zip(PARTS, event.request.split("-"), now.split("-"), strict=True)
+            drive.ledger.update(run)
+            now = config.request_digest(drive.ledger, list_offered_tools(drive), config.resolve_settings(run))
+            pairs = zip(REQUEST_PARTS, event.request.split("-"), now.split("-"), strict=True)
             what = tuple([part for part, then, own in pairs if then != own])
             checked += 1
             if what:

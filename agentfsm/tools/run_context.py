@@ -85,7 +85,7 @@ class RunContext(Generic[D]):
     inquiry: Inquiry = attrs.field(factory=Inquiry, repr=False)
     # What the tool has asked people, and was told: `answers` and `state`.
     parent: Any = attrs.field(default=None, repr=False)
-    # For a tool that is an agent: the run that it works for (`engine.drive.family.Parent`).
+    # For a tool that is an agent: the run that it works for (`config.drive.family.Parent`).
 
     def progress(self, message: str) -> _CompletedAwaitable:
         """Tell whoever watches how far the call is: `await ctx.progress("half")`, without `await` in a plain function.

@@ -158,7 +158,7 @@ async def test_counts_are_kept_between_steps_for_a_bounded_number_of_runs(store)
     agent = Agent(ScriptedModel(), store=store)
     for _ in range(1_005 if type(store).__name__ == "MemoryStore" else 5):
         await agent.step(agent.start("go"))
-    assert len(agent.driver._tallies) <= 1_000
+    assert len(agent.driver._ledgers) <= 1_000
 
 
 async def test_the_task_that_stays_in_sight_is_that_of_the_newest_run(store):

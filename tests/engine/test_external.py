@@ -364,7 +364,7 @@ async def test_invalid_arguments_ask_nobody(store, asked, outcome, words):
     assert words in result.content
 
 
-@pytest.mark.parametrize("rule", ["ask_user", Rule("ask_user", lambda a: "colour" in a.question)], ids=["tool", "call"])
+@pytest.mark.parametrize("rule", ["ask_user", Rule("ask_user", lambda a: "colour" in a.prepared)], ids=["tool", "call"])
 async def test_what_is_not_permitted_asks_nobody(store, rule):
     """A call that will be refused is refused at once, whether for its tool or for its arguments."""
     agent = asking(store, permissions=Permissions(deny=(rule,)))

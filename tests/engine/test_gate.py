@@ -9,14 +9,14 @@ from itertools import pairwise
 
 import anyio
 import pytest
+from agentfsm.config.drive.gate import STEPS_PER_TICK, StepThrottle
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, tool
-from agentfsm.engine.drive.gate import ROUND, Gate
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.testing import FunctionModel, ScriptedModel
 
-CROWD = 5 * ROUND
+CROWD = 5 * STEPS_PER_TICK
 
 
 async def crowd(agent):
@@ -59,7 +59,7 @@ async def test_a_crowd_leaves_room_for_others_in_each_round_of_the_loop():
         others.cancel_scope.cancel()
     assert asked == CROWD
     steps = [after - before for before, after in pairwise(looks)]
-    assert max(steps) <= 2 * ROUND  # trio does a round in any order, so parts of two may lie between two looks
+    assert max(steps) <= 2 * STEPS_PER_TICK  # trio does a round in any order, so parts of two may lie between two looks
 
 
 async def test_replies_that_come_together_are_taken_in_by_rounds():
@@ -95,35 +95,35 @@ async def test_replies_that_come_together_are_taken_in_by_rounds():
         others.cancel_scope.cancel()
     assert went_on == CROWD
     steps = [after - before for before, after in pairwise(looks)]
-    assert max(steps) <= 2 * ROUND
+    assert max(steps) <= 2 * STEPS_PER_TICK
 
 
 def test_a_round_has_room_for_so_many_steps():
     """No more, and no fewer."""
-    gate = Gate()
-    assert [gate.try_pass() for _ in range(ROUND + 2)] == [True] * ROUND + [False] * 2
+    gate = StepThrottle()
+    assert [gate.try_acquire() for _ in range(STEPS_PER_TICK + 2)] == [True] * STEPS_PER_TICK + [False] * 2
 
 
 async def test_who_waits_passes_in_the_order_of_coming():
     """A round takes those who came first."""
     arrived, passed = [], []
-    await wait_in_turn(Gate(), 2 * ROUND + 5, arrived, passed)
-    assert len(passed) == 2 * ROUND + 5
-    for start in range(0, len(passed), ROUND):
-        assert set(passed[start : start + ROUND]) == set(arrived[start : start + ROUND])
+    await wait_in_turn(StepThrottle(), 2 * STEPS_PER_TICK + 5, arrived, passed)
+    assert len(passed) == 2 * STEPS_PER_TICK + 5
+    for start in range(0, len(passed), STEPS_PER_TICK):
+        assert set(passed[start : start + STEPS_PER_TICK]) == set(arrived[start : start + STEPS_PER_TICK])
 
 
 async def test_who_is_cancelled_leaves_the_others_their_turn():
     """Waiting steps that are cancelled are forgotten, and all others pass."""
-    gate, arrived, passed = Gate(), [], []
+    gate, arrived, passed = StepThrottle(), [], []
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await wait_in_turn(gate, ROUND, [], passed)
+            await wait_in_turn(gate, STEPS_PER_TICK, [], passed)
         assert not passed
-        tasks.start_soon(wait_in_turn, gate, 3 * ROUND, arrived, passed)
+        tasks.start_soon(wait_in_turn, gate, 3 * STEPS_PER_TICK, arrived, passed)
     assert sorted(passed) == sorted(arrived)
-    await gate.wait()  # whoever comes later, too
+    await gate.acquire()  # whoever comes later, too
 
 
 async def test_runs_one_after_the_other_go_through_many_rounds():
@@ -146,7 +146,7 @@ def test_the_gate_of_a_loop_goes_with_it(backend):
     """Nothing is kept of an event loop that has ended."""
 
     async def seen():
-        return weakref.ref(await Gate.passed())
+        return weakref.ref(await StepThrottle.enter())
 
     gate = anyio.run(seen, backend=backend)
     gc.collect()

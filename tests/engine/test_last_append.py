@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 import attrs
 import pytest
+from agentfsm.config.drive import journal
 
 from agentfsm import Agent, StoreError
-from agentfsm.engine.drive import journal
 from agentfsm.ports import PendingWrite
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel
@@ -36,7 +36,7 @@ class SlowStore(MemoryStore):
 
 @pytest.fixture
 def store(monkeypatch):
-    monkeypatch.setattr(journal, "SETTLE_S", 0.0)
+    monkeypatch.setattr(journal, "CLOSE_TIMEOUT_S", 0.0)
     return SlowStore()
 
 
@@ -71,7 +71,7 @@ async def test_who_is_cut_off_does_not_wait_without_end(store):
 
 async def test_who_is_cut_off_hears_of_what_is_written_in_time(store, monkeypatch):
     """The end that is written a moment after the cancellation is the end of the run."""
-    monkeypatch.setattr(journal, "SETTLE_S", 60.0)
+    monkeypatch.setattr(journal, "CLOSE_TIMEOUT_S", 60.0)
     store.gate = anyio.Event()
     seen = []
     agent = Agent(ScriptedModel("Fine."), store=store)

@@ -8,11 +8,11 @@ from typing import Any
 
 import anyio
 import pytest
+from agentfsm.config.drive import journal
+from agentfsm.config.think import compact
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, tool
-from agentfsm.engine.drive import journal
-from agentfsm.engine.think import compact
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -67,7 +67,7 @@ async def test_a_long_run_is_loaded_in_portions(memory, monkeypatch):
     async with neighbour() as ticks:
         assert await agent.load(run_id) == run
         assert ticks == [0]
-        monkeypatch.setattr(journal, "PORTION", 10)
+        monkeypatch.setattr(journal, "FOLD_BATCH", 10)
         assert await agent.load(run_id) == run
         assert ticks[0] >= run.version // 10 - 1
 
@@ -76,8 +76,8 @@ async def test_a_long_history_is_counted_in_portions(memory, monkeypatch):
     """So it is where a run is taken up whose messages nobody has counted yet, and again when there is a vocabulary."""
     run_id = await many_turns(memory)
     portion = 8
-    monkeypatch.setattr(compact, "PORTION", portion)
-    monkeypatch.setattr(ledger, "PORTION", portion)
+    monkeypatch.setattr(compact, "FOLD_BATCH", portion)
+    monkeypatch.setattr(ledger, "FOLD_BATCH", portion)
     counted: list[int] = [0]
     count_message = ledger.count_message
 

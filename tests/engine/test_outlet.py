@@ -423,7 +423,7 @@ def test_a_hanging_listener_does_not_hold_the_process():
     """A process ends though its listener hangs and an idle thread waits."""
     program = """
 import threading
-from agentfsm.engine.watch.outlet import Outlet
+from agentfsm.config.watch.outlet import Outlet
 entered = threading.Event()
 def hang(event):
     entered.set()
@@ -441,8 +441,8 @@ def test_after_a_fork_nothing_hangs():
     """In the child of a fork the thread is missing and the lock may be held: it begins anew, without old events."""
     program = """
 import os, threading, warnings, anyio
-from agentfsm.engine.watch import outlet as module
-from agentfsm.engine.watch.outlet import Outlet
+from agentfsm.config.watch import outlet as module
+from agentfsm.config.watch.outlet import Outlet
 module.DRAIN_TIMEOUT_S = 1_000
 warnings.simplefilter("ignore")
 entered, gate, seen = threading.Event(), threading.Event(), []

@@ -20,7 +20,7 @@ import pytest
 import requests
 import trio
 import urllib3
-from agentfsm.engine.queue.classify_failure import TRANSIENT_BY_LIBRARY, TransientFailure, classify_failure
+from agentfsm.config.queue.classify_failure import TRANSIENT_BY_LIBRARY, TransientFailure, classify_failure
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ from typing import Literal
 import anyio
 import attrs
 import pytest
-from agentfsm.engine.tools.find_builtin import ask_user
+from agentfsm.config.tools.find_builtin import ask_user
 from mcp import Client, MCPError
 
 from agentfsm import Agent, Limits, RunContext, tool

@@ -5,7 +5,7 @@ import json
 import anyio
 import anyio.lowlevel
 import pytest
-from agentfsm.engine.tools.find_builtin import ask_user
+from agentfsm.config.tools.find_builtin import ask_user
 from mcp import Client, MCPError
 from mcp.types import ElicitResult
 

@@ -2,7 +2,7 @@
 
 import httpx2
 import pytest
-from agentfsm.engine.queue.classify_failure import classify_failure
+from agentfsm.config.queue.classify_failure import classify_failure
 from mcp import MCPError
 from pydantic import BaseModel, ValidationError
 

@@ -18,6 +18,10 @@ from typing import Any
 
 import attrs
 import pytest
+from agentfsm.config import perform
+from agentfsm.config.act import decide
+from agentfsm.config.act.calls import RunHost
+from agentfsm.config.drive.journal import Journal
 from play import play
 from shared_disk import Disk, HandleTerm
 from world import World, here
@@ -27,10 +31,6 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.inbox import Approve
 from agentfsm.core.run import Header
-from agentfsm.engine import perform
-from agentfsm.engine.act import decide
-from agentfsm.engine.act.calls import RunHost
-from agentfsm.engine.drive.journal import Journal
 from agentfsm.stores import memory
 from agentfsm.stores.memory import MemoryStore
 
@@ -142,9 +142,9 @@ def drop_the_intent(patch: Any) -> None:
     """A call that may not be repeated begins without a word in the journal."""
 
     async def starting(host: RunHost, call: Any, _tool: Any) -> None:
-        facts, taken = host._spent(call.id)
+        facts, taken = host._spend_decision(call.id)
         if facts:
-            host.drive.journal.commit(*facts, taken=taken)
+            host.execution.journal.commit(*facts, taken=taken)
 
     patch.setattr(RunHost, "on_start", starting)
 
@@ -179,8 +179,8 @@ def forget_a_sibling(patch: Any) -> None:
     finished, lost = RunHost.on_result, set()
 
     def finish(host: RunHost, result: Any) -> None:
-        which = here.get(), host.drive.journal.run.id, result.call_id
-        if host.held is None and host.drive.unfinished > 1 and which not in lost:
+        which = here.get(), host.execution.journal.run.id, result.call_id
+        if host.held_records is None and host.execution.unfinished_calls > 1 and which not in lost:
             lost.add(which)
         else:
             finished(host, result)
@@ -190,23 +190,23 @@ def forget_a_sibling(patch: Any) -> None:
 
 def spend_a_yes_twice(patch: Any) -> None:
     """A yes stays in the inbox, and lets a call run that was lost."""
-    lets_run, spent = decide._lets_run, RunHost._spent
+    lets_run, spent = decide._permits_run, RunHost._spend_decision
 
     def let_run(engine: Any, entry: Any, row: Any) -> bool:
         return lets_run(engine, entry, row) or (isinstance(row.item, Approve) and entry.phase is Phase.OUTCOME_UNKNOWN)
 
-    patch.setattr(decide, "_lets_run", let_run)
+    patch.setattr(decide, "_permits_run", let_run)
     patch.setattr(RunHost, "_spent", lambda host, call_id: (spent(host, call_id)[0], []))
 
 
 def ignore_expiry(patch: Any) -> None:
     """Nobody says no when the time is up."""
-    fact = decide._fact
+    fact = decide._resolve_open_call
 
     async def fact_without(drive: Any, entry: Any, *rest: Any) -> Any:
         return await fact(drive, attrs.evolve(entry, expires_at=None), *rest)
 
-    patch.setattr(decide, "_fact", fact_without)
+    patch.setattr(decide, "_resolve_open_call", fact_without)
 
 
 def count_a_late_word(patch: Any) -> None:
@@ -216,20 +216,20 @@ def count_a_late_word(patch: Any) -> None:
 
 def read_rows_before_the_clock(patch: Any) -> None:
     """A decision may come between the look at the inbox and the look at the clock."""
-    arrived = decide._arrived
+    arrived = decide._read_decisions
 
     async def arrived_backwards(drive: Any) -> Any:
         before = await arrived(drive)
-        return decide._Arrived(await drive.journal.store.now(), before.decisions, before.has_input)
+        return decide._InboxSnapshot(await drive.journal.store.now(), before.decisions, before.has_input)
 
-    patch.setattr(decide, "_arrived", arrived_backwards)
+    patch.setattr(decide, "_read_decisions", arrived_backwards)
 
 
 def trust_the_news(patch: Any) -> None:
     """The inbox is not looked at before the store has told of something, which it does with the next append."""
-    rows = Journal.rows
+    rows = Journal.read_inbox
     patch.setattr(Disk, "renewed", lambda *_: None)
-    patch.setattr(Journal, "rows", lambda journal, **_options: rows(journal))
+    patch.setattr(Journal, "read_inbox", lambda journal, **_options: rows(journal))
 
 
 def repeat_after_a_crash(patch: Any) -> None:
@@ -238,7 +238,7 @@ def repeat_after_a_crash(patch: Any) -> None:
     async def again(*_: Any) -> None:
         return
 
-    patch.setattr(decide, "_recovered", again)
+    patch.setattr(decide, "_recover_call", again)
 
 
 def mint_keys_anew(patch: Any) -> None:
@@ -247,7 +247,7 @@ def mint_keys_anew(patch: Any) -> None:
 
     def context_anew(host: RunHost, call: Any, tool: Any, deadline: float) -> Any:
         made = context(host, call, tool, deadline)
-        return attrs.evolve(made, idempotency_key=f"{call.key}:{host.drive.journal.lease.token}")
+        return attrs.evolve(made, idempotency_key=f"{call.key}:{host.execution.journal.lease.token}")
 
     patch.setattr(RunHost, "context", context_anew)
 
@@ -258,7 +258,7 @@ def leave_children(patch: Any) -> None:
     async def nobody(*_: Any) -> list[Any]:
         return []
 
-    patch.setattr(perform, "end_children", nobody)
+    patch.setattr(perform, "end_child_runs", nobody)
 
 
 def lose_input(patch: Any) -> None:

@@ -77,7 +77,7 @@ def small_pages(monkeypatch):
     script = redis_store._load_script()
     assert script.count("PAGE = 500") == 1
     monkeypatch.setattr(redis_store, "_script", lambda: script.replace("PAGE = 500", "PAGE = 2"))
-    monkeypatch.setattr(threaded, "PORTION", 2)
+    monkeypatch.setattr(threaded, "FOLD_BATCH", 2)
 
 
 async def tidy(store):

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import attrs
 import pytest
+from agentfsm.config.drive.budget import Budget
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, Run, State, StopReason
@@ -20,7 +21,6 @@ from agentfsm.core.errors import RunError
 from agentfsm.core.events import Event, ToolStarted
 from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
 from agentfsm.core.run import Header, begin_run
-from agentfsm.engine.drive.budget import Budget
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.clock import VirtualClock, run_virtual

@@ -17,10 +17,10 @@ from typing import Any
 
 import anyio
 import pytest
+from agentfsm.config.drive import journal
 
 from agentfsm.cli import main
 from agentfsm.core.run import Run
-from agentfsm.engine.drive import journal
 from agentfsm.stores import SQLiteStore
 
 # A guard against hanging, never a bound that a test relies on.
@@ -161,7 +161,7 @@ class Shell:
 async def _parse_record(folder: Path, run_id: str) -> Run:
     store = SQLiteStore(folder / ".agentfsm" / "runs.db")
     try:
-        return await journal.load(store, run_id)
+        return await journal.load_run(store, run_id)
     finally:
         await store.aclose()
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
+from agentfsm.config.drive.journal import Journal
 
 from agentfsm import Agent, RunContext, tool
 from agentfsm.core.errors import AgentError, LeaseHeldError
-from agentfsm.engine.drive.journal import Journal
 from agentfsm.ports import Store
 from agentfsm.stores.sqlite import store as sqlite
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter
@@ -122,11 +122,11 @@ def unchecked() -> None:
         try:
             return append(ledger, entry)
         except AgentError:
-            ledger._after.clear()  # nor is the owner told
+            ledger._build_continuation.clear()  # nor is the owner told
             return True
 
     sqlite._SQLiteBackend.append = appended
-    Journal.check_time = lambda _journal: None  # the engine's own look before an effect
+    Journal.check_lease = lambda _journal: None  # the engine's own look before an effect
 
 
 def granted_unchecked() -> None:

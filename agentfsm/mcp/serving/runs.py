@@ -23,7 +23,7 @@ from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, ArgumentsError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
-from agentfsm.engine.drive.journal import header_of
+from agentfsm.engine.execution.journal import read_header
 from agentfsm.mcp.serving.bus import Bus
 from agentfsm.mcp.serving.offers import Resource
 from agentfsm.ports import Filter, RunSummary
@@ -178,7 +178,7 @@ class ServedRuns:
 
         self._troubles.pop(run_id, None)
         try:
-            return await self.agent.driver.drive(run, deps, lease=lease, see=see_and_show)
+            return await self.agent.driver.run_until_blocked(run, deps, lease=lease, on_run=see_and_show)
         except Exception as error:
             self._troubles[run_id] = result_text.describe_error(error)
             if len(self._troubles) > TROUBLES:
@@ -337,7 +337,7 @@ class ServedRuns:
         run = await self.agent.load(run_id)
         header = run.header
         while header.agent != self.agent.name and header.parent is not None:
-            header = await header_of(self.agent.store, header.parent)
+            header = await read_header(self.agent.store, header.parent)
         if header.agent != self.agent.name:
             raise RunNotFoundError(f"there is no run {run_id!r} of {self.agent.name!r} in the store")
         return run

@@ -17,7 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from agentfsm.core.errors import AgentError, ArgumentsError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
-from agentfsm.engine.act.decide import described, needs_approval, patience_s
+from agentfsm.engine.tool_calls.approvals import answer_lifetime_s, describe_call, needs_approval
 from agentfsm.mcp.serving.approval import Approval
 from agentfsm.mcp.serving.asking import Asking, Context, UnansweredError, Underway
 from agentfsm.mcp.serving.inquiry import inquired
@@ -156,7 +156,7 @@ class ServedTools:
         numbers = itertools.count(1)
         while True:
             if underway.questions:
-                expires_s = patience_s(tool, tool.to_namespace(tool.bind(call.arguments)))
+                expires_s = answer_lifetime_s(tool, tool.to_namespace(tool.bind(call.arguments)))
                 told = await inquired(self.asking, ctx, underway, replies, tool=tool.name, expires_s=expires_s)
                 if isinstance(told, m.InputRequiredResult):
                     return told
@@ -193,7 +193,7 @@ class ServedTools:
         return Approval(
             tool=tool.name,
             arguments=json.loads(call.arguments),
-            description=described(tool, arguments),
+            description=describe_call(tool, arguments),
             expires_s=tool.approval_expires_s,
         )
 

@@ -419,5 +419,5 @@ def test_calls_that_are_refused_take_no_place():
     root = fresh(Limits(tool_calls=3))
     below = fresh(Limits(), "root.t1.0", root)
     waiting = [OpenCall(call=ToolCall(id=f"t1.{n}", name="look", arguments="{}")) for n in range(5)]
-    assert list(below.admit(waiting)) == waiting[3:]
+    assert list(below.admit_calls(waiting)) == waiting[3:]
     assert (below.calls, root.calls) == (3, 3)

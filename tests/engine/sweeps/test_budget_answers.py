@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import attrs
+from agentfsm.config.drive.config import MAX_ANSWER_TOKENS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from agentfsm.core import events as e
 from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Usage
-from agentfsm.engine.drive.engine import MAX_ANSWER_TOKENS
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from tests.support.checks import fresh, results_of, valid_history, virtually
 
@@ -194,7 +194,7 @@ async def test_a_cancelled_wait_holds_nothing():
     assert granted == 900
     third.settle(held, Usage())
     assert root._reserved == (0, 0.0)
-    assert root._under_way == 0
+    assert root._in_flight == 0
 
 
 async def test_an_answer_without_a_cap_is_held_back_in_full():

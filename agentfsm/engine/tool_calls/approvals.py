@@ -24,12 +24,12 @@ from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, PostedItem, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.value import Value
-from agentfsm.engine.act.children import gone, waits_below
-from agentfsm.engine.drive.access import absence, why_barred
-from agentfsm.engine.drive.drive import Drive
-from agentfsm.engine.drive.engine import Engine
-from agentfsm.engine.drive.family import child_id
-from agentfsm.engine.drive.journal import header_of, load
+from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.execution import Execution
+from agentfsm.engine.execution.journal import load_run, read_header
+from agentfsm.engine.execution.parent import child_run_id
+from agentfsm.engine.execution.tool_access import check_available, check_permitted
+from agentfsm.engine.tool_calls.child_runs import build_deleted_result, waits_on_child
 from agentfsm.ports import Store
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
@@ -46,7 +46,7 @@ DESCRIPTION_CHARS: Final = 2_000
 
 
 @attrs.frozen
-class _Arrived(Value):
+class _InboxSnapshot(Value):
     """What the inbox holds for open calls, and the store's time before it was read."""
 
     now: float
@@ -55,71 +55,73 @@ class _Arrived(Value):
     has_input: bool
 
 
-async def decide(drive: Drive) -> None:
+async def apply_decisions(execution: Execution) -> None:
     """Commit what is to be said of open calls before any runs."""
-    arrived = await _arrived(drive)
+    arrived = await _read_decisions(execution)
     facts: list[e.Event] = []
     taken: list[int] = []
-    for entry in drive.journal.run.open:
+    for entry in execution.journal.run.open:
         row = arrived.decisions.get(entry.call.id)
-        if row is not None and _lets_run(drive.engine, entry, row):
-            drive.granted[entry.call.id] = row  # spent in the very append that marks the call as started
-        elif (fact := await _fact(drive, entry, row, arrived)) is not None:
+        if row is not None and _permits_run(execution.config, entry, row):
+            execution.approvals[entry.call.id] = row  # spent in the very append that marks the call as started
+        elif (fact := await _resolve_open_call(execution, entry, row, arrived)) is not None:
             facts.append(fact)
             taken += [row.number] if row is not None else []
     if facts:
-        drive.journal.commit(*facts, taken=taken)
+        execution.journal.commit(*facts, taken=taken)
 
 
-async def _arrived(drive: Drive) -> _Arrived:
-    journal = drive.journal
+async def _read_decisions(execution: Execution) -> _InboxSnapshot:
+    journal = execution.journal
     now = await journal.store.now()
     undecided = [entry for entry in journal.run.open if entry.phase in UNDECIDED_PHASES]
     late = any(item.expires_at is not None and now >= item.expires_at for item in journal.run.pending)
-    rows = await journal.rows(afresh=late) if undecided else ()  # a no by time is said after a look, not on hearsay
+    rows = (
+        await journal.read_inbox(force=late) if undecided else ()
+    )  # a no by time is said after a look, not on hearsay
     decisions = {row.item.call_id: row for row in rows if isinstance(row.item, Decision)}
-    return _Arrived(now, decisions, any(isinstance(row.item, Input) for row in rows))
+    return _InboxSnapshot(now, decisions, any(isinstance(row.item, Input) for row in rows))
 
 
 # Agents below.
 
 
-async def _look_after(drive: Drive, entry: OpenCall, now: float) -> e.ToolFinished | None:
+async def _wake_if_unblocked(execution: Execution, entry: OpenCall, now: float) -> e.ToolFinished | None:
     """Wake a paused call when what its agent waits for first was decided, or is due; once for each thing waited for.
 
     Where the agent's run was deleted, return the call's end: taken up again it would do everything anew.
     """
-    call_id, store = entry.call.id, drive.journal.store
+    call_id, store = entry.call.id, execution.journal.store
     first = {item.run_id: item for item in reversed(entry.pending)}
-    drive.woken -= {call_id}
+    execution.resumable -= {call_id}
     try:
-        await header_of(store, child_id(drive.journal.run.id, call_id))
+        await read_header(store, child_run_id(execution.journal.run.id, call_id))
     except RunNotFoundError:
-        ended = gone(entry)
+        ended = build_deleted_result(entry)
         return e.ToolFinished(result=build_decided_result(entry, ended.outcome, ended.content))
-    is_resumed = drive.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.pending)
-    if drive.tried.get(call_id) != entry.pending and (
-        is_resumed or any([await may_go_on(store, each, now) for each in first.values()])
+    is_resumed = execution.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.pending)
+    if execution.last_waits.get(call_id) != entry.pending and (
+        is_resumed or any([await is_wait_over(store, each, now) for each in first.values()])
     ):
-        drive.tried[call_id] = entry.pending
-        drive.woken |= {call_id}
+        execution.last_waits[call_id] = entry.pending
+        execution.resumable |= {call_id}
     return None
 
 
-async def may_go_on(store: Store, item: Pending, now: float) -> bool:
+async def is_wait_over(store: Store, item: Pending, now: float) -> bool:
     """Whether something has come that ends the wait for this item, or its time is up, `now` by the store's clock."""
     if item.expires_at is not None and now >= item.expires_at:
         return True
     try:
         # The inbox first: what has gone from it by then is in the journal.
-        if any(_concerns(row, item) for row in await store.inbox(item.run_id)):
+        if any(_ends_wait(row, item) for row in await store.inbox(item.run_id)):
             return True
-        return item not in (await load(store, item.run_id)).pending  # somebody has driven it on
+        return item not in (await load_run(store, item.run_id)).pending  # somebody has driven it on
     except RunNotFoundError:  # deleted, further down: the agent above it will tell
         return True
 
 
-def _concerns(row: PostedItem, item: Pending) -> bool:
+def _ends_wait(row: PostedItem, item: Pending) -> bool:
     """Whether a row ends the wait."""
     if isinstance(row.item, Decision):
         return row.item.call_id == item.call_id
@@ -129,99 +131,101 @@ def _concerns(row: PostedItem, item: Pending) -> bool:
 # One call.
 
 
-def _lets_run(engine: Engine, entry: OpenCall, row: PostedItem) -> bool:
+def _permits_run(config: EngineConfig, entry: OpenCall, row: PostedItem) -> bool:
     """Whether a person has let the call run, as it is now."""
     if isinstance(row.item, Approve):
         return (
             entry.phase is Phase.AWAITING_APPROVAL
             and row.item.digest == entry.digest
-            and not _has_changed(engine, entry)
+            and not _has_tool_changed(config, entry)
         )
     if isinstance(row.item, GiveInput):
         return entry.phase is Phase.PAUSED and row.item.digest == entry.pending[0].digest
     return isinstance(row.item, Rerun) and entry.phase is Phase.OUTCOME_UNKNOWN
 
 
-async def _fact(drive: Drive, entry: OpenCall, row: PostedItem | None, arrived: _Arrived) -> e.Event | None:
+async def _resolve_open_call(
+    execution: Execution, entry: OpenCall, row: PostedItem | None, arrived: _InboxSnapshot
+) -> e.Event | None:
     """Return what is to be recorded of an open call before any call runs, if anything."""
     call, now = entry.call, arrived.now
-    if waits_below(drive.journal.run, entry):
-        return await _look_after(drive, entry, now)
+    if waits_on_child(execution.journal.run, entry):
+        return await _wake_if_unblocked(execution, entry, now)
     is_late = entry.expires_at is not None and now >= entry.expires_at
     match entry.phase, row.item if row is not None else None:
         case Phase.INTENDED, _:
-            return _asked(drive, call, now)
+            return _request_decision(execution, call, now)
         case Phase.RUNNING, _:
-            return await _recovered(drive, entry)
+            return await _recover_call(execution, entry)
         case Phase.AWAITING_APPROVAL, Reject(by=by, message=message):
             reason = f" ({message})" if message else ""
-            return e.ToolFinished(result=_rejected(entry, f"a person rejected it{reason}"), by=by)
+            return e.ToolFinished(result=_build_rejection(entry, f"a person rejected it{reason}"), by=by)
         case Phase.AWAITING_APPROVAL, None if is_late:
-            return e.ToolFinished(result=_rejected(entry, "a person was asked, and nobody answered in time"))
-        case Phase.AWAITING_APPROVAL, _ if row is not None or _has_changed(drive.engine, entry):
-            return _asked_again(drive, entry, now)
+            return e.ToolFinished(result=_build_rejection(entry, "a person was asked, and nobody answered in time"))
+        case Phase.AWAITING_APPROVAL, _ if row is not None or _has_tool_changed(execution.config, entry):
+            return _request_decision_again(execution, entry, now)
         case ((Phase.OUTCOME_UNKNOWN | Phase.PAUSED), Settle(by=by, outcome=outcome, content=content)):
-            return e.ToolFinished(result=_settled(drive, entry, outcome, content), by=by)
+            return e.ToolFinished(result=_build_settled_result(execution, entry, outcome, content), by=by)
         case Phase.PAUSED, None:
-            return _waited(entry, arrived)
+            return _resolve_wait(entry, arrived)
     return None
 
 
-def _asked(drive: Drive, call: ToolCall, now: float) -> e.Event | None:
+def _request_decision(execution: Execution, call: ToolCall, now: float) -> e.Event | None:
     """Return what is asked outside before the call counts; None where nothing is, or the call will not run anyway."""
-    tool = None if call.invented else drive.engine.registry.get(call.name)
+    tool = None if call.invented else execution.config.registry.get(call.name)
     if tool is None or not tool.is_interactive:
         return None
-    arguments = _runnable(drive, tool, call)
+    arguments = _bind_if_runnable(execution, tool, call)
     if arguments is None:
         return None
     if tool.waits_for is not None:
         waits = Pending(
             kind=tool.waits_for,
-            run_id=drive.journal.run.id,
+            run_id=execution.journal.run.id,
             call_id=call.id,
             tool=call.name,
             arguments=vars(arguments),
-            description=described(tool, arguments),
-            expires_at=now + patience_s(tool, arguments),
+            description=describe_call(tool, arguments),
+            expires_at=now + answer_lifetime_s(tool, arguments),
         )
         return e.ToolPaused(call_id=call.id, pending=(waits,))
-    return _question(tool, call, arguments, now) if needs_approval(tool, arguments) else None
+    return _build_approval_request(tool, call, arguments, now) if needs_approval(tool, arguments) else None
 
 
-def _question(tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: float) -> e.ApprovalAsked:
+def _build_approval_request(tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: float) -> e.ApprovalAsked:
     return e.ApprovalAsked(
         call_id=call.id,
         expires_at=now + tool.approval_expires_s,
-        description=described(tool, arguments),
+        description=describe_call(tool, arguments),
         digest=tool.digest_call(call),
     )
 
 
-def _asked_again(drive: Drive, entry: OpenCall, now: float) -> e.Event:
+def _request_decision_again(execution: Execution, entry: OpenCall, now: float) -> e.Event:
     """Return what is recorded of a call whose tool has changed since a person was asked, or said yes to it."""
-    call, tool = entry.call, drive.engine.registry.get(entry.call.name)
-    arguments = None if tool is None else _runnable(drive, tool, call)
+    call, tool = entry.call, execution.config.registry.get(entry.call.name)
+    arguments = None if tool is None else _bind_if_runnable(execution, tool, call)
     if tool is not None and arguments is not None:
-        return _question(tool, call, arguments, now)
+        return _build_approval_request(tool, call, arguments, now)
     content = "not run: the tool has changed since a person was asked about this call. Call it again, as it is now."
     return e.ToolFinished(result=build_decided_result(entry, Outcome.SKIPPED, content))
 
 
-def _runnable(drive: Drive, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:
+def _bind_if_runnable(execution: Execution, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:
     """Return the arguments of a call that could run; None where it will be refused, whoever says yes to it."""
-    if call.malformed is not None or absence(drive, tool) is not None:
+    if call.malformed is not None or check_available(execution, tool) is not None:
         return None
     try:
         bound = tool.bind_and_check(call.arguments)
     except ArgumentsError:
         return None
-    return None if why_barred(drive, tool, bound) is not None else tool.to_namespace(bound)
+    return None if check_permitted(execution, tool, bound) is not None else tool.to_namespace(bound)
 
 
-def _has_changed(engine: Engine, entry: OpenCall) -> bool:
+def _has_tool_changed(config: EngineConfig, entry: OpenCall) -> bool:
     """Whether the tool is not what it was when a person was asked about the call."""
-    tool = engine.registry.get(entry.call.name)
+    tool = config.registry.get(entry.call.name)
     return bool(entry.digest) and tool is not None and tool.digest_call(entry.call) != entry.digest
 
 
@@ -236,7 +240,7 @@ def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:
         return True
 
 
-def described(tool: Tool[..., Any], arguments: Arguments) -> str:
+def describe_call(tool: Tool[..., Any], arguments: Arguments) -> str:
     """Return what a call will do, where its tool says so, for the person who decides on it."""
     if tool.describe is None:
         return ""
@@ -247,21 +251,23 @@ def described(tool: Tool[..., Any], arguments: Arguments) -> str:
         return f"(its description failed: {render.describe_error(error)})"
 
 
-def _rejected(entry: OpenCall, why: str) -> ToolResult:
+def _build_rejection(entry: OpenCall, why: str) -> ToolResult:
     return build_decided_result(entry, Outcome.REJECTED, f"not run: {why}. Do not try it again unasked.")
 
 
 # A call whose result comes from outside.
 
 
-def _settled(drive: Drive, entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
+def _build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
     """Return a result that comes from outside, of which the model is shown no more than of the tool's own."""
-    tool, result = drive.engine.registry.get(entry.call.name), build_decided_result(entry, outcome, content)
-    shown = None if tool is None else result_text.count_shown_chars(result.content, tool, drive.queue.host.count_tokens)
+    tool, result = execution.config.registry.get(entry.call.name), build_decided_result(entry, outcome, content)
+    shown = (
+        None if tool is None else result_text.count_shown_chars(result.content, tool, execution.queue.host.count_tokens)
+    )
     return attrs.evolve(result, shown_chars=shown)
 
 
-def inquired(
+def build_pending_question(
     run: Run,
     tool: Tool[..., Any],
     call: ToolCall,
@@ -289,13 +295,13 @@ def inquired(
         tool=call.name,
         arguments=parse_arguments(call),
         description="\n".join([each.message for each in pause.questions])[:DESCRIPTION_CHARS],
-        expires_at=now + patience_s(tool, arguments),
+        expires_at=now + answer_lifetime_s(tool, arguments),
         digest=short_hash(json.dumps(asked, sort_keys=True), DIGEST_CHARS),
         questions=pause.questions,
     )
 
 
-def patience_s(tool: Tool[..., Any], arguments: Arguments) -> float:
+def answer_lifetime_s(tool: Tool[..., Any], arguments: Arguments) -> float:
     """Return the seconds for which an answer to what a tool asks counts."""
     if not callable(tool.answer_expires_s):
         return tool.answer_expires_s
@@ -309,7 +315,7 @@ def patience_s(tool: Tool[..., Any], arguments: Arguments) -> float:
     return seconds if 0 <= seconds < inf else ANSWER_EXPIRES_S
 
 
-def _waited(entry: OpenCall, arrived: _Arrived) -> e.ToolFinished | None:
+def _resolve_wait(entry: OpenCall, arrived: _InboxSnapshot) -> e.ToolFinished | None:
     """Return the result of a call that waits for an answer, or for input, where that is there or its time is up."""
     [item] = entry.pending
     is_late = item.expires_at is not None and arrived.now >= item.expires_at
@@ -327,16 +333,16 @@ def _waited(entry: OpenCall, arrived: _Arrived) -> e.ToolFinished | None:
 # A call that was in flight when its worker died.
 
 
-async def _recovered(drive: Drive, entry: OpenCall) -> e.Event | None:
+async def _recover_call(execution: Execution, entry: OpenCall) -> e.Event | None:
     """Return what is recorded of it; None where it is run again."""
     call = entry.call
-    tool = None if call.invented else drive.engine.registry.get(call.name)
-    policy = "ask" if tool is None else await _found_out(drive, tool, call)
+    tool = None if call.invented else execution.config.registry.get(call.name)
+    policy = "ask" if tool is None else await _resolve_on_unknown(execution, tool, call)
     if isinstance(policy, Found):
         content, parts = result_text.render_result(policy.result)
-        result = attrs.evolve(_settled(drive, entry, Outcome.DONE, content), parts=parts)
+        result = attrs.evolve(_build_settled_result(execution, entry, Outcome.DONE, content), parts=parts)
         return e.ToolFinished(result=result, by="on_unknown")
-    drive.journal.log.warning("call_unknown", call=call.id, policy=policy)
+    execution.journal.log.warning("call_unknown", call=call.id, policy=policy)
     if policy == "fail":
         content = (
             "outcome unknown: the work on the run was broken off while the call was under way, and its effect may have "
@@ -346,27 +352,27 @@ async def _recovered(drive: Drive, entry: OpenCall) -> e.Event | None:
     return None if policy == "rerun" else e.ToolLost(call_id=call.id)
 
 
-async def _found_out(drive: Drive, tool: Tool[..., Any], call: ToolCall) -> str | Found:
+async def _resolve_on_unknown(execution: Execution, tool: Tool[..., Any], call: ToolCall) -> str | Found:
     """Return what the tool declares, or what its function finds out; one that cannot tell leaves it to a person."""
     if isinstance(tool.on_unknown, str):
         return tool.on_unknown
-    limit_s = tool.timeout_s or drive.engine.limits.tool_timeout_s
+    limit_s = tool.timeout_s or execution.config.limits.tool_timeout_s
     try:
         arguments = tool.to_namespace(tool.bind(call.arguments))
-        ctx = drive.queue.host.build_context(call, tool, drive.engine.clock.now() + limit_s)
+        ctx = execution.queue.host.build_context(call, tool, execution.config.clock.now() + limit_s)
         with anyio.fail_after(limit_s):
-            found = await _asked_of(tool.on_unknown, ctx, arguments)
+            found = await _call_on_unknown(tool.on_unknown, ctx, arguments)
     except BaseException as error:
         if not isinstance(error, Exception) and not is_foreign_cancellation(error):
             raise
-        drive.journal.log.warning("on_unknown_failed", call=call.id, exc_info=error)
+        execution.journal.log.warning("on_unknown_failed", call=call.id, exc_info=error)
         return "ask"
     return (
         found if isinstance(found, Found) or (isinstance(found, str) and found in UNKNOWN_OUTCOME_POLICIES) else "ask"
     )
 
 
-async def _asked_of(find_out: Callable[..., Any], ctx: RunContext[Any], arguments: Arguments) -> Any:
+async def _call_on_unknown(find_out: Callable[..., Any], ctx: RunContext[Any], arguments: Arguments) -> Any:
     """Call a function, async or plain: a plain one in a thread, so that the event loop goes on."""
     if iscoroutinefunction(find_out):
         return await find_out(ctx, arguments)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from agentfsm.core import events as e
 from agentfsm.core.messages import AssistantMessage, ToolResult, Usage, UserMessage
-from agentfsm.engine.drive.access import absence
-from agentfsm.engine.think.beside import ask_beside
+from agentfsm.engine.execution.tool_access import check_available
+from agentfsm.engine.model_calls.side_request import send_side_request
 from agentfsm.ports import ToolDefinition
 from agentfsm.tools.builtin import FIND_TOOLS, READ_RESULT, build_find_tools_definition, find_tools, read_result
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.engine.drive.drive import Drive
+    from agentfsm.engine.execution.execution import Execution
     from agentfsm.tools.tool import Tool
 
 # Inputs of the user, newest last, for the choice among many tools.
@@ -23,91 +23,95 @@ TASK_INPUTS: Final = 3
 CHOICE_TOKENS: Final = 400
 
 
-def offered(drive: Drive) -> Sequence[ToolDefinition]:
+def list_offered_tools(execution: Execution) -> Sequence[ToolDefinition]:
     """Return the definitions of the tools that the model is told of, in the order of registration."""
-    engine, run = drive.engine, drive.journal.run
-    answer = () if engine.answers is None or engine.answers.definition is None else (engine.answers.definition,)
+    engine, run = execution.config, execution.journal.run
+    answer = (
+        ()
+        if engine.output_spec is None or engine.output_spec.tool_definition is None
+        else (engine.output_spec.tool_definition,)
+    )
     if run.limit_reached is not None:
         return answer
     if run.offered is not None:
-        definitions = _chosen(drive, frozenset(run.offered))
-    elif run.disabled or engine.narrows:
-        definitions = tuple([tool.definition for tool in _there(drive)])
+        definitions = _select_definitions(execution, frozenset(run.offered))
+    elif run.disabled or engine.can_hide_tools:
+        definitions = tuple([tool.definition for tool in _list_available_tools(execution)])
     else:
         definitions = engine.registry.definitions
-    if run.has_cut and READ_RESULT not in engine.registry and absence(drive, read_result()) is None:
+    if run.has_cut and READ_RESULT not in engine.registry and check_available(execution, read_result()) is None:
         definitions = (*definitions, read_result().definition)
     return (*definitions, *answer) if answer else definitions
 
 
-def _chosen(drive: Drive, names: Collection[str]) -> tuple[ToolDefinition, ...]:
+def _select_definitions(execution: Execution, names: Collection[str]) -> tuple[ToolDefinition, ...]:
     """Return the tools of these names, and the one that finds the others, if there are any."""
-    there = _there(drive)
+    there = _list_available_tools(execution)
     chosen = tuple([tool.definition for tool in there if tool.name in names])
-    if len(chosen) == len(there) or FIND_TOOLS in drive.engine.registry:
+    if len(chosen) == len(there) or FIND_TOOLS in execution.config.registry:
         return chosen
-    if absence(drive, find_tools()) is not None:
+    if check_available(execution, find_tools()) is not None:
         return chosen
     return *chosen, build_find_tools_definition(len(there) - len(chosen))
 
 
-def _there(drive: Drive) -> list[Tool[..., object]]:
+def _list_available_tools(execution: Execution) -> list[Tool[..., object]]:
     """Return the tools that this run has now and may use."""
-    return [tool for tool in drive.engine.registry if absence(drive, tool) is None]
+    return [tool for tool in execution.config.registry if check_available(execution, tool) is None]
 
 
-async def choose(drive: Drive) -> e.ToolsOffered | None:
+async def select_tools(execution: Execution) -> e.ToolsOffered | None:
     """Return the choice among many tools, where one has to be made since input came."""
-    engine, run = drive.engine, drive.journal.run
+    engine, run = execution.config, execution.journal.run
     if run.offered is not None:
-        return _with_found(drive, run.offered)
+        return _add_found_tools(execution, run.offered)
     if not engine.selector.wants(len(engine.registry)):
         return None
-    tools = [tool.definition for tool in _there(drive)]
+    tools = [tool.definition for tool in _list_available_tools(execution)]
     if not engine.selector.wants(len(tools)):
         return None
 
     async def ask(instructions: str, question: str) -> tuple[str, Usage]:
-        return await ask_beside(drive, instructions, question, max_tokens=CHOICE_TOKENS)
+        return await send_side_request(execution, instructions, question, max_tokens=CHOICE_TOKENS)
 
-    selection = await engine.selector.select(_task(run), tools, ask)
-    wanted = {*selection.tools, *_used(run), *_found(run)}
+    selection = await engine.selector.select(_describe_task(run), tools, ask)
+    wanted = {*selection.tools, *_list_used_tools(run), *_read_found_names(run)}
     names = tuple([tool.name for tool in tools if tool.name in wanted])
-    drive.journal.log.info("tools_offered", tools=len(names), of=len(tools), how=selection.how)
+    execution.journal.log.info("tools_offered", tools=len(names), of=len(tools), how=selection.how)
     return e.ToolsOffered(tools=names, how=selection.how, usage=selection.usage)
 
 
-def _with_found(drive: Drive, before: Collection[str]) -> e.ToolsOffered | None:
+def _add_found_tools(execution: Execution, before: Collection[str]) -> e.ToolsOffered | None:
     """Return the choice with the tools that the model has just found, where there are any that it was not offered."""
-    run, registry = drive.journal.run, drive.engine.registry
-    found = [name for name in _found(run) if name not in before and name in registry]
+    run, registry = execution.journal.run, execution.config.registry
+    found = [name for name in _read_found_names(run) if name not in before and name in registry]
     if not found or FIND_TOOLS in registry:
         return None
     wanted = {*before, *found}
-    drive.journal.log.info("tools_offered", tools=len(wanted), of=len(registry), how=FIND_TOOLS)
+    execution.journal.log.info("tools_offered", tools=len(wanted), of=len(registry), how=FIND_TOOLS)
     return e.ToolsOffered(tools=tuple([name for name in registry.names if name in wanted]), how=FIND_TOOLS)
 
 
 # What a search says, before a line on each tool; the names are read off these lines, so that a resumed run knows them.
-_FOUND: Final = "You may call these from your next turn on:"
+_FOUND_HEADER: Final = "You may call these from your next turn on:"
 # Names told of where nothing fits.
-MOST_NAMES: Final = 200
+MAX_NAMES: Final = 200
 
 
-async def found_text(drive: Drive, query: str) -> str:
+async def search_tools(execution: Execution, query: str) -> str:
     """Look for tools among those that the run may use and the model was not offered, and tell of them."""
-    offered_names = drive.journal.run.offered or ()
-    hidden = {tool.name: tool.definition for tool in _there(drive) if tool.name not in offered_names}
-    names = await drive.engine.selector.find(query, tuple(hidden.values()))
+    offered_names = execution.journal.run.offered or ()
+    hidden = {tool.name: tool.definition for tool in _list_available_tools(execution) if tool.name not in offered_names}
+    names = await execution.config.selector.find(query, tuple(hidden.values()))
     if lines := [hidden[name].summary for name in names if name in hidden]:
-        return "\n".join([_FOUND, *lines])
+        return "\n".join([_FOUND_HEADER, *lines])
     if not hidden:
         return "You see all tools that there are."
-    more = f" and {len(hidden) - MOST_NAMES} more" if len(hidden) > MOST_NAMES else ""
-    return f"No tool fits these words. Ask again, with words of these names: {', '.join([*hidden][:MOST_NAMES])}{more}"
+    more = f" and {len(hidden) - MAX_NAMES} more" if len(hidden) > MAX_NAMES else ""
+    return f"No tool fits these words. Ask again, with words of these names: {', '.join([*hidden][:MAX_NAMES])}{more}"
 
 
-def _found(run: Run) -> list[str]:
+def _read_found_names(run: Run) -> list[str]:
     """Return the tools that searches of the newest turn have found."""
     names: list[str] = []
     for message in reversed(run.messages):
@@ -115,16 +119,16 @@ def _found(run: Run) -> list[str]:
             break
         if isinstance(message, ToolResult) and message.tool == FIND_TOOLS:
             head, *lines = message.content.splitlines() or [""]
-            names += [line.partition("(")[0] for line in lines if head == _FOUND]
+            names += [line.partition("(")[0] for line in lines if head == _FOUND_HEADER]
     return names
 
 
-def _task(run: Run) -> str:
+def _describe_task(run: Run) -> str:
     """Return what the user wants: the newest of their words, since the very newest may only be "and in Paris?"."""
     said = [message.text for message in run.messages if isinstance(message, UserMessage)]
     return "\n".join(said[-TASK_INPUTS:])
 
 
-def _used(run: Run) -> set[str]:
+def _list_used_tools(run: Run) -> set[str]:
     """Return the tools that the history calls: the model knows them, and what follows may need them again."""
     return {call.name for message in run.messages if isinstance(message, AssistantMessage) for call in message.calls}

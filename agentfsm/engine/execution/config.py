@@ -21,7 +21,7 @@ from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.engine.drive.answers import Answers
+    from agentfsm.engine.execution.output import OutputSpec
 
 # Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
 ANSWER_TOKENS: Final = 4_096
@@ -31,7 +31,7 @@ MAX_ANSWER_TOKENS: Final = 16_384
 
 
 @attrs.frozen(kw_only=True)
-class Engine(Value):
+class EngineConfig(Value):
     """What an agent is made of: ports and settings. It holds nothing of any run."""
 
     model: Model
@@ -44,7 +44,7 @@ class Engine(Value):
     # The agent's, or what tells them for each turn.
     context: Context
     clock: Clock
-    answers: Answers | None
+    output_spec: OutputSpec | None
     # What an answer has to be; None where any text will do.
     judge: Judge | None
     last_answer: bool
@@ -52,24 +52,24 @@ class Engine(Value):
     load_counter: Callable[[str], Awaitable[TokenCounter]]
     # Loads the token counter for a model name; called only when a history comes near the window.
     log_prompts: bool = False
-    _overhead: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
+    _overhead_by_tools: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
     # Tokens of what every request holds, by encoding and tools.
-    _shapes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
+    _shape_hashes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
     # Hashes of the same, by tools.
     _fingerprints: dict[int, Fingerprint] = attrs.field(factory=dict, init=False)
     # By the registry's version, since tools may be registered later.
-    _unpriced: set[str] = attrs.field(factory=set, init=False)
+    _unpriced_models: set[str] = attrs.field(factory=set, init=False)
     # Names of models of which the log was told that their price is not known.
 
     @property
-    def narrows(self) -> bool:
+    def can_hide_tools(self) -> bool:
         """Whether a run may be offered fewer tools than there are, by permission or by what a tool says of itself."""
         return self.permissions is not None or bool(self.registry.conditional_tools)
 
     @property
-    def drafts(self) -> bool:
+    def reviews_answers(self) -> bool:
         """Whether an answer is looked at before it counts."""
-        return self.answers is not None or self.judge is not None
+        return self.output_spec is not None or self.judge is not None
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -82,71 +82,73 @@ class Engine(Value):
             self._fingerprints[self.registry.version] = known
         return known
 
-    def settings_of(self, run: Run) -> Settings:
+    def resolve_settings(self, run: Run) -> Settings:
         """Return how the model is asked in the run's next turn."""
-        settings = self._settings_for(run, self.settings) if callable(self.settings) else self.settings
+        settings = self._call_settings_function(run, self.settings) if callable(self.settings) else self.settings
         return settings if run.header.settings is None else run.header.settings.with_defaults(settings)
 
-    def _settings_for(self, run: Run, tell: Callable[[Run], object]) -> Settings:
-        settings = tell(run)
+    def _call_settings_function(self, run: Run, function: Callable[[Run], object]) -> Settings:
+        settings = function(run)
         if not isinstance(settings, Settings):
             raise MisuseError(f"the function settings= returned {type(settings).__name__}: return Settings(...)")
         return settings
 
-    def settings_beside(self, run: Run, max_tokens: int, *, own: bool) -> Settings:
+    def side_request_settings(self, run: Run, max_tokens: int, *, own: bool) -> Settings:
         """Return the settings for a question beside the run: short, without tools, and as always for the own model.
 
         Without thinking, too: Anthropic refuses a cap that is not above the tokens which that may have.
         """
-        base = self.settings_of(run) if own else Settings()
+        base = self.resolve_settings(run) if own else Settings()
         extra = {name: value for name, value in base.extra_body.items() if name != "thinking"}
         return attrs.evolve(
             base, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None, stop=(), extra_body=extra
         )
 
-    def room_tokens(self, tally: TokenLedger, settings: Settings) -> int:
+    def room_tokens(self, ledger: TokenLedger, settings: Settings) -> int:
         """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
-        return self.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - tally.overhead_tokens
+        return self.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - ledger.overhead_tokens
 
-    def allowance_tokens(self, tally: TokenLedger, settings: Settings) -> int:
+    def compaction_threshold_tokens(self, ledger: TokenLedger, settings: Settings) -> int:
         """Return what messages may fill of that before there is a compaction."""
-        return int(self.context.share * self.room_tokens(tally, settings))
+        return int(self.context.share * self.room_tokens(ledger, settings))
 
     def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition]) -> int:
         """Return the tokens of instructions and tool definitions; counted once per counter and set of tools."""
-        key = counter.encoding, *self._key(tools)
-        tokens = self._overhead.get(key)
+        key = counter.encoding, *self._tools_key(tools)
+        tokens = self._overhead_by_tools.get(key)
         if tokens is None:
             tokens = counter.count(self.instructions) + count_tools(tools, counter)
-            self._overhead[key] = tokens
+            self._overhead_by_tools[key] = tokens
         return tokens
 
-    def request_digest(self, tally: TokenLedger, tools: Sequence[ToolDefinition], settings: Settings) -> str:
+    def request_digest(self, ledger: TokenLedger, tools: Sequence[ToolDefinition], settings: Settings) -> str:
         """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
         if settings is not self.settings:
-            shape = self._shape(settings, tools)
-        elif (known := self._shapes.get(key := self._key(tools))) is not None:
+            shape = self._hash_shape(settings, tools)
+        elif (known := self._shape_hashes.get(key := self._tools_key(tools))) is not None:
             shape = known
         else:
-            shape = self._shapes[key] = self._shape(settings, tools)
-        return f"{shape}-{tally.digest}"
+            shape = self._shape_hashes[key] = self._hash_shape(settings, tools)
+        return f"{shape}-{ledger.digest}"
 
-    def _shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:
+    def _hash_shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:
         told = [[tool.name, tool.description, to_mutable_json(tool.parameters), tool.strict] for tool in tools]
         asked = attrs.asdict(attrs.evolve(settings, stream=False))  # how it is sent is no part of it
         output = (
-            None if self.answers is None or self.answers.output is None else to_mutable_json(self.answers.output.schema)
+            None
+            if self.output_spec is None or self.output_spec.output_form is None
+            else to_mutable_json(self.output_spec.output_form.schema)
         )
         parts = [self.model.name, self.instructions, told, asked, output]
         return short_hash(json.dumps(parts, sort_keys=True, default=str), 8)
 
-    def note_unpriced(self, model: Model) -> bool:
+    def mark_unpriced(self, model: Model) -> bool:
         """Whether a reply of this model is the first whose price is not known; the next one is not."""
-        is_first = model.name not in self._unpriced
-        self._unpriced.add(model.name)
+        is_first = model.name not in self._unpriced_models
+        self._unpriced_models.add(model.name)
         return is_first
 
-    def _key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
+    def _tools_key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
         """Return what stands for a set of tools; for all of them without a look at each."""
         whole = tools is self.registry.definitions
         # The engine's own tools are described anew for each set.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentfsm.ports import Model, Store
 
 
-def cost_of(run: Run, model: Model | None = None) -> AgentCost:
+def calculate_run_cost(run: Run, model: Model | None = None) -> AgentCost:
     """Return what a run cost, with the agents that it called.
 
     Args:
@@ -23,7 +23,7 @@ def cost_of(run: Run, model: Model | None = None) -> AgentCost:
     """
     messages = (*run.messages[run.own_start :], *[entry.result for entry in run.open])
     children = tuple([m.child for m in messages if isinstance(m, ToolResult) and m.child is not None])
-    own = _without(run.usage, children)
+    own = _subtract_children(run.usage, children)
     name = (run.fingerprint or run.header.fingerprint).model
     usd = _own_usd(own, model if model is not None and model.name == name else None)
     unpriced = (run.unpriced or (name,)) if usd is None else ()
@@ -31,8 +31,8 @@ def cost_of(run: Run, model: Model | None = None) -> AgentCost:
         agent=run.header.agent,
         run_id=run.id,
         usage=run.usage,
-        usd=_sum([usd, *[child.usd for child in children]]),
-        unpriced=_each_once([*unpriced, *[name for child in children for name in child.unpriced]]),
+        usd=_sum_or_unknown([usd, *[child.usd for child in children]]),
+        unpriced=_unique([*unpriced, *[name for child in children for name in child.unpriced]]),
         turns=run.turn,
         tool_calls=tuple(record.name for record in run.calls if record.outcome is not Outcome.SKIPPED),
         duration_s=run.duration_s,
@@ -40,7 +40,7 @@ def cost_of(run: Run, model: Model | None = None) -> AgentCost:
     )
 
 
-async def session_cost_of(store: Store, session: str, model: Model) -> SessionCost:
+async def calculate_session_cost(store: Store, session: str, model: Model) -> SessionCost:
     """Return what the runs of a session cost, each read once: every run but the first goes on from the one before.
 
     Raises:
@@ -53,14 +53,14 @@ async def session_cost_of(store: Store, session: str, model: Model) -> SessionCo
         stored = await store.read(run_id)
         if stored.header.session != session:
             break  # its first run went on from another conversation
-        costs.append(cost_of(begin_run(stored.header).fold(stored.events), model))
+        costs.append(calculate_run_cost(begin_run(stored.header).fold(stored.events), model))
         run_id = stored.header.after
     costs.reverse()
     return SessionCost(
         session=session,
         usage=sum([cost.usage for cost in costs], Usage()),
-        usd=_sum([cost.usd for cost in costs]),
-        unpriced=_each_once([name for cost in costs for name in cost.unpriced]),
+        usd=_sum_or_unknown([cost.usd for cost in costs]),
+        unpriced=_unique([name for cost in costs for name in cost.unpriced]),
         runs=tuple(costs),
     )
 
@@ -74,7 +74,7 @@ def _own_usd(own: Usage, model: Model | None) -> float | None:
     return None if own.unpriced else own.cost_usd
 
 
-def _sum(amounts: Iterable[float | None]) -> float | None:
+def _sum_or_unknown(amounts: Iterable[float | None]) -> float | None:
     """Add amounts; one that is unknown makes the sum unknown."""
     total = 0.0
     for amount in amounts:
@@ -84,11 +84,11 @@ def _sum(amounts: Iterable[float | None]) -> float | None:
     return total
 
 
-def _each_once(names: Iterable[str]) -> tuple[str, ...]:
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _without(usage: Usage, children: Iterable[AgentCost]) -> Usage:
+def _subtract_children(usage: Usage, children: Iterable[AgentCost]) -> Usage:
     """Return what is left of a usage without that of the agents in it; a price that one of those lacked is theirs."""
     parts = [child.usage for child in children]
     cost = usage.cost_usd

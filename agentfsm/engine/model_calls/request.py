@@ -13,9 +13,9 @@ import attrs
 from agentfsm._http import parse_wait_s
 from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Usage
-from agentfsm.engine.drive.budget import NO_USAGE
-from agentfsm.engine.drive.engine import ANSWER_TOKENS, MAX_ANSWER_TOKENS, Engine
-from agentfsm.engine.think.reply import check_chunk, reply_of, usd_of
+from agentfsm.engine.execution.budget import NO_USAGE
+from agentfsm.engine.execution.config import ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineConfig
+from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_reply
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
     from agentfsm.core.limits import Limits
     from agentfsm.core.settings import Settings
-    from agentfsm.engine.drive.drive import Drive
-    from agentfsm.engine.drive.journal import Journal
-    from agentfsm.engine.think.early import EarlyCalls
+    from agentfsm.engine.execution.execution import Execution
+    from agentfsm.engine.execution.journal import Journal
+    from agentfsm.engine.model_calls.eager_calls import EagerCalls
     from agentfsm.ports import Model, ToolDefinition
 
 # Answers that must not be taken for whole ones, and that asking again would not mend.
-FLAWS: Final = {
+UNUSABLE_ANSWERS: Final = {
     FinishReason.LENGTH: "the answer was cut off at the length limit; allow more with Settings(max_tokens=...), or a "
     "larger token budget",
     FinishReason.CONTENT_FILTER: "the provider's content filter cut the answer off",
 }
 
 # Choices that name no tool.
-_MODES: Final = frozenset({"auto", "none", "required"})
+_TOOL_CHOICE_MODES: Final = frozenset({"auto", "none", "required"})
 
 
 @attrs.define(eq=False, repr=False)
-class Question:
+class PreparedRequest:
     """What the model is to be asked, and where what comes of it goes."""
 
-    drive: Drive
+    execution: Execution
     effect: AskModel
     tools: Sequence[ToolDefinition]
     digest: str
@@ -56,41 +56,41 @@ class Question:
     @property
     def is_streamed(self) -> bool:
         """Whether the reply is to come in pieces."""
-        return self.drive.journal.listen is not None or self.settings.stream
+        return self.execution.journal.on_event is not None or self.settings.stream
 
 
-async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Reply, Usage]:
+async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) -> tuple[Reply, Usage]:
     """Ask until a usable reply comes, as often as the limits allow; return it, and what it cost.
 
     Args:
-        question: What to ask.
-        early: Hears the reply while it streams.
+        prepared: What to ask.
+        eager: Hears the reply while it streams.
 
     Raises:
         LimitError: when the token budget leaves no room for an answer.
         ModelError: when the model cannot be asked; those that a retry may help only after the last one.
     """
-    engine, journal, effect = question.drive.engine, question.drive.journal, question.effect
+    engine, journal, effect = prepared.execution.config, prepared.execution.journal, prepared.effect
     if engine.log_prompts:
         journal.log.debug("prompt", turn=effect.turn, text=redact(str(effect.messages[-1:])))
     attempt, wasted = 1, NO_USAGE
     while True:
-        if early is not None:
-            early.begin()
+        if eager is not None:
+            eager.begin_attempt()
         try:
-            reply, usage = await _attempt(question, _Pieces.of(question, attempt, early))
+            reply, usage = await _attempt_once(prepared, _ChunkReceiver.for_attempt(prepared, attempt, eager))
         except LimitError as error:
             error.usage = wasted
             raise
         except (ModelUnavailableError, ModelReplyError) as error:
-            if early is not None:
-                early.drop()
+            if eager is not None:
+                eager.discard()
             wasted += error.usage or Usage()
             error.usage = wasted
-            wait_s = _wait_s(engine, error, attempt)
-            if not _may_retry(journal, engine.limits, attempt, wait_s):
+            wait_s = _retry_wait_s(engine, error, attempt)
+            if not _should_retry(journal, engine.limits, attempt, wait_s):
                 raise
-            facts = {"wait_s": round(wait_s, 6), "error": type(error).__name__, "why": _why(error)}
+            facts = {"wait_s": round(wait_s, 6), "error": type(error).__name__, "why": _describe_failure(error)}
             journal.log.warning("model_retry", turn=effect.turn, attempt=attempt, **facts)
             await anyio.sleep(wait_s)
             attempt += 1
@@ -101,7 +101,7 @@ async def ask(question: Question, early: EarlyCalls | None = None) -> tuple[Repl
             return reply, usage + wasted if wasted.tokens else usage
 
 
-def _may_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float) -> bool:
+def _should_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float) -> bool:
     """Whether to ask again after a wait. A last answer is asked for once.
 
     A run that works for another does not wait beyond its time: its caller learns at once that nothing will come.
@@ -109,140 +109,142 @@ def _may_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float) ->
     run = journal.run
     if run.limit_reached is not None or attempt > limits.max_model_retries(run):
         return False
-    return not limits.fails_fast(run) or journal.used_s + wait_s < limits.seconds
+    return not limits.fails_fast(run) or journal.active_s + wait_s < limits.seconds
 
 
-def _why(error: ModelError) -> str:
+def _describe_failure(error: ModelError) -> str:
     """Return why a model was not reached, for the log; what it said in place of a reply is kept out of there."""
     return redact(str(error)) if isinstance(error, ModelUnavailableError) else "its reply is of no use"
 
 
-async def _attempt(question: Question, pieces: _Pieces | None) -> tuple[Reply, Usage]:
+async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | None) -> tuple[Reply, Usage]:
     """Ask once, with what it may cost held back; return the reply and what it did cost."""
-    drive, engine, settings = question.drive, question.drive.engine, question.settings
+    drive, engine, settings = prepared.execution, prepared.execution.config, prepared.settings
     wanted = settings.max_tokens or ANSWER_TOKENS
     longest = settings.max_tokens or MAX_ANSWER_TOKENS
     # Anthropic refuses a cap that is not above what is for thinking.
     least = min(1 + settings.thinking_tokens, wanted) if settings.extra_body else 1
-    price = partial(usd_of, engine.model)
-    if drive.engine.last_answer:
-        drive.budget.keep_for_last(drive.tally.request_tokens, wanted, price)
-    granted, held = await drive.budget.reserve(drive.tally.request_tokens, wanted, longest, price, least)
+    price = partial(calculate_usd, engine.model)
+    if drive.config.last_answer:
+        drive.budget.reserve_last_answer(drive.ledger.request_tokens, wanted, price)
+    granted, held = await drive.budget.reserve(drive.ledger.request_tokens, wanted, longest, price, least)
     usage = NO_USAGE
     try:
-        request = _request(question, granted if granted < wanted else None)
-        reply = _usable(engine, await reply_of(engine.model, request, None if pieces is None else pieces.take))
-        usage = _usage(question, reply)
+        request = _build_request(prepared, granted if granted < wanted else None)
+        reply = _check_not_empty(
+            engine, await fetch_reply(engine.model, request, None if receiver is None else receiver.receive)
+        )
+        usage = _resolve_usage(prepared, reply)
     except ModelError as error:
-        usage = error.usage = priced(drive, engine.model, error.usage or Usage())
+        usage = error.usage = price_usage(drive, engine.model, error.usage or Usage())
         raise
     finally:
         drive.budget.settle(held, usage)
-        if pieces is not None:
-            pieces.is_over = True
+        if receiver is not None:
+            receiver.is_closed = True
     return reply, usage
 
 
-def _request(question: Question, cap_tokens: int | None) -> Request:
-    engine, settings, answers = question.drive.engine, question.settings, question.drive.engine.answers
+def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request:
+    engine, settings, answers = prepared.execution.config, prepared.settings, prepared.execution.config.output_spec
     choice = settings.tool_choice
-    if choice is None and answers is not None and answers.is_call and not _may_think(settings):
+    if choice is None and answers is not None and answers.requires_tool_call and not _has_thinking(settings):
         settings = attrs.evolve(settings, tool_choice="required")  # models that think may refuse to be forced
-    if choice is not None and choice not in _MODES and all(choice != tool.name for tool in question.tools):
+    if choice is not None and choice not in _TOOL_CHOICE_MODES and all(choice != tool.name for tool in prepared.tools):
         settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
     return Request(
         instructions=engine.instructions,
-        messages=question.effect.messages,
-        tools=question.tools,
+        messages=prepared.effect.messages,
+        tools=prepared.tools,
         settings=settings if cap_tokens is None else attrs.evolve(settings, max_tokens=cap_tokens),
-        output=None if answers is None else answers.output,
+        output=None if answers is None else answers.output_form,
         timeout_s=engine.limits.model_timeout_s,
     )
 
 
-def _may_think(settings: Settings) -> bool:
+def _has_thinking(settings: Settings) -> bool:
     """Whether the model is asked to think: by an effort, or in the words of Anthropic and others."""
     return settings.reasoning_effort is not None or "thinking" in settings.extra_body
 
 
-def _usable(engine: Engine, reply: Reply) -> Reply:
-    if not reply.calls and not reply.text.strip() and reply.finish_reason not in FLAWS:
-        raise ModelReplyError(f"{engine.model.name} gave an empty reply ({reply.finish_reason})", reply.usage)
+def _check_not_empty(config: EngineConfig, reply: Reply) -> Reply:
+    if not reply.calls and not reply.text.strip() and reply.finish_reason not in UNUSABLE_ANSWERS:
+        raise ModelReplyError(f"{config.model.name} gave an empty reply ({reply.finish_reason})", reply.usage)
     return reply
 
 
-def _wait_s(engine: Engine, error: Exception, attempt: int) -> float:
+def _retry_wait_s(config: EngineConfig, error: Exception, attempt: int) -> float:
     """Return how long to wait: what the server asked for, else doubled each time with jitter; never over the cap."""
-    limits = engine.limits
+    limits = config.limits
     given = getattr(error, "retry_after_s", None)
     asked = None if given is None else parse_wait_s(given)  # a model of the user's own may say anything
     backoff = limits.retry_wait_s * 2 ** (attempt - 1) * random.uniform(1.0, 1.5)  # noqa: S311  spreads, hides nothing
     return min(backoff if asked is None else asked, limits.retry_wait_max_s)
 
 
-def _usage(question: Question, reply: Reply) -> Usage:
-    drive, usage = question.drive, reply.usage
+def _resolve_usage(prepared: PreparedRequest, reply: Reply) -> Usage:
+    drive, usage = prepared.execution, reply.usage
     if usage is None:
         written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
         written = written if reply.native is None else max(written, len(reply.native.content))
-        asked = drive.tally.request_tokens
+        asked = drive.ledger.request_tokens
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
-    return priced(drive, drive.engine.model, usage)
+    return price_usage(drive, drive.config.model, usage)
 
 
-def priced(drive: Drive, model: Model, usage: Usage) -> Usage:
+def price_usage(execution: Execution, model: Model, usage: Usage) -> Usage:
     """Return the usage of one reply with its price; where that is not known, the log says so, once for each model."""
-    usage = usage.with_price(partial(usd_of, model))
-    if usage.unpriced and drive.engine.note_unpriced(model):
-        drive.journal.log.info("price_unknown", model=model.name)
+    usage = usage.with_price(partial(calculate_usd, model))
+    if usage.unpriced and execution.config.mark_unpriced(model):
+        execution.journal.log.info("price_unknown", model=model.name)
     return usage
 
 
 @attrs.define(eq=False, repr=False)
-class _Pieces:
+class _ChunkReceiver:
     """Where the pieces of one attempt's reply go: to whoever watches, and to calls that start early."""
 
-    question: Question
+    prepared: PreparedRequest
     attempt: int
-    early: EarlyCalls | None
-    listen: Listener | None
-    text_delta: Callable[[str], TextDelta]
-    is_over: bool = False
+    eager: EagerCalls | None
+    on_event: Listener | None
+    make_text_delta: Callable[[str], TextDelta]
+    is_closed: bool = False
     # Whether the reply has ended: what comes later would stand in the next one.
 
     @classmethod
-    def of(cls, question: Question, attempt: int, early: EarlyCalls | None) -> _Pieces | None:
+    def for_attempt(cls, prepared: PreparedRequest, attempt: int, eager: EagerCalls | None) -> _ChunkReceiver | None:
         """Return what takes them; None where nothing needs to be streamed."""
-        if not question.is_streamed:
+        if not prepared.is_streamed:
             return None
-        journal = question.drive.journal
-        text_delta = build_delta_factory(TextDelta, journal.run.id, question.effect.turn, attempt)
-        return cls(question, attempt, early, journal.listen, text_delta)
+        journal = prepared.execution.journal
+        text_delta = build_delta_factory(TextDelta, journal.run.id, prepared.effect.turn, attempt)
+        return cls(prepared, attempt, eager, journal.on_event, text_delta)
 
-    def take(self, chunk: Chunk) -> None:
+    def receive(self, chunk: Chunk) -> None:
         """Take the next piece.
 
         Raises:
             MisuseError: when it is none, or the reply has ended.
         """
-        if self.is_over:
-            what = f"{type(self.question.drive.engine.model).__name__}.reply"
+        if self.is_closed:
+            what = f"{type(self.prepared.execution.config.model).__name__}.reply"
             raise MisuseError(f"{what} emitted a piece after it had ended: wait for all that emits before it returns")
         if isinstance(chunk, TextChunk) and chunk.text.__class__ is str:  # nearly all
-            if self.listen is not None:
-                self.listen(self.text_delta(chunk.text))
+            if self.on_event is not None:
+                self.on_event(self.make_text_delta(chunk.text))
             return
-        check_chunk(self.question.drive.engine.model, chunk)
-        if self.early is not None:
-            self.early.hear(chunk)
-        if self.listen is not None and not isinstance(chunk, FinishChunk):
-            self.listen(self._delta(chunk))
+        check_chunk(self.prepared.execution.config.model, chunk)
+        if self.eager is not None:
+            self.eager.feed(chunk)
+        if self.on_event is not None and not isinstance(chunk, FinishChunk):
+            self.on_event(self._build_delta(chunk))
 
-    def _delta(self, chunk: TextChunk | ThinkingChunk | CallChunk) -> TextDelta | ThinkingDelta | CallDelta:
-        run, turn = self.question.drive.journal.run, self.question.effect.turn
+    def _build_delta(self, chunk: TextChunk | ThinkingChunk | CallChunk) -> TextDelta | ThinkingDelta | CallDelta:
+        run, turn = self.prepared.execution.journal.run, self.prepared.effect.turn
         match chunk:
             case TextChunk():
-                return self.text_delta(chunk.text)
+                return self.make_text_delta(chunk.text)
             case ThinkingChunk():
                 return ThinkingDelta(run_id=run.id, turn=turn, attempt=self.attempt, text=chunk.text)
             case CallChunk():

@@ -33,43 +33,43 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Header
     from agentfsm.ports import StoredRun
 
-_put = object.__setattr__
+_set_frozen = object.__setattr__
 
 # Runs that are over, by id.
 EndedRuns: TypeAlias = Mapping[str, Run[Any]]
-_NONE: Final[EndedRuns] = {}
+_NO_RUNS: Final[EndedRuns] = {}
 # Events that are folded without a pause: 2 to 4 ms.
-PORTION: Final = 1_000
+FOLD_BATCH: Final = 1_000
 # As a version to read after: where only the header is wanted.
-_NEWEST: Final = 2**31
+_AFTER_ALL: Final = 2**31
 # Seconds that a driving call which is cut off may take to write what is under way.
-SETTLE_S: Final = 5.0
+CLOSE_TIMEOUT_S: Final = 5.0
 
 
-async def load(store: Store, run_id: str, at: int | None = None, ended: EndedRuns = _NONE) -> Run:
+async def load_run(store: Store, run_id: str, at: int | None = None, ended_runs: EndedRuns = _NO_RUNS) -> Run:
     """Fold a run from its journal.
 
     Args:
         store: Where it lives.
         run_id: Its id.
         at: The version to stop at; None for the newest.
-        ended: As in `before_of`.
+        ended_runs: As in `load_predecessor`.
     """
     stored = await store.read(run_id)
-    events = stored.events if at is None else first(stored, at)
-    return await folded(begin_run(stored.header, await before_of(store, stored.header, ended)), events)
+    events = stored.events if at is None else first_events(stored, at)
+    return await fold_events(begin_run(stored.header, await load_predecessor(store, stored.header, ended_runs)), events)
 
 
-async def folded(run: Run, events: Sequence[Event]) -> Run:
+async def fold_events(run: Run, events: Sequence[Event]) -> Run:
     """Fold a run, a portion at a time: the event loop goes on in between, also while a very long run is opened."""
-    for start in range(0, len(events), PORTION):
+    for start in range(0, len(events), FOLD_BATCH):
         if start:
             await checkpoint()
-        run = run.fold(events[start : start + PORTION])
+        run = run.fold(events[start : start + FOLD_BATCH])
     return run
 
 
-def first(stored: StoredRun, at: int) -> Sequence[Event]:
+def first_events(stored: StoredRun, at: int) -> Sequence[Event]:
     """Return the first events of a journal, which make version `at`.
 
     Raises:
@@ -81,32 +81,32 @@ def first(stored: StoredRun, at: int) -> Sequence[Event]:
     return stored.events[:at]
 
 
-async def header_of(store: Store, run_id: str) -> Header:
+async def read_header(store: Store, run_id: str) -> Header:
     """Return a run's header, without its events."""
-    return (await store.read(run_id, after=_NEWEST)).header
+    return (await store.read(run_id, after=_AFTER_ALL)).header
 
 
-async def before_of(store: Store, header: Header, ended: EndedRuns = _NONE) -> Run | None:
+async def load_predecessor(store: Store, header: Header, ended_runs: EndedRuns = _NO_RUNS) -> Run | None:
     """Return the run that another goes on from, with all that it went on from itself; None where there is none.
 
     Args:
         store: Where they live.
         header: Of the run that goes on.
-        ended: Runs at hand, so that a conversation need not be read from its beginning each time.
+        ended_runs: Runs at hand, so that a conversation need not be read from its beginning each time.
     """
     chain: list[StoredRun] = []
     run: Run | None = None
-    while header.after is not None and (run := await _at_hand(store, ended.get(header.after))) is None:
+    while header.after is not None and (run := await _check_cached(store, ended_runs.get(header.after))) is None:
         chain.append(await store.read(header.after))
         header = chain[-1].header
     for stored in reversed(chain):
-        run = await folded(begin_run(stored.header, run), stored.events)
+        run = await fold_events(begin_run(stored.header, run), stored.events)
     return run
 
 
-async def _at_hand(store: Store, known: Run | None) -> Run | None:
+async def _check_cached(store: Store, known: Run | None) -> Run | None:
     """Return a run that is over, unless its id stands for another by now."""
-    is_same = known is not None and await header_of(store, known.id) == known.header
+    is_same = known is not None and await read_header(store, known.id) == known.header
     return known if is_same else None
 
 
@@ -118,27 +118,27 @@ class Journal:
     lease: Lease
     run: Run
     clock: Clock
-    listen: Listener | None = None
-    see: Callable[[Run], None] | None = None
+    on_event: Listener | None = None
+    on_run: Callable[[Run], None] | None = None
     # Told of each new state of the run.
     log: RunLogger
     pause_before: frozenset[State] = frozenset()
     # States that the run rests before.
-    scope: anyio.CancelScope | None = None
+    cancel_scope: anyio.CancelScope | None = None
     # Around the driving call; cancelled when somebody asks for the run's end, or takes it over.
-    _left: frozenset[int] = frozenset()
+    _untaken_rows: frozenset[int] = frozenset()
     # Rows of the inbox that were read and not taken.
-    holds_pause: bool = False
+    has_pause_request: bool = False
     # Whether one of them asks for a rest.
-    holds_changes: bool = False
-    # Whether `listen` is told of changes of state by `tell_changes` only: what led to them is told first.
-    _changes: list[StateChanged] = attrs.field(factory=list)
+    defers_changes: bool = False
+    # Whether `listen` is told of changes of state by `emit_changes` only: what led to them is told first.
+    _deferred_changes: list[StateChanged] = attrs.field(factory=list)
     # Those that it was not told of.
     _is_released: bool = False
-    _last: PendingWrite | None = None
-    _mark: float = 0.0
+    _last_write: PendingWrite | None = None
+    _last_event_s: float = 0.0
     # The clock's reading at the newest event.
-    _epoch: float = 0.0
+    _clock_offset_s: float = 0.0
     # What makes a reading of the clock a date; taken once, so that dates do not jump within a driving call.
 
     @classmethod
@@ -147,15 +147,15 @@ class Journal:
         store: Store,
         run: Run | str,
         clock: Clock,
-        listen: Listener | None = None,
-        see: Callable[[Run], None] | None = None,
+        on_event: Listener | None = None,
+        on_run: Callable[[Run], None] | None = None,
         *,
         lease: Lease | None = None,
         takeover: bool = False,
-        exact: bool = False,
+        must_be_new: bool = False,
         durability: Durability = "full",
         pause_before: frozenset[State] = frozenset(),
-        ended: EndedRuns = _NONE,
+        ended_runs: EndedRuns = _NO_RUNS,
     ) -> Self:
         """Take the lease of a run.
 
@@ -164,52 +164,54 @@ class Journal:
             run: A run at version 0 is created, unless its id is known; a later one must be the newest; of an id the
                 newest is loaded.
             clock: For the times in the journal.
-            listen: Told of each change of state.
-            see: Given each new value of the run.
+            on_event: Told of each change of state.
+            on_run: Given each new value of the run.
             lease: Of this run at this version, where the caller holds it already.
             takeover: Whether to take the lease even if another owner holds it.
-            exact: Whether a run at version 0 must be new, too.
+            must_be_new: Whether a run at version 0 must be new, too.
             durability: Of what is appended.
             pause_before: States that the run rests before, until it is resumed.
-            ended: As in `before_of`.
+            ended_runs: As in `load_predecessor`.
 
         Raises:
             ConflictError: when the run has moved on, or somebody else drives it.
         """
         if lease is None or isinstance(run, str):
-            lease, run = await _opened(store, run, durability, ended, exact=exact, takeover=takeover)
+            lease, run = await _acquire_lease(
+                store, run, durability, ended_runs, must_be_new=must_be_new, takeover=takeover
+            )
         journal = cls(
             store=store,
             lease=lease,
             run=run,
             clock=clock,
-            listen=listen,
-            see=see,
+            listen=on_event,
+            see=on_run,
             log=RunLogger(run.id, run.header.agent),
             pause_before=pause_before,
         )
-        journal._mark = clock.monotonic()
-        journal._epoch = clock.now() - journal._mark
+        journal._last_event_s = clock.monotonic()
+        journal._clock_offset_s = clock.now() - journal._last_event_s
         lease.wake = make_waker(journal._interrupt)
         return journal
 
     def _interrupt(self) -> None:
-        if self.scope is not None:
-            self.scope.cancel()
+        if self.cancel_scope is not None:
+            self.cancel_scope.cancel()
 
     @property
-    def used_s(self) -> float:
+    def active_s(self) -> float:
         """Active seconds of the run, up to this moment."""
-        return self.run.duration_s + self.clock.monotonic() - self._mark
+        return self.run.duration_s + self.clock.monotonic() - self._last_event_s
 
     def _stamp(self, events: Sequence[Event]) -> None:
         """Write the time into events that nobody else has seen yet: a copy would cost three times their making."""
         now = self.clock.monotonic()
-        took_s, self._mark = round_duration(now - self._mark), now
-        at = round_timestamp(self._epoch + now)
+        took_s, self._last_event_s = round_duration(now - self._last_event_s), now
+        at = round_timestamp(self._clock_offset_s + now)
         for event in events:
-            _put(event, "at", at)
-            _put(event, "took_s", took_s)
+            _set_frozen(event, "at", at)
+            _set_frozen(event, "took_s", took_s)
             took_s = 0.0
 
     def commit(self, *events: Event, taken: Sequence[int] = ()) -> None:
@@ -223,17 +225,17 @@ class Journal:
         if self.pause_before and run.state is not self.run.state and run.state in self.pause_before:
             rest = e.Paused(at=run.updated_at, message=f"before {run.state.upper()}")
             events, run = (*events, rest), run.apply(rest)  # in the same append: no crash comes in between
-        self._last = self.store.append(self.lease, run, events, taken=taken)
+        self._last_write = self.store.append(self.lease, run, events, taken=taken)
         self._advance(run, events, taken)
 
-    async def conclude(self, *events: Event, taken: Sequence[int] = ()) -> bool:
+    async def try_commit_final(self, *events: Event, taken: Sequence[int] = ()) -> bool:
         """Append the last events of a run, unless something has arrived in its inbox: then return False."""
-        mark = self._mark
+        mark = self._last_event_s
         self._stamp(events)
         run = self.run.fold(events)
-        self._last = self.store.append(self.lease, run, events, taken=taken, final=True)
-        if not await _outcome(self._last, run):
-            self._mark = mark
+        self._last_write = self.store.append(self.lease, run, events, taken=taken, final=True)
+        if not await _await_outcome(self._last_write, run):
+            self._last_event_s = mark
             return False
         self._advance(run, events, taken)
         return True
@@ -241,21 +243,21 @@ class Journal:
     def _advance(self, run: Run, events: Sequence[Event], taken: Sequence[int]) -> None:
         before, self.run = self.run, run
         if taken:
-            self._left = self._left.difference(taken)
-        if self.see is not None:
-            self.see(run)
-        if self.listen is not None:
-            self._changes += _changes_of(before, events)
-            if not self.holds_changes:
-                self.tell_changes()
+            self._untaken_rows = self._untaken_rows.difference(taken)
+        if self.on_run is not None:
+            self.on_run(run)
+        if self.on_event is not None:
+            self._deferred_changes += _iter_state_changes(before, events)
+            if not self.defers_changes:
+                self.emit_changes()
 
-    def tell_changes(self) -> None:
+    def emit_changes(self) -> None:
         """Tell `listen` of the changes of state that it was not told of, and hold none from here on."""
-        self.holds_changes = False
-        changes, self._changes = self._changes, []
+        self.defers_changes = False
+        changes, self._deferred_changes = self._deferred_changes, []
         for change in changes:
-            if self.listen is not None:
-                self.listen(change)
+            if self.on_event is not None:
+                self.on_event(change)
 
     async def flush(self) -> None:
         """Wait until everything appended is durable.
@@ -263,12 +265,12 @@ class Journal:
         Raises:
             LeaseLostError: when another worker owns the run.
         """
-        if self._last is not None:
-            await self._last.wait()
+        if self._last_write is not None:
+            await self._last_write.wait()
         if self.lease.lost:
             raise lease_lost_error(self.lease)
 
-    def check_time(self) -> None:
+    def check_lease(self) -> None:
         """Check that the lease still holds, as far as is known without asking the store, right before an effect.
 
         A process may stand still for longer than its lease, between an append that was written and what follows it.
@@ -284,8 +286,8 @@ class Journal:
                 "to start was not made: load the run to see who goes on with it, or resume it",
             )
 
-    async def rows(self, *, afresh: bool = False) -> tuple[PostedItem, ...]:
-        """Return what waits in the inbox and is due; asks the store only when it may hold something, or `afresh`.
+    async def read_inbox(self, *, force: bool = False) -> tuple[PostedItem, ...]:
+        """Return what waits in the inbox and is due; asks the store only when it may hold something, or `force`.
 
         What others have posted is told by the store with the appends and renewals, so that it may be seconds old.
 
@@ -293,22 +295,22 @@ class Journal:
             LeaseLostError: when another worker owns the run. Without being its owner one strikes no row, and would obey
                 the same one for ever.
         """
-        if not afresh and not self.has_news and not self._left:
+        if not force and not self.has_unread_inbox and not self._untaken_rows:
             return ()
         newest = self.lease.inbox_head
         rows = await self.store.inbox(self.run.id)
         if self.lease.lost:
             await self.flush()
         self.lease.inbox_read = max([newest, self.lease.inbox_read, *[row.number for row in rows]])
-        self._left = frozenset([row.number for row in rows])
-        self.holds_pause = any(isinstance(row.item, Pause) for row in rows)
+        self._untaken_rows = frozenset([row.number for row in rows])
+        self.has_pause_request = any(isinstance(row.item, Pause) for row in rows)
         if all(due_at(row.item) is None for row in rows):
             return rows
         now = self.lease.timers_read_at = await self.store.now()
         return tuple([row for row in rows if (due_at(row.item) or 0.0) <= now])
 
     @property
-    def has_news(self) -> bool:
+    def has_unread_inbox(self) -> bool:
         """Whether the store has told of rows in the inbox that nobody here has seen."""
         return self.lease.inbox_head > self.lease.inbox_read
 
@@ -327,20 +329,20 @@ class Journal:
         if self._is_released:
             return None
         released = self.release()
-        commits = [released] if self._last is None else [self._last, released]
+        commits = [released] if self._last_write is None else [self._last_write, released]
         if all(each.is_done for each in commits):
-            return await self._settle(commits)
+            return await self._await_writes(commits)
         try:
-            shield = _shielded()
+            shield = _create_shield()
         except anyio.NoEventLoopError:
             return None
         with shield as scope:
-            await self._settle(commits)
+            await self._await_writes(commits)
         if scope.cancelled_caught:
-            self.log.error("journal_not_written", seconds=SETTLE_S)
+            self.log.error("journal_not_written", seconds=CLOSE_TIMEOUT_S)
         return None
 
-    async def _settle(self, commits: Sequence[PendingWrite]) -> None:
+    async def _await_writes(self, commits: Sequence[PendingWrite]) -> None:
         for commit in commits:
             try:
                 await commit.wait()
@@ -350,12 +352,12 @@ class Journal:
                 self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
 
-def _shielded() -> anyio.CancelScope:
+def _create_shield() -> anyio.CancelScope:
     loop = current_backend()
-    return loop.create_cancel_scope(shield=True, deadline=loop.current_time() + SETTLE_S)
+    return loop.create_cancel_scope(shield=True, deadline=loop.current_time() + CLOSE_TIMEOUT_S)
 
 
-async def _outcome(commit: PendingWrite, run: Run) -> bool:
+async def _await_outcome(commit: PendingWrite, run: Run) -> bool:
     """Wait for the outcome of the last append: once it is on its way, the run must know what became of it.
 
     The store says how long a server that is away is waited for. Whoever is cut off meanwhile waits a little longer.
@@ -365,30 +367,30 @@ async def _outcome(commit: PendingWrite, run: Run) -> bool:
     except anyio.get_cancelled_exc_class():
         if anyio.current_effective_deadline() != -math.inf:  # asyncio's own, of which no scope knows: it comes once
             raise
-    with _shielded():
+    with _create_shield():
         return await commit.wait()
-    raise StoreError(f"the store did not write the end of run {run.id!r} within {SETTLE_S:g} s; resume it")
+    raise StoreError(f"the store did not write the end of run {run.id!r} within {CLOSE_TIMEOUT_S:g} s; resume it")
 
 
-def _changes_of(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
+def _iter_state_changes(run: Run, events: Sequence[Event]) -> Iterator[StateChanged]:
     for event in events:
         before, run = run, run.apply(event)
         if run.state is not before.state:
             yield StateChanged(run_id=run.id, turn=run.turn, state=run.state, event=type(event).__name__)
 
 
-async def _opened(
-    store: Store, run: Run | str, durability: Durability, ended: EndedRuns, *, exact: bool, takeover: bool
+async def _acquire_lease(
+    store: Store, run: Run | str, durability: Durability, ended_runs: EndedRuns, *, must_be_new: bool, takeover: bool
 ) -> tuple[Lease, Run]:
     if isinstance(run, str):
         lease = await store.lease(run, durability=durability, takeover=takeover)
-        return lease, await _under(store, lease, ended)
+        return lease, await _load_leased(store, lease, ended_runs)
     if run.version == 0:
         header, lease = await store.create(run.header, durability=durability)
         if lease.version == 0 and (header is run.header or header == run.header):
             return lease, run
-        if lease.version == 0 or not exact:
-            return lease, await _under(store, lease, ended)
+        if lease.version == 0 or not must_be_new:
+            return lease, await _load_leased(store, lease, ended_runs)
     else:
         lease = await store.lease(run.id, durability=durability)
     if lease.version == run.version:
@@ -400,10 +402,10 @@ async def _opened(
     )
 
 
-async def _under(store: Store, lease: Lease, ended: EndedRuns) -> Run:
+async def _load_leased(store: Store, lease: Lease, ended_runs: EndedRuns) -> Run:
     """Load a run whose lease is held; where that fails, the lease is given back."""
     try:
-        return await load(store, lease.run_id, ended=ended)
+        return await load_run(store, lease.run_id, ended_runs=ended_runs)
     except BaseException:
         store.release(lease)
         raise

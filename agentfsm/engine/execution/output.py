@@ -30,17 +30,19 @@ if TYPE_CHECKING:
 
 # The tool whose arguments are the answer, and the name of the form.
 FINAL_ANSWER: Final = "final_answer"
-DESCRIPTION: Final = "Give the final answer. Call it once, alone, when the work is done."
-NOT_YET: Final = (
+FINAL_ANSWER_DESCRIPTION: Final = "Give the final answer. Call it once, alone, when the work is done."
+CALLED_TOO_EARLY: Final = (
     "Not yet: the other calls of this turn come first. Read their results, then give the final answer alone."
 )
-IN_WORDS: Final = "Your final answer is one JSON object that fits this JSON Schema, with nothing around it:\n{schema}"
+JSON_INSTRUCTIONS: Final = (
+    "Your final answer is one JSON object that fits this JSON Schema, with nothing around it:\n{schema}"
+)
 
 Validator: TypeAlias = Callable[..., Awaitable[object] | object]
 
 
 @attrs.frozen(kw_only=True)
-class _Check(Value):
+class _OutputValidator(Value):
     """A function of the user's that looks at a value."""
 
     function: Validator
@@ -48,15 +50,15 @@ class _Check(Value):
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class Answers:
+class OutputSpec:
     """What an agent's answers have to be."""
 
     form: CompiledType | None
     # None for plain text.
-    checks: tuple[_Check, ...]
-    output: OutputForm | None = None
+    validators: tuple[_OutputValidator, ...]
+    output_form: OutputForm | None = None
     # For the request, in the modes SCHEMA and JSON.
-    definition: ToolDefinition | None = None
+    tool_definition: ToolDefinition | None = None
     # Of the tool whose arguments are the answer, in the mode TOOL.
     tool: Tool[..., Any] | None = None
     # What answers a call of it that comes too early.
@@ -64,22 +66,22 @@ class Answers:
     # Added to the agent's own, in the modes JSON and PROMPT.
 
     @property
-    def is_call(self) -> bool:
+    def requires_tool_call(self) -> bool:
         """Whether an answer can only be a call."""
-        return self.definition is not None and self.form is not None and not self.form.takes_text
+        return self.tool_definition is not None and self.form is not None and not self.form.takes_text
 
     @property
-    def how(self) -> str:
+    def correction_hint(self) -> str:
         """How the model is to correct a refused answer."""
         return "Give a corrected one." if self.tool is None else f"Call {FINAL_ANSWER} with a corrected one."
 
-    def unwrapped(self, reply: Reply) -> Reply:
+    def unwrap_reply(self, reply: Reply) -> Reply:
         """Return the reply with the arguments of the output tool as its text, where it calls nothing else."""
         if self.tool is None or not reply.calls or any(call.name != FINAL_ANSWER for call in reply.calls):
             return reply
         return attrs.evolve(reply, text=normalise_text(reply.calls[0].arguments), calls=(), native=None)
 
-    def value(self, text: str) -> Any:
+    def parse(self, text: str) -> Any:
         """Return what the text of an answer stands for.
 
         Raises:
@@ -87,7 +89,7 @@ class Answers:
         """
         return text if self.form is None else self.form.parse(text)
 
-    def partial(self, deltas: Iterable[TextDelta | CallDelta]) -> Any:
+    def parse_partial(self, deltas: Iterable[TextDelta | CallDelta]) -> Any:
         """Return as much of an answer as the beginning of a reply tells, as JSON values; None for nothing."""
         pieces, is_answer = [], False
         for delta in deltas:
@@ -114,19 +116,19 @@ class Answers:
             MisuseError: when one of them returns a word on the answer, such as False, in place of raising it.
         """
         try:
-            value = self.value(text)
-            for each in self.checks:
+            value = self.parse(text)
+            for each in self.validators:
                 found = each.function(context, value) if each.takes_context else each.function(value)
                 if inspect.isawaitable(found):
                     found = await found
                 if found is not None and type(found) is not type(value):
-                    raise _said_by_returning(each.function, found)
+                    raise _build_return_error(each.function, found)
         except (ArgumentsError, ModelRetry) as error:
             return str(error)
         return None
 
 
-def _said_by_returning(function: Validator, found: object) -> MisuseError:
+def _build_return_error(function: Validator, found: object) -> MisuseError:
     """Return the error of a function that tells by what it returns whether an answer will do: nobody would hear it."""
     name = getattr(function, "__name__", repr(function))
     return MisuseError(
@@ -135,13 +137,13 @@ def _said_by_returning(function: Validator, found: object) -> MisuseError:
     )
 
 
-def answers_of(
+def build_output_spec(
     output_type: Any,
     validators: Iterable[Validator],
     mode: OutputMode | str | None,
     model: Model,
     names: Iterable[str],
-) -> Answers | None:
+) -> OutputSpec | None:
     """Return what an agent's answers have to be; None where any text will do.
 
     Args:
@@ -156,28 +158,28 @@ def answers_of(
         MisuseError: when the type has no JSON Schema, the model has not this mode, a function takes something else, or
             a tool has the name of the output tool.
     """
-    checks = tuple([_check_of(function) for function in validators])
+    checks = tuple([_build_validator(function) for function in validators])
     if output_type is None or output_type is str:
         if mode is not None:
             raise MisuseError("output_mode says how a model is held to an output_type: give that, too")
-        return Answers(form=None, checks=checks) if checks else None
+        return OutputSpec(form=None, validators=checks) if checks else None
     form = compile_type(output_type)
     if FINAL_ANSWER in names:
         raise MisuseError(f"with an output_type, {FINAL_ANSWER!r} names the tool that gives the answer: rename yours")
-    chosen, schema = _chosen(form, mode, model)
-    return Answers(form=form, checks=checks, **_MEANS[chosen](form.schema if schema is None else schema))
+    chosen, schema = _choose_mode(form, mode, model)
+    return OutputSpec(form=form, validators=checks, **_MODE_BUILDERS[chosen](form.schema if schema is None else schema))
 
 
-def _check_of(function: Validator) -> _Check:
+def _build_validator(function: Validator) -> _OutputValidator:
     name = getattr(function, "__name__", repr(function))
     parameters = read_parameters(function, name)
     context = find_context_parameter(parameters, RunContext, name)
     if len(parameters) - (context is not None) != 1:
         raise MisuseError(f"the output validator {name!r} takes one value, and a RunContext before it if need be")
-    return _Check(function=function, takes_context=context is not None)
+    return _OutputValidator(function=function, takes_context=context is not None)
 
 
-def _chosen(
+def _choose_mode(
     form: CompiledType, mode: OutputMode | str | None, model: Model
 ) -> tuple[OutputMode, Mapping[str, JSON] | None]:
     """Return the mode, and the schema in strict form where that is sent."""
@@ -188,48 +190,54 @@ def _chosen(
         if each is not OutputMode.SCHEMA:
             return each, None
         try:
-            return each, _strict(form, model)
+            return each, _build_strict_schema(form, model)
         except MisuseError:
             if mode is not None or len(has) == 1:
                 raise
     return OutputMode.PROMPT, None
 
 
-def _strict(form: CompiledType, model: Model) -> Mapping[str, JSON]:
+def _build_strict_schema(form: CompiledType, model: Model) -> Mapping[str, JSON]:
     schema = build_strict_schema(form.schema, FINAL_ANSWER)
     if (why := model.unsupported_schema(schema)) is not None:
         raise MisuseError(f"{model.name} cannot be held to the output_type: {why}; leave output_mode out")
     return schema
 
 
-def _by_schema(schema: Mapping[str, JSON]) -> dict[str, Any]:
+def _build_schema_mode(schema: Mapping[str, JSON]) -> dict[str, Any]:
     return {"output": OutputForm(name=FINAL_ANSWER, schema=schema)}
 
 
-def _by_tool(schema: Mapping[str, JSON]) -> dict[str, Any]:
+def _build_tool_mode(schema: Mapping[str, JSON]) -> dict[str, Any]:
     about = schema.get("description")
-    description = f"{DESCRIPTION}\n{about}" if about else DESCRIPTION
+    description = f"{FINAL_ANSWER_DESCRIPTION}\n{about}" if about else FINAL_ANSWER_DESCRIPTION
     definition = ToolDefinition(name=FINAL_ANSWER, description=description, parameters=schema)
     anything: dict[str, JSON] = {"type": "object"}
-    tool = make_tool(_too_early, name=FINAL_ANSWER, description=DESCRIPTION, parameters=anything, read_only=True)
+    tool = make_tool(
+        _reject_early_answer,
+        name=FINAL_ANSWER,
+        description=FINAL_ANSWER_DESCRIPTION,
+        parameters=anything,
+        read_only=True,
+    )
     return {"definition": definition, "tool": tool}
 
 
-def _by_json(schema: Mapping[str, JSON]) -> dict[str, Any]:
-    return {"output": OutputForm(name=FINAL_ANSWER, schema=None)} | _by_prompt(schema)
+def _build_json_mode(schema: Mapping[str, JSON]) -> dict[str, Any]:
+    return {"output": OutputForm(name=FINAL_ANSWER, schema=None)} | _build_prompt_mode(schema)
 
 
-def _by_prompt(schema: Mapping[str, JSON]) -> dict[str, Any]:
-    return {"instructions": IN_WORDS.format(schema=json.dumps(schema, ensure_ascii=False))}
+def _build_prompt_mode(schema: Mapping[str, JSON]) -> dict[str, Any]:
+    return {"instructions": JSON_INSTRUCTIONS.format(schema=json.dumps(schema, ensure_ascii=False))}
 
 
-_MEANS: Final[Mapping[OutputMode, Callable[[Mapping[str, JSON]], dict[str, Any]]]] = {
-    OutputMode.SCHEMA: _by_schema,
-    OutputMode.TOOL: _by_tool,
-    OutputMode.JSON: _by_json,
-    OutputMode.PROMPT: _by_prompt,
+_MODE_BUILDERS: Final[Mapping[OutputMode, Callable[[Mapping[str, JSON]], dict[str, Any]]]] = {
+    OutputMode.SCHEMA: _build_schema_mode,
+    OutputMode.TOOL: _build_tool_mode,
+    OutputMode.JSON: _build_json_mode,
+    OutputMode.PROMPT: _build_prompt_mode,
 }
 
 
-async def _too_early(**_answer: Any) -> str:
-    raise ModelRetry(NOT_YET)
+async def _reject_early_answer(**_answer: Any) -> str:
+    raise ModelRetry(CALLED_TOO_EARLY)

@@ -22,68 +22,68 @@ if TYPE_CHECKING:
     from agentfsm._concurrency import CallSoon
 
 # Steps in one round of the event loop: 3 to 6 ms of work. To wait for the next costs 10 us where nobody else does.
-ROUND: Final = 64
+STEPS_PER_TICK: Final = 64
 
 
 @attrs.define(eq=False, repr=False)
-class _Round:
+class _Tick:
     """A round to come."""
 
-    begun: anyio.Event
+    started: anyio.Event
     steps: int = 0
     # That wait for it.
 
 
 @attrs.define(eq=False, repr=False)
-class Gate:
+class StepThrottle:
     """Where steps wait for a round that has room for them."""
 
-    _room: int = ROUND
+    _remaining: int = STEPS_PER_TICK
     # Steps that may pass in this round.
-    _rounds: deque[_Round] = attrs.field(factory=deque)
+    _ticks: deque[_Tick] = attrs.field(factory=deque)
     # Those to come, all of them full but the last.
 
     @classmethod
-    async def passed(cls) -> Gate:
+    async def enter(cls) -> StepThrottle:
         """Pass the gate of the event loop that runs, and return it."""
         native = current_backend().current_token()
-        gate = _gates.get(native)
+        gate = _throttles.get(native)
         if gate is None:
-            gate = _gates[native] = cls()
-        if not gate.try_pass():
-            await gate.wait()
+            gate = _throttles[native] = cls()
+        if not gate.try_acquire():
+            await gate.acquire()
         return gate
 
-    def try_pass(self) -> bool:
+    def try_acquire(self) -> bool:
         """Pass, if this round has room for one more step; return whether it has."""
-        if not self._room:
+        if not self._remaining:
             return False
-        self._room -= 1
+        self._remaining -= 1
         return True
 
-    async def wait(self) -> None:
+    async def acquire(self) -> None:
         """Wait for a round that has room for one more step."""
-        if not self._rounds or self._rounds[-1].steps == ROUND:
-            self._add_round()
-        last = self._rounds[-1]
+        if not self._ticks or self._ticks[-1].steps == STEPS_PER_TICK:
+            self._add_tick()
+        last = self._ticks[-1]
         last.steps += 1
-        await last.begun.wait()
+        await last.started.wait()
 
-    def _add_round(self) -> None:
-        self._rounds.append(_Round(current_backend().create_event()))
-        if len(self._rounds) == 1:
-            self._call_next(next_tick_scheduler())
+    def _add_tick(self) -> None:
+        self._ticks.append(_Tick(current_backend().create_event()))
+        if len(self._ticks) == 1:
+            self._schedule_next(next_tick_scheduler())
 
-    def _call_next(self, entrance: CallSoon) -> None:
-        entrance(partial(self._begin_round, entrance))
+    def _schedule_next(self, call_soon: CallSoon) -> None:
+        call_soon(partial(self._begin_tick, call_soon))
 
-    def _begin_round(self, entrance: CallSoon) -> None:
-        this = self._rounds.popleft()
-        self._room = ROUND - this.steps
-        this.begun.set()
-        if self._rounds:
-            self._call_next(entrance)
+    def _begin_tick(self, call_soon: CallSoon) -> None:
+        this = self._ticks.popleft()
+        self._remaining = STEPS_PER_TICK - this.steps
+        this.started.set()
+        if self._ticks:
+            self._schedule_next(call_soon)
 
 
 # By the event loop's own token.
-_gates: Final[WeakKeyDictionary[object, Gate]] = WeakKeyDictionary()
+_throttles: Final[WeakKeyDictionary[object, StepThrottle]] = WeakKeyDictionary()

@@ -13,8 +13,8 @@ from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError
 from agentfsm.core.messages import Usage
 from agentfsm.core.segments import Removed, Summarised, build_note
-from agentfsm.engine.think.beside import ask_beside
-from agentfsm.engine.think.offer import offered
+from agentfsm.engine.model_calls.side_request import send_side_request
+from agentfsm.engine.model_calls.tool_selection import list_offered_tools
 from agentfsm.ports.context import (
     MAX_NOTE_TOKENS,
     TARGET_SHARE,
@@ -28,69 +28,71 @@ from agentfsm.tokens.ledger import BATCH_MESSAGES, BYTE_COUNTER, count_message
 
 if TYPE_CHECKING:
     from agentfsm.core.settings import Settings
-    from agentfsm.engine.drive.drive import Drive
+    from agentfsm.engine.execution.execution import Execution
     from agentfsm.ports import Model, ToolDefinition
 
 # Compactions in a row: one by our count and one by the provider's, or two by the provider's, which leave a quarter.
-MAX_CUTS: Final = 2
+MAX_COMPACTIONS: Final = 2
 # Characters of an error's text, in `Compacted.why`, which every journal keeps.
 REASON_CHARS: Final = 200
 
 
-async def compacted(drive: Drive, tools: Sequence[ToolDefinition], settings: Settings) -> e.Compacted | None:
+async def compact_if_needed(
+    execution: Execution, tools: Sequence[ToolDefinition], settings: Settings
+) -> e.Compacted | None:
     """Return the event that makes room in the context window; None where there is enough, or no more can be made."""
-    engine, run, tally = drive.engine, drive.journal.run, drive.tally
+    engine, run, tally = execution.config, execution.journal.run, execution.ledger
     while not tally.update(run, BATCH_MESSAGES):
         await checkpoint()  # a long history was opened: the event loop goes on while it is counted
     if (
-        tally.shown_tokens <= engine.allowance_tokens(tally, settings) or run.recent_compactions
+        tally.shown_tokens <= engine.compaction_threshold_tokens(tally, settings) or run.recent_compactions
     ):  # right behind one there is no more to cut
         return None
-    await _count_tokens(drive, tools)
-    allowance, room = engine.allowance_tokens(tally, settings), engine.room_tokens(tally, settings)
+    await _count_exactly(execution, tools)
+    allowance, room = engine.compaction_threshold_tokens(tally, settings), engine.room_tokens(tally, settings)
     if tally.shown_tokens <= allowance:
         return None
     why = f"{tally.shown_tokens:,} tokens of messages, {room:,} of room in the window of {engine.model.name}"
-    return await _compacted(drive, TARGET_SHARE * allowance, allowance, why)
+    return await _compact(execution, TARGET_SHARE * allowance, allowance, why)
 
 
-async def compact_after_refusal(drive: Drive, error: ModelError) -> e.Compacted | None:
+async def compact_after_refusal(execution: Execution, error: ModelError) -> e.Compacted | None:
     """Return the event that halves what is shown, where the provider found too long what had been counted as fitting.
 
     None where there were so many already that another would not help, or no more can be made.
     """
-    run, tally = drive.journal.run, drive.tally
-    if run.recent_compactions >= MAX_CUTS or len(run.messages) == 1:  # the task alone
+    run, tally = execution.journal.run, execution.ledger
+    if run.recent_compactions >= MAX_COMPACTIONS or len(run.messages) == 1:  # the task alone
         return None
-    await _count_tokens(drive, offered(drive))
+    await _count_exactly(execution, list_offered_tools(execution))
     half = TARGET_SHARE * tally.shown_tokens
-    return await _compacted(drive, half, half, str(error)[:REASON_CHARS])
+    return await _compact(execution, half, half, str(error)[:REASON_CHARS])
 
 
-async def _count_tokens(drive: Drive, tools: Sequence[ToolDefinition]) -> None:
+async def _count_exactly(execution: Execution, tools: Sequence[ToolDefinition]) -> None:
     """Count with the model's own vocabulary, where only bytes were counted: a sure bound, but a coarse one."""
-    engine, tally = drive.engine, drive.tally
+    engine, tally = execution.config, execution.ledger
     if tally.counter is BYTE_COUNTER:
         counter = await engine.load_counter(engine.model.name)
         tally.overhead_tokens = engine.overhead_tokens(counter, tools)
-        for _ in tally.recount_in_batches(drive.journal.run, counter):
+        for _ in tally.recount_in_batches(execution.journal.run, counter):
             await checkpoint()
 
 
-async def _compacted(drive: Drive, target: float, limit: float, why: str) -> e.Compacted | None:
+async def _compact(execution: Execution, target: float, limit: float, why: str) -> e.Compacted | None:
     """Let the policies work until it fits, and return what came of it."""
-    run, tally = drive.journal.run, drive.tally
-    aside = _Aside(drive)
+    run, tally = execution.journal.run, execution.ledger
+    aside = _PolicyRequests(execution)
     count = partial(count_message, counter=tally.counter)
     room = CompactionBudget(
         target_tokens=int(target) - MAX_NOTE_TOKENS,
         limit_tokens=int(limit) - MAX_NOTE_TOKENS,
         history=run.messages,
-        model=drive.engine.model,
+        model=execution.config.model,
         count=count,
         ask=aside.ask,
     )
-    groups, names = await _worked(group_messages(run, tally), room, aside)
+    groups, names = await _apply_policies(group_messages(run, tally), room, aside)
     start, head = build_segments(groups, len(run.messages))
     before = tally.shown_tokens
     after = count_tokens(groups) + sum(count(build_note(entry)) for entry in head if isinstance(entry, Removed))
@@ -98,36 +100,36 @@ async def _compacted(drive: Drive, target: float, limit: float, why: str) -> e.C
         return None
     if after >= before:  # what was asked for in vain is paid for all the same
         start, head, after, names = run.cutoff, run.segments, before, []
-    drive.journal.log.info("compacted", before=before, after=after, policies=", ".join(names))
+    execution.journal.log.info("compacted", before=before, after=after, policies=", ".join(names))
     return e.Compacted(
         start=start,
         head=head,
         tokens_before=before,
         tokens_after=after,
-        why="; ".join([why, *aside.flaws]),
+        why="; ".join([why, *aside.errors]),
         policies=tuple(names),
         usage=aside.usage,
     )
 
 
-async def _worked(
-    groups: tuple[MessageGroup, ...], room: CompactionBudget, aside: _Aside
+async def _apply_policies(
+    groups: tuple[MessageGroup, ...], room: CompactionBudget, requests: _PolicyRequests
 ) -> tuple[tuple[MessageGroup, ...], list[str]]:
     """Return what the policies leave of the groups, and which of them changed something."""
     names: list[str] = []
-    for policy in aside.drive.engine.context.policies:
+    for policy in requests.execution.config.context.policies:
         if room.fits(groups):
             break
-        aside.policy = type(policy).__name__
+        requests.policy_name = type(policy).__name__
         left = tuple(await policy.compact(groups, room))
         if left != groups:
-            _check(aside.policy, groups, left)
-            names.append(aside.policy)
+            _check_policy_result(requests.policy_name, groups, left)
+            names.append(requests.policy_name)
         groups = left
     return groups, names
 
 
-def _check(policy: str, before: Sequence[MessageGroup], left: Sequence[MessageGroup]) -> None:
+def _check_policy_result(policy: str, before: Sequence[MessageGroup], left: Sequence[MessageGroup]) -> None:
     """Check that a policy has kept what must be kept, and made nothing up.
 
     Raises:
@@ -143,20 +145,20 @@ def _check(policy: str, before: Sequence[MessageGroup], left: Sequence[MessageGr
 
 
 @attrs.define(eq=False, repr=False)
-class _Aside:
+class _PolicyRequests:
     """Asks models for the policies, and keeps account of what that cost and why it failed."""
 
-    drive: Drive
-    policy: str = ""
+    execution: Execution
+    policy_name: str = ""
     # The one that is at work.
     usage: Usage = Usage()
-    flaws: list[str] = attrs.field(factory=list)
+    errors: list[str] = attrs.field(factory=list)
 
     async def ask(self, model: Model | None, instructions: str, question: str, tokens: int) -> str:
         """Ask, as `compaction.Ask` says."""
         try:
-            text, usage = await ask_beside(
-                self.drive,
+            text, usage = await send_side_request(
+                self.execution,
                 instructions,
                 question,
                 max_tokens=tokens,
@@ -167,6 +169,6 @@ class _Aside:
                 raise ModelReplyError("it gave an empty reply")
         except ModelError as error:
             self.usage += error.usage or Usage()
-            self.flaws.append(f"{self.policy}: {str(error)[:REASON_CHARS]}")
+            self.errors.append(f"{self.policy_name}: {str(error)[:REASON_CHARS]}")
             raise
         return text.strip()

@@ -10,7 +10,7 @@ from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.engine.drive.budget import Budget
+    from agentfsm.engine.execution.budget import Budget
     from agentfsm.ports import Clock, Store
 
 
@@ -28,6 +28,6 @@ class Parent(Value):
     # Whether runs of agents are taken from the workers that drive them.
 
 
-def child_id(run_id: str, call_id: str) -> str:
+def child_run_id(run_id: str, call_id: str) -> str:
     """Return the id of the run of an agent that a call of another run is: the same whenever it is called again."""
     return f"{run_id}.{call_id}"

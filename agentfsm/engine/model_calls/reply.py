@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from agentfsm.ports import Emit, Model, Request
 
 # Until a model's `reply` has returned.
-_NOT_ASKED: Final = object()
+_NOT_CALLED: Final = object()
 
 
-async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> Reply:
+async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) -> Reply:
     """Ask a model once.
 
     Raises:
         ModelError: when it cannot be asked, or was not reached; a ModelReplyError when its reply is too large.
         MisuseError: when its `reply` is not async, or what it returns or raises is not what it has to be.
     """
-    reply = await _asked(model, request, emit)
+    reply = await _call_model(model, request, emit)
     # Classes tell without a call, for each turn; what is not the very class is looked at more closely.
     if (
         reply.__class__ is not Reply
@@ -55,12 +55,12 @@ async def reply_of(model: Model, request: Request, emit: Emit | None = None) -> 
             _check_call(model, call)
         is_large = is_large or call.arguments[USUAL_ARGUMENTS_CHARS:]
     if is_large and (over := find_reply_excess(reply)) is not None:
-        raise _too_large(model, over, reply.usage)
+        raise _build_too_large_error(model, over, reply.usage)
     return reply
 
 
-async def _asked(model: Model, request: Request, emit: Emit | None) -> Reply:
-    asked: Any = _NOT_ASKED
+async def _call_model(model: Model, request: Request, emit: Emit | None) -> Reply:
+    asked: Any = _NOT_CALLED
     try:
         asked = model.reply(request, emit)
         reply: Reply = await asked  # or whatever a user's own returns
@@ -75,7 +75,7 @@ async def _asked(model: Model, request: Request, emit: Emit | None) -> Reply:
             raise
         raise ModelUnavailableError(f"{model.name} waited for a task that somebody else cancelled") from cancellation
     except TypeError:
-        if asked is _NOT_ASKED or isawaitable(asked):
+        if asked is _NOT_CALLED or isawaitable(asked):
             raise
         what, kind = f"{type(model).__name__}.reply", type(asked).__name__
         raise MisuseError(f"{what} returned {kind} where it was not awaited: write `async def reply`") from None
@@ -83,7 +83,7 @@ async def _asked(model: Model, request: Request, emit: Emit | None) -> Reply:
         return reply
 
 
-def _too_large(model: Model, over: str, usage: Usage | None) -> ModelReplyError:
+def _build_too_large_error(model: Model, over: str, usage: Usage | None) -> ModelReplyError:
     return ModelReplyError(
         f"The reply of {model.name!r} is too large ({over}) and is not used. Limit it with Settings(max_tokens=...), "
         "or say in the instructions how much is wanted at a time.",
@@ -91,7 +91,7 @@ def _too_large(model: Model, over: str, usage: Usage | None) -> ModelReplyError:
     )
 
 
-def usd_of(model: Model, usage: Usage) -> float | None:
+def calculate_usd(model: Model, usage: Usage) -> float | None:
     """Return what a model says that a usage costs, US dollars.
 
     Raises:
@@ -105,20 +105,20 @@ def usd_of(model: Model, usage: Usage) -> float | None:
 
 
 # What the fields of a reply, of each of its calls and of its pieces have to be, and what to give where one is not.
-_Fields: TypeAlias = Mapping[str, tuple[type | UnionType, str]]
-_REPLY: Final[_Fields] = {
+_FieldRules: TypeAlias = Mapping[str, tuple[type | UnionType, str]]
+_REPLY_FIELDS: Final[_FieldRules] = {
     "text": (str, "'' where it says nothing"),
     "calls": (tuple | list, "a tuple of ProposedCall"),
     "finish_reason": (FinishReason, "a FinishReason, for example FinishReason.LENGTH for a reply that was cut off"),
     "native": (NativeReply | None, "Native(provider=..., content=...), or None"),
     "model": (str, "the name of the model that answered, or ''"),
 }
-_NATIVE: Final[_Fields] = {"provider": (str, "a text"), "content": (str, "the JSON text")}
-_CALL: Final[_Fields] = {"id": (str, "a text"), "name": (str, "a text"), "arguments": (str, "the JSON text")}
-_TEXT: Final[_Fields] = {"text": (str, "a text, or emit nothing where nothing came")}
-_PIECES: Final[Mapping[type, _Fields]] = {
-    TextChunk: _TEXT,
-    ThinkingChunk: _TEXT,
+_NATIVE_FIELDS: Final[_FieldRules] = {"provider": (str, "a text"), "content": (str, "the JSON text")}
+_CALL_FIELDS: Final[_FieldRules] = {"id": (str, "a text"), "name": (str, "a text"), "arguments": (str, "the JSON text")}
+_TEXT_FIELDS: Final[_FieldRules] = {"text": (str, "a text, or emit nothing where nothing came")}
+_CHUNK_FIELDS: Final[Mapping[type, _FieldRules]] = {
+    TextChunk: _TEXT_FIELDS,
+    ThinkingChunk: _TEXT_FIELDS,
     CallChunk: {
         "index": (int, "the place of the call in the reply, from 0"),
         "name": (str, "a text, '' where it is no news"),
@@ -132,16 +132,16 @@ def _check_reply(model: Model, reply: object) -> None:
     what = f"{type(model).__name__}.reply returned"
     if not isinstance(reply, Reply):
         raise MisuseError(f"{what} {type(reply).__name__}: return a Reply, for example Reply(text='...')")
-    _check_fields(f"{what} a Reply whose", reply, _REPLY)
+    _check_fields(f"{what} a Reply whose", reply, _REPLY_FIELDS)
     if reply.native is not None:
-        _check_fields(f"{what} a Reply with a native whose", reply.native, _NATIVE)
+        _check_fields(f"{what} a Reply with a native whose", reply.native, _NATIVE_FIELDS)
 
 
 def _check_call(model: Model, call: object) -> None:
     what = f"{type(model).__name__}.reply returned a Reply with"
     if not isinstance(call, ProposedCall):
         raise MisuseError(f"{what} calls that are {type(call).__name__}: give a tuple of ProposedCall")
-    _check_fields(f"{what} a call whose", call, _CALL)
+    _check_fields(f"{what} a call whose", call, _CALL_FIELDS)
 
 
 def check_chunk(model: Model, chunk: object) -> None:
@@ -151,21 +151,21 @@ def check_chunk(model: Model, chunk: object) -> None:
         MisuseError: when it is none; it says what to emit.
     """
     what = f"{type(model).__name__}.reply emitted"
-    fields = next((fields for kind, fields in _PIECES.items() if isinstance(chunk, kind)), None)
+    fields = next((fields for kind, fields in _CHUNK_FIELDS.items() if isinstance(chunk, kind)), None)
     if fields is None:
-        kinds = ", ".join(kind.__name__ for kind in _PIECES)
+        kinds = ", ".join(kind.__name__ for kind in _CHUNK_FIELDS)
         raise MisuseError(f"{what} {type(chunk).__name__}, which is no piece of a reply: emit one of {kinds}")
     _check_fields(f"{what} a {type(chunk).__name__} whose", chunk, fields)
 
 
-def _check_fields(what: str, given: object, fields: _Fields) -> None:
+def _check_fields(what: str, given: object, fields: _FieldRules) -> None:
     for name, (kind, wanted) in fields.items():
         value = getattr(given, name)
         if not isinstance(value, kind):
             raise MisuseError(f"{what} {name} is of the type {type(value).__name__}: give {wanted}")
 
 
-_TOKENS: Final = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
+_TOKEN_FIELDS: Final = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
 
 
 def _check_usage(model: Model, said: str, usage: Usage) -> None:
@@ -187,7 +187,7 @@ def _check_usage(model: Model, said: str, usage: Usage) -> None:
     if not isinstance(usage, Usage):
         give = "Usage(input_tokens=..., output_tokens=...), or None where nobody said"
         raise MisuseError(f"{what} whose usage is of the type {type(usage).__name__}: give {give}")
-    for name in _TOKENS:
+    for name in _TOKEN_FIELDS:
         tokens = getattr(usage, name)
         if not isinstance(tokens, int) or tokens < 0:
             raise MisuseError(f"{what} whose usage has {name}={tokens!r:.100}: give a whole number, 0 or more")

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from agentfsm.core.errors import LimitError, ModelError
 from agentfsm.core.messages import TextPart, Usage, UserMessage
-from agentfsm.engine.think.ask import priced
-from agentfsm.engine.think.reply import reply_of, usd_of
+from agentfsm.engine.model_calls.reply import calculate_usd, fetch_reply
+from agentfsm.engine.model_calls.request import price_usage
 from agentfsm.ports import Request
 from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
-    from agentfsm.engine.drive.drive import Drive
+    from agentfsm.engine.execution.execution import Execution
     from agentfsm.ports import Model, OutputForm
 
 
-async def ask_beside(
-    drive: Drive,
+async def send_side_request(
+    execution: Execution,
     instructions: str,
     question: str,
     *,
@@ -29,7 +29,7 @@ async def ask_beside(
     """Ask once, without tools and without a turn, and return the answer and what it cost.
 
     Args:
-        drive: The driving call that pays, and whose limits hold.
+        execution: The driving call that pays, and whose limits hold.
         instructions: What the model is to do.
         question: Of any length.
         max_tokens: The longest answer.
@@ -39,10 +39,10 @@ async def ask_beside(
     Raises:
         ModelError: when it cannot be asked, or the budget has no room; with what was spent.
     """
-    engine, asked = drive.engine, estimate_tokens(instructions + question)
+    engine, asked = execution.config, estimate_tokens(instructions + question)
     who = engine.model if model is None else model
     try:
-        granted, held = await drive.budget.reserve(asked, max_tokens, max_tokens, partial(usd_of, who))
+        granted, held = await execution.budget.reserve(asked, max_tokens, max_tokens, partial(calculate_usd, who))
     except LimitError as error:  # what is left may do for an answer
         raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
     usage = Usage()
@@ -50,17 +50,17 @@ async def ask_beside(
         request = Request(
             instructions=instructions,
             messages=(UserMessage(parts=(TextPart(text=question),)),),
-            settings=engine.settings_beside(drive.journal.run, granted, own=model is None),
+            settings=engine.side_request_settings(execution.journal.run, granted, own=model is None),
             output=output,
             timeout_s=engine.limits.model_timeout_s,
         )
-        reply = await reply_of(who, request)
+        reply = await fetch_reply(who, request)
         counted = Usage(input_tokens=asked, output_tokens=estimate_tokens(reply.text), estimated=True)
-        usage = priced(drive, who, reply.usage or counted)
+        usage = price_usage(execution, who, reply.usage or counted)
     except ModelError as error:
-        usage = error.usage = priced(drive, who, error.usage or usage)
+        usage = error.usage = price_usage(execution, who, error.usage or usage)
         raise
     else:
         return reply.text, usage
     finally:
-        drive.budget.settle(held, usage)
+        execution.budget.settle(held, usage)

@@ -15,11 +15,11 @@ from agentfsm.core.inbox import Cancel
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AgentCost, ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.engine.drive.budget import Spent
-from agentfsm.engine.drive.cost import cost_of
-from agentfsm.engine.drive.drive import Drive
-from agentfsm.engine.drive.family import child_id
-from agentfsm.engine.drive.journal import SETTLE_S, load
+from agentfsm.engine.execution.budget import RunSpending
+from agentfsm.engine.execution.cost import calculate_run_cost
+from agentfsm.engine.execution.execution import Execution
+from agentfsm.engine.execution.journal import CLOSE_TIMEOUT_S, load_run
+from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.ports import Store
 from agentfsm.tools.queue.dispatch import CallOutcome
 from agentfsm.tools.queue.result_text import build_decided_result
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from agentfsm.ports import Model
 
 
-async def note_children(drive: Drive) -> None:
+async def load_child_spending(execution: Execution) -> None:
     """Put on the budget what agents below have spent whose calls are open, from their own journals."""
-    journal, below = drive.journal, []
+    journal, below = execution.journal, []
     for entry in journal.run.open:
-        tool = drive.engine.registry.get(entry.call.name)
+        tool = execution.config.registry.get(entry.call.name)
         if entry.phase is Phase.FINISHED or tool is None or tool.kind is not ToolKind.AGENT:
             continue
-        if (spent := await _spent_below(journal.store, child_id(journal.run.id, entry.call.id))) is not None:
+        if (spent := await _load_spending(journal.store, child_run_id(journal.run.id, entry.call.id))) is not None:
             below.append(spent)
-    drive.budget.open(below)
+    execution.budget.restore(below)
 
 
-async def _spent_below(store: Store, run_id: str) -> Spent | None:
+async def _load_spending(store: Store, run_id: str) -> RunSpending | None:
     """Return what a run and the open calls of agents below it have spent; None where there is no such run."""
     try:
-        run = await load(store, run_id)
+        run = await load_run(store, run_id)
     except RunNotFoundError:
         return None
     usage, calls = run.usage, run.tool_call_count
@@ -54,84 +54,88 @@ async def _spent_below(store: Store, run_id: str) -> Spent | None:
         if entry.phase is Phase.FINISHED:
             continue  # it is in the usage
         calls += entry.phase is not Phase.INTENDED
-        if (below := await _spent_below(store, child_id(run_id, entry.call.id))) is not None:
+        if (below := await _load_spending(store, child_run_id(run_id, entry.call.id))) is not None:
             usage, calls = usage + below.usage, calls + below.calls
-    return Spent(run, usage, calls)
+    return RunSpending(run, usage, calls)
 
 
-def returned(drive: Drive, result: ToolResult) -> ToolResult:
+def add_child_cost(execution: Execution, result: ToolResult) -> ToolResult:
     """Return the result of an agent with what it spent, also where it broke down or was cut off before it could say."""
-    spent = drive.budget.returned(child_id(drive.journal.run.id, result.call_id))
+    spent = execution.budget.pop_child(child_run_id(execution.journal.run.id, result.call_id))
     if result.child is not None or spent is None:
         return result
-    return attrs.evolve(result, child=attrs.evolve(cost_of(spent.run), usage=spent.usage))
+    return attrs.evolve(result, child=attrs.evolve(calculate_run_cost(spent.run), usage=spent.usage))
 
 
-async def end_children(drive: Drive) -> list[e.ToolFinished]:
+async def end_child_runs(execution: Execution) -> list[e.ToolFinished]:
     """End the agents at work for a run that is about to end, and return what they did as results of their calls."""
     results = []
-    for entry in drive.journal.run.open:
-        if entry.phase is not Phase.FINISHED and (ended := await _ended(drive, entry)) is not None:
+    for entry in execution.journal.run.open:
+        if entry.phase is not Phase.FINISHED and (ended := await _end_child_run(execution, entry)) is not None:
             result = attrs.evolve(build_decided_result(entry, ended.outcome, ended.content), child=ended.child)
-            results.append(e.ToolFinished(result=returned(drive, result)))
+            results.append(e.ToolFinished(result=add_child_cost(execution, result)))
     return results
 
 
-async def _ended(drive: Drive, entry: OpenCall) -> ToolReturn | None:
+async def _end_child_run(execution: Execution, entry: OpenCall) -> ToolReturn | None:
     """End the agent behind an open call, and return what it did; None where there is none at work."""
-    journal, tool = drive.journal, drive.engine.registry.get(entry.call.name)
+    journal, tool = execution.journal, execution.config.registry.get(entry.call.name)
     try:
         if tool is None:
-            return await _warned(drive, entry)
+            return await _request_child_cancel(execution, entry)
         if tool.end_child_run is None:
             return None
-        return await tool.end_child_run(journal.store, journal.clock, child_id(journal.run.id, entry.call.id))
+        return await tool.end_child_run(journal.store, journal.clock, child_run_id(journal.run.id, entry.call.id))
     except RunNotFoundError:
-        return gone(entry) if waits_below(journal.run, entry) else None  # else it never began
+        return build_deleted_result(entry) if waits_on_child(journal.run, entry) else None  # else it never began
     except AgentError as error:
         journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
         text = f"the agent of {entry.call.name} could not be told to stop. Check before you repeat anything."
         return ToolReturn(outcome=Outcome.UNKNOWN, content=text)
 
 
-async def _warned(drive: Drive, entry: OpenCall) -> ToolReturn:
+async def _request_child_cancel(execution: Execution, entry: OpenCall) -> ToolReturn:
     """Leave word for the agents below a call whose caller ends without the tools that drive them.
 
     Raises:
         RunNotFoundError: when there is none, or it was deleted.
     """
-    store, run_id = drive.journal.store, child_id(drive.journal.run.id, entry.call.id)
-    run = await load(store, run_id)
+    store, run_id = execution.journal.store, child_run_id(execution.journal.run.id, entry.call.id)
+    run = await load_run(store, run_id)
     for each in dict.fromkeys([run_id, *[item.run_id for item in entry.pending]]):
         try:
             await store.post(each, "cancel", Cancel(by="its caller"))
         except StoreError as error:
-            drive.journal.log.warning("child_not_told", child=each, error=type(error).__name__)
-    return last_word(run) if run.is_over else still_at_work(run)
+            execution.journal.log.warning("child_not_told", child=each, error=type(error).__name__)
+    return build_final_result(run) if run.is_over else build_unresponsive_result(run)
 
 
-async def broken_off(drive: Drive, tool: Tool[..., Any], call: ToolCall, end: CallOutcome) -> CallOutcome:
+async def end_interrupted_child(
+    execution: Execution, tool: Tool[..., Any], call: ToolCall, end: CallOutcome
+) -> CallOutcome:
     """End an agent whose call was cut off or has failed before it said anything, and tell what it did as well.
 
     Raises:
         StoreError: when that cannot be done now: the call is taken up again when the run is resumed.
     """
-    journal = drive.journal
+    journal = execution.journal
     if tool.end_child_run is None:  # a function of the user's that was declared to be one
         return end
-    with anyio.move_on_after(SETTLE_S, shield=True):
+    with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
         try:
-            ended = await tool.end_child_run(journal.store, journal.clock, child_id(journal.run.id, call.id))
+            ended = await tool.end_child_run(journal.store, journal.clock, child_run_id(journal.run.id, call.id))
         except RunNotFoundError:
             return end  # it never began
         if ended.outcome is Outcome.DONE:
             return CallOutcome(Outcome.DONE, ended.content, child=ended.child)
         outcome = Outcome.UNKNOWN if ended.outcome is Outcome.UNKNOWN else end.outcome
         return end._replace(outcome=outcome, text=f"{end.text}\n{ended.content}", child=ended.child)
-    raise StoreError(f"the agent of {call.name} ({call.id}) was not ended within {SETTLE_S:g} s; resume its caller")
+    raise StoreError(
+        f"the agent of {call.name} ({call.id}) was not ended within {CLOSE_TIMEOUT_S:g} s; resume its caller"
+    )
 
 
-def waits_below(run: Run, entry: OpenCall) -> bool:
+def waits_on_child(run: Run, entry: OpenCall) -> bool:
     """Whether the call waits for what is decided in the run of an agent below."""
     return entry.phase is Phase.PAUSED and any(item.run_id != run.id for item in entry.pending)
 
@@ -139,44 +143,44 @@ def waits_below(run: Run, entry: OpenCall) -> bool:
 # What the caller's model reads of an agent.
 
 
-def gone(entry: OpenCall) -> ToolReturn:
+def build_deleted_result(entry: OpenCall) -> ToolReturn:
     """Tell of an agent whose run was deleted while its caller waited for it."""
     text = f"the run of {entry.call.name} was deleted, so nobody knows what it did. Check before you repeat anything."
     return ToolReturn(outcome=Outcome.UNKNOWN, content=text)
 
 
-def last_word(run: Run, model: Model | None = None) -> ToolReturn:
+def build_final_result(run: Run, model: Model | None = None) -> ToolReturn:
     """Return the result of a call whose run is over."""
-    name, cost = run.header.agent, cost_of(run, model)
+    name, cost = run.header.agent, calculate_run_cost(run, model)
     if run.state is State.DONE:
         return ToolReturn(outcome=Outcome.DONE, content=run.answer, child=cost)
     if run.stop_reason in BUDGET_REASONS or run.limit_reached is not None:
-        return _cut_short(run, name, cost)
+        return _build_partial_result(run, name, cost)
     if run.stop_reason is StopReason.CANCELLED:
         is_known = all(record.outcome is not Outcome.UNKNOWN for record in run.calls)
         outcome = Outcome.CANCELLED if is_known else Outcome.UNKNOWN
-        text = f"the agent {name} was stopped: {run.stop_message}.{_effects(run)}"
+        text = f"the agent {name} was stopped: {run.stop_message}.{_describe_effects(run)}"
         return ToolReturn(outcome=outcome, content=text, child=cost)
     text = (
         f"the agent {name} gave no answer ({run.stop_reason}: {run.stop_message}). "
-        f"Go on without it, with what you have.{_effects(run)}"
+        f"Go on without it, with what you have.{_describe_effects(run)}"
     )
     return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
 
 
-def still_at_work(run: Run, model: Model | None = None) -> ToolReturn:
+def build_unresponsive_result(run: Run, model: Model | None = None) -> ToolReturn:
     """Tell of an agent that was told to end and has not yet: another has its lease, who may be dead."""
     names = [entry.call.name for entry in run.open if entry.attempts and entry.phase is not Phase.FINISHED]
     doing = f", and may still be doing: {', '.join(names)}" if names else ""
-    name, cost = run.header.agent, cost_of(run, model)
+    name, cost = run.header.agent, calculate_run_cost(run, model)
     text = f"the agent {name} was told to stop and has not answered{doing}. Check before you repeat anything."
-    return ToolReturn(outcome=Outcome.UNKNOWN, content=f"{text}{_effects(run)}", child=cost)
+    return ToolReturn(outcome=Outcome.UNKNOWN, content=f"{text}{_describe_effects(run)}", child=cost)
 
 
-def _cut_short(run: Run, name: str, cost: AgentCost) -> ToolReturn:
+def _build_partial_result(run: Run, name: str, cost: AgentCost) -> ToolReturn:
     """Hand over what an agent had when it reached a limit."""
     said = run.partial
-    head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_effects(run)}"
+    head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_describe_effects(run)}"
     outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
     if run.stop_reason is StopReason.TIMEOUT:
         outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
@@ -184,7 +188,7 @@ def _cut_short(run: Run, name: str, cost: AgentCost) -> ToolReturn:
     return ToolReturn(outcome=outcome, content=text, error_type=kind, child=cost)
 
 
-def _effects(run: Run) -> str:
+def _describe_effects(run: Run) -> str:
     """Say which calls of an agent have had their effect, and which may have had one that nobody has seen.
 
     Its caller knows nothing else of them, and an agent that is asked anew makes its calls under other keys.
@@ -192,27 +196,27 @@ def _effects(run: Run) -> str:
     said = (*run.messages[run.own_start :], *[entry.result for entry in run.open])
     results = [each for each in said if isinstance(each, ToolResult)]
     whole = [each.tool for each in results if each.outcome is Outcome.DONE]
-    done = _names(whole + [f"{each.tool} in part" for each in results if _was_stopped_at_work(each)])
-    unseen = _names([each.tool for each in results if _may_have_happened(each)])
+    done = _format_names(whole + [f"{each.tool} in part" for each in results if _is_interrupted_agent(each)])
+    unseen = _format_names([each.tool for each in results if _may_have_happened(each)])
     did = f" It had done: {done}." if done else ""
     return f"{did} May have happened all the same, so check before repeating: {unseen}." if unseen else did
 
 
 # How a call fails whose tool was at work.
-_AT_WORK: Final = (ErrorType.TOOL, ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED)
+_TOOL_ERROR_TYPES: Final = (ErrorType.TOOL, ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED)
 
 
 def _may_have_happened(result: ToolResult) -> bool:
     """Whether nobody knows if a call had its effect; one that may simply be made again had none that matters."""
-    broke = result.error_type in _AT_WORK and not result.retryable and result.child is None
+    broke = result.error_type in _TOOL_ERROR_TYPES and not result.retryable and result.child is None
     return broke or result.outcome is Outcome.UNKNOWN
 
 
-def _was_stopped_at_work(result: ToolResult) -> bool:
+def _is_interrupted_agent(result: ToolResult) -> bool:
     """Whether it is the result of an agent that has called tools and gave no answer."""
     return result.outcome is not Outcome.DONE and result.child is not None and result.child.calls > 0
 
 
-def _names(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     """Return each name once, with how often it is there."""
     return ", ".join([name if times == 1 else f"{name} ({times} times)" for name, times in Counter(names).items()])
