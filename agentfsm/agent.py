@@ -68,7 +68,7 @@ from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.follow import JournalFollower
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
-from agentfsm.models import model_of
+from agentfsm.models import resolve_model
 from agentfsm.ports import (
     ALL_RUNS,
     Clock,
@@ -194,7 +194,7 @@ class Agent(Generic[A_co]):
         DuplicateToolError: when two tools share a name.
     """
 
-    model: Model = attrs.field(kw_only=False, converter=model_of)
+    model: Model = attrs.field(kw_only=False, converter=resolve_model)
     # A Model, or a string such as "openai:gpt-4o".
     tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_as_registry)
     # Tools, plain functions and sources of tools such as MCP servers; or a registry, which is then shared.

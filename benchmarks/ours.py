@@ -23,7 +23,7 @@ from agentfsm.core.messages import (
     Usage,
     UserMessage,
 )
-from agentfsm.models.openai_chat import OpenAIChat
+from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.ports import Durability, Emit, FinishReason, Model, ProposedCall, Reply, Request, Store, TextChunk
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.streaming.stream import TextDelta

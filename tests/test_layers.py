@@ -36,12 +36,12 @@ ROOMS = ("schema", "tools", "watch", "queue", "drive", "think", "act")
 
 # Library -> the one file that imports it, or the one folder where that is an adapter of its own.
 VENDORS = {
-    "anthropic": "models/anthropic.py",
+    "anthropic": "models/anthropic/model.py",
     "cattrs": "core/codec.py",
     "genai_prices": "models/prices.py",
     "jsonschema_rs": "tools/schema/validator.py",
     "mcp": "mcp/",
-    "openai": "models/openai_api.py",
+    "openai": "models/openai/client.py",
     "psycopg": "stores/postgres/connection.py",
     "redis": "stores/redis/server.py",
     "rich": "cli/live.py",

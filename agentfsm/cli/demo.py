@@ -23,8 +23,8 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Approve, Decision
 from agentfsm.core.limits import Limits
 from agentfsm.core.value import Value
-from agentfsm.models.openai_chat import OpenAIChat
-from agentfsm.testing.server import LocalServer
+from agentfsm.models.openai.chat import OpenAIChat
+from agentfsm.testing.fake_llm.server import LocalServer
 
 if TYPE_CHECKING:
     from agentfsm.cli.ask import Answer

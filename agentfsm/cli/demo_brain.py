@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.value import Value
-from agentfsm.testing.saying import Say
+from agentfsm.testing.fake_llm.script import Say
 
 PACE_VARIABLE: Final = "AGENTFSM_DEMO_DELAY_S"
 # Between two pieces of a reply: slow enough to be seen, and the whole demo takes some three seconds.

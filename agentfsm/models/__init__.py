@@ -9,14 +9,14 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.ports import ensure_model
 
 if TYPE_CHECKING:
-    from agentfsm.models.anthropic import Anthropic
-    from agentfsm.models.fallback import Fallback
-    from agentfsm.models.openai_chat import OpenAIChat
-    from agentfsm.models.openai_messages import from_openai, to_openai
-    from agentfsm.models.openai_responses import OpenAIResponses
+    from agentfsm.models.anthropic.model import Anthropic
+    from agentfsm.models.openai.chat import OpenAIChat
+    from agentfsm.models.openai.conversion import from_openai, to_openai
+    from agentfsm.models.openai.responses import OpenAIResponses
     from agentfsm.models.prices import Price
-    from agentfsm.models.router import Router
-    from agentfsm.models.throttle import Throttled
+    from agentfsm.models.wrappers.fallback import Fallback
+    from agentfsm.models.wrappers.router import Router
+    from agentfsm.models.wrappers.throttle import Throttled
     from agentfsm.ports import Model
 
 __all__ = [
@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 # Where each name lives.
-_HOMES = {
-    "Anthropic": "agentfsm.models.anthropic",
-    "Fallback": "agentfsm.models.fallback",
-    "OpenAIChat": "agentfsm.models.openai_chat",
-    "OpenAIResponses": "agentfsm.models.openai_responses",
+_EXPORT_MODULES = {
+    "Anthropic": "agentfsm.models.anthropic.model",
+    "Fallback": "agentfsm.models.wrappers.fallback",
+    "OpenAIChat": "agentfsm.models.openai.chat",
+    "OpenAIResponses": "agentfsm.models.openai.responses",
     "Price": "agentfsm.models.prices",
-    "Router": "agentfsm.models.router",
-    "Throttled": "agentfsm.models.throttle",
-    "from_openai": "agentfsm.models.openai_messages",
-    "to_openai": "agentfsm.models.openai_messages",
+    "Router": "agentfsm.models.wrappers.router",
+    "Throttled": "agentfsm.models.wrappers.throttle",
+    "from_openai": "agentfsm.models.openai.conversion",
+    "to_openai": "agentfsm.models.openai.conversion",
 }
 
 # What a model's name may begin with, and the adapter it stands for.
@@ -72,7 +72,7 @@ def resolve(model: str) -> Model:
     return adapter
 
 
-def model_of(model: Model | str) -> Model:
+def resolve_model(model: Model | str) -> Model:
     """Return a model that is given as such, or by a string such as "openai:gpt-4o".
 
     Raises:
@@ -82,11 +82,11 @@ def model_of(model: Model | str) -> Model:
 
 
 def __getattr__(name: str) -> Any:
-    if home := _HOMES.get(name):
+    if home := _EXPORT_MODULES.get(name):
         return getattr(import_module(home), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return [*globals(), *_EXPORT_MODULES]

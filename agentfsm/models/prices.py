@@ -21,9 +21,9 @@ _THOUSAND: Final = 1_000
 _MILLION: Final = 1_000_000
 # How long what the list says of a model is kept, seconds: to look it up takes 250 us, and a few prices change with the
 # hour of the day.
-_KEPT_S: Final = 900
+_CACHE_S: Final = 900
 # Models of which that is kept: more than anybody uses in a quarter of an hour.
-_KEPT_MODELS: Final = 1_024
+_MAX_CACHED_MODELS: Final = 1_024
 
 
 def _check_price(_price: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
@@ -62,7 +62,7 @@ class Price(Value):
 Prices: TypeAlias = Price | Mapping[str, Price]
 
 
-def price_of(model: str, prices: Prices | None) -> Price | None:
+def find_price(model: str, prices: Prices | None) -> Price | None:
     """Return the user's own price of a model: of a table, that of the longest beginning that fits its name.
 
     Raises:
@@ -78,7 +78,7 @@ def price_of(model: str, prices: Prices | None) -> Price | None:
     return prices[max(beginnings, key=len)] if beginnings else None
 
 
-def list_cost_usd(model: str, base_url: str, usage: Usage) -> float | None:
+def find_list_cost_usd(model: str, base_url: str, usage: Usage) -> float | None:
     """Look the cost up in the list that comes with genai-prices; the network is never asked.
 
     The provider is told by its address, so a model that runs at home is never billed at a provider's price. The first
@@ -92,32 +92,32 @@ def list_cost_usd(model: str, base_url: str, usage: Usage) -> float | None:
     Returns:
         US dollars, or None where the package is missing, knows no such provider or model, or the tokens cannot be.
     """
-    steps = _steps(model, base_url, int(time.time() // _KEPT_S))
+    steps = _load_price_tiers(model, base_url, int(time.time() // _CACHE_S))
     if steps is None or usage.cached_tokens + usage.cache_write_tokens > usage.input_tokens:
         return None
     return next(price for start, price in steps if usage.input_tokens > start).cost_usd(usage)
 
 
-@lru_cache(maxsize=_KEPT_MODELS)
-def _steps(model: str, base_url: str, _moment: int) -> tuple[tuple[int, Price], ...] | None:
+@lru_cache(maxsize=_MAX_CACHED_MODELS)
+def _load_price_tiers(model: str, base_url: str, _period: int) -> tuple[tuple[int, Price], ...] | None:
     """Return what a model costs now: input tokens above which a price holds, and the price; the highest first.
 
     The package's own sum takes 230 us for each reply, ours 6.
     """
-    prices = _genai_prices()
+    prices = _import_genai_prices()
     if prices is None:
         return None
     try:
         listed = prices.calc_price(prices.Usage(input_tokens=0), model, provider_api_url=base_url).model_price
     except LookupError:
         return None
-    kinds = {field: getattr(listed, kind, None) for field, kind in _KINDS.items()}
+    kinds = {field: getattr(listed, kind, None) for field, kind in _GENAI_PRICE_FIELDS.items()}
     starts = {tier.start for price in kinds.values() for tier in getattr(price, "tiers", ())}
-    return tuple([(start, _at(start, kinds)) for start in (*sorted(starts, reverse=True), -1)])
+    return tuple([(start, _build_tier_price(start, kinds)) for start in (*sorted(starts, reverse=True), -1)])
 
 
 # The list's names of what is billed here; what it knows beside these (audio, searches) no usage of ours tells of.
-_KINDS: Final = {
+_GENAI_PRICE_FIELDS: Final = {
     "input_usd_per_million": "input_mtok",
     "output_usd_per_million": "output_mtok",
     "cached_usd_per_million": "cache_read_mtok",
@@ -126,9 +126,9 @@ _KINDS: Final = {
 }
 
 
-def _at(start: int, kinds: Mapping[str, Any]) -> Price:
+def _build_tier_price(start: int, kinds: Mapping[str, Any]) -> Price:
     """Return the price of requests whose input is longer than `start`."""
-    numbers = {field: _number(price, start) for field, price in kinds.items()}
+    numbers = {field: _read_price(price, start) for field, price in kinds.items()}
     return Price(
         input_usd_per_million=numbers["input_usd_per_million"] or 0.0,
         output_usd_per_million=numbers["output_usd_per_million"] or 0.0,
@@ -138,7 +138,7 @@ def _at(start: int, kinds: Mapping[str, Any]) -> Price:
     )
 
 
-def _number(price: Any, start: int) -> float | None:
+def _read_price(price: Any, start: int) -> float | None:
     """Return one of the list's prices, which may have tiers; None where it has none."""
     if price is None:
         return None
@@ -147,7 +147,7 @@ def _number(price: Any, start: int) -> float | None:
 
 
 @cache
-def _genai_prices() -> Any | None:
+def _import_genai_prices() -> Any | None:
     # Imported when the first price is asked for: it takes 0.3 s, and it is an optional package.
     try:
         return importlib.import_module("genai_prices")

@@ -4,9 +4,9 @@
 """
 
 from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm.testing.fake_llm.script import Say
+from agentfsm.testing.fake_llm.server import LocalServer
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, raw_call, say
-from agentfsm.testing.saying import Say
-from agentfsm.testing.server import LocalServer
 
 __all__ = [
     "FunctionModel",

@@ -63,13 +63,13 @@ Work = Callable[..., Awaitable[None]]
 Moment = tuple[str, int]
 
 # Bytes that say how long an order is.
-_HEAD: Final = 8
+_LENGTH_BYTES: Final = 8
 # Bytes of a word: a pipe takes so many whole or not at all (PIPE_BUF of Linux is 4,096).
-_WORD: Final = 4_000
+_MAX_MESSAGE_BYTES: Final = 4_000
 # Bytes of a traceback that are told, so that it is one word.
-_TRACE: Final = 3_000
+_MAX_TRACE_BYTES: Final = 3_000
 # Bytes that a pipe of Linux holds; smaller ones are read whole as well.
-_PIPE: Final = 65_536
+_PIPE_BYTES: Final = 65_536
 _BACKENDS: Final = ("asyncio", "trio")
 
 
@@ -77,18 +77,18 @@ _BACKENDS: Final = ("asyncio", "trio")
 
 
 @attrs.define(eq=False, repr=False)
-class _Here:
+class _ChildState:
     """What this process is, if it is a child."""
 
     tell_fd: int | None = None
     # The pipe that it tells by.
     go_fd: int | None = None
     kill_at: Moment | None = None
-    passed: dict[str, count[int]] = attrs.field(factory=lambda: defaultdict(lambda: count(1)))
+    counters: dict[str, count[int]] = attrs.field(factory=lambda: defaultdict(lambda: count(1)))
     # The next number of each kind. Its steps cannot be torn, so threads may share it.
 
 
-_here = _Here()
+_child = _ChildState()
 
 
 def tell(value: Any) -> None:
@@ -100,12 +100,14 @@ def tell(value: Any) -> None:
     Raises:
         MisuseError: when it has more.
     """
-    if _here.tell_fd is None:
+    if _child.tell_fd is None:
         return
     word = pickle.dumps(value)
-    if len(word) > _WORD:
-        raise MisuseError(f"tell: {len(word):,} bytes may arrive in part; tell at most {_WORD:,}, for example an id")
-    os.write(_here.tell_fd, word)
+    if len(word) > _MAX_MESSAGE_BYTES:
+        raise MisuseError(
+            f"tell: {len(word):,} bytes may arrive in part; tell at most {_MAX_MESSAGE_BYTES:,}, for example an id"
+        )
+    os.write(_child.tell_fd, word)
 
 
 async def wait_for_go() -> None:
@@ -114,34 +116,34 @@ async def wait_for_go() -> None:
     Raises:
         EOFError: when nobody is there any more who could say it.
     """
-    assert _here.go_fd is not None, "only a child is spoken to"  # noqa: S101  a mistake of the caller
-    await anyio.wait_readable(_here.go_fd)
-    if not os.read(_here.go_fd, 1):
+    assert _child.go_fd is not None, "only a child is spoken to"  # noqa: S101  a mistake of the caller
+    await anyio.wait_readable(_child.go_fd)
+    if not os.read(_child.go_fd, 1):
         raise EOFError("whoever started this process is gone")
 
 
 def crash_point(kind: str) -> None:
     """Be a moment at which a child may be killed; outside of a child, nothing happens."""
-    if _here.tell_fd is not None and (kind, next(_here.passed[kind])) == _here.kill_at:
+    if _child.tell_fd is not None and (kind, next(_child.counters[kind])) == _child.kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def connect(path: str) -> SQLiteConnection:
     """Open a SQLite file for a store, with crash points before each statement, and before and behind each commit."""
-    return _Connection(connect_sqlite3(path))
+    return _CrashConnection(connect_sqlite3(path))
 
 
 @attrs.define(eq=False, repr=False)
-class _Connection:
+class _CrashConnection:
     inner: SQLiteConnection
-    writes: bool = False
+    is_writing: bool = False
     # Whether the transaction does.
 
     def execute(self, sql: str, parameters: Parameters = (), /) -> SQLiteCursor:
         crash_point("statement")
         if sql.startswith("BEGIN"):
-            self.writes = sql == "BEGIN IMMEDIATE"
-        is_durable = sql == "COMMIT" and self.writes
+            self.is_writing = sql == "BEGIN IMMEDIATE"
+        is_durable = sql == "COMMIT" and self.is_writing
         if is_durable:
             crash_point("commit")
         cursor = self.inner.execute(sql, parameters)
@@ -178,7 +180,7 @@ class RunningProcess:
     _reap: Callable[[int], int]
     # Told the pid of a process that has ended; returns its status.
     _kill_at: Moment | None = None
-    _told: list[Any] = attrs.field(factory=list, init=False)
+    _received: list[Any] = attrs.field(factory=list, init=False)
     _has_ended: bool = attrs.field(default=False, init=False)
 
     def next_word(self) -> Any:
@@ -187,12 +189,12 @@ class RunningProcess:
         Raises:
             EOFError: when it ends before it tells anything more.
         """
-        heard = len(self._told)
-        while len(self._told) == heard and not self._has_ended:
-            self._listen(None)
-        if len(self._told) == heard:
+        heard = len(self._received)
+        while len(self._received) == heard and not self._has_ended:
+            self._read_messages(None)
+        if len(self._received) == heard:
             raise EOFError("the process has ended")
-        return self._told[heard]
+        return self._received[heard]
 
     def go(self) -> None:
         """Let a `wait_for_go` of it return."""
@@ -219,12 +221,14 @@ class RunningProcess:
             if left_s is not None and left_s <= 0:
                 self.signal(signal.SIGKILL)
                 deadline, left_s = None, None
-            self._listen(left_s)
+            self._read_messages(left_s)
         for pipe in (self._go_fd, self._pipe):
             os.close(pipe)
         status = os.waitstatus_to_exitcode(self._reap(self.pid))
-        last = self._told.pop() if self._told and isinstance(self._told[-1], _Done | _Broke) else None
-        if isinstance(last, _Broke):
+        last = (
+            self._received.pop() if self._received and isinstance(self._received[-1], _WorkDone | _WorkFailed) else None
+        )
+        if isinstance(last, _WorkFailed):
             raise AssertionError(f"a child broke off:\n{last.trace}")  # noqa: TRY004  the test has failed
         if last is None and status != -signal.SIGKILL:
             raise AssertionError(f"a child ended without a word, with status {status}")
@@ -234,30 +238,32 @@ class RunningProcess:
                 f"kill_at={self._kill_at!r}: the work has no moment of that kind, it has {kinds}; a SQLite store has "
                 "commits and statements with connect=agentfsm.testing.crash.connect"
             )
-        return ProcessResult(told=tuple(self._told), killed=last is None, points={} if last is None else last.points)
+        return ProcessResult(
+            told=tuple(self._received), killed=last is None, points={} if last is None else last.points
+        )
 
-    def _listen(self, timeout_s: float | None) -> None:
+    def _read_messages(self, timeout_s: float | None) -> None:
         readable, _, _ = select.select([self._pipe], [], [], timeout_s)
         if not readable:
             return
-        words = BytesIO(os.read(self._pipe, _PIPE))  # words are written whole, so whole ones are read
+        words = BytesIO(os.read(self._pipe, _PIPE_BYTES))  # words are written whole, so whole ones are read
         self._has_ended = not words.getvalue()
         while words.tell() < len(words.getvalue()):
-            self._told.append(pickle.load(words))  # noqa: S301  of our own child
+            self._received.append(pickle.load(words))  # noqa: S301  of our own child
 
 
 @attrs.frozen
-class _Done(Value):
+class _WorkDone(Value):
     points: Mapping[str, int]
 
 
 @attrs.frozen
-class _Broke(Value):
+class _WorkFailed(Value):
     trace: str
 
 
 @attrs.frozen(kw_only=True)
-class _Order(Value):
+class _ForkRequest(Value):
     work: Work
     args: tuple[Any, ...]
     kill_at: Moment | None
@@ -276,11 +282,11 @@ class ForkServer:
     """
 
     prepare: Callable[[], None] | None = None
-    _desk: socket.socket = attrs.field(init=False)
+    _control: socket.socket = attrs.field(init=False)
     _process: subprocess.Popen[bytes] = attrs.field(init=False)
 
     def __enter__(self) -> Self:
-        self._desk, theirs = socket.socketpair()
+        self._control, theirs = socket.socketpair()
         with theirs:
             desk = theirs.fileno()
             code = f"import sys; sys.path[:] = {sys.path!r}; from agentfsm.testing import crash; crash._serve({desk})"
@@ -293,7 +299,7 @@ class ForkServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._desk.close()  # it takes that for the end
+        self._control.close()  # it takes that for the end
         self._process.wait()
 
     def run(
@@ -328,103 +334,107 @@ class ForkServer:
             raise MisuseError(f"backend={backend!r}: give one of {', '.join(_BACKENDS)}")
         if kill_at is not None and kill_at[1] < 1:
             raise MisuseError(f"kill_at={kill_at!r}: moments are counted from 1")
-        order = pickle.dumps(_Order(work=work, args=args, kill_at=kill_at, backend=backend))
+        order = pickle.dumps(_ForkRequest(work=work, args=args, kill_at=kill_at, backend=backend))
         (told, tell_fd), (go_fd, go) = os.pipe(), os.pipe()
         self._send(order, tell_fd, go_fd)
         for given in (tell_fd, go_fd):
             os.close(given)
-        return RunningProcess(self._answer(), go, told, self._reap, kill_at)
+        return RunningProcess(self._read_int(), go, told, self._reap, kill_at)
 
-    def _send(self, order: bytes, *pipes: int) -> None:
-        socket.send_fds(self._desk, [len(order).to_bytes(_HEAD)], pipes)
-        self._desk.sendall(order)
+    def _send(self, request: bytes, *pipes: int) -> None:
+        socket.send_fds(self._control, [len(request).to_bytes(_LENGTH_BYTES)], pipes)
+        self._control.sendall(request)
 
     def _reap(self, pid: int) -> int:
-        self._desk.sendall(bytes(_HEAD) + pid.to_bytes(_HEAD))
-        return self._answer()
+        self._control.sendall(bytes(_LENGTH_BYTES) + pid.to_bytes(_LENGTH_BYTES))
+        return self._read_int()
 
-    def _answer(self) -> int:
-        return int.from_bytes(_read(self._desk, _HEAD))
+    def _read_int(self) -> int:
+        return int.from_bytes(_receive(self._control, _LENGTH_BYTES))
 
 
 # In the process that forks.
 
 
-def _serve(number: int) -> None:
+def _serve(control_fd: int) -> None:
     """Take orders until nobody is there who gives them."""
     for backend in _BACKENDS:
         with suppress(ImportError):
             import_module(f"anyio._backends._{backend}")
     living: set[int] = set()
-    with socket.socket(fileno=number) as desk, suppress(EOFError):
-        prepare = pickle.loads(_read(desk, int.from_bytes(_read(desk, _HEAD))))  # noqa: S301  of our own parent
+    with socket.socket(fileno=control_fd) as desk, suppress(EOFError):
+        prepare = pickle.loads(_receive(desk, int.from_bytes(_receive(desk, _LENGTH_BYTES))))  # noqa: S301  of our own parent
         if prepare is not None:
             prepare()
         while True:
-            head, pipes, _, _ = socket.recv_fds(desk, _HEAD, 2)
+            head, pipes, _, _ = socket.recv_fds(desk, _LENGTH_BYTES, 2)
             if not head:
                 break
             if size := int.from_bytes(head):
-                answer = _fork_child(pickle.loads(_read(desk, size)), desk, pipes)  # noqa: S301  of our own parent
+                answer = _fork_child(pickle.loads(_receive(desk, size)), desk, pipes)  # noqa: S301  of our own parent
                 living.add(answer)
             else:
-                pid = int.from_bytes(_read(desk, _HEAD))
+                pid = int.from_bytes(_receive(desk, _LENGTH_BYTES))
                 _, answer = os.waitpid(pid, 0)
                 living.discard(pid)
-            desk.sendall(answer.to_bytes(_HEAD))
+            desk.sendall(answer.to_bytes(_LENGTH_BYTES))
     for pid in living:
         os.kill(pid, signal.SIGKILL)
 
 
-def _read(desk: socket.socket, size: int) -> bytes:
-    words = desk.recv(size, socket.MSG_WAITALL)
+def _receive(control: socket.socket, size: int) -> bytes:
+    words = control.recv(size, socket.MSG_WAITALL)
     if len(words) < size:
         raise EOFError("the other process is gone")
     return words
 
 
-def _fork_child(order: _Order, desk: socket.socket, pipes: Sequence[int]) -> int:
+def _fork_child(request: _ForkRequest, control: socket.socket, pipes: Sequence[int]) -> int:
     pid = os.fork()
     if not pid:
-        desk.close()
-        _run(order, *pipes)
+        control.close()
+        _run_work(request, *pipes)
     for pipe in pipes:
         os.close(pipe)
     return pid
 
 
-def _run(order: _Order, tell_fd: int, go_fd: int) -> NoReturn:
+def _run_work(request: _ForkRequest, tell_fd: int, go_fd: int) -> NoReturn:
     """Do the work, and end without a look at what the parent had open."""
-    _here.tell_fd, _here.go_fd, _here.kill_at = tell_fd, go_fd, order.kill_at
+    _child.tell_fd, _child.go_fd, _child.kill_at = tell_fd, go_fd, request.kill_at
     try:
-        anyio.run(partial(order.work, *order.args), backend=order.backend, backend_options=_counting(order.backend))
-        _here.kill_at = None
-        last: _Done | _Broke = _Done({kind: next(passed) - 1 for kind, passed in _here.passed.items()})
+        anyio.run(
+            partial(request.work, *request.args),
+            backend=request.backend,
+            backend_options=_crash_point_options(request.backend),
+        )
+        _child.kill_at = None
+        last: _WorkDone | _WorkFailed = _WorkDone({kind: next(passed) - 1 for kind, passed in _child.counters.items()})
     except BaseException:  # noqa: BLE001  whatever it is, the parent has to hear of it
         trace = traceback.format_exc().encode(errors="backslashreplace")
-        last = _Broke(trace[-_TRACE:].decode(errors="replace"))
+        last = _WorkFailed(trace[-_MAX_TRACE_BYTES:].decode(errors="replace"))
     os.write(tell_fd, pickle.dumps(last))
     os._exit(0)
 
 
-def _counting(backend: str) -> dict[str, Any]:
+def _crash_point_options(backend: str) -> dict[str, Any]:
     """Return the options of an event loop that has a crash point before each step of a task."""
     if backend == "trio":
-        return {"instruments": [_Steps()]}
-    return {"loop_factory": _Loop}
+        return {"instruments": [_CrashInstrument()]}
+    return {"loop_factory": _CrashEventLoop}
 
 
-class _Loop(asyncio.SelectorEventLoop):
+class _CrashEventLoop(asyncio.SelectorEventLoop):
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
-        return super().call_soon(_stepped, callback, *args, context=context)
+        return super().call_soon(_run_step, callback, *args, context=context)
 
 
-def _stepped(callback: Callable[..., Any], *args: Any) -> None:
+def _run_step(callback: Callable[..., Any], *args: Any) -> None:
     crash_point("await")
     callback(*args)
 
 
-class _Steps:
+class _CrashInstrument:
     """An instrument of trio."""
 
     def before_task_step(self, _task: object) -> None:

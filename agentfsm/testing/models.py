@@ -88,7 +88,7 @@ class ScriptedModel(Model):
         Raises:
             MisuseError: when something else is among them.
         """
-        self._script = tuple([_line_of(each) for each in script])
+        self._script = tuple([_to_line(each) for each in script])
         self._failure: AssertionError | None = None
         self.requests: list[Request] = []
 
@@ -101,17 +101,19 @@ class ScriptedModel(Model):
         at = len(self.requests)
         self.requests.append(request)
         try:
-            line = self._line(at, request)
+            line = self._next_line(at, request)
         except AssertionError as error:
             self._failure = self._failure or error
             raise
-        return await _played(line, at, emit)
+        return await _play_line(line, at, emit)
 
-    def _line(self, at: int, request: Request) -> Line:
+    def _next_line(self, at: int, request: Request) -> Line:
         if at >= len(self._script):
             lines = len(self._script)
-            raise AssertionError(f"the script has {lines} lines and the model was asked once more: {_newest(request)}")
-        _check(self._script[at].expect, request, at)
+            raise AssertionError(
+                f"the script has {lines} lines and the model was asked once more: {_newest_text(request)}"
+            )
+        _check_expectation(self._script[at].expect, request, at)
         return self._script[at]
 
     def assert_done(self) -> None:
@@ -127,7 +129,7 @@ class ScriptedModel(Model):
             raise AssertionError(f"{left} of {len(self._script)} lines of the script were not asked for")
 
 
-def _line_of(given: object) -> Line:
+def _to_line(given: object) -> Line:
     if isinstance(given, str):
         return say(given)
     if isinstance(given, Line):
@@ -139,7 +141,7 @@ def _line_of(given: object) -> Line:
     )
 
 
-async def _played(line: Line, at: int, emit: Emit | None) -> Reply:
+async def _play_line(line: Line, at: int, emit: Emit | None) -> Reply:
     if line.delay_s:
         await anyio.sleep(line.delay_s)
     if line.error is not None:
@@ -161,16 +163,18 @@ async def _played(line: Line, at: int, emit: Emit | None) -> Reply:
     return Reply(text=line.text, calls=calls, finish_reason=reason, usage=line.usage)
 
 
-def _check(expect: Expectation | None, request: Request, at: int) -> None:
+def _check_expectation(expect: Expectation | None, request: Request, at: int) -> None:
     if expect is None:
         return
-    met = expect in _newest(request) if isinstance(expect, str) else expect(request)
+    met = expect in _newest_text(request) if isinstance(expect, str) else expect(request)
     if not met:
         wish = repr(expect) if isinstance(expect, str) else "its check to pass"
-        raise AssertionError(f"line {at + 1} of the script expects {wish}; the newest message is: {_newest(request)}")
+        raise AssertionError(
+            f"line {at + 1} of the script expects {wish}; the newest message is: {_newest_text(request)}"
+        )
 
 
-def _newest(request: Request) -> str:
+def _newest_text(request: Request) -> str:
     message: Message = request.messages[-1]
     return json.dumps([c.name for c in message.calls]) if isinstance(message, AssistantMessage) else message.text
 
@@ -183,7 +187,7 @@ class FunctionModel(Model):
     def __init__(self, function: Callable[[Request], Reply | Line | str | Awaitable[Reply | Line | str]]) -> None:
         """Take the function."""
         self._function = function
-        self._asked = 0
+        self._request_count = 0
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Call the function.
@@ -193,10 +197,10 @@ class FunctionModel(Model):
         """
         answer = self._function(request)
         value = await answer if isawaitable(answer) else answer
-        at, self._asked = self._asked, self._asked + 1
+        at, self._request_count = self._request_count, self._request_count + 1
         if isinstance(value, Line):
-            _check(value.expect, request, at)
-            return await _played(value, at, emit)
+            _check_expectation(value.expect, request, at)
+            return await _play_line(value, at, emit)
         reply = Reply(text=value) if isinstance(value, str) else value
         if not isinstance(reply, Reply):
             raise MisuseError(f"the function returned {type(reply).__name__}: return a Reply, say(...) or a text")

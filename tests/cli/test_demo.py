@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentfsm.cli import demo_brain
-from agentfsm.testing.chat_replies import check_history
+from agentfsm.testing.fake_llm.openai_chat import find_history_error
 
 ROOT = Path(__file__).parents[2]
 
@@ -171,7 +171,7 @@ def history(*turns):
             {"role": "tool", "tool_call_id": f"t{turn}.{i}", "content": f"[{name}: {outcome}]\n{content}"}
             for i, (name, _, outcome, content) in enumerate(calls)
         ]
-    assert check_history(messages) is None
+    assert find_history_error(messages) is None
     return {"messages": messages}
 
 

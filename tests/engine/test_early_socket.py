@@ -13,7 +13,7 @@ import pytest
 
 from agentfsm import Agent, Limits, Settings, tool
 from agentfsm.core.events import ToolFinished
-from agentfsm.models.openai_chat import OpenAIChat
+from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.streaming.stream import ToolEvent, ToolEventType, UsageReported
 from agentfsm.testing import LocalServer, Say
 from tests.support.checks import HANG_S, names, results_of, sound

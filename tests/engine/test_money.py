@@ -10,7 +10,7 @@ from agentfsm.cli.show import run_text
 from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.events import AnswerGiven, ToolFinished, ToolsChosen
 from agentfsm.core.messages import AgentCost, Usage
-from agentfsm.models.fallback import Fallback
+from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.ports import Selection, ToolSelector
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.models import ScriptedModel, call, fail, say

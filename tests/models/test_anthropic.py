@@ -13,7 +13,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.messages import AudioPart, Usage, UserMessage
 from agentfsm.core.settings import Settings
-from agentfsm.models.anthropic import ANTHROPIC_URL, Anthropic
+from agentfsm.models.anthropic.model import ANTHROPIC_URL, Anthropic
 from agentfsm.models.prices import Price
 from agentfsm.ports import (
     FinishChunk,
@@ -150,7 +150,7 @@ async def test_the_key_is_what_was_passed_else_the_environments(monkeypatch, env
 def test_a_token_is_passed_as_one(monkeypatch, name, options):
     """The package may send the two in different ways."""
     monkeypatch.setenv(f"ANTHROPIC_{name}", "secret")
-    assert Anthropic("m")._options.keys() & {"api_key", "auth_token"} == options
+    assert Anthropic("m")._client_options.keys() & {"api_key", "auth_token"} == options
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])

@@ -12,7 +12,7 @@ from agentfsm.core.errors import (
     ModelReplyError,
     ModelUnavailableError,
 )
-from agentfsm.models.anthropic import Anthropic
+from agentfsm.models.anthropic.model import Anthropic
 from agentfsm.testing import Say
 from tests.support.model_wires import ANTHROPIC, KEY, REQUEST, both_ways, forget_keys
 
@@ -234,7 +234,7 @@ def test_no_vendor_error_is_missing():
     model = Anthropic("m", api_key=KEY)
     for name in raised:
         error = made(getattr(anthropic, name))
-        assert type(model._translated(error)) is KINDS.get(name, ModelError), name
+        assert type(model._translate_error(error)) is KINDS.get(name, ModelError), name
 
 
 def test_transport_errors_are_translated():

@@ -8,11 +8,11 @@ import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, tool
 from agentfsm.models import Fallback, Throttled
-from agentfsm.models.anthropic import Anthropic
+from agentfsm.models.anthropic.model import Anthropic
 from agentfsm.models.prices import Price
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, Say
-from agentfsm.testing.anthropic_replies import SIGNATURE
+from agentfsm.testing.fake_llm.anthropic import SIGNATURE
 from tests.support.model_wires import forget_keys
 from tests.support.wire_rules import check_anthropic_body
 

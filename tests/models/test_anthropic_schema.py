@@ -7,7 +7,7 @@ import anthropic
 import pydantic
 import pytest
 
-from agentfsm.models.anthropic_schema import refuses, supported_schema
+from agentfsm.models.anthropic.schema import adapt_schema, unsupported_schema
 from agentfsm.tools.schema.strict import build_strict_schema
 
 
@@ -56,7 +56,7 @@ def sorted_words(value):
 def test_a_schema_is_what_the_package_makes_of_it(name):
     """Keyword by keyword; an object is closed."""
     schema = build_strict_schema(SCHEMAS[name], "t") if name == "a model" else SCHEMAS[name]
-    ours, theirs = supported_schema(schema), anthropic.transform_schema(schema)
+    ours, theirs = adapt_schema(schema), anthropic.transform_schema(schema)
     if name == "formats":
         ours["additionalProperties"] = False  # schemas for answers and strict tools are closed before they come here
     assert sorted_words(ours) == sorted_words(theirs)
@@ -65,13 +65,13 @@ def test_a_schema_is_what_the_package_makes_of_it(name):
 def test_the_schema_that_was_given_stays_as_it_is():
     """It is validated against afterwards, and may be a read-only view at any depth."""
     schema = MappingProxyType({"type": "array", "items": MappingProxyType({"type": "string", "maxLength": 3})})
-    assert supported_schema(schema) == {"type": "array", "items": {"type": "string", "description": "{maxLength: 3}"}}
+    assert adapt_schema(schema) == {"type": "array", "items": {"type": "string", "description": "{maxLength: 3}"}}
     assert schema["items"]["maxLength"] == 3
 
 
 def test_what_is_no_schema_of_words_is_passed_on():
     """`true` is a schema, and a default of any kind is told."""
-    assert supported_schema({"properties": {"x": True}, "default": {"a": (1,)}}) == {
+    assert adapt_schema({"properties": {"x": True}, "default": {"a": (1,)}}) == {
         "properties": {"x": True},
         "description": '{default: {"a": [1]}}',
     }
@@ -94,5 +94,5 @@ REFERS = {
 def test_a_schema_that_refers_back_to_itself_is_refused(where):
     """The provider takes references, and none that come round."""
     schema, is_circular = REFERS[where]
-    assert (refuses(schema) is not None) == is_circular
-    assert (refuses(MappingProxyType(schema)) is not None) == is_circular
+    assert (unsupported_schema(schema) is not None) == is_circular
+    assert (unsupported_schema(MappingProxyType(schema)) is not None) == is_circular

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from agentfsm.core.messages import AssistantMessage, ToolCall, Usage, UserMessage, as_parts
-from agentfsm.models.anthropic_wire import AnthropicAssembly, decode, encode
-from agentfsm.models.wire import FormError, SentError
+from agentfsm.models.anthropic.wire import AnthropicStreamAssembler, decode, encode
+from agentfsm.models.wire import InBandError, WireFormatError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, Request, TextChunk, ThinkingChunk
 
 THOUGHT = {"type": "thinking", "thinking": "Rome, then.", "signature": "EqQB"}
@@ -84,7 +84,7 @@ def sse(*events):
 
 def assembled(*events):
     """Feed events as one stream; returns the assembly and the pieces that were news."""
-    assembly = AnthropicAssembly()
+    assembly = AnthropicStreamAssembler()
     return assembly, assembly.feed(sse(*events))
 
 
@@ -114,8 +114,8 @@ def test_a_streamed_reply_is_the_one_that_comes_whole(content):
     """Text, calls, thinking with its signature, and all that goes back."""
     stop = "tool_use" if any(block["type"] == "tool_use" for block in content) else "end_turn"
     one, (assembly, pieces) = read(whole(*content, stop=stop)), assembled(*events_of(*content, stop=stop))
-    other = assembly.reply()
-    assert (assembly.is_begun, assembly.is_whole, assembly.is_done) == (True, True, True)
+    other = assembly.build_reply()
+    assert (assembly.is_begun, assembly.is_complete, assembly.is_done) == (True, True, True)
     assert other == one
     assert "".join(piece.text for piece in pieces if isinstance(piece, TextChunk)) == one.text
     for place, call in enumerate(one.calls):
@@ -139,7 +139,7 @@ def test_thinking_is_heard_and_no_part_of_the_answer():
     """It streams as chunks of its own."""
     assembly, pieces = assembled(*events_of(THOUGHT, text("So.")))
     assert "".join(piece.text for piece in pieces if isinstance(piece, ThinkingChunk)) == "Rome, then."
-    assert assembly.reply().text == "So."
+    assert assembly.build_reply().text == "So."
 
 
 def test_calls_are_counted_from_nought():
@@ -159,8 +159,8 @@ def test_arguments_come_as_they_were_written():
     events = list(events_of(use(city="Rome"), stop="max_tokens"))
     cut = [event for event in events if event.get("delta", {}).get("partial_json") != "}"]
     assembly, _ = assembled(*cut)
-    assert assembly.reply().calls[0].arguments == '{"city": "Rome"'
-    assert assembly.reply().finish_reason is FinishReason.LENGTH
+    assert assembly.build_reply().calls[0].arguments == '{"city": "Rome"'
+    assert assembly.build_reply().finish_reason is FinishReason.LENGTH
 
 
 def test_a_reply_that_is_more_than_text_and_calls_is_kept_whole():
@@ -170,7 +170,7 @@ def test_a_reply_that_is_more_than_text_and_calls_is_kept_whole():
     events = [
         event for event in events_of(*content, stop="tool_use") if event.get("delta", {}).get("partial_json") != "}"
     ]
-    kept = json.loads(assembled(*events)[0].reply().native.content)
+    kept = json.loads(assembled(*events)[0].build_reply().native.content)
     assert kept == [THOUGHT, text("So.", citations=None), use()]
 
 
@@ -183,7 +183,7 @@ def test_plain_replies_are_not_kept_twice(caller):
 def test_what_is_kept_goes_back():
     """A reply that is read, put into a message and sent comes back block by block, with our ids."""
     content = (THOUGHT, HIDDEN, text("é\n"), use(city="Rome"))
-    native = assembled(*events_of(*content))[0].reply().native
+    native = assembled(*events_of(*content))[0].build_reply().native
     call = ToolCall(id="t1.0", name="weather", arguments='{"city": "Rome"}')
     messages = (UserMessage(parts=as_parts("go")), AssistantMessage(text="é\n", calls=(call,), native=native))
     sent = json.loads(encode(Request(instructions="", messages=messages), model="m", streamed=False))
@@ -209,7 +209,7 @@ def test_reasons_are_mapped(said, meant):
     """Half an answer is never taken for a whole one."""
     assert read(whole(text("x"), stop=said)).finish_reason is meant
     if said is not None:
-        assert assembled(*events_of(text("x"), stop=said))[0].reply().finish_reason is meant
+        assert assembled(*events_of(text("x"), stop=said))[0].build_reply().finish_reason is meant
 
 
 @pytest.mark.parametrize("said", ["max_tokens", "pause_turn", "refusal", "model_context_window_exceeded"])
@@ -217,7 +217,7 @@ def test_half_a_reply_is_not_kept_for_the_way_back(said):
     """Its last thought may lack the signature, and its last search the result."""
     content = (THOUGHT, text("So."), THOUGHT | {"signature": ""})
     assert read(whole(*content, stop=said)).native is None
-    assert assembled(*events_of(*content, stop=said))[0].reply().native is None
+    assert assembled(*events_of(*content, stop=said))[0].build_reply().native is None
 
 
 @pytest.mark.parametrize("said", ["tool_use", "end_turn", "stop_sequence"])
@@ -249,7 +249,7 @@ def test_a_refusal_says_why(details, words):
     reply = read(whole(stop="refusal", stop_details=details))
     assert (reply.text, reply.finish_reason) == (words, FinishReason.REFUSAL)
     assembly, pieces = assembled(*events_of(stop="refusal", stop_details=details))
-    assert assembly.reply() == reply
+    assert assembly.build_reply() == reply
     assert pieces == [TextChunk(words), FinishChunk(reason=FinishReason.REFUSAL)]
 
 
@@ -280,22 +280,22 @@ def test_the_usage_of_a_stream_counts_on():
     """The last word on each number counts; what is not said again stays."""
     first = {"input_tokens": 3, "cache_read_input_tokens": 7, "output_tokens": 1, "service_tier": "standard"}
     assembly, _ = assembled(*events_of(text("x"), first=first, last={"output_tokens": 9, "input_tokens": None}))
-    assert assembly.reply().usage == Usage(input_tokens=10, output_tokens=9, cached_tokens=7)
+    assert assembly.build_reply().usage == Usage(input_tokens=10, output_tokens=9, cached_tokens=7)
     assembly, _ = assembled(*events_of(text("x"), first=first, last={"output_tokens": 9, "input_tokens": 40}))
-    assert assembly.reply().usage == Usage(input_tokens=47, output_tokens=9, cached_tokens=7)
+    assert assembly.build_reply().usage == Usage(input_tokens=47, output_tokens=9, cached_tokens=7)
 
 
 def test_usage_of_any_numbers_is_read():
     """A whole reply is not thrown away because its bill says 5.0 or -1."""
     usage = {"input_tokens": 5.0, "output_tokens": -1, "cache_read_input_tokens": -2}
     assert read(whole(text("x"), usage=usage)).usage == Usage(input_tokens=5)
-    assert assembled(*events_of(text("x"), first=usage, last=None))[0].reply().usage == Usage(input_tokens=5)
+    assert assembled(*events_of(text("x"), first=usage, last=None))[0].build_reply().usage == Usage(input_tokens=5)
 
 
 def test_without_usage_there_is_none():
     """A server that does not count leaves the counting to the engine."""
     assert read(whole(text("x"), usage=None)).usage is None
-    assert assembled(*events_of(text("x"), first=None, last=None))[0].reply().usage is None
+    assert assembled(*events_of(text("x"), first=None, last=None))[0].build_reply().usage is None
 
 
 # What is no reply
@@ -305,7 +305,7 @@ def test_without_usage_there_is_none():
 def test_an_odd_bill_spoils_no_reply(usage):
     """It is as if nobody had said what was billed."""
     assert read(whole(text("x"), usage=usage)) == Reply(text="x")
-    assert assembled(*events_of(text("x"), first=usage, last=None))[0].reply() == Reply(text="x")
+    assert assembled(*events_of(text("x"), first=usage, last=None))[0].build_reply() == Reply(text="x")
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_an_odd_bill_spoils_no_reply(usage):
 )
 def test_what_is_no_message_is_a_form_error(answer):
     """Whatever else comes is named, and never taken for an empty reply."""
-    with pytest.raises(FormError):
+    with pytest.raises(WireFormatError):
         decode(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
 
@@ -345,10 +345,10 @@ def test_numbers_that_python_cannot_write_do_not_stop_the_reading():
 def test_a_number_of_thousands_of_digits_is_a_form_error():
     """Python does not read it; neither whole nor streamed does anything else come out."""
     raw = json.dumps(whole(use(n=1))).replace('"n": 1', '"n": ' + "7" * 5_000).encode()
-    with pytest.raises(FormError, match="no JSON"):
+    with pytest.raises(WireFormatError, match="no JSON"):
         decode(raw)
-    with pytest.raises(FormError, match="digits"):
-        AnthropicAssembly().feed(b"data: " + raw + b"\n\n")
+    with pytest.raises(WireFormatError, match="digits"):
+        AnthropicStreamAssembler().feed(b"data: " + raw + b"\n\n")
 
 
 def test_half_a_surrogate_pair_is_read():
@@ -375,8 +375,8 @@ def test_half_a_surrogate_pair_is_read():
 )
 def test_a_malformed_event_is_a_form_error(event):
     """An event of another form is named, and never skipped."""
-    with pytest.raises(FormError):
-        AnthropicAssembly().feed(f"data: {json.dumps(event)}\n\n".encode())
+    with pytest.raises(WireFormatError):
+        AnthropicStreamAssembler().feed(f"data: {json.dumps(event)}\n\n".encode())
 
 
 @pytest.mark.parametrize(
@@ -385,14 +385,14 @@ def test_a_malformed_event_is_a_form_error(event):
 def test_a_malformed_piece_is_a_form_error(delta):
     """So is a piece of a block."""
     start = {"type": "content_block_start", "index": 0, "content_block": text("")}
-    with pytest.raises(FormError):
+    with pytest.raises(WireFormatError):
         assembled(start, {"type": "content_block_delta", "index": 0, "delta": delta})
 
 
 def test_a_block_that_begins_twice_is_a_form_error():
     """Its pieces could not be told apart."""
     start = {"type": "content_block_start", "index": 0, "content_block": text("")}
-    with pytest.raises(FormError, match="begins twice"):
+    with pytest.raises(WireFormatError, match="begins twice"):
         assembled(start, start)
 
 
@@ -403,7 +403,7 @@ def test_what_may_be_added_to_the_wire_is_passed_over():
     assembly, pieces = assembled(
         *events[:3], {"type": "weather"}, new, *events[3:], {"type": "message_start"}, {"type": 1}
     )
-    assert assembly.reply().text == "".join(piece.text for piece in pieces[:-1]) == "So."
+    assert assembly.build_reply().text == "".join(piece.text for piece in pieces[:-1]) == "So."
 
 
 def test_blocks_that_begin_with_something_in_them_are_read():
@@ -414,7 +414,7 @@ def test_blocks_that_begin_with_something_in_them_are_read():
         events.append({"type": "content_block_start", "index": index, "content_block": block})
         events.append({"type": "content_block_stop", "index": index})
     assembly, pieces = assembled(*events, *list(events_of(stop="tool_use"))[-2:])
-    assert assembly.reply() == read(whole(*blocks, stop="tool_use"))
+    assert assembly.build_reply() == read(whole(*blocks, stop="tool_use"))
     assert pieces == [
         ThinkingChunk("Rome, then."),
         TextChunk("So."),
@@ -428,7 +428,7 @@ def test_blocks_that_begin_with_something_in_them_are_read():
 def test_a_stream_that_ends_early_is_not_whole(kept):
     """Neither before the reason, nor between the reason and the last event."""
     assembly, _ = assembled(*list(events_of(text("So.")))[:kept])
-    assert not assembly.is_whole
+    assert not assembly.is_complete
 
 
 def test_events_may_arrive_in_any_portions():
@@ -436,24 +436,24 @@ def test_events_may_arrive_in_any_portions():
     stream = b": keep alive\r\n\r\n" + sse(*events_of(THOUGHT, text("é"), use(city="Rome"))).replace(b"\n", b"\r\n")
     expected = read(whole(THOUGHT, text("é"), use(city="Rome"), stop="tool_use"))
     for size in (1, 7, len(stream)):
-        assembly = AnthropicAssembly()
+        assembly = AnthropicStreamAssembler()
         for start in range(0, len(stream), size):
             assembly.feed(stream[start : start + size])
-        assert assembly.reply() == expected
+        assert assembly.build_reply() == expected
 
 
 @pytest.mark.parametrize("at", [0, 3])
 def test_an_error_in_the_stream_is_read(at):
     """At its beginning or in the middle, it carries its fields."""
     error = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}, "request_id": "req_1"}
-    with pytest.raises(SentError, match="Overloaded") as caught:
+    with pytest.raises(InBandError, match="Overloaded") as caught:
         assembled(*list(events_of(text("So.")))[:at], error)
     assert caught.value.body == error["error"]
 
 
 def test_an_error_in_place_of_a_reply_is_read():
     """Some servers send an error with status 200."""
-    with pytest.raises(SentError, match="out of order"):
+    with pytest.raises(InBandError, match="out of order"):
         read({"type": "error", "error": {"type": "api_error", "message": "out of order"}})
 
 
@@ -463,10 +463,10 @@ def test_a_reply_of_many_pieces_is_read():
         {"type": "content_block_start", "index": 0, "content_block": text("")},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x"}},
     )
-    assembly = AnthropicAssembly()
+    assembly = AnthropicStreamAssembler()
     assembly.feed(sse(start))
     stream = sse(piece) * 1_000
     for _ in range(100):
         assembly.feed(stream)
     assembly.feed(sse(*list(events_of())[-2:]))
-    assert len(assembly.reply().text) == 100_000
+    assert len(assembly.build_reply().text) == 100_000

@@ -23,10 +23,10 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.settings import Settings
-from agentfsm.models import anthropic_wire as wire
-from agentfsm.models.anthropic_wire import encode, memory, refuses, wire_id
+from agentfsm.models.anthropic import wire
+from agentfsm.models.anthropic.wire import build_encoding_cache, encode, escape_call_id, unsupported_part
 from agentfsm.ports import OutputForm, Request, ToolDefinition
-from agentfsm.testing.anthropic_replies import flaw
+from agentfsm.testing.fake_llm.anthropic import find_request_error
 from tests.support.wire_rules import check_anthropic_body
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
@@ -89,7 +89,7 @@ def test_a_history_is_written_as_anthropic_wants_it():
         tools=(TOOL,),
     )
     check_anthropic_body(body)
-    assert flaw(body) is None
+    assert find_request_error(body) is None
     assert body["system"] == [text("Help.")]
     assert body["messages"] == [
         {
@@ -160,7 +160,7 @@ def test_a_last_reply_ends_without_white_space():
 )
 def test_ids_are_written_in_the_letters_that_the_wire_has(ours, theirs):
     """Imported ids too, on calls and results alike."""
-    assert wire_id(ours) == theirs
+    assert escape_call_id(ours) == theirs
     _, blocks = content_of(ASK, AssistantMessage(calls=(called(ours),)), result(ours))
     assert (blocks[1]["id"], blocks[2]["tool_use_id"]) == (theirs, theirs)
 
@@ -169,7 +169,7 @@ def test_no_two_ids_become_the_same():
     """However dots, colons and dashes stand beside each other and beside the letters that replace them."""
     letters = ("-", ".", ":", "d", "c")
     ids = {a + b + c + d for a in letters for b in letters for c in letters for d in letters}
-    assert len({wire_id(each) for each in ids}) == len(ids) == 625
+    assert len({escape_call_id(each) for each in ids}) == len(ids) == 625
 
 
 def test_arguments_that_python_cannot_write_are_sent():
@@ -224,7 +224,7 @@ def data(media_type, content=b"words", kind=FilePart):
 )
 def test_parts_are_blocks(part, block):
     """Each part that the wire has a block for."""
-    assert refuses(part) is None
+    assert unsupported_part(part) is None
     assert content_of(UserMessage(parts=(part,)))[1] == [block]
     check_anthropic_body(body_of(UserMessage(parts=(part,))))
 
@@ -246,12 +246,12 @@ def test_parts_that_cannot_be_sent_are_refused_in_words(part, why):
     """Before anything is sent; a history that holds one all the same is a request that cannot be made."""
     with pytest.raises(ModelError, match=why):
         body_of(UserMessage(parts=(part,)))
-    assert refuses(part)
+    assert unsupported_part(part)
 
 
 def test_a_text_is_a_part_that_can_be_sent():
     """What every wire carries."""
-    assert refuses(TextPart(text="x")) is None
+    assert unsupported_part(TextPart(text="x")) is None
 
 
 # Tools and settings
@@ -261,7 +261,7 @@ def test_what_is_not_set_is_not_sent():
     """Without instructions, tools and settings a body is a model, messages, and the limit that the wire wants."""
     assert body_of() == {
         "model": "m",
-        "max_tokens": wire.ANSWER_TOKENS,
+        "max_tokens": wire.DEFAULT_MAX_TOKENS,
         "messages": [{"role": "user", "content": [text("And in Rome?")]}],
     }
 
@@ -295,9 +295,9 @@ def test_an_effort_lets_a_model_think(effort, fields):
 def test_a_budget_of_thinking_comes_on_top_of_the_answer():
     """A limit that is not above it is refused: any budget beyond the usual answer was, unless a limit was set too."""
     thinking = {"type": "enabled", "budget_tokens": 20_000}
-    assert body_of(extra_body={"thinking": thinking})["max_tokens"] == wire.ANSWER_TOKENS + 20_000
+    assert body_of(extra_body={"thinking": thinking})["max_tokens"] == wire.DEFAULT_MAX_TOKENS + 20_000
     assert body_of(extra_body={"thinking": thinking}, max_tokens=30_000)["max_tokens"] == 30_000
-    assert body_of(extra_body={"thinking": {"type": "adaptive"}})["max_tokens"] == wire.ANSWER_TOKENS
+    assert body_of(extra_body={"thinking": {"type": "adaptive"}})["max_tokens"] == wire.DEFAULT_MAX_TOKENS
 
 
 def test_a_seed_is_refused_in_words():
@@ -372,7 +372,7 @@ def test_a_history_of_calls_goes_on_without_tools():
     calls = AssistantMessage(calls=(called("t2.0", name="clock"), called("t2.1"), called("t2.2", name="clock")))
     body = body_of(ASK, *turn(1), calls, *map(result, ("t2.0", "t2.1", "t2.2")))
     check_anthropic_body(body)
-    assert flaw(body) is None
+    assert find_request_error(body) is None
     assert [tool["name"] for tool in body["tools"]] == ["weather", "clock"]
     assert body["tool_choice"] == {"type": "none"}
 
@@ -503,10 +503,10 @@ def test_marks_are_all_that_the_option_adds():
 
 def test_a_request_begins_with_the_bytes_of_the_one_before():
     """Up to where the mark moved: else the provider would read nothing from its cache."""
-    written, messages, before = memory(), (ASK,), b""
+    written, messages, before = build_encoding_cache(), (ASK,), b""
     for number in range(1, 8):
         request = Request(instructions="Help.", messages=messages, tools=(TOOL,))
-        text_now = encode(request, model="m", streamed=False, written=written)
+        text_now = encode(request, model="m", streamed=False, encoding_cache=written)
         text_now = text_now.replace(b',"cache_control":{"type":"ephemeral"}', b"")
         assert text_now.startswith(before.removesuffix(b"]}"))
         messages, before = (*messages, *turn(number, 2)), text_now
@@ -518,7 +518,7 @@ def test_a_request_begins_with_the_bytes_of_the_one_before():
 def written_anew(written, messages, tools=(TOOL,)):
     """Write a request after others; its bytes are those of one that is written alone."""
     request = Request(instructions="Help.", messages=messages, tools=tools)
-    body = encode(request, model="m", streamed=False, written=written)
+    body = encode(request, model="m", streamed=False, encoding_cache=written)
     assert body == encode(request, model="m", streamed=False)
     return json.loads(body)
 
@@ -526,11 +526,16 @@ def written_anew(written, messages, tools=(TOOL,)):
 def test_each_message_is_written_once_when_it_is_new_and_once_for_good(monkeypatch):
     """A turn writes what is new in it, however long the history is."""
     wired = []
-    write = wire._blocks
+    write = wire._message_blocks
     monkeypatch.setattr(wire, "_blocks", lambda message, *how: wired.append(message) or write(message, *how))
-    written, messages = memory(), (ASK,)
+    written, messages = build_encoding_cache(), (ASK,)
     for number in range(1, 50):
-        encode(Request(instructions="", messages=messages, tools=(TOOL,)), model="m", streamed=False, written=written)
+        encode(
+            Request(instructions="", messages=messages, tools=(TOOL,)),
+            model="m",
+            streamed=False,
+            encoding_cache=written,
+        )
         messages = (*messages, *turn(number))
     assert len(wired) <= 2 * len(messages)
     assert set(map(id, wired)) == set(map(id, messages[:-2]))
@@ -538,7 +543,7 @@ def test_each_message_is_written_once_when_it_is_new_and_once_for_good(monkeypat
 
 def test_what_is_written_after_other_requests_is_the_same():
     """A history that goes on, forks, shrinks, is added to after a failure or read from a store again."""
-    written = memory()
+    written = build_encoding_cache()
     long = (ASK, *turn(1), *turn(2, 3))
     again = (UserMessage(parts=ASK.parts), *turn(1), *turn(2, 3), *turn(3))
     fork = (ASK, *turn(1), *turn(2, 2), *turn(3))
@@ -557,7 +562,7 @@ def test_what_is_written_after_other_requests_is_the_same():
 def test_tools_that_change_are_written_anew():
     """A tool that is added, replaced or taken away is so in the next request."""
     other = ToolDefinition(name="clock", description="The time.", parameters={"type": "object"})
-    written = memory()
+    written = build_encoding_cache()
     for tools in ((TOOL,), (TOOL, other), (other,), ()):
         sent = written_anew(written, (ASK,), tools).get("tools", [])
         assert [tool["name"] for tool in sent] == [tool.name for tool in tools]

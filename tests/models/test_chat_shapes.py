@@ -6,9 +6,9 @@ import pytest
 
 from agentfsm import Agent, CallDelta, Settings, tool
 from agentfsm.core.messages import AssistantMessage, NativeReply, TextPart, ToolCall, Usage, UserMessage
-from agentfsm.models.chat_wire import ChatAssembly, decode, encode, memory
-from agentfsm.models.openai_chat import OpenAIChat
-from agentfsm.models.wire import FormError, SentError
+from agentfsm.models.openai.chat import OpenAIChat
+from agentfsm.models.openai.chat_wire import ChatStreamAssembler, build_encoding_cache, decode, encode
+from agentfsm.models.wire import InBandError, WireFormatError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Request, TextChunk, ThinkingChunk
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import LocalServer, Say
@@ -25,14 +25,14 @@ def whole(message, finish_reason="stop", **fields):
 
 def streamed(*deltas, finish_reason="stop"):
     """Read a stream of those deltas; returns the reply and the chunks."""
-    assembly = ChatAssembly(provider=PROVIDER)
+    assembly = ChatStreamAssembler(provider=PROVIDER)
     choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": finish_reason})
     chunks = []
     for choice in choices:
         chunks += assembly.feed(b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode())
-    assert assembly.is_whole
-    return assembly.reply(), chunks
+    assert assembly.is_complete
+    return assembly.build_reply(), chunks
 
 
 # Thinking
@@ -73,9 +73,9 @@ def test_thinking_goes_back_to_its_server(thought):
     call = ToolCall(id="t1.0", name="weather", arguments="{}")
     request = Request(instructions="", messages=(ASK, AssistantMessage(calls=(call,), native=reply.native)))
     written = {
-        provider: json.loads(encode(request, model="m", limit_field="n", streamed=False, written=memory(provider)))[
-            "messages"
-        ][1]
+        provider: json.loads(
+            encode(request, model="m", limit_field="n", streamed=False, encoding_cache=build_encoding_cache(provider))
+        )["messages"][1]
         for provider in (PROVIDER, "chat completions of api.groq.com")
     }
     mine, other = written.values()
@@ -94,8 +94,8 @@ def test_a_model_knows_its_own_thinking_by_the_server():
     """Two models at one server are one provider, since the server is what takes or refuses the field."""
     here, there = (OpenAIChat("m", base_url=f"https://{host}/v1") for host in ("api.deepseek.com", "api.groq.com"))
     body = b'{"choices": [{"message": {"content": "x", "reasoning_content": "y"}}]}'
-    assert here._decoded(body).native == NativeReply(provider=PROVIDER, content='{"reasoning_content": "y"}')
-    assert there._decoded(body).native != here._decoded(body).native
+    assert here._decode(body).native == NativeReply(provider=PROVIDER, content='{"reasoning_content": "y"}')
+    assert there._decode(body).native != here._decode(body).native
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -143,9 +143,9 @@ def test_content_in_parts_is_joined():
 @pytest.mark.parametrize("parts", [["x"], [None], [{"text": 7}], [[]]])
 def test_parts_that_are_none_are_a_form_error(parts):
     """What cannot be read is not taken for an empty part."""
-    with pytest.raises(FormError):
+    with pytest.raises(WireFormatError):
         whole({"content": parts})
-    with pytest.raises(FormError):
+    with pytest.raises(WireFormatError):
         streamed({"content": parts})
 
 
@@ -281,7 +281,7 @@ async def test_no_call_is_made_with_the_arguments_of_another():
 def test_a_filtered_reply_may_have_no_message():
     """Azure sends nothing of what it filters; any other reply without a message is none."""
     assert whole(None, "content_filter").finish_reason is FinishReason.CONTENT_FILTER
-    with pytest.raises(FormError, match="a choice without a message"):
+    with pytest.raises(WireFormatError, match="a choice without a message"):
         whole(None)
 
 
@@ -304,7 +304,7 @@ def test_a_reason_in_other_words_is_understood(said, reason):
 def test_a_reply_that_the_server_broke_off_is_none(said):
     """Mistral, DeepSeek and Z.ai have words for it: half an answer was taken for a whole one."""
     for read in (whole, streamed):
-        with pytest.raises(SentError, match=f"broke the reply off: {said}"):
+        with pytest.raises(InBandError, match=f"broke the reply off: {said}"):
             read({"content": "Rome is"}, finish_reason=said)
 
 
@@ -319,9 +319,9 @@ def test_two_calls_may_have_one_id():
 
 def test_a_stream_of_old_completions_is_not_begun():
     """Choices without a delta are no chat completion, though one of them says why it stopped."""
-    assembly = ChatAssembly()
+    assembly = ChatStreamAssembler()
     assembly.feed(b'data: {"choices": [{"text": "Once", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
-    assert (assembly.events, assembly.is_begun, assembly.is_whole) == (1, False, False)
+    assert (assembly.event_count, assembly.is_begun, assembly.is_complete) == (1, False, False)
 
 
 # Bills
@@ -371,10 +371,10 @@ def test_usage_is_read_in_every_shape(bill, usage):
 
 def test_usage_that_is_counted_on_in_each_chunk_is_the_last():
     """A server that tells it with each chunk means the sum so far."""
-    assembly = ChatAssembly()
+    assembly = ChatStreamAssembler()
     for tokens, finish in ((1, None), (2, None), (3, "stop")):
         choice = {"delta": {"content": "x"}, "finish_reason": finish}
         chunk = {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": tokens}}
         assembly.feed(b"data: %b\n\n" % json.dumps(chunk).encode())
     assembly.feed(b'data: {"choices": [], "usage": null}\n\n')
-    assert assembly.reply().usage == Usage(input_tokens=7, output_tokens=3)
+    assert assembly.build_reply().usage == Usage(input_tokens=7, output_tokens=3)

@@ -20,10 +20,11 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.settings import Settings
-from agentfsm.models import chat_wire, wire
-from agentfsm.models.chat_wire import ChatAssembly as Assembly
-from agentfsm.models.chat_wire import decode, encode, memory
-from agentfsm.models.wire import FormError, SentError
+from agentfsm.models import wire
+from agentfsm.models.openai import chat_wire
+from agentfsm.models.openai.chat_wire import ChatStreamAssembler as Assembly
+from agentfsm.models.openai.chat_wire import build_encoding_cache, decode, encode
+from agentfsm.models.wire import InBandError, WireFormatError
 from agentfsm.ports import (
     CallChunk,
     FinishChunk,
@@ -34,7 +35,7 @@ from agentfsm.ports import (
     TextChunk,
     ToolDefinition,
 )
-from agentfsm.testing.chat_replies import check_history
+from agentfsm.testing.fake_llm.openai_chat import find_history_error
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
 TOOL = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object"})
@@ -89,7 +90,7 @@ def test_a_history_is_written_as_openai_wants_it():
         ASK,
         instructions="Help.",
     )["messages"]
-    assert check_history(messages) is None
+    assert find_history_error(messages) is None
     assert messages == [
         {"role": "system", "content": "Help."},
         {
@@ -224,7 +225,7 @@ def call(turn, text="ok"):
 def wired(monkeypatch):
     """The messages that were written, in order."""
     wired = []
-    write = chat_wire._message
+    write = chat_wire._wire_message
     monkeypatch.setattr(chat_wire, "_message", lambda message: wired.append(message) or write(message))
     return wired
 
@@ -232,23 +233,29 @@ def wired(monkeypatch):
 def written_anew(written, messages, tools=()):
     """Write a request after others; its bytes are those of one that is written alone."""
     request = Request(instructions="Help.", messages=messages, tools=tools)
-    body = encode(request, model="m", limit_field="n", streamed=False, written=written)
+    body = encode(request, model="m", limit_field="n", streamed=False, encoding_cache=written)
     assert body == encode(request, model="m", limit_field="n", streamed=False)
     return json.loads(body)
 
 
 def test_each_message_of_a_history_that_grows_is_written_once(wired):
     """A turn writes what is new in it, however long the history is."""
-    written, messages = memory(), (ASK,)
+    written, messages = build_encoding_cache(), (ASK,)
     for turn in range(5):
-        encode(Request(instructions="", messages=messages), model="m", limit_field="n", streamed=False, written=written)
+        encode(
+            Request(instructions="", messages=messages),
+            model="m",
+            limit_field="n",
+            streamed=False,
+            encoding_cache=written,
+        )
         messages = (*messages, *call(turn))
     assert tuple(wired) == messages[:-2]
 
 
 def test_what_is_written_after_other_requests_is_the_same():
     """A history that goes on, forks, shrinks, or was read from a store again comes out as if it were the first."""
-    written = memory()
+    written = build_encoding_cache()
     long = (ASK, *call(1), *call(2))
     again = (UserMessage(parts=ASK.parts), *call(1), *call(2), *call(3))
     fork = (ASK, *call(1), *call(2, "no"), *call(3))
@@ -260,7 +267,7 @@ def test_a_reply_of_too_many_calls_is_split_alike_where_it_is_added():
     """The portions of a reply are all in what is added, since a history never ends amid its results."""
     calls = tuple(ToolCall(id=f"t1.{n}", name="weather", arguments="{}") for n in range(300))
     results = [ToolResult(call_id=each.id, tool="weather", outcome=Outcome.DONE, content="") for each in calls]
-    written = memory()
+    written = build_encoding_cache()
     written_anew(written, (ASK,))
     written_anew(written, (ASK, AssistantMessage(calls=calls), *results))
     written_anew(written, (ASK, AssistantMessage(calls=calls), *results, *call(2)))
@@ -270,7 +277,7 @@ def test_tools_that_change_are_written_anew():
     """A tool that is added, replaced or taken away is so in the next request."""
     other = ToolDefinition(name="clock", description="The time.", parameters={"type": "object"})
     changed = ToolDefinition(name="weather", description="The weather.", parameters={"type": "object", "title": "x"})
-    written = memory()
+    written = build_encoding_cache()
     for tools in ((TOOL,), (TOOL, other), (TOOL,), (changed, other), (TOOL, changed), ()):
         sent = written_anew(written, (ASK,), tools).get("tools", [])
         assert [tool["function"] for tool in sent] == [tool.openai()["function"] for tool in tools]
@@ -278,20 +285,20 @@ def test_tools_that_change_are_written_anew():
 
 def test_what_is_kept_is_bounded(monkeypatch):
     """The histories that rest longest are forgotten, and one that is too large for itself is not kept at all."""
-    monkeypatch.setattr(wire, "KEPT_BYTES", 1_500)
+    monkeypatch.setattr(wire, "MAX_CACHE_BYTES", 1_500)
     asks = [UserMessage(parts=(TextPart(text=str(n) * 60),)) for n in range(3)]
-    written = memory()
+    written = build_encoding_cache()
     for ask in (asks[0], asks[1], asks[0], asks[2]):
         written_anew(written, (ask,))
-    assert [known for known, _ in written.messages.kept.values()] == [(asks[0],), (asks[2],)]
+    assert [known for known, _ in written.messages.entries.values()] == [(asks[0],), (asks[2],)]
     written_anew(written, (UserMessage(parts=(TextPart(text="x" * 1_000),)),))
-    assert (len(written.messages.kept), written.messages.held) == (0, 0)
+    assert (len(written.messages.entries), written.messages.memory_bytes) == (0, 0)
 
 
 def test_what_could_not_be_written_leaves_nothing_behind():
     """After a tool that is no JSON the same tools, mended, are written."""
     bad = ToolDefinition(name="clock", description="", parameters={"type": "object", "default": {1}})
-    written = memory()
+    written = build_encoding_cache()
     written_anew(written, (ASK,), (TOOL,))
     with pytest.raises(MisuseError, match="cannot be written as JSON"):
         written_anew(written, (ASK,), (TOOL, bad))
@@ -371,14 +378,14 @@ def test_cached_tokens_are_a_share_of_the_input():
 )
 def test_what_is_no_chat_completion_is_a_form_error(answer):
     """Whatever else comes is named, and never taken for an empty reply."""
-    with pytest.raises(FormError):
+    with pytest.raises(WireFormatError):
         decode(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
 
 @pytest.mark.parametrize("error", ["out of order", {"message": "out of order"}])
 def test_an_error_in_place_of_a_reply_is_read(error):
     """Some routers send an error with status 200."""
-    with pytest.raises(SentError, match="out of order"):
+    with pytest.raises(InBandError, match="out of order"):
         read({"error": error})
 
 
@@ -389,7 +396,7 @@ def test_text_is_put_together():
     """Each piece of text is news once, in order, and the empty first one is none; the end is news too."""
     assembly, pieces = assembled(delta(role="assistant", content=""), delta(content="Hel"), delta("stop", content="lo"))
     assert pieces == [TextChunk(text="Hel"), TextChunk(text="lo"), FinishChunk(reason=FinishReason.STOP)]
-    assert (assembly.reply().text, assembly.reply().finish_reason) == ("Hello", FinishReason.STOP)
+    assert (assembly.build_reply().text, assembly.build_reply().finish_reason) == ("Hello", FinishReason.STOP)
 
 
 def test_interleaved_calls_are_put_together_by_index():
@@ -403,7 +410,7 @@ def test_interleaved_calls_are_put_together_by_index():
         call_delta(0, arguments="}"),
         delta("tool_calls"),
     )
-    assert assembly.reply().calls == (
+    assert assembly.build_reply().calls == (
         ProposedCall(id="b", name="second", arguments='{"x":1}'),
         ProposedCall(id="a", name="first", arguments="{}"),
     )
@@ -417,7 +424,7 @@ def test_interleaved_calls_are_put_together_by_index():
 def test_repeated_ids_and_names_count_once():
     """A server that says id and name with each piece does not get them doubled."""
     assembly, pieces = assembled(call_delta(0, "a", "f", "{"), call_delta(0, "a", "f", "}"), delta("tool_calls"))
-    assert assembly.reply().calls == (ProposedCall(id="a", name="f", arguments="{}"),)
+    assert assembly.build_reply().calls == (ProposedCall(id="a", name="f", arguments="{}"),)
     assert [piece.name for piece in pieces[:-1]] == ["f", ""]
     assert pieces[-1] == FinishChunk(reason=FinishReason.TOOL_CALLS)
 
@@ -432,7 +439,7 @@ def test_missing_indexes_are_made_up_by_id():
         call_delta(None, None, "h", "{}"),
         delta("stop"),
     )
-    reply = assembly.reply()
+    reply = assembly.build_reply()
     assert [(call.id, call.name, call.arguments) for call in reply.calls] == [
         ("a", "f", "{}"),
         ("b", "g", "{}"),
@@ -448,14 +455,14 @@ def test_the_last_usage_counts():
         delta("stop") | {"usage": {"prompt_tokens": 1, "completion_tokens": 1}},
         {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}},
     )
-    assert assembly.reply().usage == Usage(input_tokens=5, output_tokens=2)
+    assert assembly.build_reply().usage == Usage(input_tokens=5, output_tokens=2)
 
 
 def test_a_streamed_refusal_is_text_and_a_reason():
     """A refusal streams as text, and the reply says that it is one."""
     assembly, pieces = assembled(delta(refusal="I can"), delta(refusal="not."), delta("stop"))
     assert pieces == [TextChunk(text="I can"), TextChunk(text="not."), FinishChunk(reason=FinishReason.REFUSAL)]
-    assert (assembly.reply().text, assembly.reply().finish_reason) == ("I cannot.", FinishReason.REFUSAL)
+    assert (assembly.build_reply().text, assembly.build_reply().finish_reason) == ("I cannot.", FinishReason.REFUSAL)
 
 
 @pytest.mark.parametrize(("said", "meant"), [("length", FinishReason.LENGTH), ("stop", FinishReason.TOOL_CALLS)])
@@ -463,14 +470,14 @@ def test_the_end_is_told_once_and_as_the_reply_has_it(said, meant):
     """Whoever acts on the stream hears the reason in the words of the reply, though the server says it again."""
     assembly, pieces = assembled(call_delta(0, "a", "f", "{}"), delta(said), delta(said), {"choices": []})
     assert [piece for piece in pieces if isinstance(piece, FinishChunk)] == [FinishChunk(reason=meant)]
-    assert assembly.reply().finish_reason is meant
+    assert assembly.build_reply().finish_reason is meant
 
 
 def test_a_stream_that_gives_no_reason_tells_no_end():
     """Then nobody knows whether the last call is complete before the stream has closed."""
     assembly, pieces = assembled(call_delta(0, "a", "f", "{}"))
     assert pieces == [CallChunk(index=0, name="f", arguments="{}")]
-    assert assembly.finish is None
+    assert assembly.finish_reason is None
 
 
 def test_a_second_choice_is_left_out():
@@ -478,7 +485,7 @@ def test_a_second_choice_is_left_out():
     second = {"choices": [{"index": 1, "delta": {"content": "B"}, "finish_reason": "stop"}]}
     assembly, pieces = assembled(delta(content="A"), second)
     assert pieces == [TextChunk(text="A")]
-    assert assembly.finish is None
+    assert assembly.finish_reason is None
 
 
 def test_events_may_arrive_in_any_portions():
@@ -496,7 +503,7 @@ def test_events_may_arrive_in_any_portions():
             if not assembly.is_done:
                 pieces += assembly.feed(stream[start : start + size])
         assert pieces == [TextChunk(text="é"), FinishChunk(reason=FinishReason.STOP)]
-        assert (assembly.is_done, assembly.finish) == (True, "stop")
+        assert (assembly.is_done, assembly.finish_reason) == (True, "stop")
 
 
 def test_a_byte_order_mark_hides_nothing():
@@ -511,20 +518,20 @@ def test_a_line_of_megabytes_is_put_together_once():
     line = b"data: %b\n\n" % json.dumps(delta(content="x" * 100_000)).encode()
     for start in range(0, len(line), 1_000):
         assembly.feed(line[start : start + 1_000])
-        assert all(len(piece) <= 1_000 for piece in assembly._cut.begun)
+        assert all(len(piece) <= 1_000 for piece in assembly._decoder.partial_line)
     assert assembly.texts == ["x" * 100_000]
 
 
 @pytest.mark.parametrize("chunk", [[], {"choices": {}}, delta(content=1), delta(tool_calls=["x"])])
 def test_a_malformed_chunk_is_a_form_error(chunk):
     """A chunk of another form is named, and never skipped."""
-    with pytest.raises(FormError):
+    with pytest.raises(WireFormatError):
         assembled(chunk)
 
 
 def test_an_error_in_the_stream_is_read():
     """An error in mid-stream carries its fields."""
-    with pytest.raises(SentError) as caught:
+    with pytest.raises(InBandError) as caught:
         assembled(delta(content="x"), {"error": {"message": "overloaded", "code": 503}})
     assert caught.value.body == {"message": "overloaded", "code": 503}
 

@@ -16,9 +16,9 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.messages import ImagePart, TextPart, Usage, UserMessage
 from agentfsm.models import Anthropic, OpenAIResponses, Throttled
-from agentfsm.models.fallback import Fallback
-from agentfsm.models.openai_chat import OpenAIChat
+from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.prices import Price
+from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.ports import Model, OutputMode, Reply, Request, TextChunk
 from agentfsm.streaming.stream import TextDelta
 from agentfsm.testing import LocalServer, Say

@@ -83,4 +83,4 @@ def test_a_provider_is_a_server(adapter, base_url, provider, monkeypatch):
     """At the vendor's own address its name stands alone, as in journals from before."""
     for name in ("ANTHROPIC_BASE_URL", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    assert adapter("m", base_url=base_url, api_key="none-at-all")._provider == provider
+    assert adapter("m", base_url=base_url, api_key="none-at-all")._provider_id == provider

@@ -19,10 +19,10 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.messages import Usage
 from agentfsm.core.settings import Settings
-from agentfsm.models import chat_wire
-from agentfsm.models.openai_chat import OpenAIChat
+from agentfsm.models.openai import chat_wire
+from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.prices import Price
-from agentfsm.models.vendor import retry_after_s
+from agentfsm.models.sdk import read_retry_after_headers
 from agentfsm.ports import FinishChunk, FinishReason, Request, TextChunk, ToolDefinition
 from agentfsm.testing import LocalServer, Say
 from tests.support.model_wires import CHAT, KEY, REQUEST, both_ways, forget_keys
@@ -73,7 +73,7 @@ async def test_the_request_carries_tools_and_settings(streamed):
 async def test_a_model_writes_each_message_once(monkeypatch):
     """The second turn sends the whole history, of which it writes what is new."""
     written = []
-    write = chat_wire._message
+    write = chat_wire._wire_message
     monkeypatch.setattr(chat_wire, "_message", lambda message: written.append(message) or write(message))
     longer = attrs.evolve(REQUEST, messages=REQUEST.messages * 2)
     with LocalServer(lambda _body: Say(text="x")) as server:
@@ -275,7 +275,7 @@ def test_transport_errors_are_translated():
 )
 def test_retry_after_is_read(headers, seconds):
     """Seconds, milliseconds and dates are understood, the past is now, and nonsense is nothing."""
-    assert retry_after_s(headers, 1_000_000.0) == (seconds and pytest.approx(seconds))
+    assert read_retry_after_headers(headers, 1_000_000.0) == (seconds and pytest.approx(seconds))
 
 
 # Construction
@@ -331,7 +331,7 @@ def test_the_limit_of_an_answer_goes_by_the_server(base_url, field):
     """OpenAI's own servers have a newer name for it, which others refuse."""
     model = OpenAIChat("m", base_url=base_url, api_key=KEY)
     request = attrs.evolve(REQUEST, settings=Settings(max_tokens=7))
-    assert f'"{field}":7' in model._body(request, model._written(), streamed=False).decode()
+    assert f'"{field}":7' in model._encode_request(request, model._make_encoding_cache(), streamed=False).decode()
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ async def test_replies_that_begin_at_once_share_a_client():
 
     class Counted(OpenAIChat):
         def _client(self, http_client):
-            made.append(super()._client(http_client))
+            made.append(super()._make_client(http_client))
             return made[-1]
 
     with LocalServer(lambda _body: Say(text="hi")) as server:

@@ -10,8 +10,8 @@ from agentfsm import Agent, ModelRetry, Outcome, State, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import AudioPart, Usage
 from agentfsm.core.settings import Settings
-from agentfsm.models.openai_chat import OpenAIChat
-from agentfsm.models.openai_responses import OpenAIResponses
+from agentfsm.models.openai.chat import OpenAIChat
+from agentfsm.models.openai.responses import OpenAIResponses
 from agentfsm.ports import FinishChunk, FinishReason, OutputMode, TextChunk, ThinkingChunk
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, Say

@@ -10,8 +10,8 @@ import pytest
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import TextPart, Usage, UserMessage
 from agentfsm.models import prices
-from agentfsm.models.openai_chat import OpenAIChat
-from agentfsm.models.prices import Price, list_cost_usd, price_of
+from agentfsm.models.openai.chat import OpenAIChat
+from agentfsm.models.prices import Price, find_list_cost_usd, find_price
 from agentfsm.ports import Request
 from agentfsm.testing import LocalServer, Say
 
@@ -55,8 +55,8 @@ def test_a_price_is_not_negative(field, wrong):
 def test_the_public_list_is_read_without_the_network():
     """A known model has a price, cached tokens cost less, and no connection is opened."""
     pytest.importorskip("genai_prices")
-    fresh = list_cost_usd("gpt-4o", OPENAI, Usage(input_tokens=1000, output_tokens=100))
-    cached = list_cost_usd("gpt-4o", OPENAI, Usage(input_tokens=1000, cached_tokens=1000, output_tokens=100))
+    fresh = find_list_cost_usd("gpt-4o", OPENAI, Usage(input_tokens=1000, output_tokens=100))
+    cached = find_list_cost_usd("gpt-4o", OPENAI, Usage(input_tokens=1000, cached_tokens=1000, output_tokens=100))
     assert fresh == pytest.approx(0.0035)
     assert cached is not None
     assert 0 < cached < fresh
@@ -69,24 +69,24 @@ def test_the_public_list_is_read_without_the_network():
 )
 def test_what_the_list_does_not_know_has_no_price(model, base_url):
     """An unknown model has no price, nor has a known one at a server of one's own."""
-    assert list_cost_usd(model, base_url, Usage(input_tokens=1000)) is None
+    assert find_list_cost_usd(model, base_url, Usage(input_tokens=1000)) is None
 
 
 def test_tokens_that_cannot_be_have_no_price():
     """More cached tokens than input tokens are not billed at all, and raise nothing."""
-    assert list_cost_usd("gpt-4o", OPENAI, Usage(input_tokens=1, cached_tokens=2)) is None
+    assert find_list_cost_usd("gpt-4o", OPENAI, Usage(input_tokens=1, cached_tokens=2)) is None
 
 
 def test_without_the_package_there_is_no_price(monkeypatch):
     """Where genai-prices is not installed, the cost is not known."""
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    prices._genai_prices.cache_clear()
-    prices._steps.cache_clear()
+    prices._import_genai_prices.cache_clear()
+    prices._load_price_tiers.cache_clear()
     try:
-        assert list_cost_usd("gpt-4o", OPENAI, Usage(input_tokens=1000)) is None
+        assert find_list_cost_usd("gpt-4o", OPENAI, Usage(input_tokens=1000)) is None
     finally:
-        prices._genai_prices.cache_clear()
-        prices._steps.cache_clear()
+        prices._import_genai_prices.cache_clear()
+        prices._load_price_tiers.cache_clear()
 
 
 def test_tokens_written_into_the_cache_have_a_price_of_their_own():
@@ -102,7 +102,7 @@ def test_tokens_written_into_the_cache_have_a_price_of_their_own():
     assert Price(input_usd_per_million=3, output_usd_per_million=15).cost_usd(usage) == pytest.approx(3)
     pytest.importorskip("genai_prices")
     small = attrs.evolve(usage, input_tokens=1_000, cached_tokens=200, cache_write_tokens=300)
-    listed = list_cost_usd("claude-haiku-4-5", "https://api.anthropic.com", small)
+    listed = find_list_cost_usd("claude-haiku-4-5", "https://api.anthropic.com", small)
     assert listed == pytest.approx((500 * 1 + 200 * 0.1 + 300 * 1.25) / 1e6)
 
 
@@ -141,7 +141,9 @@ def test_the_sum_is_that_of_the_list_itself(usage):
                 theirs = listed.calc_price(tokens, model.id, provider_api_url=url).total_price
             except LookupError:  # the list finds some of its own models by other names only
                 continue
-            assert list_cost_usd(model.id, url, usage) == pytest.approx(float(theirs), rel=1e-12, abs=1e-15), model.id
+            assert find_list_cost_usd(model.id, url, usage) == pytest.approx(float(theirs), rel=1e-12, abs=1e-15), (
+                model.id
+            )
             seen += 1
     assert seen > 100
 
@@ -158,18 +160,18 @@ def test_the_list_is_searched_once_for_a_model(monkeypatch):
             searched.append(model)
             raise LookupError(model)
 
-    monkeypatch.setattr(prices, "_genai_prices", lambda: List)
-    prices._steps.cache_clear()
+    monkeypatch.setattr(prices, "_import_genai_prices", lambda: List)
+    prices._load_price_tiers.cache_clear()
     monkeypatch.setattr(prices.time, "time", lambda: 1_800_000_000.0)
     try:
         for _ in range(5):
-            assert list_cost_usd("m", OPENAI, Usage(input_tokens=1)) is None
+            assert find_list_cost_usd("m", OPENAI, Usage(input_tokens=1)) is None
         assert searched == ["m"]
         monkeypatch.setattr(prices.time, "time", lambda: 1_800_000_900.0)  # prices may change with the hour
-        assert list_cost_usd("m", OPENAI, Usage(input_tokens=1)) is None
+        assert find_list_cost_usd("m", OPENAI, Usage(input_tokens=1)) is None
         assert searched == ["m", "m"]
     finally:
-        prices._steps.cache_clear()
+        prices._load_price_tiers.cache_clear()
 
 
 SMALL = Price(input_usd_per_million=1, output_usd_per_million=1)
@@ -182,19 +184,19 @@ LARGE = Price(input_usd_per_million=9, output_usd_per_million=9)
 )
 def test_a_table_goes_by_the_longest_beginning(model, price):
     """So a table need not name each dated version of a model."""
-    assert price_of(model, {"gpt-4o": LARGE, "gpt-4o-mini": SMALL}) is price
+    assert find_price(model, {"gpt-4o": LARGE, "gpt-4o-mini": SMALL}) is price
 
 
 def test_a_price_alone_is_for_any_model():
     """And without one there is none."""
-    assert price_of("any", SMALL) is SMALL
-    assert price_of("any", None) is None
+    assert find_price("any", SMALL) is SMALL
+    assert find_price("any", None) is None
 
 
 def test_a_table_of_something_else_is_misuse():
     """The name that is wrong is said."""
     with pytest.raises(MisuseError, match=r"the price of 'gpt-4o' is 2\.5"):
-        price_of("other", {"gpt-4o": 2.5})
+        find_price("other", {"gpt-4o": 2.5})
 
 
 def test_a_model_that_the_table_does_not_name_goes_by_the_list():
@@ -211,7 +213,7 @@ async def test_the_list_is_loaded_beside_the_event_loop(monkeypatch):
     """The first reply of a loop has it loaded in a thread: 0.4 s in which nothing else would run."""
     threads = []
     monkeypatch.setattr(
-        "agentfsm.models.vendor.list_cost_usd", lambda *_: threads.append(threading.current_thread()) or 0.5
+        "agentfsm.models.sdk.find_list_cost_usd", lambda *_: threads.append(threading.current_thread()) or 0.5
     )
     with LocalServer([Say(text="one"), Say(text="two")]) as server:
         model = OpenAIChat("m", base_url=server.base_url)

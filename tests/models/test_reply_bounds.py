@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
-from agentfsm.models import OpenAIChat, guarded_client, vendor, wire
+from agentfsm.models import OpenAIChat, guarded_http, sdk, wire
 from agentfsm.reply_size import MAX_REPLY_CHARS
 from agentfsm.testing import LocalServer, Say
 from tests.support.endless_replies import ADAPTERS, ANSWERS, ERRORS, FILLING, GZIP, STREAMS
@@ -60,17 +60,17 @@ async def test_replies_without_end_are_broken_off(anyio_backend_name):
     for name in ERRORS:
         kind, words = told["errors"][name]
         assert (kind, STATUSES[name.split("-")[0]] in words) == (ModelUnavailableError.__name__, True), name
-        assert server.sent[name] < guarded_client.MAX_ERROR_BYTES + UNREAD_BYTES
-    assert all(server.sent[name] < wire.MAX_HELD_BYTES + UNREAD_BYTES for name in ANSWERS)
+        assert server.sent[name] < guarded_http.MAX_ERROR_BYTES + UNREAD_BYTES
+    assert all(server.sent[name] < wire.MAX_BODY_BYTES + UNREAD_BYTES for name in ANSWERS)
     assert told["peak_mib"] < MOST_MIB
 
 
 @pytest.fixture
 def tight(monkeypatch):
     """Bounds that are soon reached."""
-    monkeypatch.setattr(vendor, "MAX_HELD_BYTES", 2**20)
-    monkeypatch.setattr(vendor, "MAX_STREAM_BYTES", 2**21)
-    monkeypatch.setattr(wire, "MAX_HELD_BYTES", 2**20)
+    monkeypatch.setattr(sdk, "MAX_BODY_BYTES", 2**20)
+    monkeypatch.setattr(sdk, "MAX_STREAM_BYTES", 2**21)
+    monkeypatch.setattr(wire, "MAX_BODY_BYTES", 2**20)
     monkeypatch.setattr(wire, "MAX_STREAM_BYTES", 2**21)
 
 

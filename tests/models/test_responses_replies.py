@@ -9,12 +9,12 @@ from openai.types.responses.response_status import ResponseStatus
 
 from agentfsm.core.errors import ModelError
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, Usage, UserMessage
-from agentfsm.models.openai_api import _STATUSES
-from agentfsm.models.responses_wire import ResponsesAssembly, decode
-from agentfsm.models.wire import FormError, SentError
+from agentfsm.models.openai.client import _STATUS_BY_CODE
+from agentfsm.models.openai.responses_wire import ResponsesStreamAssembler, decode
+from agentfsm.models.wire import InBandError, WireFormatError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
-from agentfsm.testing.responses_replies import stream, whole
-from agentfsm.testing.saying import Say
+from agentfsm.testing.fake_llm.openai_responses import build_reply, stream_reply
+from agentfsm.testing.fake_llm.script import Say
 from tests.support.wire_rules import check_responses, responses_of
 
 SEALED = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "xyz", "status": "completed"}
@@ -50,7 +50,7 @@ def read(*output, **fields):
 
 def assembled(*events):
     """Feed the events as one stream; returns the assembly and the pieces that were news."""
-    assembly = ResponsesAssembly()
+    assembly = ResponsesStreamAssembler()
     pieces = []
     for event in events:
         pieces += assembly.feed(f"event: {event.get('type')}\ndata: {json.dumps(event)}\n\n".encode())
@@ -106,7 +106,7 @@ def test_usage_of_any_numbers_is_read():
     assert reply.usage == Usage(input_tokens=5, cached_tokens=2)
     assert reply.calls == (ProposedCall(id="call_1", name="f", arguments='{"x": 1}'),)
     last = {"type": "response.completed", "response": response(called(arguments={"x": 1}), usage=usage)}
-    assert assembled(item("done", called(arguments={"x": 1}), 0), last)[0].reply() == reply
+    assert assembled(item("done", called(arguments={"x": 1}), 0), last)[0].build_reply() == reply
 
 
 def test_texts_are_joined_as_the_vendors_package_joins_them():
@@ -137,14 +137,14 @@ def test_each_status_is_read():
     unfinished = set(get_args(ResponseStatus)) - {"completed", "incomplete", "failed"}
     assert unfinished == {"queued", "in_progress", "cancelled"}
     for status in unfinished:
-        with pytest.raises(FormError, match=status):
+        with pytest.raises(WireFormatError, match=status):
             read(status=status)
     for why in ("steered", None):
-        with pytest.raises(FormError, match="incomplete"):
+        with pytest.raises(WireFormatError, match="incomplete"):
             read(status="incomplete", incomplete_details={"reason": why})
-    with pytest.raises(SentError, match="no error was named"):
+    with pytest.raises(InBandError, match="no error was named"):
         read(status="failed")
-    with pytest.raises(SentError, match="boom"):
+    with pytest.raises(InBandError, match="boom"):
         read(status="failed", error={"code": "server_error", "message": "boom"})
 
 
@@ -152,7 +152,7 @@ def test_each_code_of_a_failure_is_known_for_passing_or_not():
     """A new code of OpenAI's has to be put on the list, or left off it on purpose."""
     codes = set(get_args(ResponseError.model_fields["code"].annotation))
     passing = {"server_error", "rate_limit_exceeded", "vector_store_timeout"}
-    ours = {code for code in _STATUSES if not code.isdigit()}
+    ours = {code for code in _STATUS_BY_CODE if not code.isdigit()}
     assert codes - passing == ours - {"context_length_exceeded"}
 
 
@@ -163,7 +163,7 @@ def test_each_code_of_a_failure_is_known_for_passing_or_not():
 )
 def test_what_is_no_response_is_a_form_error(answer):
     """Whatever else comes is named, and never taken for an empty reply."""
-    with pytest.raises(FormError):
+    with pytest.raises(WireFormatError):
         decode(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
 
@@ -245,15 +245,15 @@ def test_a_stream_says_what_the_whole_says(size, interleave):
     calls = (("f", {"a": "é😀"}), ("g", "raw"))
     say = Say(text="I look.", thinking="Hm, so.", calls=calls, chunk_chars=3, interleave=interleave)
     body = {"model": "m", "input": []}
-    data = b"".join(b"data: " + json.dumps(event).encode() + b"\r\n\r\n" for event in stream(say, body, 1))
-    assembly, pieces = ResponsesAssembly(), []
+    data = b"".join(b"data: " + json.dumps(event).encode() + b"\r\n\r\n" for event in stream_reply(say, body, 1))
+    assembly, pieces = ResponsesStreamAssembler(), []
     for start in range(0, len(data), size):
         pieces += assembly.feed(data[start : start + size])
     assert assembly.is_done
-    assert assembly.reply() == decode(json.dumps(whole(say, body, 1)).encode())
+    assert assembly.build_reply() == decode(json.dumps(build_reply(say, body, 1)).encode())
     assert "".join(piece.text for piece in pieces if isinstance(piece, TextChunk)) == "I look."
     assert "".join(piece.text for piece in pieces if isinstance(piece, ThinkingChunk)) == "Hm, so."
-    for index, call in enumerate(assembly.reply().calls):
+    for index, call in enumerate(assembly.build_reply().calls):
         heard = [piece for piece in pieces if isinstance(piece, CallChunk) and piece.index == index]
         assert heard[0] == CallChunk(index=index, name=call.name)
         assert "".join(piece.arguments for piece in heard) == call.arguments
@@ -306,32 +306,32 @@ def test_a_streamed_refusal_is_text_and_a_reason():
     """A refusal streams as text, and the reply says that it is one."""
     assembly, pieces = assembled(delta("refusal", "I can"), delta("refusal", "not."), end(said(refusal="I cannot.")))
     assert pieces == [TextChunk("I can"), TextChunk("not."), FinishChunk(reason=FinishReason.REFUSAL)]
-    assert assembly.reply().text == "I cannot."
+    assert assembly.build_reply().text == "I cannot."
 
 
 @pytest.mark.parametrize("why", ["max_output_tokens", "content_filter"])
 def test_a_stream_may_end_incomplete(why):
     """The reason is that of the last event."""
     assembly, pieces = assembled(end(said("It is"), kind="incomplete", incomplete_details={"reason": why}))
-    assert pieces == [FinishChunk(reason=assembly.reply().finish_reason)]
-    assert assembly.reply().finish_reason in {FinishReason.LENGTH, FinishReason.CONTENT_FILTER}
+    assert pieces == [FinishChunk(reason=assembly.build_reply().finish_reason)]
+    assert assembly.build_reply().finish_reason in {FinishReason.LENGTH, FinishReason.CONTENT_FILTER}
 
 
 def test_only_the_last_event_makes_a_stream_whole():
     """When all pieces have come, and the end has not, usage and thinking are missing."""
     text = [delta("output_text", "so"), item("done", said("so"))]
     assembly, _ = assembled(*text)
-    assert (assembly.is_begun, assembly.is_whole, assembly.is_done) == (True, False, False)
+    assert (assembly.is_begun, assembly.is_complete, assembly.is_done) == (True, False, False)
     assembly.feed(b"data: [DONE]\n\n")
-    assert (assembly.is_whole, assembly.is_done) == (False, True)
+    assert (assembly.is_complete, assembly.is_done) == (False, True)
     assembly, _ = assembled(*text, end(said("so"), usage=USAGE))
-    assert (assembly.is_whole, assembly.reply().usage.output_tokens) == (True, 7)
+    assert (assembly.is_complete, assembly.build_reply().usage.output_tokens) == (True, 7)
 
 
 def test_items_of_a_last_event_without_output_are_those_that_were_done():
     """Some servers leave the output of the last event empty; the order is that of the places."""
     assembly, _ = assembled(item("done", called(), 1), item("done", SEALED, 0), end())
-    reply = assembly.reply()
+    reply = assembly.build_reply()
     assert [call.name for call in reply.calls] == ["f"]
     assert [each["type"] for each in json.loads(reply.native.content)] == ["reasoning", "function_call"]
 
@@ -339,7 +339,7 @@ def test_items_of_a_last_event_without_output_are_those_that_were_done():
 def test_what_is_not_known_is_passed_over():
     """Events of the server's own tools, and those that are to come, are no news here."""
     assembly, pieces = assembled({"type": "response.web_search_call.searching"}, {"type": "keepalive"}, {})
-    assert (pieces, assembly.events, assembly.is_begun) == ([], 3, True)
+    assert (pieces, assembly.event_count, assembly.is_begun) == ([], 3, True)
     assert not assembled({"object": "chat.completion.chunk", "choices": []})[0].is_begun
 
 
@@ -355,7 +355,7 @@ def test_what_is_not_known_is_passed_over():
 )
 def test_an_error_in_the_stream_is_read(event):
     """Each form of an error carries its fields."""
-    with pytest.raises(SentError) as caught:
+    with pytest.raises(InBandError) as caught:
         assembled(delta("output_text", "x"), event)
     assert (caught.value.body["code"], caught.value.body["message"]) == ("server_error", "boom")
 
@@ -373,13 +373,13 @@ def test_an_error_in_the_stream_is_read(event):
 )
 def test_a_malformed_event_is_a_form_error(event):
     """An event of another form is named, and never skipped."""
-    with pytest.raises(FormError):
+    with pytest.raises(WireFormatError):
         assembled(event)
 
 
 def test_what_stands_behind_the_end_does_not_count():
     """The reply is that of the first end."""
-    assembly, pieces = ResponsesAssembly(), []
+    assembly, pieces = ResponsesStreamAssembler(), []
     both = [end(said("one")), end(said("two"))]
     pieces += assembly.feed(b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in both))
-    assert (assembly.reply().text, len(pieces)) == ("one", 1)
+    assert (assembly.build_reply().text, len(pieces)) == ("one", 1)

@@ -21,10 +21,10 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.settings import Settings
-from agentfsm.models import responses_wire
-from agentfsm.models.responses_wire import encode, memory, refuses
+from agentfsm.models.openai import responses_wire
+from agentfsm.models.openai.responses_wire import build_encoding_cache, encode, unsupported_part
 from agentfsm.ports import OutputForm, Request, ToolDefinition
-from agentfsm.testing.responses_replies import flaw
+from agentfsm.testing.fake_llm.openai_responses import find_request_error
 from tests.support.wire_rules import check_responses
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
@@ -41,7 +41,7 @@ def body_of(*messages, instructions="", tools=(), streamed=False, thinks=True, o
         output=output,
         settings=Settings(**settings),
     )
-    return json.loads(encode(request, model="m", streamed=streamed, thinks=thinks))
+    return json.loads(encode(request, model="m", streamed=streamed, include_reasoning=thinks))
 
 
 def input_of(*messages):
@@ -112,13 +112,13 @@ def test_parts_have_their_forms():
         {"type": "input_file", "filename": "y.pdf", "file_data": whole},
         {"type": "input_file", "filename": "file", "file_data": whole},
     ]
-    assert [refuses(part) for part in parts] == [None] * len(parts)
+    assert [unsupported_part(part) for part in parts] == [None] * len(parts)
 
 
 def test_a_recording_is_refused():
     """The wire has no form for it: that is said when asked, and nothing is sent without it."""
     recording = AudioPart.of(b"RIFF")
-    assert "OpenAIChat" in refuses(recording)
+    assert "OpenAIChat" in unsupported_part(recording)
     with pytest.raises(ModelError, match="takes no recordings"):
         body_of(UserMessage(parts=(recording,)))
 
@@ -261,7 +261,7 @@ def test_half_a_surrogate_pair_does_not_stop_a_run():
 def written_anew(written, messages, tools=()):
     """Write a request after others; its bytes are those of one that is written alone."""
     request = Request(instructions="Help.", messages=messages, tools=tools)
-    body = encode(request, model="m", streamed=False, written=written)
+    body = encode(request, model="m", streamed=False, encoding_cache=written)
     assert body == encode(request, model="m", streamed=False)
     return json.loads(body)
 
@@ -269,20 +269,20 @@ def written_anew(written, messages, tools=()):
 def test_each_message_of_a_history_that_grows_is_written_once(monkeypatch):
     """A turn writes what is new in it, however long the history is."""
     wired = []
-    write = responses_wire._items_of
+    write = responses_wire._message_items
     monkeypatch.setattr(
         responses_wire, "_items_of", lambda message, *how: wired.append(message) or write(message, *how)
     )
-    written, messages = memory(), (ASK,)
+    written, messages = build_encoding_cache(), (ASK,)
     for number in range(5):
-        encode(Request(instructions="", messages=messages), model="m", streamed=False, written=written)
+        encode(Request(instructions="", messages=messages), model="m", streamed=False, encoding_cache=written)
         messages = (*messages, *turn(number, native(SEALED, CALLED)))
     assert tuple(wired) == messages[:-2]
 
 
 def test_what_is_written_after_other_requests_is_the_same():
     """A history that goes on, forks, shrinks, or was read from a store again comes out as if it were the first."""
-    written = memory()
+    written = build_encoding_cache()
     long = (ASK, *turn(1, native(SEALED, CALLED)), *turn(2))
     again = (UserMessage(parts=ASK.parts), *turn(1, native(SEALED, CALLED)), *turn(2), *turn(3))
     fork = (ASK, *turn(1), *turn(2), *turn(3))
@@ -319,7 +319,7 @@ def test_what_is_written_after_other_requests_is_the_same():
 )
 def test_the_local_server_refuses_what_openai_refuses(items, words):
     """A history that breaks a rule is told so, in words close to OpenAI's."""
-    refused = flaw({"input": items, "store": False})
+    refused = find_request_error({"input": items, "store": False})
     assert refused["param"] == "input"
     assert words in refused["message"]
 
@@ -328,5 +328,8 @@ def test_the_local_server_takes_what_is_in_order():
     """Calls with their outputs, thinking that it sealed, and ids where things are stored."""
     output = {"type": "function_call_output", "call_id": "call_9", "output": ""}
     sealed = {**SEALED, "encrypted_content": "sealed-by-local-server-1"}
-    assert flaw({"input": [{"role": "user", "content": "go"}, sealed, CALLED, output], "store": False}) is None
-    assert flaw({"input": [{**CALLED, "id": "fc_1"}, output]}) is None
+    assert (
+        find_request_error({"input": [{"role": "user", "content": "go"}, sealed, CALLED, output], "store": False})
+        is None
+    )
+    assert find_request_error({"input": [{**CALLED, "id": "fc_1"}, output]}) is None

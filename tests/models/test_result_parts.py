@@ -19,8 +19,10 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
 )
-from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses, anthropic_wire, chat_wire, responses_wire
-from agentfsm.models.anthropic_wire import refuses
+from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
+from agentfsm.models.anthropic import wire as anthropic_wire
+from agentfsm.models.anthropic.wire import unsupported_part
+from agentfsm.models.openai import chat_wire, responses_wire
 from agentfsm.ports import Request, ToolDefinition
 from agentfsm.testing import LocalServer, Say
 from tests.support.wire_rules import (
@@ -130,8 +132,8 @@ def test_the_mark_of_the_cache_is_on_the_result_and_not_inside():
 
 def test_anthropic_refuses_an_image_that_it_would_answer_with_400():
     """Its bound is on the base64 text."""
-    assert refuses(ImagePart.of(b"x" * (5 * 2**20 * 3 // 4))) is None
-    assert "3,932,160 bytes at most" in refuses(ImagePart.of(b"x" * (5 * 2**20 * 3 // 4 + 1)))
+    assert unsupported_part(ImagePart.of(b"x" * (5 * 2**20 * 3 // 4))) is None
+    assert "3,932,160 bytes at most" in unsupported_part(ImagePart.of(b"x" * (5 * 2**20 * 3 // 4 + 1)))
 
 
 WIRES = {

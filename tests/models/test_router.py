@@ -5,9 +5,9 @@ import pytest
 from agentfsm import Agent, tool
 from agentfsm.core.errors import MisuseError, ModelUnavailableError
 from agentfsm.core.messages import ImagePart, TextPart, Usage, UserMessage
-from agentfsm.models.fallback import Fallback
-from agentfsm.models.router import Router
-from agentfsm.models.throttle import Throttled
+from agentfsm.models.wrappers.fallback import Fallback
+from agentfsm.models.wrappers.router import Router
+from agentfsm.models.wrappers.throttle import Throttled
 from agentfsm.ports import Model, OutputMode, Request, TextChunk
 from agentfsm.testing.models import ScriptedModel, call, fail, say
 

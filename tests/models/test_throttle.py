@@ -13,8 +13,8 @@ from agentfsm import Agent
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.messages import TextPart, Usage, UserMessage
 from agentfsm.core.settings import Settings
-from agentfsm.models.fallback import Fallback
-from agentfsm.models.throttle import MINUTE_S, Throttled, ThrottleStatistics
+from agentfsm.models.wrappers.fallback import Fallback
+from agentfsm.models.wrappers.throttle import MINUTE_S, Throttled, ThrottleStatistics
 from agentfsm.ports import Model, OutputMode, Reply, Request, TextChunk
 from agentfsm.testing.clock import run_virtual
 from agentfsm.testing.models import FunctionModel, ScriptedModel

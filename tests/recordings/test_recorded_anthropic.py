@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from agentfsm.core.errors import ModelError, ModelReplyError
-from agentfsm.models.anthropic import Anthropic
-from agentfsm.models.anthropic_wire import AnthropicAssembly, decode
+from agentfsm.models.anthropic.model import Anthropic
+from agentfsm.models.anthropic.wire import AnthropicStreamAssembler, decode
 from agentfsm.ports import FinishReason
 from tests.support import sdk_readings
 from tests.support.cassettes import Wire, named, of
@@ -21,7 +21,7 @@ def read(recording, portion=1 << 20):
     """Read a recording with our own reader."""
     if not recording.is_streamed:
         return with_parsed_arguments(ours(decode(recording.body)))
-    return with_parsed_arguments(ours(fed(AnthropicAssembly(), recording.body, portion)))
+    return with_parsed_arguments(ours(fed(AnthropicStreamAssembler(), recording.body, portion)))
 
 
 def test_whole_replies_are_read_as_the_vendor_reads_them():
@@ -131,7 +131,7 @@ def test_the_cache_is_read_and_written(way):
 
 def test_streams_that_die_are_never_taken_for_whole():
     """Wherever a recorded stream is cut off, it is not whole, or only its bill is missing."""
-    assert check_dead(AnthropicAssembly, of(Wire.MESSAGES, streamed=True)) >= 300
+    assert check_dead(AnthropicStreamAssembler, of(Wire.MESSAGES, streamed=True)) >= 300
 
 
 def test_odd_values_are_read_or_refused():
@@ -142,7 +142,7 @@ def test_odd_values_are_read_or_refused():
     stream = of(Wire.MESSAGES, streamed=True)[3].body
 
     def feed(event):
-        assembly = AnthropicAssembly()
+        assembly = AnthropicStreamAssembler()
         assembly.feed(stream)
         assembly.is_done = False
         assembly.feed(b"data: %b\n\n" % event)

@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from agentfsm.core.errors import ModelError, ModelReplyError
-from agentfsm.models.chat_wire import ChatAssembly, decode
-from agentfsm.models.openai_chat import OpenAIChat
+from agentfsm.models.openai.chat import OpenAIChat
+from agentfsm.models.openai.chat_wire import ChatStreamAssembler, decode
 from agentfsm.ports import FinishReason
 from tests.support import sdk_readings
 from tests.support.cassettes import OK, Wire, named, of, recordings
@@ -30,7 +30,7 @@ def read(recording, portion=1 << 20):
     """Read a recording with our own reader."""
     if not recording.is_streamed:
         return ours(decode(recording.body))
-    return ours(fed(ChatAssembly(), recording.body, portion))
+    return ours(fed(ChatStreamAssembler(), recording.body, portion))
 
 
 def test_whole_replies_are_read_as_the_vendor_reads_them():
@@ -151,7 +151,7 @@ def test_a_filtered_reply_has_no_message(name):
 
 def test_streams_that_die_are_never_taken_for_whole():
     """Wherever a recorded stream is cut off, it is not whole, or only its bill is missing."""
-    assert check_dead(ChatAssembly, of(Wire.CHAT, streamed=True)) >= 500
+    assert check_dead(ChatStreamAssembler, of(Wire.CHAT, streamed=True)) >= 500
 
 
 def test_odd_values_are_read_or_refused():
@@ -160,7 +160,7 @@ def test_odd_values_are_read_or_refused():
     whole = [each.body for each in of(Wire.CHAT, streamed=False)[::20] if each.name not in FILTERED_NAMES]
     assert check_hostile(decode, whole, failures) >= 1_000
     chunks = [each.body.split(b"\n\n")[1].removeprefix(b"data: ") for each in of(Wire.CHAT, streamed=True)[::8]]
-    assert check_hostile(lambda chunk: ChatAssembly().feed(b"data: %b\n\n" % chunk), chunks, failures) >= 500
+    assert check_hostile(lambda chunk: ChatStreamAssembler().feed(b"data: %b\n\n" % chunk), chunks, failures) >= 500
 
 
 # Errors

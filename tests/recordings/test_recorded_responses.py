@@ -6,8 +6,8 @@ import openai
 import pytest
 
 from agentfsm.core.errors import ModelError, ModelReplyError
-from agentfsm.models.openai_responses import OpenAIResponses
-from agentfsm.models.responses_wire import ResponsesAssembly, decode
+from agentfsm.models.openai.responses import OpenAIResponses
+from agentfsm.models.openai.responses_wire import ResponsesStreamAssembler, decode
 from agentfsm.ports import FinishReason
 from tests.support import sdk_readings
 from tests.support.cassettes import OK, Wire, named, of, recordings
@@ -22,7 +22,7 @@ def read(recording, portion=1 << 20):
     """Read a recording with our own reader."""
     if not recording.is_streamed:
         return ours(decode(recording.body))
-    return ours(fed(ResponsesAssembly(), recording.body, portion))
+    return ours(fed(ResponsesStreamAssembler(), recording.body, portion))
 
 
 def readable(*, streamed):
@@ -142,7 +142,7 @@ def test_what_a_reader_of_the_recording_sees(name, reading):
 
 def test_streams_that_die_are_never_taken_for_whole():
     """Wherever a recorded stream is cut off, it is not whole, or only its bill is missing."""
-    assert check_dead(ResponsesAssembly, readable(streamed=True)) >= 300
+    assert check_dead(ResponsesStreamAssembler, readable(streamed=True)) >= 300
 
 
 def test_odd_values_are_read_or_refused():
@@ -153,7 +153,7 @@ def test_odd_values_are_read_or_refused():
     stream = readable(streamed=True)[3].body
 
     def feed(event):
-        assembly = ResponsesAssembly()
+        assembly = ResponsesStreamAssembler()
         assembly.feed(stream)
         assembly.is_done = False
         assembly.feed(b"data: %b\n\n" % event)

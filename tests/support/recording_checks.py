@@ -12,8 +12,8 @@ import httpx2
 
 from agentfsm.core.errors import ModelError
 from agentfsm.core.messages import TextPart, UserMessage
-from agentfsm.models.vendor import VendorModel
-from agentfsm.models.wire import Assembly
+from agentfsm.models.sdk import SDKModel
+from agentfsm.models.wire import StreamAssembler
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, Reply, Request, TextChunk
 from tests.support.cassettes import OK, Recording, Wire, recordings
 from tests.support.sdk_readings import BASE_URL, Reading
@@ -61,7 +61,7 @@ def compare(
     return tally
 
 
-def fed(assembly: Assembly, body: bytes, portion: int) -> Reply:
+def fed(assembly: StreamAssembler, body: bytes, portion: int) -> Reply:
     """Feed a stream in portions of so many bytes; what it tells on the way adds up to the reply."""
     chunks: list[Chunk] = []
     for start in range(0, len(body), portion):
@@ -69,9 +69,9 @@ def fed(assembly: Assembly, body: bytes, portion: int) -> Reply:
         if assembly.is_done:
             break  # as an adapter does
     assert assembly.is_begun
-    assert assembly.is_whole
+    assert assembly.is_complete
     assert assembly.is_done
-    reply = assembly.reply()
+    reply = assembly.build_reply()
     assert "".join([chunk.text for chunk in chunks if isinstance(chunk, TextChunk)]) == reply.text
     assert [chunk.reason for chunk in chunks if isinstance(chunk, FinishChunk)] == [reply.finish_reason]
     told = [chunk for chunk in chunks if isinstance(chunk, CallChunk)]
@@ -83,7 +83,7 @@ def fed(assembly: Assembly, body: bytes, portion: int) -> Reply:
     return reply
 
 
-def check_dead(assembly: Callable[[], Assembly], streams: Iterable[Recording]) -> int:
+def check_dead(assembly: Callable[[], StreamAssembler], streams: Iterable[Recording]) -> int:
     """Fail where a stream that dies is taken for whole though it says less than it would have; return how many died."""
     died = 0
     for recording in streams:
@@ -91,9 +91,9 @@ def check_dead(assembly: Callable[[], Assembly], streams: Iterable[Recording]) -
         for share in SHARES:
             cut = assembly()
             cut.feed(recording.body[: int(len(recording.body) * share)])
-            died += not cut.is_whole
-            if cut.is_whole:  # all but its bill had come
-                reply = attrs.evolve(cut.reply(), usage=whole.usage)
+            died += not cut.is_complete
+            if cut.is_complete:  # all but its bill had come
+                reply = attrs.evolve(cut.build_reply(), usage=whole.usage)
                 assert reply == whole, (recording.name, share)
     return died
 
@@ -134,7 +134,7 @@ def others_than(wire: Wire) -> list[Recording]:
     return list(others.values())
 
 
-async def asked(make: Callable[..., VendorModel], recording: Recording, *, streamed: bool) -> Reply | ModelError:
+async def asked(make: Callable[..., SDKModel], recording: Recording, *, streamed: bool) -> Reply | ModelError:
     """Ask an adapter whose network plays a recording; returns its reply, or the error that it raises.
 
     Args:

@@ -15,7 +15,8 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.messages import AssistantMessage, Message, NativeReply
-from agentfsm.models import anthropic_wire, chat_wire, responses_wire
+from agentfsm.models.anthropic import wire as anthropic_wire
+from agentfsm.models.openai import chat_wire, responses_wire
 from agentfsm.ports import Request, ToolDefinition
 
 # A message as JSON.

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from agentfsm.testing import LocalServer, Say
-from agentfsm.testing.anthropic_replies import flaw
+from agentfsm.testing.fake_llm.anthropic import find_request_error
 
 USER = {"role": "user", "content": "Hello, how are you?"}
 TOOLS = [{"name": "f", "input_schema": {"type": "object"}}]
@@ -114,7 +114,7 @@ def test_usage_is_said_or_left_out():
 )
 def test_histories_that_anthropic_refuses_are_refused(messages, rule):
     """Each rule by a history that breaks it."""
-    error = flaw({"model": "m", "max_tokens": 1, "messages": messages, "tools": TOOLS})
+    error = find_request_error({"model": "m", "max_tokens": 1, "messages": messages, "tools": TOOLS})
     reason = error and error["message"]
     assert (reason is None) == (rule is None), reason
     assert rule is None or rule.lower() in reason.lower()

@@ -10,7 +10,7 @@ import pytest
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.testing import LocalServer, Say
-from agentfsm.testing.chat_replies import check_history
+from agentfsm.testing.fake_llm.openai_chat import find_history_error
 
 USER = {"role": "user", "content": "Hello, how are you?"}
 
@@ -284,7 +284,7 @@ def test_closing_ends_what_is_open():
 
     before = set(threading.enumerate())
     failures = []
-    with httpx.Client() as client, LocalServer(brain) as server:
+    with httpx.SDKClient() as client, LocalServer(brain) as server:
         client.get(f"{server.base_url}/models")
 
         def wait():
@@ -312,7 +312,7 @@ def test_connections_are_kept():
         threads.add(threading.current_thread())
         return next(script)
 
-    with LocalServer(brain) as server, httpx.Client() as client:
+    with LocalServer(brain) as server, httpx.SDKClient() as client:
         for stream in (False, True, True, False):
             client.post(f"{server.base_url}/chat/completions", json={"messages": [USER], "stream": stream})
             client.post(f"{server.base_url}/chat/completions", json={"messages": []})
@@ -335,7 +335,7 @@ def test_histories_in_order_are_taken():
         calling("c"),
         result("c"),
     ]
-    assert check_history(history) is None
+    assert find_history_error(history) is None
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_histories_in_order_are_taken():
 )
 def test_histories_that_openai_refuses_are_refused(history, reason):
     """Each fault is named, and a request with it is answered by 400."""
-    assert reason in check_history(history)
+    assert reason in find_history_error(history)
     with LocalServer([Say(text="x")]) as server:
         body = {"messages": history}
         response = httpx.post(f"{server.base_url}/chat/completions", json=body)

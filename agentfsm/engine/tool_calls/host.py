@@ -164,7 +164,7 @@ class RunHost(QueueHost):
             attempt=max(1, entry.attempts),
             inquiry=entry.inquiry or Inquiry(),
             deadline=deadline,
-            kept=self._find_result_text,
+            entries=self._find_result_text,
             find_result_parts=self._find_result_parts,
             find_tools=self._search_tools,
             parent=self._build_parent() if tool.kind is ToolKind.AGENT else None,

@@ -15,7 +15,7 @@ from agentfsm.core.errors import ContextTooLongError, ModelReplyError, ModelUnav
 from agentfsm.core.events import Compacted
 from agentfsm.core.messages import UserMessage
 from agentfsm.core.segments import Span, Summarised
-from agentfsm.models.chat_wire import encode
+from agentfsm.models.openai.chat_wire import encode
 from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
 from agentfsm.ports.context import CompactionBudget, MessageGroup
 from agentfsm.testing.models import FunctionModel

@@ -27,11 +27,19 @@ from agentfsm._http import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import ClosedError, MisuseError, ModelError
 from agentfsm.core.messages import Usage
 from agentfsm.core.value import Value
-from agentfsm.models import trouble as t
-from agentfsm.models.guarded_client import beginning, bounded, finish
-from agentfsm.models.prices import list_cost_usd, price_of
-from agentfsm.models.windows import window_tokens_of
-from agentfsm.models.wire import MAX_HELD_BYTES, MAX_STREAM_BYTES, Assembly, FormError, SizeError, Written, error_in
+from agentfsm.models import provider_errors as t
+from agentfsm.models.context_windows import find_window_tokens
+from agentfsm.models.guarded_http import close_response, iter_limited, read_limited
+from agentfsm.models.prices import find_list_cost_usd, find_price
+from agentfsm.models.wire import (
+    MAX_BODY_BYTES,
+    MAX_STREAM_BYTES,
+    EncodingCache,
+    SizeLimitError,
+    StreamAssembler,
+    WireFormatError,
+    find_error,
+)
 from agentfsm.ports import Model
 from agentfsm.reply_size import find_reply_excess
 
@@ -46,27 +54,27 @@ if TYPE_CHECKING:
 _MIN_SECRET_CHARS: Final = 8
 
 # What is looked at of what a server said, characters. What is shown of it is far less.
-_SAID_CHARS: Final = 64 * 2**10
+_MAX_RAW_DETAIL_CHARS: Final = 64 * 2**10
 
 # What the vendors' packages let through: a transport that breaks while the body is read, and what is no JSON.
-TRANSPORT: Final[Mapping[type[Exception], t.Translate]] = {
-    httpx.HTTPError: t.unreachable,
-    httpx.TimeoutException: t.timed_out,
-    httpx.StreamError: t.unreachable,
-    httpx2.HTTPError: t.unreachable,
-    httpx2.TimeoutException: t.timed_out,
-    httpx2.StreamError: t.unreachable,
-    OSError: t.unreachable,
-    anyio.EndOfStream: t.unreachable,
-    json.JSONDecodeError: t.garbled,
-    UnicodeDecodeError: t.garbled,
-    RecursionError: t.garbled,
-    FormError: t.garbled,
-    SizeError: t.too_large,
+TRANSPORT_ERRORS: Final[Mapping[type[Exception], t.Translate]] = {
+    httpx.HTTPError: t.connection_error,
+    httpx.TimeoutException: t.timeout_error,
+    httpx.StreamError: t.connection_error,
+    httpx2.HTTPError: t.connection_error,
+    httpx2.TimeoutException: t.timeout_error,
+    httpx2.StreamError: t.connection_error,
+    OSError: t.connection_error,
+    anyio.EndOfStream: t.connection_error,
+    json.JSONDecodeError: t.invalid_reply_error,
+    UnicodeDecodeError: t.invalid_reply_error,
+    RecursionError: t.invalid_reply_error,
+    WireFormatError: t.invalid_reply_error,
+    SizeLimitError: t.reply_size_error,
 }
 
 
-class Client(Protocol):
+class SDKClient(Protocol):
     """What is used of a vendor's client."""
 
     def is_closed(self) -> bool:
@@ -78,7 +86,7 @@ class Client(Protocol):
         ...
 
 
-class VendorModel(Model, ABC):
+class SDKModel(Model, ABC):
     """A model behind a vendor's package.
 
     Connections are opened at the first reply, one pool per event loop, and closed by `aclose()`, at the latest when
@@ -100,13 +108,13 @@ class VendorModel(Model, ABC):
 
     path: ClassVar[str]
     # Of the request, behind the base URL.
-    key_name: ClassVar[str]
+    api_key_env: ClassVar[str]
     # The environment variable that holds the key.
-    wire: ClassVar[str]
+    expected_reply: ClassVar[str]
     # What a reply is, for a sentence: "a chat completion".
     provider: ClassVar[str]
     # Whose form a native reply is.
-    home: ClassVar[str] = ""
+    official_host: ClassVar[str] = ""
     # The address at which that name stands alone: the vendor's own.
     translations: ClassVar[Mapping[type[Exception], t.Translate]]
     # Every way in which the vendor fails, and what it is to us. A class that is not here goes by its nearest ancestor.
@@ -122,44 +130,44 @@ class VendorModel(Model, ABC):
         window_tokens: int | None = None,
         price: Prices | None = None,
     ) -> None:
-        url = checked_url(base_url)
-        self.name = _checked_name(name, type(self).__name__)
-        self.window_tokens = _checked_window(name, window_tokens)
+        url = parse_base_url(base_url)
+        self.name = _check_name(name, type(self).__name__)
+        self.window_tokens = _resolve_window(name, window_tokens)
         self.host = url.host
         self._address = url.netloc.decode("ascii")  # without a password, and without the scheme's own port
         self._base_url = f"{url.scheme}://{self._address}{url.path}"
-        self._price = price_of(name, price)
+        self._price = find_price(name, price)
         self._http_client = http_client
-        headers = {name: checked_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
-        self._secrets = _secret_words(api_key, *headers.values())
-        self._options: dict[str, Any] = {
+        headers = {name: check_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
+        self._secrets = _find_secrets(api_key, *headers.values())
+        self._client_options: dict[str, Any] = {
             "base_url": str(url),
             "api_key": api_key,
             "default_headers": headers,
             "max_retries": 0,
         }
-        self._clients: dict[object, _Kept] = {}
-        self._failures = tuple(self.translations)
+        self._clients: dict[object, _OpenClient] = {}
+        self._error_types = tuple(self.translations)
         if http_client is None:
-            certificates()  # here, where no event loop waits
+            shared_ssl_context()  # here, where no event loop waits
 
     @property
-    def _provider(self) -> str:
+    def _provider_id(self) -> str:
         """Whose native replies it takes back: many speak each wire, and what one has signed another refuses."""
-        return self.provider if self._address == self.home else f"{self.provider} of {self._address}"
+        return self.provider if self._address == self.official_host else f"{self.provider} of {self._address}"
 
     # What each vendor has of its own.
 
     @abstractmethod
-    def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
+    def _make_client(self, http_client: httpx2.AsyncClient | None) -> SDKClient:
         """Make the vendor's client; over a client of the user's, where one is given."""
 
     @abstractmethod
-    def _written(self) -> Written:
+    def _make_encoding_cache(self) -> EncodingCache:
         """Return a new memory for what is written of requests."""
 
     @abstractmethod
-    def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
+    def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
         """Write the body of a request.
 
         Raises:
@@ -168,187 +176,189 @@ class VendorModel(Model, ABC):
         """
 
     @abstractmethod
-    def _decoded(self, data: bytes) -> Reply:
-        """Read a reply that came whole. Raises as `Assembly.feed`."""
+    def _decode(self, data: bytes) -> Reply:
+        """Read a reply that came whole. Raises as `StreamAssembler.feed`."""
 
     @abstractmethod
-    def _billed(self, data: bytes) -> Usage | None:
+    def _read_billed_usage(self, data: bytes) -> Usage | None:
         """Return what a reply that came whole, and could not be read, was billed; None where it does not say."""
 
     @abstractmethod
-    def _assembly(self) -> Assembly:
+    def _make_assembler(self) -> StreamAssembler:
         """Return what a streamed reply is put together in."""
 
     @abstractmethod
-    def _told(self, error: Exception) -> t.Trouble:
-        """Return what is known of a failure; make it with `_trouble`."""
+    def _describe_error(self, error: Exception) -> t.ProviderFailure:
+        """Return what is known of a failure; make it with `_build_failure`."""
 
     # The port.
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask once, without retries; see `Model.reply`."""
-        kept = await self._kept()
-        body = self._body(request, kept.written, streamed=emit is not None)
-        response = await self._answer(kept.client, body, request.timeout_s)
-        reply = await (self._whole(response) if emit is None else self._streamed(response, emit))
+        kept = await self._get_open_client()
+        body = self._encode_request(request, kept.encoding_cache, streamed=emit is not None)
+        response = await self._send(kept.client, body, request.timeout_s)
+        reply = await (self._read_whole(response) if emit is None else self._read_stream(response, emit))
         if (over := find_reply_excess(reply)) is not None:
-            raise self._too_large(over, reply.usage)
+            raise self._build_size_error(over, reply.usage)
         return reply
 
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply, or None where no price is known."""
         if self._price is not None:
             return self._price.cost_usd(usage)
-        return list_cost_usd(self.name, self._base_url, usage)
+        return find_list_cost_usd(self.name, self._base_url, usage)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop, but never a client of your own.
 
         A later reply opens new ones.
         """
-        kept = self._clients.pop(self._loop(), None)
-        if kept is not None and kept.keeper is not None:
-            await kept.keeper.aclose()
+        kept = self._clients.pop(self._loop_key(), None)
+        if kept is not None and kept.closer is not None:
+            await kept.closer.aclose()
 
     # Clients
 
-    async def _kept(self) -> _Kept:
+    async def _get_open_client(self) -> _OpenClient:
         if self._http_client is not None and self._http_client.is_closed:
             of = type(self).__name__
             msg = f"the http_client given to {of} is closed: keep it open for as long as the model is used"
             raise ClosedError(msg)
-        loop = self._loop()
+        loop = self._loop_key()
         if not self._is_open(loop):
             if self._price is None:  # this loads the list, which takes 0.4 s: the event loop does not wait for it
                 await start_in_thread(partial(self.cost_usd, Usage())).wait()
             if not self._is_open(loop):  # of replies that begin at once, the first behind the wait opens for all
-                self._forget_closed()
-                self._clients[loop] = await self._opened()
+                self._drop_closed()
+                self._clients[loop] = await self._open_client()
         return self._clients[loop]
 
     def _is_open(self, loop: object) -> bool:
         kept = self._clients.get(loop)
         return kept is not None and not kept.client.is_closed()
 
-    def _loop(self) -> object:
+    def _loop_key(self) -> object:
         # A client of the user's is one for all; what is opened here belongs to the event loop that runs.
         return None if self._http_client is not None else current_token().native_token
 
-    async def _opened(self) -> _Kept:
+    async def _open_client(self) -> _OpenClient:
         """Make the client, without a wait."""
         if self._http_client is not None:
             theirs = cast("httpx2.AsyncClient", self._http_client)  # the packages take either, and say only one
-            return _Kept(client=self._client(theirs), written=self._written())
+            return _OpenClient(client=self._make_client(theirs), encoding_cache=self._make_encoding_cache())
         try:
-            client = self._client(None)
+            client = self._make_client(None)
         except (ValueError, ImportError, httpx2.InvalidURL) as error:  # of what the environment says of proxies
             msg = (
                 f"{type(self).__name__} cannot open connections ({error}): look at HTTP_PROXY, HTTPS_PROXY and "
                 "ALL_PROXY, or pass an http_client of your own"
             )
             raise MisuseError(msg) from None
-        keeper = _keep(client)
-        return _Kept(client=await anext(keeper), written=self._written(), keeper=keeper)
+        keeper = _close_with_loop(client)
+        return _OpenClient(client=await anext(keeper), encoding_cache=self._make_encoding_cache(), closer=keeper)
 
-    def _forget_closed(self) -> None:
+    def _drop_closed(self) -> None:
         for loop, kept in list(self._clients.items()):
             if kept.client.is_closed():
                 self._clients.pop(loop, None)
 
     # One request
 
-    async def _answer(self, client: Any, body: bytes, timeout_s: float) -> httpx2.Response:
+    async def _send(self, client: Any, body: bytes, timeout_s: float) -> httpx2.Response:
         """Send a request; return the answer, whose body is not read yet."""
         post: Callable[..., Awaitable[httpx2.Response]] = client.post  # its types insist on a stream class
         options = {"timeout": timeout_s}
         try:
             return await post(self.path, content=body, cast_to=httpx2.Response, stream=True, options=options)
-        except self._failures as error:
-            raise self._translated(error) from None
+        except self._error_types as error:
+            raise self._translate_error(error) from None
 
-    async def _whole(self, response: httpx2.Response) -> Reply:
-        data = await self._content(response)
+    async def _read_whole(self, response: httpx2.Response) -> Reply:
+        data = await self._read_body(response)
         try:
-            return self._read(data)
+            return self._decode_reply(data)
         except ModelError as error:
-            error.usage = self._billed(data)  # what was billed counts, though nothing came of it
+            error.usage = self._read_billed_usage(data)  # what was billed counts, though nothing came of it
             raise
 
-    async def _content(self, response: httpx2.Response) -> bytes:
+    async def _read_body(self, response: httpx2.Response) -> bytes:
         """Read the body of a reply that comes whole."""
         try:
-            parts, is_whole = await beginning(response, MAX_HELD_BYTES)
-        except self._failures as error:
-            raise self._translated(error) from None
+            parts, is_whole = await read_limited(response, MAX_BODY_BYTES)
+        except self._error_types as error:
+            raise self._translate_error(error) from None
         if not is_whole:
-            raise self._too_large(f"more than {MAX_HELD_BYTES:,} bytes", None)
+            raise self._build_size_error(f"more than {MAX_BODY_BYTES:,} bytes", None)
         return b"".join(parts)
 
-    def _read(self, data: bytes) -> Reply:
+    def _decode_reply(self, data: bytes) -> Reply:
         try:
-            return self._decoded(data)
-        except self._failures as error:
-            raise self._translated(error) from None
+            return self._decode(data)
+        except self._error_types as error:
+            raise self._translate_error(error) from None
 
-    async def _streamed(self, response: httpx2.Response, emit: Emit) -> Reply:
-        assembly = self._assembly()
+    async def _read_stream(self, response: httpx2.Response, emit: Emit) -> Reply:
+        assembly = self._make_assembler()
         try:
-            return await self._put_together(response, assembly, emit)
+            return await self._assemble_stream(response, assembly, emit)
         except ModelError as error:
             error.usage = assembly.usage  # as above
             raise
 
-    async def _put_together(self, response: httpx2.Response, assembly: Assembly, emit: Emit) -> Reply:
-        data = bounded(response, MAX_STREAM_BYTES)
+    async def _assemble_stream(self, response: httpx2.Response, assembler: StreamAssembler, emit: Emit) -> Reply:
+        data = iter_limited(response, MAX_STREAM_BYTES)
         try:
             # `emit` stands outside of what is translated: its errors are not the server's.
-            while not assembly.is_done and (pieces := await self._pulled(data, assembly)) is not None:
+            while not assembler.is_done and (pieces := await self._next_chunks(data, assembler)) is not None:
                 for piece in pieces:
                     emit(piece)
         finally:
-            await finish(response, data, reusable=assembly.is_done)
-        if not assembly.is_whole:
-            raise self._broken_off(response, assembly)
-        return assembly.reply()
+            await close_response(response, data, reusable=assembler.is_done)
+        if not assembler.is_complete:
+            raise self._build_incomplete_error(response, assembler)
+        return assembler.build_reply()
 
-    async def _pulled(self, data: AsyncIterator[bytes], assembly: Assembly) -> list[Chunk] | None:
+    async def _next_chunks(self, data: AsyncIterator[bytes], assembler: StreamAssembler) -> list[Chunk] | None:
         try:
             part = await anext(data, None)
-            return None if part is None else assembly.feed(part)
-        except self._failures as error:
-            raise self._translated(error) from None
+            return None if part is None else assembler.feed(part)
+        except self._error_types as error:
+            raise self._translate_error(error) from None
 
-    def _broken_off(self, response: httpx2.Response, assembly: Assembly) -> ModelError:
+    def _build_incomplete_error(self, response: httpx2.Response, assembler: StreamAssembler) -> ModelError:
         # Some servers answer a request for a stream with their error as plain JSON, and with status 200.
-        if (error := error_in(b"".join(assembly.unread))) is not None:
-            return self._translated(error)
+        if (error := find_error(b"".join(assembler.unparsed))) is not None:
+            return self._translate_error(error)
         kind = response.headers.get("content-type", "nothing")
-        if not assembly.events and "event-stream" not in kind:
-            return t.garbled(self._trouble(f"{kind} in place of a stream of events"))
-        if assembly.events and not assembly.is_begun:
-            return t.garbled(self._trouble("a stream without a reply"))
-        return t.broken_off(self._trouble(""))
+        if not assembler.event_count and "event-stream" not in kind:
+            return t.invalid_reply_error(self._build_failure(f"{kind} in place of a stream of events"))
+        if assembler.event_count and not assembler.is_begun:
+            return t.invalid_reply_error(self._build_failure("a stream without a reply"))
+        return t.incomplete_stream_error(self._build_failure(""))
 
     # Errors
 
-    def _translated(self, error: Exception) -> ModelError:
+    def _translate_error(self, error: Exception) -> ModelError:
         # The chain is cut (`from None`) wherever this is raised: what is quoted there may hold the key.
         translate = next(self.translations[kind] for kind in type(error).__mro__ if kind in self.translations)
-        return translate(self._trouble(str(error)) if isinstance(error, SizeError) else self._told(error))
+        return translate(
+            self._build_failure(str(error)) if isinstance(error, SizeLimitError) else self._describe_error(error)
+        )
 
-    def _too_large(self, over: str, usage: Usage | None) -> ModelError:
-        error = t.too_large(self._trouble(over))
+    def _build_size_error(self, over: str, usage: Usage | None) -> ModelError:
+        error = t.reply_size_error(self._build_failure(over))
         error.usage = usage
         return error
 
-    def _trouble(self, detail: str, **facts: Any) -> t.Trouble:
-        detail = detail[:_SAID_CHARS]
+    def _build_failure(self, detail: str, **facts: Any) -> t.ProviderFailure:
+        detail = detail[:_MAX_RAW_DETAIL_CHARS]
         for secret in self._secrets:
             detail = detail.replace(secret, "***")
-        return t.Trouble(
+        return t.ProviderFailure(
             adapter=type(self).__name__,
-            key_name=self.key_name,
-            wire=self.wire,
+            api_key_env=self.api_key_env,
+            expected_reply=self.expected_reply,
             model=self.name,
             base_url=self._base_url,
             detail=" ".join(detail.split())[: t.MAX_DETAIL_CHARS],
@@ -360,21 +370,21 @@ class VendorModel(Model, ABC):
 
 
 @cache
-def certificates() -> ssl.SSLContext:
+def shared_ssl_context() -> ssl.SSLContext:
     """Return the system's certificates, read once, and not by each client: that takes 20 ms of the event loop."""
     return httpx2.create_ssl_context()
 
 
 @attrs.frozen(kw_only=True)
-class _Kept(Value):
-    client: Client
-    written: Written
+class _OpenClient(Value):
+    client: SDKClient
+    encoding_cache: EncodingCache
     # For the runs of its event loop.
-    keeper: AsyncGenerator[Client] | None = None
+    closer: AsyncGenerator[SDKClient] | None = None
     # Closes the client; None where it is not ours to close.
 
 
-async def _keep(client: Client) -> AsyncGenerator[Client]:
+async def _close_with_loop(client: SDKClient) -> AsyncGenerator[SDKClient]:
     # A generator, because those are the one thing that asyncio and trio both close when a loop ends: so nobody who
     # forgets `aclose()` leaves sockets behind.
     try:
@@ -386,14 +396,14 @@ async def _keep(client: Client) -> AsyncGenerator[Client]:
 # Arguments
 
 
-def _checked_name(name: str, adapter: str) -> str:
+def _check_name(name: str, adapter: str) -> str:
     if not name.strip():
         msg = f"the model has no name: pass it to {adapter} as the server knows it, for example OpenAIChat('gpt-4o')"
         raise MisuseError(msg)
     return name
 
 
-def checked_url(text: str) -> httpx2.URL:
+def parse_base_url(text: str) -> httpx2.URL:
     """Read the address of a server.
 
     Raises:
@@ -411,7 +421,7 @@ def checked_url(text: str) -> httpx2.URL:
     return url
 
 
-def checked_header(what: str, value: str) -> str:
+def check_header(what: str, value: str) -> str:
     """Check what is sent in a header: here, because the transport quotes a value that it refuses.
 
     Raises:
@@ -426,15 +436,15 @@ def checked_header(what: str, value: str) -> str:
     return value
 
 
-def _secret_words(*values: str) -> list[str]:
+def _find_secrets(*values: str) -> list[str]:
     # Words, because "Bearer sk-..." is a value, and a server repeats the key. A short one would blot out plain words.
     words = {word for value in values for word in value.split() if len(word) >= _MIN_SECRET_CHARS}
     return sorted(words, key=len, reverse=True)
 
 
-def _checked_window(name: str, window_tokens: int | None) -> int:
+def _resolve_window(name: str, window_tokens: int | None) -> int:
     if window_tokens is None:
-        return window_tokens_of(name)
+        return find_window_tokens(name)
     if not isinstance(window_tokens, int) or window_tokens <= 0:
         msg = f"window_tokens is {window_tokens!r}: give a whole number above 0, or leave it out for the model's own"
         raise MisuseError(msg)
@@ -444,13 +454,13 @@ def _checked_window(name: str, window_tokens: int | None) -> int:
 # What a server says
 
 
-def words_of(body: object) -> str:
+def read_error_message(body: object) -> str:
     """Return the words of an error's body; empty where there are none."""
     words = (body.get("message") or body.get("detail")) if isinstance(body, dict) else body
     return words if isinstance(words, str) else ""
 
 
-def retry_after_s(headers: Mapping[str, Any], now_s: float) -> float | None:
+def read_retry_after_headers(headers: Mapping[str, Any], now_s: float) -> float | None:
     """Return how long the server asks to wait, seconds; None where it says nothing that can be read.
 
     Both vendors' packages read it so, and the first of the two headers is their own.

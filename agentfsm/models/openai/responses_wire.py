@@ -27,21 +27,21 @@ from agentfsm.core.messages import (
     UserMessage,
     read_inline_data,
 )
-from agentfsm.models.openai_wire import tool_fields, usage_by
+from agentfsm.models.openai.shared import read_openai_usage, tool_fields
 from agentfsm.models.wire import (
-    Assembly,
-    FormError,
-    SentError,
-    Written,
-    WrittenLists,
-    arguments_in,
+    EncodedListCache,
+    EncodingCache,
+    InBandError,
+    StreamAssembler,
+    WireFormatError,
     check_count,
-    check_error,
-    field,
-    joined,
-    parsed_reply,
-    shown_of,
-    written_json,
+    encode_json,
+    encode_object,
+    parse_reply,
+    raise_for_error,
+    read_arguments,
+    read_field,
+    render_result,
 )
 from agentfsm.ports import (
     CallChunk,
@@ -57,7 +57,7 @@ from agentfsm.ports import (
 if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part, ToolCall
     from agentfsm.core.settings import Settings
-    from agentfsm.models.wire import Refuses
+    from agentfsm.models.wire import PartCheck
     from agentfsm.ports import Chunk, Request, ToolDefinition
 
 Item = dict[str, Any]
@@ -66,21 +66,21 @@ Item = dict[str, Any]
 PROVIDER: Final = "openai-responses"
 
 # What has to be asked for, so that thinking comes sealed. OpenAI's servers send it unasked by now, others do not.
-THINKING: Final = "reasoning.encrypted_content"
+ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 
 # Our messages as the wire writes them
 
 
-def memory(provider: str = PROVIDER, refused: Refuses | None = None) -> Written:
+def build_encoding_cache(provider: str = PROVIDER, part_check: PartCheck | None = None) -> EncodingCache:
     """Return a memory for what is written of requests.
 
     Args:
         provider: Who reads it, as in `decode`: nobody else gets its native replies back.
-        refused: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
+        part_check: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
     """
-    wires = partial(_items, provider, refused or refuses)
-    return Written(messages=WrittenLists(wires), tools=WrittenLists(_tools))
+    wires = partial(_wire_items, provider, part_check or unsupported_part)
+    return EncodingCache(messages=EncodedListCache(wires), tools=EncodedListCache(_wire_tools))
 
 
 def encode(
@@ -88,8 +88,8 @@ def encode(
     *,
     model: str,
     streamed: bool,
-    thinks: bool = True,
-    written: Written | None = None,
+    include_reasoning: bool = True,
+    encoding_cache: EncodingCache | None = None,
 ) -> bytes:
     """Write the body of a request. What is not set is not sent.
 
@@ -97,33 +97,33 @@ def encode(
         request: The whole question.
         model: As the server knows it.
         streamed: Whether to ask for a stream; its last event has the usage.
-        thinks: Whether to ask for what the model thinks, sealed. OpenAI answers that with 400, "Encrypted content is
+        include_reasoning: Whether to ask for what the model thinks, sealed. OpenAI answers that with 400, "Encrypted content is
             not supported with this model", where the model does not think.
-        written: What need not be written again; takes in what is written now.
+        encoding_cache: What need not be written again; takes in what is written now.
 
     Raises:
         MisuseError: when a tool's parameters or a setting are not JSON, or a native reply does not fit its message.
         ModelError: when the request holds what this wire has no field for: a setting, a recording.
     """
-    if (why := refuses_settings(request.settings, model)) is not None:
+    if (why := unsupported_settings(request.settings, model)) is not None:
         raise ModelError(why)
-    written = written or memory()
+    encoding_cache = encoding_cache or build_encoding_cache()
     try:
-        fields = {"model": model, "store": False} | ({"include": [THINKING]} if thinks else {})
-        fields |= tool_fields(request, _named) | _text_fields(request) | _setting_fields(request.settings)
-        fields = _extended(fields, request.settings.extra_body)
+        fields = {"model": model, "store": False} | ({"include": [ENCRYPTED_REASONING]} if include_reasoning else {})
+        fields |= tool_fields(request, _named_tool_choice) | _text_fields(request) | _setting_fields(request.settings)
+        fields = _merge_extra_body(fields, request.settings.extra_body)
         if streamed:
             fields |= {"stream": True}
-        lists = {"input": _history(request, written)}
+        lists = {"input": _encode_history(request, encoding_cache)}
         if request.tools:
-            lists["tools"] = written.tools.text(request.tools)
-        return joined(fields, lists)
+            lists["tools"] = encoding_cache.tools.encode(request.tools)
+        return encode_object(fields, lists)
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"the request cannot be written as JSON ({error}): look at the tools' parameters and the settings"
         raise MisuseError(msg) from error
 
 
-def refuses_settings(settings: Settings, model: str) -> str | None:
+def unsupported_settings(settings: Settings, model: str) -> str | None:
     """Say which of the settings the wire has no field for; None where it has one for all."""
     for name, value in (("seed", settings.seed), ("stop", settings.stop or None)):
         if value is not None:
@@ -160,11 +160,11 @@ def _is_json_mode(request: Request) -> bool:
     return request.output is not None and request.output.schema is None
 
 
-def _named(tool: str) -> Item:
+def _named_tool_choice(tool: str) -> Item:
     return {"type": "function", "name": tool}
 
 
-def _extended(fields: Item, extra: Mapping[str, Any]) -> Item:
+def _merge_extra_body(fields: Item, extra: Mapping[str, Any]) -> Item:
     """Put further fields before ours; of the two that hold several settings, only those that they name."""
     extended = fields | dict(extra)
     for name in ("reasoning", "text"):
@@ -173,60 +173,66 @@ def _extended(fields: Item, extra: Mapping[str, Any]) -> Item:
     return extended
 
 
-def _tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
+def _wire_tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
     # Here a tool is strict unless it is said not to be.
     return ({"type": "function", **tool.openai()["function"], "strict": tool.strict} for tool in tools)
 
 
-def _history(request: Request, written: Written) -> bytes:
-    items = [written.messages.text(request.messages)] if request.messages else []
+def _encode_history(request: Request, encoding_cache: EncodingCache) -> bytes:
+    items = [encoding_cache.messages.encode(request.messages)] if request.messages else []
     if request.instructions and _is_json_mode(request):
-        items.insert(0, written_json(_said("system", request.instructions)))
+        items.insert(0, encode_json(_message_item("system", request.instructions)))
     return b",".join(items)
 
 
-def _items(provider: str, refused: Refuses, messages: Sequence[Message]) -> Iterator[Item]:
+def _wire_items(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[Item]:
     for message in messages:
-        yield from _items_of(message, provider, refused)
+        yield from _message_items(message, provider, part_check)
 
 
-def _items_of(message: Message, provider: str, refused: Refuses) -> list[Item]:
+def _message_items(message: Message, provider: str, part_check: PartCheck) -> list[Item]:
     match message:
         case ToolResult():
-            return [{"type": "function_call_output", "call_id": message.call_id, "output": _output(message, refused)}]
+            return [
+                {
+                    "type": "function_call_output",
+                    "call_id": message.call_id,
+                    "output": _result_output(message, part_check),
+                }
+            ]
         case AssistantMessage(native=NativeReply() as native) if native.provider == provider:
-            return _returned(native, message.calls)
+            return _native_items(native, message.calls)
         case AssistantMessage():
             # No provider takes a blank text back, which a model may write before its calls.
-            said = [_said("assistant", message.text)] if message.text.strip() else []
-            return said + [{"type": "function_call"} | _call(call) for call in message.calls]
+            said = [_message_item("assistant", message.text)] if message.text.strip() else []
+            return said + [{"type": "function_call"} | _call_fields(call) for call in message.calls]
         case UserMessage(parts=(TextPart() as part,)):
-            return [_said("user", part.text)]
+            return [_message_item("user", part.text)]
         case UserMessage():
-            return [_said("user", [_part(part) for part in message.parts])]
+            return [_message_item("user", [_wire_part(part) for part in message.parts])]
         case SystemMessage():
-            return [_said("system", message.text)]
+            return [_message_item("system", message.text)]
 
 
-def _output(result: ToolResult, refused: Refuses) -> str | list[Item]:
+def _result_output(result: ToolResult, part_check: PartCheck) -> str | list[Item]:
     if not result.parts:
         return result.text
-    text, parts = shown_of(result, refused)
-    return [_part(TextPart(text=text)), *map(_part, parts.values())] if parts else text
+    text, parts = render_result(result, part_check)
+    return [_wire_part(TextPart(text=text)), *map(_wire_part, parts.values())] if parts else text
 
 
-def _said(role: str, content: object) -> Item:
+def _message_item(role: str, content: object) -> Item:
     return {"type": "message", "role": role, "content": content}
 
 
-def _call(call: ToolCall) -> Item:
+def _call_fields(call: ToolCall) -> Item:
     # OpenAI takes call ids of up to 64 characters, of any kind; ours, which the results name, are "t3.0".
     # Source: "Invalid 'input[5].call_id': string too long. Expected a string with maximum length 64"; that only the
     # length is looked at was measured in orchidfiles/ungate#41.
     return {"call_id": call.id, "name": call.name, "arguments": call.arguments}
 
 
-def _returned(native: NativeReply, calls: Sequence[ToolCall]) -> list[Item]:
+def _native_items(native: NativeReply, calls: Sequence[ToolCall]) -> list[Item]:
     """Return a native reply as items; its calls as the message has them: a person may have edited the arguments."""
     items: list[Item]
     called: list[Item]
@@ -242,11 +248,11 @@ def _returned(native: NativeReply, calls: Sequence[ToolCall]) -> list[Item]:
         )
         raise MisuseError(msg)
     for item, call in zip(called, calls, strict=True):
-        item.update(_call(call))
+        item.update(_call_fields(call))
     return items
 
 
-def _part(part: Part) -> Item:
+def _wire_part(part: Part) -> Item:
     match part:
         case TextPart():
             return {"type": "input_text", "text": part.text}
@@ -257,10 +263,10 @@ def _part(part: Part) -> Item:
         case FilePart():
             return {"type": "input_file", "filename": part.name or "file", "file_data": part.url}
         case AudioPart():
-            raise ModelError(f"The request holds a part that cannot be sent: {refuses(part)}.")
+            raise ModelError(f"The request holds a part that cannot be sent: {unsupported_part(part)}.")
 
 
-def refuses(part: Part) -> str | None:
+def unsupported_part(part: Part) -> str | None:
     """Say why the wire cannot carry the part; None where it can."""
     if isinstance(part, AudioPart):
         return "OpenAI's Responses API takes no recordings: ask by chat completions, with OpenAIChat and an audio model"
@@ -282,14 +288,14 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
         SentError: when the server sent an error, or the response failed.
         ModelError: when the model called a tool that only the caller could carry out, and agentfsm cannot.
     """
-    answer = parsed_reply(data)
-    return _reply(answer, field(answer, "output", list, None), provider)
+    answer = parse_reply(data)
+    return _build_reply(answer, read_field(answer, "output", list, None), provider)
 
 
-_INCOMPLETE: Final = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
+_INCOMPLETE_REASONS: Final = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
 
 # Calls that the caller has to answer: "No tool output found for ..." is what OpenAI says to a history without that.
-_FOR_THE_CALLER: Final = frozenset(
+_CLIENT_SIDE_CALLS: Final = frozenset(
     {"apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "shell_call"}
 )
 
@@ -299,64 +305,64 @@ _FOR_THE_CALLER: Final = frozenset(
 # refused ("Expected an ID that begins with 'fc'"), and of the status of thinking it says "Unknown parameter".
 # Source: NousResearch/hermes-agent#10217, `reasoning_item_id_policy` of openai-agents, nodetool-ai/nodetool#4252,
 # 1jehuang/jcode#1028. OpenAI's own client for this, Codex, sends no ids of these items either.
-_WRITTEN_BY_SERVER: Final = {
+_SERVER_FIELDS: Final = {
     "message": ("id", "status"),
     "function_call": ("id", "status"),
     "reasoning": ("status",),
 }
 
 
-def _reply(response: object, output: list[Any] | None, provider: str) -> Reply:
-    reason = _stopped(response)
+def _build_reply(response: object, output: list[Any] | None, provider: str) -> Reply:
+    reason = _read_stop_reason(response)
     if output is None:
         msg = "an object without output"
-        raise FormError(msg)
-    items = [item for item in output if field(item, "type", str, "")]
+        raise WireFormatError(msg)
+    items = [item for item in output if read_field(item, "type", str, "")]
     check_count(sum(item["type"] == "function_call" for item in items), len(items))
-    said = [part for item in items if item["type"] == "message" for part in field(item, "content", list, [])]
-    refused = any(field(part, "refusal", str, "") for part in said)
-    calls = tuple([_proposed(item) for item in items if item["type"] == "function_call"])
+    said = [part for item in items if item["type"] == "message" for part in read_field(item, "content", list, [])]
+    refused = any(read_field(part, "refusal", str, "") for part in said)
+    calls = tuple([_to_proposed_call(item) for item in items if item["type"] == "function_call"])
     _check_answered(items)
     usual = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
     return Reply(
         # As the package's own `Response.output_text` joins it.
-        text="".join([field(part, "text", str, "") + field(part, "refusal", str, "") for part in said]),
+        text="".join([read_field(part, "text", str, "") + read_field(part, "refusal", str, "") for part in said]),
         calls=calls,
         finish_reason=FinishReason.REFUSAL if refused else reason or usual,
-        usage=usage_in(response),
-        native=_native(items, provider),
+        usage=read_usage(response),
+        native=_build_native(items, provider),
     )
 
 
-def _stopped(response: object) -> FinishReason | None:
+def _read_stop_reason(response: object) -> FinishReason | None:
     """Return why the model was stopped; None where it ended by itself."""
-    status = field(response, "status", str, "completed")
+    status = read_field(response, "status", str, "completed")
     if status == "failed":
-        raise SentError({"message": "the response failed, and no error was named"})
+        raise InBandError({"message": "the response failed, and no error was named"})
     if status == "incomplete":
-        why = field(field(response, "incomplete_details", dict, {}), "reason", str, "")
-        if why in _INCOMPLETE:
-            return _INCOMPLETE[why]
+        why = read_field(read_field(response, "incomplete_details", dict, {}), "reason", str, "")
+        if why in _INCOMPLETE_REASONS:
+            return _INCOMPLETE_REASONS[why]
         msg = f"a response that is incomplete, for the reason {why!r}"
-        raise FormError(msg)
+        raise WireFormatError(msg)
     if status != "completed":
         msg = f"a response that is {status!r}: nobody waits for one that is made in the background"
-        raise FormError(msg)
+        raise WireFormatError(msg)
     return None
 
 
-def _proposed(item: Item) -> ProposedCall:
+def _to_proposed_call(item: Item) -> ProposedCall:
     return ProposedCall(
-        id=field(item, "call_id", str, ""),
-        name=field(item, "name", str, ""),
-        arguments=arguments_in(item),
+        id=read_field(item, "call_id", str, ""),
+        name=read_field(item, "name", str, ""),
+        arguments=read_arguments(item),
     )
 
 
 def _check_answered(items: Sequence[Item]) -> None:
     answered = {item.get("call_id") for item in items if item["type"].endswith("_output")}
     for item in items:
-        if item["type"] in _FOR_THE_CALLER and item.get("call_id") not in answered:
+        if item["type"] in _CLIENT_SIDE_CALLS and item.get("call_id") not in answered:
             msg = (
                 f"The model made a {item['type']}, which only the caller can carry out, and agentfsm carries out "
                 "functions. Leave that tool out of Settings(extra_body=...), or offer it as a function."
@@ -364,36 +370,36 @@ def _check_answered(items: Sequence[Item]) -> None:
             raise ModelError(msg)
 
 
-def _native(items: Sequence[Item], provider: str) -> NativeReply | None:
+def _build_native(items: Sequence[Item], provider: str) -> NativeReply | None:
     """Return the items as they go back, where text and calls do not say it all."""
-    kept = [_stripped(item) for item in items if not _is_lost(item)]
+    kept = [_strip_server_fields(item) for item in items if not _is_unusable_reasoning(item)]
     # Thinking is refused without the item that it led to, and a reply that was cut off may end with thinking.
     while kept and kept[-1]["type"] == "reasoning":
         kept.pop()
     if all(item["type"] in {"message", "function_call"} and not item.get("phase") for item in kept):
         return None
-    return NativeReply(provider=provider, content=written_json(kept).decode())
+    return NativeReply(provider=provider, content=encode_json(kept).decode())
 
 
-def _is_lost(item: Item) -> bool:
+def _is_unusable_reasoning(item: Item) -> bool:
     # Thinking that came as an id and a summary: nobody has the rest, and OpenAI refuses what is left.
     return item["type"] == "reasoning" and not item.get("encrypted_content") and not item.get("content")
 
 
-def _stripped(item: Item) -> Item:
-    left_out = _WRITTEN_BY_SERVER.get(item["type"], ())
+def _strip_server_fields(item: Item) -> Item:
+    left_out = _SERVER_FIELDS.get(item["type"], ())
     if item["type"] == "reasoning" and item.get("encrypted_content"):
         left_out = ("id", *left_out)  # in the clear, as servers other than OpenAI send it, it is checked for an id
     return {name: value for name, value in item.items() if name not in left_out and value is not None}
 
 
-def usage_in(response: object) -> Usage | None:
+def read_usage(response: object) -> Usage | None:
     """Return what was billed; None where the response does not say."""
-    return usage_by(response, "input", "output")
+    return read_openai_usage(response, "input", "output")
 
 
 @attrs.define(eq=False, repr=False)
-class _Heard:
+class _StreamedCall:
     """A function call of a stream."""
 
     index: int
@@ -403,72 +409,72 @@ class _Heard:
 
 
 @attrs.define(eq=False, repr=False)
-class ResponsesAssembly(Assembly):
+class ResponsesStreamAssembler(StreamAssembler):
     """A streamed reply, as far as it has come. Its last event has the whole response, and only that makes it whole."""
 
     provider: str = PROVIDER
-    heard: dict[int, _Heard] = attrs.field(factory=dict)
+    calls: dict[int, _StreamedCall] = attrs.field(factory=dict)
     # By the place of the call among all items.
     items: dict[int, Any] = attrs.field(factory=dict)
     # What is done, by its place: some servers leave the output of the last event empty.
-    answer: Reply | None = None
+    completed_reply: Reply | None = None
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the whole response has come."""
-        return self.answer is not None
+        return self.completed_reply is not None
 
-    def _take(self, event: object, pieces: list[Chunk]) -> None:
-        check_error(event)
-        kind = field(event, "type", str, "")
+    def _add_event(self, event: object, chunks: list[Chunk]) -> None:
+        raise_for_error(event)
+        kind = read_field(event, "type", str, "")
         self.is_begun = self.is_begun or kind.startswith("response.")
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
-                if text := field(event, "delta", str, ""):
-                    pieces.append(TextChunk(text))
+                if text := read_field(event, "delta", str, ""):
+                    chunks.append(TextChunk(text))
             case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
-                if text := field(event, "delta", str, ""):
-                    pieces.append(ThinkingChunk(text))
+                if text := read_field(event, "delta", str, ""):
+                    chunks.append(ThinkingChunk(text))
             case "response.function_call_arguments.delta":
-                self._hear(_place(event), field(event, "delta", str, ""), pieces)
+                self._add_arguments(_read_output_index(event), read_field(event, "delta", str, ""), chunks)
             case "response.output_item.added" | "response.output_item.done":
-                self._item(event, pieces, done=kind.endswith("done"))
+                self._add_item(event, chunks, done=kind.endswith("done"))
             case "response.completed" | "response.incomplete" | "response.failed":
-                self._end(field(event, "response", dict, {}), pieces)
+                self._complete(read_field(event, "response", dict, {}), chunks)
             case "error":
-                raise SentError(event if isinstance(event, dict) else {})
+                raise InBandError(event if isinstance(event, dict) else {})
 
-    def _item(self, event: object, pieces: list[Chunk], *, done: bool) -> None:
-        place, item = _place(event), field(event, "item", dict, {})
-        if field(item, "type", str, "") == "function_call":
-            if place not in self.heard:
-                self.heard[place] = _Heard(index=len(self.heard))
-                check_count(len(self.heard))
-                pieces.append(CallChunk(index=self.heard[place].index, name=field(item, "name", str, "")))
-            if not self.heard[place].has_arguments:  # of a server that sends them in one piece
-                self._hear(place, arguments_in(item), pieces)
+    def _add_item(self, event: object, chunks: list[Chunk], *, done: bool) -> None:
+        place, item = _read_output_index(event), read_field(event, "item", dict, {})
+        if read_field(item, "type", str, "") == "function_call":
+            if place not in self.calls:
+                self.calls[place] = _StreamedCall(index=len(self.calls))
+                check_count(len(self.calls))
+                chunks.append(CallChunk(index=self.calls[place].index, name=read_field(item, "name", str, "")))
+            if not self.calls[place].has_arguments:  # of a server that sends them in one piece
+                self._add_arguments(place, read_arguments(item), chunks)
         if done:
             self.items[place] = item
             check_count(0, len(self.items))
 
-    def _hear(self, place: int, arguments: str, pieces: list[Chunk]) -> None:
-        heard = self.heard.get(place)
+    def _add_arguments(self, place: int, arguments: str, chunks: list[Chunk]) -> None:
+        heard = self.calls.get(place)
         if arguments and heard is not None:
             heard.has_arguments = True
-            pieces.append(CallChunk(index=heard.index, arguments=arguments))
+            chunks.append(CallChunk(index=heard.index, arguments=arguments))
 
-    def _end(self, response: Item, pieces: list[Chunk]) -> None:
-        self.usage = usage_in(response)
-        check_error(response)
-        output = field(response, "output", list, []) or [self.items[place] for place in sorted(self.items)]
-        self.answer = _reply(response, output, self.provider)
+    def _complete(self, response: Item, chunks: list[Chunk]) -> None:
+        self.usage = read_usage(response)
+        raise_for_error(response)
+        output = read_field(response, "output", list, []) or [self.items[place] for place in sorted(self.items)]
+        self.completed_reply = _build_reply(response, output, self.provider)
         self.is_done = True
-        pieces.append(FinishChunk(reason=self.answer.finish_reason))
+        chunks.append(FinishChunk(reason=self.completed_reply.finish_reason))
 
-    def reply(self) -> Reply:
+    def build_reply(self) -> Reply:
         """Return the reply, once it is whole."""
-        return self.answer or Reply()
+        return self.completed_reply or Reply()
 
 
-def _place(event: object) -> int:
-    return field(event, "output_index", int, 0)
+def _read_output_index(event: object) -> int:
+    return read_field(event, "output_index", int, 0)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agentfsm.models import responses_wire
-from agentfsm.models.openai_api import OPENAI_HOSTS, OpenAIModel
-from agentfsm.models.windows import family_of
-from agentfsm.models.wire import billed
+from agentfsm.models.context_windows import strip_name_prefix
+from agentfsm.models.openai import responses_wire
+from agentfsm.models.openai.client import OPENAI_HOSTS, OpenAIModel
+from agentfsm.models.wire import read_billed_usage
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Part, Usage
     from agentfsm.core.settings import Settings
-    from agentfsm.models.wire import Assembly, Written
+    from agentfsm.models.wire import EncodingCache, StreamAssembler
     from agentfsm.ports import Reply, Request
 
 # Beginnings of the names of models that do not think. OpenAI answers 400 to those of them that are asked for thinking.
-_THINKS_NOT: Final = ("chatgpt", "gpt-3.5", "gpt-4", "gpt-5-chat")
+_NON_REASONING_PREFIXES: Final = ("chatgpt", "gpt-3.5", "gpt-4", "gpt-5-chat")
 
 
 class OpenAIResponses(OpenAIModel):
@@ -30,30 +30,32 @@ class OpenAIResponses(OpenAIModel):
     """
 
     path = "/responses"
-    wire = "a finished response"
+    expected_reply = "a finished response"
     provider = responses_wire.PROVIDER
-    home = OPENAI_HOSTS[0]
+    official_host = OPENAI_HOSTS[0]
 
     def unsupported_part(self, part: Part) -> str | None:
         """Say why the model cannot take this part of a message or of a result; None where it can."""
-        return responses_wire.refuses(part)
+        return responses_wire.unsupported_part(part)
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Say which of the settings the wire has no field for; None where it has one for all."""
-        return responses_wire.refuses_settings(settings, self.name)
+        return responses_wire.unsupported_settings(settings, self.name)
 
-    def _written(self) -> Written:
-        return responses_wire.memory(self._provider, self.unsupported_part)
+    def _make_encoding_cache(self) -> EncodingCache:
+        return responses_wire.build_encoding_cache(self._provider_id, self.unsupported_part)
 
-    def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
-        thinks = not family_of(self.name).startswith(_THINKS_NOT)
-        return responses_wire.encode(request, model=self.name, streamed=streamed, thinks=thinks, written=written)
+    def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
+        thinks = not strip_name_prefix(self.name).startswith(_NON_REASONING_PREFIXES)
+        return responses_wire.encode(
+            request, model=self.name, streamed=streamed, include_reasoning=thinks, encoding_cache=encoding_cache
+        )
 
-    def _decoded(self, data: bytes) -> Reply:
-        return responses_wire.decode(data, provider=self._provider)
+    def _decode(self, data: bytes) -> Reply:
+        return responses_wire.decode(data, provider=self._provider_id)
 
-    def _billed(self, data: bytes) -> Usage | None:
-        return billed(data, responses_wire.usage_in)
+    def _read_billed_usage(self, data: bytes) -> Usage | None:
+        return read_billed_usage(data, responses_wire.read_usage)
 
-    def _assembly(self) -> Assembly:
-        return responses_wire.ResponsesAssembly(provider=self._provider)
+    def _make_assembler(self) -> StreamAssembler:
+        return responses_wire.ResponsesStreamAssembler(provider=self._provider_id)

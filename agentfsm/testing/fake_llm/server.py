@@ -28,24 +28,24 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
-from agentfsm.testing import anthropic_replies, chat_replies, responses_replies
-from agentfsm.testing.saying import Say
+from agentfsm.testing.fake_llm import anthropic, openai_chat, openai_responses
+from agentfsm.testing.fake_llm.script import Say
 
 if TYPE_CHECKING:
     import socket
     from types import TracebackType
 
 # A brain that never returns must not hang the test that closes the server; its thread is a daemon.
-_PATIENCE_S = 5.0
+_JOIN_TIMEOUT_S = 5.0
 
-_PAGE = "<!DOCTYPE html><html><body><h1>Sign in to the hotel's network</h1></body></html>"
+_LOGIN_PAGE = "<!DOCTYPE html><html><body><h1>Sign in to the hotel's network</h1></body></html>"
 
 
 Brain: TypeAlias = Callable[[dict[str, Any]], Say]
 
 
 @attrs.frozen(kw_only=True)
-class Received(Value):
+class ReceivedRequest(Value):
     """A request that came in."""
 
     body: dict[str, Any]
@@ -64,7 +64,7 @@ class LocalServer:
     """
 
     brain: Brain | Sequence[Say]
-    _requests: list[Received] = attrs.field(factory=list, init=False)
+    _requests: list[ReceivedRequest] = attrs.field(factory=list, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _listener: _Listener | None = attrs.field(default=None, init=False)
     _thread: threading.Thread | None = attrs.field(default=None, init=False)
@@ -82,7 +82,7 @@ class LocalServer:
         return f"http://127.0.0.1:{self._listener.server_address[1]}/v1"
 
     @property
-    def requests(self) -> tuple[Received, ...]:
+    def requests(self) -> tuple[ReceivedRequest, ...]:
         """The requests for a reply so far, in the order in which they came, refused ones too."""
         with self._lock:
             return tuple(self._requests)
@@ -96,7 +96,7 @@ class LocalServer:
         if self._listener is not None:
             msg = "the server was started before: make a new LocalServer"
             raise MisuseError(msg)
-        self._listener = listener = _Listener(self._answer)
+        self._listener = listener = _Listener(self._choose_answer)
         # The interval is how often it looks whether it shall stop, seconds: closing takes no longer.
         self._thread = threading.Thread(target=listener.serve_forever, args=(0.01,), name="LocalServer", daemon=True)
         self._thread.start()
@@ -117,18 +117,20 @@ class LocalServer:
     ) -> None:
         self.close()
 
-    def _answer(self, wire: Wire, body: dict[str, Any], headers: Mapping[str, str]) -> tuple[int, Say]:
+    def _choose_answer(
+        self, endpoint: FakeEndpoint, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> tuple[int, Say]:
         with self._lock:
-            self._requests.append(Received(body=body, headers=headers))
+            self._requests.append(ReceivedRequest(body=body, headers=headers))
             number = len(self._requests)
-        if (flaw := wire.flaw(body)) is not None:
+        if (flaw := endpoint.find_request_error(body)) is not None:
             return number, Say(status=400, error=flaw)
         try:
-            return number, self._think(number, body)
+            return number, self._next_answer(number, body)
         except Exception as error:  # noqa: BLE001  whatever it is, the test has to see it, as an answer
             return number, Say(status=400, error=f"The brain of LocalServer raised {type(error).__name__}: {error}")
 
-    def _think(self, number: int, body: dict[str, Any]) -> Say:
+    def _next_answer(self, number: int, body: dict[str, Any]) -> Say:
         if callable(self.brain):
             said = self.brain(body)
         elif number > len(self.brain):
@@ -146,40 +148,40 @@ class LocalServer:
 
 
 @attrs.frozen(kw_only=True)
-class Wire(Value):
+class FakeEndpoint(Value):
     """What is spoken at one path."""
 
-    flaw: Callable[[dict[str, Any]], Mapping[str, str] | None]
+    find_request_error: Callable[[dict[str, Any]], Mapping[str, str] | None]
     # Takes the body of a request; returns the fields of the error by which the vendor refuses it, or None.
-    whole: Callable[[Say, dict[str, Any], int], dict[str, Any]]
+    build_reply: Callable[[Say, dict[str, Any], int], dict[str, Any]]
     # Takes the answer, the body and the request's number, and returns the body of the answer.
-    stream: Callable[[Say, dict[str, Any], int], Iterator[dict[str, Any]]]
+    stream_reply: Callable[[Say, dict[str, Any], int], Iterator[dict[str, Any]]]
     # Takes the same and returns the events of the answer. One that has a type is sent under it.
-    failed: Callable[[Say], dict[str, Any]]
+    build_error: Callable[[Say], dict[str, Any]]
     # Returns the body of an error.
-    end: str | None = None
+    end_marker: str | None = None
     # What stands behind the last event.
 
 
-_WIRES: Final[Mapping[str, Wire]] = {
-    "/v1/chat/completions": Wire(
-        flaw=chat_replies.flaw,
-        whole=chat_replies.whole,
-        stream=chat_replies.stream,
-        failed=chat_replies.failed,
-        end="[DONE]",
+_ENDPOINTS: Final[Mapping[str, FakeEndpoint]] = {
+    "/v1/chat/completions": FakeEndpoint(
+        find_request_error=openai_chat.find_request_error,
+        build_reply=openai_chat.build_reply,
+        stream_reply=openai_chat.stream_reply,
+        build_error=openai_chat.build_error,
+        end_marker="[DONE]",
     ),
-    "/v1/responses": Wire(
-        flaw=responses_replies.flaw,
-        whole=responses_replies.whole,
-        stream=responses_replies.stream,
-        failed=chat_replies.failed,
+    "/v1/responses": FakeEndpoint(
+        find_request_error=openai_responses.find_request_error,
+        build_reply=openai_responses.build_reply,
+        stream_reply=openai_responses.stream_reply,
+        build_error=openai_chat.build_error,
     ),
-    "/v1/messages": Wire(
-        flaw=anthropic_replies.flaw,
-        whole=anthropic_replies.whole,
-        stream=anthropic_replies.stream,
-        failed=anthropic_replies.failed,
+    "/v1/messages": FakeEndpoint(
+        find_request_error=anthropic.find_request_error,
+        build_reply=anthropic.build_reply,
+        stream_reply=anthropic.stream_reply,
+        build_error=anthropic.build_error,
     ),
 }
 
@@ -192,7 +194,7 @@ class _Listener(ThreadingHTTPServer):
 
     request_queue_size = 1024  # a crowd of agents connects at once
 
-    def __init__(self, answer: Callable[[Wire, dict[str, Any], Mapping[str, str]], tuple[int, Say]]) -> None:
+    def __init__(self, answer: Callable[[FakeEndpoint, dict[str, Any], Mapping[str, str]], tuple[int, Say]]) -> None:
         self.answer = answer
         self.closing = threading.Event()
         self._open: dict[threading.Thread, socket.socket] = {}
@@ -223,7 +225,7 @@ class _Listener(ThreadingHTTPServer):
             with suppress(OSError):  # closed by its client, or by its thread
                 connection.shutdown(SHUT_RDWR)
         for thread in self._open:
-            thread.join(_PATIENCE_S)
+            thread.join(_JOIN_TIMEOUT_S)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -241,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         text = self.rfile.read(int(self.headers.get("content-length") or 0))
-        wire = _WIRES.get(self.path)
+        wire = _ENDPOINTS.get(self.path)
         if wire is None:
             self._send_json(404, {"error": {"message": f"Unknown address: POST {self.path}"}})
             return
@@ -250,11 +252,11 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            self._send_json(400, wire.failed(Say(status=400, error="The body is not a JSON object.")))
+            self._send_json(400, wire.build_error(Say(status=400, error="The body is not a JSON object.")))
             return
         number, say = self._listener.answer(wire, body, {name.lower(): value for name, value in self.headers.items()})
         self._pause(say.delay_s)
-        self._say(wire, say, body, number)
+        self._send_answer(wire, say, body, number)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name is http.server's
         """Stay silent: what came is in `LocalServer.requests`."""
@@ -263,20 +265,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _listener(self) -> _Listener:
         return cast("_Listener", self.server)
 
-    def _say(self, wire: Wire, say: Say, body: dict[str, Any], number: int) -> None:
+    def _send_answer(self, endpoint: FakeEndpoint, say: Say, body: dict[str, Any], number: int) -> None:
         streamed = bool(body.get("stream"))
         headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **say.headers}
         if say.status >= 400:  # noqa: PLR2004  HTTP's own
-            self._send_json(say.status, wire.failed(say), headers)
+            self._send_json(say.status, endpoint.build_error(say), headers)
         elif say.html:
-            self._send(say.status, _PAGE.encode(), {"content-type": "text/html", **headers})
+            self._send(say.status, _LOGIN_PAGE.encode(), {"content-type": "text/html", **headers})
         elif say.raw is not None:
             kind = "text/event-stream" if streamed else "application/json"
             self._send(say.status, say.raw.encode(), {"content-type": kind, **headers})
         elif streamed:
-            self._stream(say, wire.stream(say, body, number), headers, wire.end)
+            self._send_stream(say, endpoint.stream_reply(say, body, number), headers, endpoint.end_marker)
         else:
-            self._send_json(say.status, wire.whole(say, body, number), headers, cut=say.cut_after is not None)
+            self._send_json(say.status, endpoint.build_reply(say, body, number), headers, cut=say.cut_after is not None)
 
     def _send_json(
         self, status: int, value: dict[str, Any], headers: Mapping[str, str] | None = None, *, cut: bool = False
@@ -295,7 +297,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
 
-    def _stream(self, say: Say, chunks: Iterator[dict[str, Any]], headers: Mapping[str, str], end: str | None) -> None:
+    def _send_stream(
+        self, say: Say, chunks: Iterator[dict[str, Any]], headers: Mapping[str, str], end: str | None
+    ) -> None:
         self._send_head(say.status, {"content-type": "text/event-stream", **headers, "transfer-encoding": "chunked"})
         sent = count()
         for chunk in chunks:

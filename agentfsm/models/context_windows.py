@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 # Tokens of a model that is not listed.
-USUAL_TOKENS: Final = 128_000
+DEFAULT_WINDOW_TOKENS: Final = 128_000
 
 # By the beginning of a model's name, tokens; the longest beginning that fits counts.
 # Source: OpenAI's and Anthropic's model pages and the list of genai-prices 0.2.3; where they differ, the smaller.
@@ -46,13 +46,13 @@ _WINDOWS: Final = {
 }
 
 
-def family_of(name: str) -> str:
+def strip_name_prefix(name: str) -> str:
     """Return a model's name without what a router ("openai/gpt-4o") or a fine-tuned model ("ft:...") puts before it."""
     return name.rpartition("/")[2].removeprefix("ft:")
 
 
-def window_tokens_of(name: str) -> int:
+def find_window_tokens(name: str) -> int:
     """Return the context window of a model, tokens: input and output together."""
-    family = family_of(name)
+    family = strip_name_prefix(name)
     beginnings = [beginning for beginning in _WINDOWS if family.startswith(beginning)]
-    return _WINDOWS[max(beginnings, key=len)] if beginnings else USUAL_TOKENS
+    return _WINDOWS[max(beginnings, key=len)] if beginnings else DEFAULT_WINDOW_TOKENS

@@ -27,16 +27,16 @@ from agentfsm.core.messages import (
     replace_surrogates,
 )
 from agentfsm.core.parts import media_kind
-from agentfsm.models.chat_wire import refuses, wire_messages
-from agentfsm.models.wire import FormError, arguments_in, field
+from agentfsm.models.openai.chat_wire import unsupported_part, wire_messages
+from agentfsm.models.wire import WireFormatError, read_arguments, read_field
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part
 
 # How the text of a result begins that was written here.
-_HEAD: Final = re.compile(rf"\[([^\n]+): ({'|'.join(Outcome)})\]\n")
+_OUTCOME_PREFIX: Final = re.compile(rf"\[([^\n]+): ({'|'.join(Outcome)})\]\n")
 # What the formats of recordings are called elsewhere, where that is another name.
-_AUDIO_TYPES: Final = {"mp3": "mpeg"}
+_AUDIO_SUBTYPES: Final = {"mp3": "mpeg"}
 
 
 def to_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ def to_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
     history = tuple(messages)
     check_history(history)
     try:
-        return list(wire_messages("", refuses, history))
+        return list(wire_messages("", unsupported_part, history))
     except ModelError as error:
         raise MisuseError(str(error)) from None
 
@@ -77,115 +77,119 @@ def from_openai(messages: Iterable[Any]) -> tuple[Message, ...]:
     history: list[Message] = []
     for place, message in enumerate(messages):
         try:
-            _take(history, message.model_dump() if hasattr(message, "model_dump") else message)
-        except (FormError, MisuseError) as error:
+            _add_message(history, message.model_dump() if hasattr(message, "model_dump") else message)
+        except (WireFormatError, MisuseError) as error:
             raise MisuseError(f"messages[{place}]: {error}") from None
     ids = [call.id for message in history if isinstance(message, AssistantMessage) for call in message.calls]
     if len(set(ids)) < len(ids) or not all(map(CALL_ID_PATTERN.fullmatch, ids)):
-        history = list(_numbered_anew(history))
+        history = list(_renumber_calls(history))
     check_history(history)
     return tuple(history)
 
 
-def _take(history: list[Message], fields: Any) -> None:
+def _add_message(history: list[Message], fields: Any) -> None:
     """Add a message to the history; a result goes to the place that its call has."""
-    match field(fields, "role", str, ""):
+    match read_field(fields, "role", str, ""):
         case "system" | "developer":
-            if text := _text(fields):
+            if text := _parse_text(fields):
                 history.append(SystemMessage(text=text))
         case "user":
-            if parts := tuple(_parts(fields)):
+            if parts := tuple(_parse_parts(fields)):
                 history.append(UserMessage(parts=parts))
         case "assistant":
-            text = _text(fields) or replace_surrogates(field(fields, "refusal", str, ""))
-            calls = [_call(call) for call in field(fields, "tool_calls", list, [])]
+            text = _parse_text(fields) or replace_surrogates(read_field(fields, "refusal", str, ""))
+            calls = [_parse_call(call) for call in read_field(fields, "tool_calls", list, [])]
             if text or calls:
                 history.append(AssistantMessage(text=text, calls=tuple(calls)))
         case "tool":
-            _take_result(history, fields)
+            _add_result(history, fields)
         case role:
             msg = f"the role {role!r}: give system, developer, user, assistant or tool"
-            raise FormError(msg)
+            raise WireFormatError(msg)
 
 
-def _take_result(history: list[Message], fields: dict[str, Any]) -> None:
+def _add_result(history: list[Message], fields: dict[str, Any]) -> None:
     first = len(history)
     while first and isinstance(history[first - 1], ToolResult):
         first -= 1
     answered = {result.index for result in history[first:] if isinstance(result, ToolResult)}
     reply = history[first - 1] if first else None
-    call_id = field(fields, "tool_call_id", str, "")
+    call_id = read_field(fields, "tool_call_id", str, "")
     for index, call in enumerate(reply.calls if isinstance(reply, AssistantMessage) else ()):
         if call.id == call_id and index not in answered:
-            insort(history, _result(fields, index, call), lo=first, key=attrgetter("index"))
+            insort(history, _parse_result(fields, index, call), lo=first, key=attrgetter("index"))
             return
     msg = f"a result of {call_id!r}, which is no open call of the reply before it"
-    raise FormError(msg)
+    raise WireFormatError(msg)
 
 
-def _result(fields: dict[str, Any], index: int, call: ToolCall) -> ToolResult:
+def _parse_result(fields: dict[str, Any], index: int, call: ToolCall) -> ToolResult:
     """Return a result; how it ended is known where it was written here, and taken for done otherwise."""
-    parts = list(_parts(fields))
+    parts = list(_parse_parts(fields))
     content, outcome = "\n".join([part.text for part in parts if isinstance(part, TextPart)]), Outcome.DONE
-    if (head := _HEAD.match(content)) and head[1] == call.name:
+    if (head := _OUTCOME_PREFIX.match(content)) and head[1] == call.name:
         content, outcome = content[head.end() :], Outcome(head[2])
     media = tuple([part for part in parts if not isinstance(part, TextPart)])
     return ToolResult(call_id=call.id, tool=call.name, outcome=outcome, content=content, index=index, parts=media)
 
 
-def _call(call: object) -> ToolCall:
-    function = field(call, "function", dict, None)
+def _parse_call(call: object) -> ToolCall:
+    function = read_field(call, "function", dict, None)
     if function is None:
-        msg = f"a call of the type {field(call, 'type', str, '')!r}: calls of functions are all that agentfsm knows"
-        raise FormError(msg)
-    call_id = field(call, "id", str, "")
-    arguments = replace_surrogates(arguments_in(function))
-    name = field(function, "name", str, "")
+        msg = (
+            f"a call of the type {read_field(call, 'type', str, '')!r}: calls of functions are all that agentfsm knows"
+        )
+        raise WireFormatError(msg)
+    call_id = read_field(call, "id", str, "")
+    arguments = replace_surrogates(read_arguments(function))
+    name = read_field(function, "name", str, "")
     return ToolCall(id=call_id, name=name, arguments=arguments.strip() or "{}", provider_id=replace_surrogates(call_id))
 
 
-def _text(fields: dict[str, Any]) -> str:
+def _parse_text(fields: dict[str, Any]) -> str:
     """Return what a message says that can hold text only; empty where it says nothing."""
     texts = []
-    for part in _parts(fields):
+    for part in _parse_parts(fields):
         if not isinstance(part, TextPart):
             msg = f"a part that is no text ({media_kind(part)}), which only a user and a tool give"
-            raise FormError(msg)
+            raise WireFormatError(msg)
         texts.append(part.text)
     return "\n".join(texts)
 
 
-def _parts(fields: dict[str, Any]) -> Iterator[Part]:
+def _parse_parts(fields: dict[str, Any]) -> Iterator[Part]:
     """Yield the parts of a message, without those that are blank."""
     content = fields.get("content")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
-    for part in field({"content": content}, "content", list, []):
-        read = _part(part)
+    for part in read_field({"content": content}, "content", list, []):
+        read = _parse_part(part)
         if not isinstance(read, TextPart) or read.text.strip():
             yield read
 
 
-def _part(part: object) -> Part:
-    match kind := field(part, "type", str, ""):
+def _parse_part(part: object) -> Part:
+    match kind := read_field(part, "type", str, ""):
         case "text" | "refusal":
-            return TextPart(text=replace_surrogates(field(part, kind, str, "")))
+            return TextPart(text=replace_surrogates(read_field(part, kind, str, "")))
         case "image_url":
-            image = field(part, "image_url", dict, {})
-            return ImagePart(url=field(image, "url", str, ""), detail=field(image, "detail", str, "auto"))
+            image = read_field(part, "image_url", dict, {})
+            return ImagePart(url=read_field(image, "url", str, ""), detail=read_field(image, "detail", str, "auto"))
         case "input_audio":
-            audio = field(part, "input_audio", dict, {})
-            form = field(audio, "format", str, "")
-            return AudioPart(url=f"data:audio/{_AUDIO_TYPES.get(form, form)};base64,{field(audio, 'data', str, '')}")
+            audio = read_field(part, "input_audio", dict, {})
+            form = read_field(audio, "format", str, "")
+            return AudioPart(
+                url=f"data:audio/{_AUDIO_SUBTYPES.get(form, form)};base64,{read_field(audio, 'data', str, '')}"
+            )
         case "file":
-            file = field(part, "file", dict, {})
-            return FilePart(url=field(file, "file_data", str, ""), name=field(file, "filename", str, ""))
+            file = read_field(part, "file", dict, {})
+            return FilePart(url=read_field(file, "file_data", str, ""), name=read_field(file, "filename", str, ""))
         case _:
             msg = f"a part of the type {kind!r}: give text, image_url, input_audio or file"
-            raise FormError(msg)
+            raise WireFormatError(msg)
 
 
-def _numbered_anew(history: Sequence[Message]) -> Iterator[Message]:
+def _renumber_calls(history: Sequence[Message]) -> Iterator[Message]:
     """Yield the history with ids of calls such as a run makes: t2.0 is the first call of the second reply."""
     turn = 0
     for message in history:

@@ -10,18 +10,18 @@ import httpx2
 import openai
 
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.models import trouble as t
-from agentfsm.models.guarded_client import GuardedClient, redirected_to
-from agentfsm.models.vendor import (
-    TRANSPORT,
-    Client,
-    VendorModel,
-    certificates,
-    checked_header,
-    retry_after_s,
-    words_of,
+from agentfsm.models import provider_errors as t
+from agentfsm.models.guarded_http import GuardedClient, read_redirect_url
+from agentfsm.models.sdk import (
+    TRANSPORT_ERRORS,
+    SDKClient,
+    SDKModel,
+    check_header,
+    read_error_message,
+    read_retry_after_headers,
+    shared_ssl_context,
 )
-from agentfsm.models.wire import SentError
+from agentfsm.models.wire import InBandError
 from agentfsm.ports import OutputMode
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ OPENAI_HOSTS: Final = ("api.openai.com", ".openai.azure.com")
 
 # The true status of an error that came with status 200, by its code: of other servers a number, of OpenAI's a word. The
 # other words, "server_error", "rate_limit_exceeded" and "vector_store_timeout", are of trouble that passes.
-_STATUSES: Final = {str(status): status for status in range(400, 600)} | dict.fromkeys(
+_STATUS_BY_CODE: Final = {str(status): status for status in range(400, 600)} | dict.fromkeys(
     (
         "bio_policy",
         "context_length_exceeded",
@@ -64,15 +64,15 @@ _STATUSES: Final = {str(status): status for status in range(400, 600)} | dict.fr
 )
 
 
-def _busy(trouble: t.Trouble) -> ModelError:
+def _translate_busy(failure: t.ProviderFailure) -> ModelError:
     # A 429 by its status, but no matter of waiting.
-    return t.no_credit(trouble) if trouble.code == "insufficient_quota" else t.unavailable(trouble)
+    return t.quota_error(failure) if failure.code == "insufficient_quota" else t.unavailable_error(failure)
 
 
-_by_status = t.by_status(t.bad_request, _busy)
+_translate_status = t.build_status_translator(t.bad_request_error, _translate_busy)
 
 
-class OpenAIModel(VendorModel):
+class OpenAIModel(SDKModel):
     """A model behind the openai package; see `OpenAIChat` and `OpenAIResponses`.
 
     Args:
@@ -90,22 +90,22 @@ class OpenAIModel(VendorModel):
         MisuseError: when there is no key for OpenAI, or an argument cannot be right.
     """
 
-    key_name = "OPENAI_API_KEY"
+    api_key_env = "OPENAI_API_KEY"
     translations: ClassVar[Mapping[type[Exception], t.Translate]] = {
-        openai.OpenAIError: t.unforeseen,
-        SentError: _by_status,
-        openai.APIError: _by_status,
-        openai.APIStatusError: _by_status,  # and its classes for single statuses
-        openai.OAuthError: t.key_refused,
-        openai.APIConnectionError: t.unreachable,
-        openai.APITimeoutError: t.timed_out,
-        openai.APIResponseValidationError: t.garbled,
+        openai.OpenAIError: t.sdk_error,
+        InBandError: _translate_status,
+        openai.APIError: _translate_status,
+        openai.APIStatusError: _translate_status,  # and its classes for single statuses
+        openai.OAuthError: t.api_key_error,
+        openai.APIConnectionError: t.connection_error,
+        openai.APITimeoutError: t.timeout_error,
+        openai.APIResponseValidationError: t.invalid_reply_error,
         # Of helpers that are not used here.
-        openai.LengthFinishReasonError: t.garbled,
-        openai.ContentFilterFinishReasonError: t.garbled,
-        openai.WebSocketConnectionClosedError: t.unreachable,
-        openai.WebSocketQueueFullError: t.unreachable,
-        **TRANSPORT,
+        openai.LengthFinishReasonError: t.invalid_reply_error,
+        openai.ContentFilterFinishReasonError: t.invalid_reply_error,
+        openai.WebSocketConnectionClosedError: t.connection_error,
+        openai.WebSocketQueueFullError: t.connection_error,
+        **TRANSPORT_ERRORS,
     }
 
     def __init__(
@@ -123,7 +123,7 @@ class OpenAIModel(VendorModel):
         super().__init__(
             name,
             base_url=base_url or OPENAI_URL,
-            api_key=self._key(api_key or os.environ.get("OPENAI_API_KEY"), needed=base_url is None),
+            api_key=self._check_api_key(api_key or os.environ.get("OPENAI_API_KEY"), needed=base_url is None),
             headers=headers,
             http_client=http_client,
             window_tokens=window_tokens,
@@ -134,9 +134,9 @@ class OpenAIModel(VendorModel):
         schema = (OutputMode.SCHEMA,) if self.is_openai else ()
         self.output_modes = (*schema, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)
 
-    def _key(self, key: str | None, *, needed: bool) -> str:
+    def _check_api_key(self, key: str | None, *, needed: bool) -> str:
         if key:
-            return checked_header("the API key", key)
+            return check_header("the API key", key)
         if needed:
             msg = (
                 "there is no API key for OpenAI: none was passed and OPENAI_API_KEY is not set. Set it, or pass "
@@ -145,27 +145,27 @@ class OpenAIModel(VendorModel):
             raise MisuseError(msg)
         return "none"  # the package insists on one; a server that wants none does not read it
 
-    def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
+    def _make_client(self, http_client: httpx2.AsyncClient | None) -> SDKClient:
         # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
-        ours = http_client or openai.DefaultAsyncHttpxClient(verify=certificates())
-        return openai.AsyncOpenAI(**self._options, http_client=GuardedClient(ours))
+        ours = http_client or openai.DefaultAsyncHttpxClient(verify=shared_ssl_context())
+        return openai.AsyncOpenAI(**self._client_options, http_client=GuardedClient(ours))
 
-    def _told(self, error: Exception) -> t.Trouble:
+    def _describe_error(self, error: Exception) -> t.ProviderFailure:
         match error:
-            case SentError(body=body):
+            case InBandError(body=body):
                 code = str(body.get("code") or "")
                 # It came with status 200; other servers than OpenAI put the true one into the code, Azure beside it.
-                told = _STATUSES.get(code) or _STATUSES.get(str(body.get("status")))
+                told = _STATUS_BY_CODE.get(code) or _STATUS_BY_CODE.get(str(body.get("status")))
                 status = told or (400 if body.get("type") == "invalid_request_error" else None)
-                return self._trouble(words_of(body), status=status, code=code)
+                return self._build_failure(read_error_message(body), status=status, code=code)
             case openai.APIStatusError(response=response):
-                return self._trouble(
-                    redirected_to(response) or words_of(error.body) or error.message,
+                return self._build_failure(
+                    read_redirect_url(response) or read_error_message(error.body) or error.message,
                     status=error.status_code,
                     code=error.code or "",
                     request_id=error.request_id or "",
-                    retry_after_s=retry_after_s(response.headers, time.time()),
+                    retry_after_s=read_retry_after_headers(response.headers, time.time()),
                 )
             case openai.APIConnectionError(__cause__=BaseException() as cause):
-                return self._trouble(f"{type(cause).__name__}: {cause}")
-        return self._trouble(f"{type(error).__name__}: {error}")
+                return self._build_failure(f"{type(cause).__name__}: {cause}")
+        return self._build_failure(f"{type(error).__name__}: {error}")

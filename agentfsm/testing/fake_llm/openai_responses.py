@@ -10,23 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm.testing.saying import arguments_text, cut
+from agentfsm.testing.fake_llm.script import format_arguments, split_text
 
 if TYPE_CHECKING:
-    from agentfsm.testing.saying import Say
+    from agentfsm.testing.fake_llm.script import Say
 
 Item = dict[str, Any]
 
-_SEAL: Final = "sealed-by-local-server-"
+_ENCRYPTED_PREFIX: Final = "sealed-by-local-server-"
 
 # Reasons of chat completions, and what they are here.
-_INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_INCOMPLETE_REASONS: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 # Which histories are refused
 
 
-def flaw(body: Mapping[str, Any]) -> dict[str, str] | None:
+def find_request_error(body: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the error by which OpenAI would refuse a request, as its fields; None where its input is in order.
 
     Each function call needs exactly one output, somewhere behind it; call ids are unique among calls; thinking is
@@ -38,24 +38,24 @@ def flaw(body: Mapping[str, Any]) -> dict[str, str] | None:
     elif not items:
         reason = "Invalid 'input': empty array. Expected an array with minimum length 1."
     else:
-        reason = _first_flaw(items, is_stored=body.get("store", True))
+        reason = _find_first_error(items, is_stored=body.get("store", True))
     return None if reason is None else {"message": reason, "param": "input"}
 
 
-def _first_flaw(items: Sequence[Any], *, is_stored: bool) -> str | None:
+def _find_first_error(items: Sequence[Any], *, is_stored: bool) -> str | None:
     calls: dict[str, bool] = {}  # whether each has its output
     for index, item in enumerate(items):
         if not isinstance(item, dict):
             return f"Invalid type for 'input[{index}]': expected an object."
         after = items[index + 1] if index + 1 < len(items) else None
-        reason = _item_flaw(index, item, after, is_stored=is_stored) or _pairing_flaw(item, calls)
+        reason = _check_item(index, item, after, is_stored=is_stored) or _check_pairing(item, calls)
         if reason is not None:
             return reason
     waiting = next((call_id for call_id, is_answered in calls.items() if not is_answered), None)
     return None if waiting is None else f"No tool output found for function call {waiting}."
 
 
-def _item_flaw(index: int, item: Item, after: Any, *, is_stored: bool) -> str | None:
+def _check_item(index: int, item: Item, after: Any, *, is_stored: bool) -> str | None:
     kind = item.get("type", "message")
     if "id" in item and not is_stored and kind in {"message", "function_call", "reasoning"}:
         return f"Item with id {item['id']!r} not found. Items are not persisted when `store` is set to false."
@@ -68,11 +68,11 @@ def _item_flaw(index: int, item: Item, after: Any, *, is_stored: bool) -> str | 
         return f"Missing required parameter: 'input[{index}].name' or 'input[{index}].arguments'."
     if kind == "function_call_output" and not isinstance(item.get("output"), str | list):
         return f"Missing required parameter: 'input[{index}].output'."
-    return _thinking_flaw(item, after) if kind == "reasoning" else None
+    return _check_reasoning(item, after) if kind == "reasoning" else None
 
 
-def _thinking_flaw(item: Item, after: Any) -> str | None:
-    if not str(item.get("encrypted_content")).startswith(_SEAL):
+def _check_reasoning(item: Item, after: Any) -> str | None:
+    if not str(item.get("encrypted_content")).startswith(_ENCRYPTED_PREFIX):
         return "The encrypted content could not be verified."
     leads_to = after.get("type") if isinstance(after, dict) and after.get("role", "assistant") == "assistant" else None
     if leads_to in {None, "function_call_output"}:
@@ -80,7 +80,7 @@ def _thinking_flaw(item: Item, after: Any) -> str | None:
     return None
 
 
-def _pairing_flaw(item: Item, calls: dict[str, bool]) -> str | None:
+def _check_pairing(item: Item, calls: dict[str, bool]) -> str | None:
     call_id = item.get("call_id")
     if item.get("type") == "function_call":
         if not isinstance(call_id, str) or call_id in calls:
@@ -98,12 +98,12 @@ def _pairing_flaw(item: Item, calls: dict[str, bool]) -> str | None:
 # What is sent
 
 
-def whole(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
+def build_reply(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
     """Return an answer as one response."""
-    return _response(say, body, number, _status(say), _output(say, number))
+    return _response(say, body, number, _status(say), _output_items(say, number))
 
 
-def stream(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+def stream_reply(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
     """Return an answer as the events of a stream; the last one has the whole response."""
     steps = count()
     for event in _events(say, body, number):
@@ -114,8 +114,8 @@ def _events(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, A
     begun = _response(say, body, number, "in_progress", [])
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
-    output = _output(say, number)
-    told = [_told(place, item, say.chunk_chars) for place, item in enumerate(output)]
+    output = _output_items(say, number)
+    told = [_item_events(place, item, say.chunk_chars) for place, item in enumerate(output)]
     calls = [events for item, events in zip(output, told, strict=True) if item["type"] == "function_call"]
     others = told[: len(told) - len(calls)]
     rows = [*others, *(zip_longest(*calls) if say.interleave else calls)]
@@ -124,18 +124,20 @@ def _events(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, A
     yield {"type": f"response.{status}", "response": _response(say, body, number, status, output)}
 
 
-def _told(place: int, item: Item, size: int) -> list[dict[str, Any]]:
+def _item_events(place: int, item: Item, size: int) -> list[dict[str, Any]]:
     """Return the events that tell of an item, in order."""
     where = {"output_index": place, "item_id": item["id"]}
     if item["type"] == "function_call":
         bare: Item = {"arguments": ""}
-        pieces = _written("function_call_arguments", "arguments", item["arguments"], size, last={"name": item["name"]})
+        pieces = _text_events(
+            "function_call_arguments", "arguments", item["arguments"], size, last={"name": item["name"]}
+        )
     elif item["type"] == "reasoning":
         bare = {"summary": [], "encrypted_content": ""}
-        pieces = [each for n, part in enumerate(item["summary"]) for each in _part("summary", n, part, size)]
+        pieces = [each for n, part in enumerate(item["summary"]) for each in _part_events("summary", n, part, size)]
     else:
         bare = {"content": []}
-        pieces = [each for n, part in enumerate(item["content"]) for each in _part("content", n, part, size)]
+        pieces = [each for n, part in enumerate(item["content"]) for each in _part_events("content", n, part, size)]
     return [
         {"type": "response.output_item.added", "output_index": place, "item": item | bare | {"status": "in_progress"}},
         *[where | each for each in pieces],
@@ -143,39 +145,44 @@ def _told(place: int, item: Item, size: int) -> list[dict[str, Any]]:
     ]
 
 
-def _part(of: str, index: int, part: Item, size: int) -> list[dict[str, Any]]:
-    kind, name, besides = _PARTS[part["type"]]
+def _part_events(of: str, index: int, part: Item, size: int) -> list[dict[str, Any]]:
+    kind, name, besides = _PART_KINDS[part["type"]]
     at = {f"{of}_index": index}
     place = f"response.{'reasoning_summary' if of == 'summary' else of}_part"
     return [
         {"type": f"{place}.added", **at, "part": {**part, name: ""}},
-        *_written(kind, name, part[name], size, each=at | besides),
+        *_text_events(kind, name, part[name], size, each=at | besides),
         {"type": f"{place}.done", **at, "part": part},
     ]
 
 
 # By the type of a part: what its events are called, which field has the text, and what each event holds besides.
-_PARTS: Final[Mapping[str, tuple[str, str, Item]]] = {
+_PART_KINDS: Final[Mapping[str, tuple[str, str, Item]]] = {
     "output_text": ("output_text", "text", {"logprobs": []}),
     "refusal": ("refusal", "refusal", {}),
     "summary_text": ("reasoning_summary_text", "text", {}),
 }
 
 
-def _written(
+def _text_events(
     kind: str, name: str, text: str, size: int, *, each: Item | None = None, last: Item | None = None
 ) -> list[dict[str, Any]]:
     each, last = each or {}, last or {}
-    deltas = [{"type": f"response.{kind}.delta", **each, "delta": piece} for piece in cut(text, size)]
+    deltas = [{"type": f"response.{kind}.delta", **each, "delta": piece} for piece in split_text(text, size)]
     return [*deltas, {"type": f"response.{kind}.done", **each, **last, name: text}]
 
 
-def _output(say: Say, number: int) -> list[Item]:
+def _output_items(say: Say, number: int) -> list[Item]:
     items: list[Item] = []
     if say.thinking:
         summary = [{"type": "summary_text", "text": say.thinking}]
         items.append(
-            {"id": f"rs_{number}", "type": "reasoning", "summary": summary, "encrypted_content": f"{_SEAL}{number}"}
+            {
+                "id": f"rs_{number}",
+                "type": "reasoning",
+                "summary": summary,
+                "encrypted_content": f"{_ENCRYPTED_PREFIX}{number}",
+            }
         )
     parts: list[Item] = []
     if say.text:
@@ -187,12 +194,12 @@ def _output(say: Say, number: int) -> list[Item]:
         items.append({**message, "content": parts})
     for index, (name, given) in enumerate(say.calls):
         call = {"id": f"fc_{number}_{index}", "type": "function_call", "status": "completed", "name": name}
-        items.append({**call, "call_id": f"call_{number}_{index}", "arguments": arguments_text(given)})
+        items.append({**call, "call_id": f"call_{number}_{index}", "arguments": format_arguments(given)})
     return items
 
 
 def _status(say: Say) -> str:
-    return "incomplete" if say.finish_reason in _INCOMPLETE else "completed"
+    return "incomplete" if say.finish_reason in _INCOMPLETE_REASONS else "completed"
 
 
 def _response(say: Say, body: dict[str, Any], number: int, status: str, output: list[Item]) -> dict[str, Any]:
@@ -203,7 +210,7 @@ def _response(say: Say, body: dict[str, Any], number: int, status: str, output: 
         "created_at": int(time.time()),
         "status": status,
         "error": None,
-        "incomplete_details": {"reason": _INCOMPLETE[str(say.finish_reason)]} if is_cut else None,
+        "incomplete_details": {"reason": _INCOMPLETE_REASONS[str(say.finish_reason)]} if is_cut else None,
         "model": body.get("model"),
         "output": output,
         "parallel_tool_calls": True,
@@ -218,9 +225,9 @@ def _usage(say: Say, body: dict[str, Any]) -> dict[str, Any] | None:
         return None
     given = say.usage
     if given is None:
-        words = say.text + say.refusal + say.thinking + "".join(arguments_text(each) for _, each in say.calls)
+        words = say.text + say.refusal + say.thinking + "".join(format_arguments(each) for _, each in say.calls)
         given = {
-            "prompt_tokens": sum(map(_chars, body["input"])) // 4,
+            "prompt_tokens": sum(map(_count_chars, body["input"])) // 4,
             "completion_tokens": len(words) // 4,
             "completion_tokens_details": {"reasoning_tokens": len(say.thinking) // 4},
         }
@@ -235,7 +242,7 @@ def _usage(say: Say, body: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _chars(item: Item) -> int:
+def _count_chars(item: Item) -> int:
     content = item.get("content") or ""
     texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     texts += [item[name] for name in ("arguments", "output") if isinstance(item.get(name), str)]

@@ -23,21 +23,21 @@ from agentfsm.core.messages import (
     UserMessage,
     read_inline_data,
 )
-from agentfsm.models.openai_wire import tool_fields, usage_by
+from agentfsm.models.openai.shared import read_openai_usage, tool_fields
 from agentfsm.models.wire import (
-    Assembly,
-    FormError,
-    SentError,
-    Written,
-    WrittenLists,
-    arguments_in,
+    EncodedListCache,
+    EncodingCache,
+    InBandError,
+    StreamAssembler,
+    WireFormatError,
     check_count,
-    check_error,
-    field,
-    joined,
-    parsed_reply,
-    shown_of,
-    written_json,
+    encode_json,
+    encode_object,
+    parse_reply,
+    raise_for_error,
+    read_arguments,
+    read_field,
+    render_result,
 )
 from agentfsm.ports import (
     CallChunk,
@@ -53,25 +53,25 @@ from agentfsm.ports import (
 if TYPE_CHECKING:
     from agentfsm.core.messages import Media, Message, Part, ToolCall
     from agentfsm.core.settings import Settings
-    from agentfsm.models.wire import Refuses
+    from agentfsm.models.wire import PartCheck
     from agentfsm.ports import Chunk, OutputForm, Request, ToolDefinition
 
 # Calls of one message; of more, OpenAI says "array too long".
-MAX_CALLS: Final = 128
+MAX_CALLS_PER_MESSAGE: Final = 128
 
 
 # Our messages as the wire writes them
 
 
-def memory(provider: str = "", refused: Refuses | None = None) -> Written:
+def build_encoding_cache(provider: str = "", part_check: PartCheck | None = None) -> EncodingCache:
     """Return a memory for what is written of requests.
 
     Args:
         provider: Who reads it, as in `decode`: nobody else gets its thinking back.
-        refused: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
+        part_check: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
     """
-    wires = partial(wire_messages, provider, refused or refuses)
-    return Written(messages=WrittenLists(wires, apart=_are_apart), tools=WrittenLists(_tools))
+    wires = partial(wire_messages, provider, part_check or unsupported_part)
+    return EncodingCache(messages=EncodedListCache(wires, can_split=_can_split), tools=EncodedListCache(_wire_tools))
 
 
 def encode(
@@ -80,7 +80,7 @@ def encode(
     model: str,
     limit_field: str,
     streamed: bool,
-    written: Written | None = None,
+    encoding_cache: EncodingCache | None = None,
 ) -> bytes:
     """Write the body of a request. What is not set is not sent.
 
@@ -89,22 +89,22 @@ def encode(
         model: As the server knows it.
         limit_field: What the server calls the largest answer: "max_completion_tokens" or "max_tokens".
         streamed: Whether to ask for a stream, with the usage at its end.
-        written: What need not be written again; takes in what is written now.
+        encoding_cache: What need not be written again; takes in what is written now.
 
     Raises:
         MisuseError: when a tool's parameters or a setting are not JSON.
         ModelError: when the history holds a part that the wire cannot carry.
     """
-    written = written or memory()
+    encoding_cache = encoding_cache or build_encoding_cache()
     try:
-        fields = {"model": model} | tool_fields(request, _named) | _format_field(request.output)
+        fields = {"model": model} | tool_fields(request, _named_tool_choice) | _format_field(request.output)
         fields |= _setting_fields(request.settings, limit_field)
         if streamed:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
-        lists = {"messages": _history(request, written)}
+        lists = {"messages": _encode_history(request, encoding_cache)}
         if request.tools:  # OpenAI refuses an empty list
-            lists["tools"] = written.tools.text(request.tools)
-        return joined(fields, lists)
+            lists["tools"] = encoding_cache.tools.encode(request.tools)
+        return encode_object(fields, lists)
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"the request cannot be written as JSON ({error}): look at the tools' parameters and the settings"
         raise MisuseError(msg) from error
@@ -131,54 +131,54 @@ def _format_field(form: OutputForm | None) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _history(request: Request, written: Written) -> bytes:
-    messages = [written.messages.text(request.messages)] if request.messages else []
+def _encode_history(request: Request, encoding_cache: EncodingCache) -> bytes:
+    messages = [encoding_cache.messages.encode(request.messages)] if request.messages else []
     if request.instructions:
-        messages.insert(0, written_json({"role": "system", "content": request.instructions}))
+        messages.insert(0, encode_json({"role": "system", "content": request.instructions}))
     return b",".join(messages)
 
 
-def _are_apart(_before: Message, after: Message) -> bool:
+def _can_split(_before: Message, after: Message) -> bool:
     # What the results of a reply hold beside text comes behind the last of them.
     return not isinstance(after, ToolResult)
 
 
-def wire_messages(provider: str, refused: Refuses, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+def wire_messages(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     """Yield messages as the wire has them; provider and refused as for `memory`.
 
     Raises:
         ModelError: when one holds a part that the wire cannot carry.
     """
     held: list[dict[str, Any]] = []
-    for message in _in_portions(messages):
+    for message in _split_large_replies(messages):
         if not isinstance(message, ToolResult):
-            yield from _returned(held)
+            yield from _media_message(held)
             held = []
         elif message.parts:
-            text, parts = shown_of(message, refused)
-            yield _result(message.call_id, text)
-            held += _parts_of(message, parts)
+            text, parts = render_result(message, part_check)
+            yield _tool_message(message.call_id, text)
+            held += _label_parts(message, parts)
             continue
-        yield _message(message) | _thinking_field(message, provider)
-    yield from _returned(held)
+        yield _wire_message(message) | _thinking_field(message, provider)
+    yield from _media_message(held)
 
 
-def _result(call_id: str, text: str) -> dict[str, Any]:
+def _tool_message(call_id: str, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def _returned(parts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _media_message(parts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the message with what results hold beside text: that of a tool holds text only."""
     if parts:
         yield {"role": "user", "content": parts}
 
 
-def _parts_of(result: ToolResult, parts: Mapping[str, Media]) -> Iterator[dict[str, Any]]:
+def _label_parts(result: ToolResult, parts: Mapping[str, Media]) -> Iterator[dict[str, Any]]:
     """Yield parts of a result, each with whose it is: they stand where the user speaks."""
     for name, part in parts.items():
         text = f"[{name} of result {result.call_id}, by the tool {result.tool}; not from the user]"
         yield {"type": "text", "text": text}
-        yield _part(part)
+        yield _wire_part(part)
 
 
 def _thinking_field(message: Message, provider: str) -> dict[str, Any]:
@@ -190,47 +190,47 @@ def _thinking_field(message: Message, provider: str) -> dict[str, Any]:
     return native
 
 
-def _tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
+def _wire_tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
     return (tool.openai() for tool in tools)
 
 
-def _in_portions(messages: Sequence[Message]) -> Iterator[Message]:
+def _split_large_replies(messages: Sequence[Message]) -> Iterator[Message]:
     """Split a reply of more calls than OpenAI takes back into several, each with its results right behind it."""
     rest: tuple[ToolCall, ...] = ()
     for message in messages:
-        if isinstance(message, AssistantMessage) and len(message.calls) > MAX_CALLS:
-            rest = message.calls[MAX_CALLS:]
-            yield attrs.evolve(message, calls=message.calls[:MAX_CALLS])
+        if isinstance(message, AssistantMessage) and len(message.calls) > MAX_CALLS_PER_MESSAGE:
+            rest = message.calls[MAX_CALLS_PER_MESSAGE:]
+            yield attrs.evolve(message, calls=message.calls[:MAX_CALLS_PER_MESSAGE])
             continue
         if rest and isinstance(message, ToolResult) and message.call_id == rest[0].id:
-            yield AssistantMessage(calls=rest[:MAX_CALLS])
-            rest = rest[MAX_CALLS:]
+            yield AssistantMessage(calls=rest[:MAX_CALLS_PER_MESSAGE])
+            rest = rest[MAX_CALLS_PER_MESSAGE:]
         yield message
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _wire_message(message: Message) -> dict[str, Any]:
     match message:
         case ToolResult():
-            return _result(message.call_id, message.text)
+            return _tool_message(message.call_id, message.text)
         case AssistantMessage(calls=()):
             return {"role": "assistant", "content": message.text}
         case AssistantMessage():
-            calls = [_call(call.id, call.name, call.arguments) for call in message.calls]
+            calls = [_wire_call(call.id, call.name, call.arguments) for call in message.calls]
             return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
         case UserMessage(parts=(TextPart() as part,)):
             return {"role": "user", "content": part.text}
         case UserMessage():
-            return {"role": "user", "content": [_part(part) for part in message.parts]}
+            return {"role": "user", "content": [_wire_part(part) for part in message.parts]}
         case SystemMessage():
             return {"role": "system", "content": message.text}
 
 
-def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+def _wire_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _part(part: Part) -> dict[str, Any]:
-    if (reason := refuses(part)) is not None:
+def _wire_part(part: Part) -> dict[str, Any]:
+    if (reason := unsupported_part(part)) is not None:
         raise ModelError(f"The request holds a part that cannot be sent: {reason}.")
     match part:
         case TextPart():
@@ -248,7 +248,7 @@ def _part(part: Part) -> dict[str, Any]:
 AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 
 
-def refuses(part: Part) -> str | None:
+def unsupported_part(part: Part) -> str | None:
     """Say why the wire cannot carry the part; None where it can."""
     if isinstance(part, AudioPart) and (read_inline_data(part) or ("",))[0] not in AUDIO_FORMATS:
         return "chat completions take a recording as WAV or MP3 in a data: URL (AudioPart.of), and not this one"
@@ -257,7 +257,7 @@ def refuses(part: Part) -> str | None:
     return None
 
 
-def _named(tool: str) -> dict[str, Any]:
+def _named_tool_choice(tool: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": tool}}
 
 
@@ -275,39 +275,41 @@ def decode(data: bytes, *, provider: str = "") -> Reply:
         FormError: when it is not a chat completion, or has no choice.
         SentError: when the server sent an error, or broke the reply off.
     """
-    answer = parsed_reply(data)
-    choices = field(answer, "choices", list, [])
+    answer = parse_reply(data)
+    choices = read_field(answer, "choices", list, [])
     if not choices:
         msg = "a reply without a choice"
-        raise FormError(msg)
-    finish = field(choices[0], "finish_reason", str, "stop")
-    message = field(choices[0], "message", dict, None)
+        raise WireFormatError(msg)
+    finish = read_field(choices[0], "finish_reason", str, "stop")
+    message = read_field(choices[0], "message", dict, None)
     if message is None and finish == "content_filter":
         message = {}  # of what it filters, Azure sends no message
     if message is None:
         msg = "a choice without a message"
-        raise FormError(msg)
-    refusal = field(message, "refusal", str, "")
-    return _reply(
-        text=_said(message) + refusal,
-        calls=[_Draft.of(call) for call in _calls(message)],
+        raise WireFormatError(msg)
+    refusal = read_field(message, "refusal", str, "")
+    return _build_reply(
+        text=_read_text(message) + refusal,
+        calls=[_PartialChatCall.of(call) for call in _read_calls(message)],
         finish=finish,
         refused=bool(refusal),
-        usage=usage_in(answer),
-        native=_native(_thinking(message), provider) if _is_wanted_back(message) else None,
+        usage=read_usage(answer),
+        native=_build_native(_read_thinking(message), provider) if _is_thinking_required(message) else None,
     )
 
 
-def _said(message: dict[str, Any]) -> str:
+def _read_text(message: dict[str, Any]) -> str:
     """Return the text of a message, or of a piece of one, without what it refuses."""
     content = message.get("content")
     if isinstance(content, list):  # of parts, with some of Mistral's models; those of thinking have no text
-        return "".join([field(part, "text", str, "") for part in content])
+        return "".join([read_field(part, "text", str, "") for part in content])
     # With audio, the text is what is spoken.
-    return field(message, "content", str, "") or field(field(message, "audio", dict, {}), "transcript", str, "")
+    return read_field(message, "content", str, "") or read_field(
+        read_field(message, "audio", dict, {}), "transcript", str, ""
+    )
 
 
-def _thinking(message: dict[str, Any]) -> str:
+def _read_thinking(message: dict[str, Any]) -> str:
     """Return what a message, or a piece of one, holds of thinking; OpenAI's own have none."""
     # DeepSeek's name for it, and that of OpenRouter, Groq and Ollama; vLLM has used both at once. Whatever else stands
     # there is no reason to throw a reply away.
@@ -318,46 +320,52 @@ def _thinking(message: dict[str, Any]) -> str:
     if not isinstance(content, list):
         return ""
     thoughts = [part.get("thinking") for part in content if isinstance(part, dict)]
-    return "".join([_said({"content": each}) for each in thoughts if isinstance(each, list)])
+    return "".join([_read_text({"content": each}) for each in thoughts if isinstance(each, list)])
 
 
-def _is_wanted_back(message: dict[str, Any]) -> bool:
+def _is_thinking_required(message: dict[str, Any]) -> bool:
     # Who calls it so wants it back with each message, even if it is empty.
     return isinstance(message.get("reasoning_content"), str)
 
 
-def _native(thinking: str, provider: str) -> NativeReply:
+def _build_native(thinking: str, provider: str) -> NativeReply:
     return NativeReply(provider=provider, content=json.dumps({"reasoning_content": thinking}))
 
 
-def _call_pieces(message: dict[str, Any]) -> list[object]:
+def _read_call_deltas(message: dict[str, Any]) -> list[object]:
     """Return the calls of a message, or the pieces of calls in a piece of one."""
-    pieces = field(message, "tool_calls", list, [])
+    pieces = read_field(message, "tool_calls", list, [])
     # What was before there were several calls at once: older servers bring it, and `functions` in extra_body. Whoever
     # brings both says the same twice.
-    function = None if pieces else field(message, "function_call", dict, {})
+    function = None if pieces else read_field(message, "function_call", dict, {})
     return [{"index": 0, "function": function}] if function else pieces
 
 
-def _calls(message: dict[str, Any]) -> list[object]:
-    calls = _call_pieces(message)
+def _read_calls(message: dict[str, Any]) -> list[object]:
+    calls = _read_call_deltas(message)
     check_count(len(calls))
     return calls
 
 
-def _reply(
-    *, text: str, calls: list[_Draft], finish: str, refused: bool, usage: Usage | None, native: NativeReply | None
+def _build_reply(
+    *,
+    text: str,
+    calls: list[_PartialChatCall],
+    finish: str,
+    refused: bool,
+    usage: Usage | None,
+    native: NativeReply | None,
 ) -> Reply:
     return Reply(
         text=text,
-        calls=tuple([call.proposed() for call in calls]),
-        finish_reason=_reason(finish, calls=bool(calls), refused=refused),
+        calls=tuple([call.to_proposed_call() for call in calls]),
+        finish_reason=_read_finish_reason(finish, has_calls=bool(calls), refused=refused),
         usage=usage,
         native=native,
     )
 
 
-_REASONS: Final = {
+_FINISH_REASONS: Final = {
     "length": FinishReason.LENGTH,
     "model_length": FinishReason.LENGTH,  # Mistral, of the window
     "model_context_window_exceeded": FinishReason.LENGTH,  # Z.ai
@@ -365,24 +373,24 @@ _REASONS: Final = {
     "sensitive": FinishReason.CONTENT_FILTER,  # Z.ai
 }
 # What servers call a reply that they broke off: Mistral and OpenRouter, DeepSeek, Z.ai. It is no whole one.
-_BROKEN_OFF: Final = frozenset({"error", "insufficient_system_resource", "network_error"})
+_INTERRUPTED_REASONS: Final = frozenset({"error", "insufficient_system_resource", "network_error"})
 
 
-def _reason(finish: str, *, calls: bool, refused: bool) -> FinishReason:
-    if finish in _BROKEN_OFF:
-        raise SentError({"message": f"the server broke the reply off: {finish}"})
+def _read_finish_reason(finish: str, *, has_calls: bool, refused: bool) -> FinishReason:
+    if finish in _INTERRUPTED_REASONS:
+        raise InBandError({"message": f"the server broke the reply off: {finish}"})
     # "stop" with calls is what OpenAI says when a tool was forced; other servers say words of their own.
-    usual = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
-    return FinishReason.REFUSAL if refused else _REASONS.get(finish, usual)
+    usual = FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP
+    return FinishReason.REFUSAL if refused else _FINISH_REASONS.get(finish, usual)
 
 
-def usage_in(source: object) -> Usage | None:
+def read_usage(source: object) -> Usage | None:
     """Return what was billed, by an answer or by a piece of one; None where that is not said."""
-    return usage_by(source, "prompt", "completion")
+    return read_openai_usage(source, "prompt", "completion")
 
 
 @attrs.define(eq=False, repr=False)
-class _Draft:
+class _PartialChatCall:
     """A tool call, as far as it has come."""
 
     id: str = ""
@@ -390,37 +398,37 @@ class _Draft:
     arguments: list[str] = attrs.field(factory=list)
 
     @classmethod
-    def of(cls, call: object) -> _Draft:
+    def of(cls, call: object) -> _PartialChatCall:
         draft = cls()
-        draft.take(call)
+        draft.add_delta(call)
         return draft
 
-    def take(self, delta: object) -> tuple[str, str]:
+    def add_delta(self, delta: object) -> tuple[str, str]:
         """Add a piece; returns the name, where it is news, and the piece of the arguments."""
-        function = field(delta, "function", dict, {})
-        name = "" if self.name else field(function, "name", str, "")  # some servers repeat it in each piece
-        arguments = arguments_in(function)
-        self.id = self.id or _id(delta)
+        function = read_field(delta, "function", dict, {})
+        name = "" if self.name else read_field(function, "name", str, "")  # some servers repeat it in each piece
+        arguments = read_arguments(function)
+        self.id = self.id or _read_call_id(delta)
         self.name = self.name or name
         self.arguments.append(arguments)
         return name, arguments
 
-    def goes_on(self, call_id: str, name: str) -> bool:
+    def matches(self, call_id: str, name: str) -> bool:
         """Whether a piece with this id and this name, either of which may be blank, may be one of this call."""
         if call_id and self.id:
             return call_id == self.id or not name
         return bool(call_id or self.id) or not (name and self.name) or name == self.name
 
-    def proposed(self) -> ProposedCall:
+    def to_proposed_call(self) -> ProposedCall:
         return ProposedCall(id=self.id, name=self.name, arguments="".join(self.arguments))
 
 
-def _id(call: object) -> str:
-    return field(call, "id", str, "").strip()
+def _read_call_id(call: object) -> str:
+    return read_field(call, "id", str, "").strip()
 
 
 @attrs.define(eq=False, repr=False)
-class ChatAssembly(Assembly):
+class ChatStreamAssembler(StreamAssembler):
     """A streamed reply, as far as it has come.
 
     Pieces of several calls may come interleaved; the calls are in the order in which they began. A server's index says
@@ -431,82 +439,87 @@ class ChatAssembly(Assembly):
     texts: list[str] = attrs.field(factory=list)
     thoughts: list[str] = attrs.field(factory=list)
     # What the server wants back of its thinking.
-    drafts: list[_Draft] = attrs.field(factory=list)
-    places: dict[int, int] = attrs.field(factory=dict)
+    partial_calls: list[_PartialChatCall] = attrs.field(factory=list)
+    positions: dict[int, int] = attrs.field(factory=dict)
     # The server's index -> the place of the newest call that it has begun there.
-    finish: str | None = None
+    finish_reason: str | None = None
     refused: bool = False
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the model has said why it stopped."""
-        return self.is_begun and self.finish is not None
+        return self.is_begun and self.finish_reason is not None
 
-    def _take(self, event: object, pieces: list[Chunk]) -> None:
-        self.usage = usage_in(event) or self.usage  # some servers count on in each chunk, OpenAI in the last
-        check_error(event)
-        for choice in field(event, "choices", list, []):
-            if field(choice, "index", int, 0):
+    def _add_event(self, event: object, chunks: list[Chunk]) -> None:
+        self.usage = read_usage(event) or self.usage  # some servers count on in each chunk, OpenAI in the last
+        raise_for_error(event)
+        for choice in read_field(event, "choices", list, []):
+            if read_field(choice, "index", int, 0):
                 continue  # a second answer, which only extra_body={"n": 2} asks for
             self.is_begun = self.is_begun or "delta" in choice
-            self._delta(field(choice, "delta", dict, {}), pieces)
-            before, self.finish = self.finish, field(choice, "finish_reason", str, self.finish or "") or None
-            if self.finish is not None and before is None:
-                reason = _reason(self.finish, calls=bool(self.drafts), refused=self.refused)
-                pieces.append(FinishChunk(reason=reason))
+            self._add_delta(read_field(choice, "delta", dict, {}), chunks)
+            before, self.finish_reason = (
+                self.finish_reason,
+                read_field(choice, "finish_reason", str, self.finish_reason or "") or None,
+            )
+            if self.finish_reason is not None and before is None:
+                reason = _read_finish_reason(
+                    self.finish_reason, has_calls=bool(self.partial_calls), refused=self.refused
+                )
+                chunks.append(FinishChunk(reason=reason))
 
-    def _delta(self, delta: dict[str, Any], pieces: list[Chunk]) -> None:
+    def _add_delta(self, delta: dict[str, Any], chunks: list[Chunk]) -> None:
         text = delta.get("content")
         if len(delta) == 1 and isinstance(text, str):  # nearly all: what follows would add a fifth to their cost
-            self._text(text, pieces)
+            self._add_text(text, chunks)
             return
-        refusal = field(delta, "refusal", str, "")
+        refusal = read_field(delta, "refusal", str, "")
         self.refused = self.refused or bool(refusal)
-        text = _said(delta) + refusal
-        if thinking := _thinking(delta):
-            pieces.append(ThinkingChunk(thinking))
-        if _is_wanted_back(delta):
+        text = _read_text(delta) + refusal
+        if thinking := _read_thinking(delta):
+            chunks.append(ThinkingChunk(thinking))
+        if _is_thinking_required(delta):
             self.thoughts.append(thinking)
-        self._text(text, pieces)
-        for call in _call_pieces(delta):
-            place = self._place(call)
-            if place == len(self.drafts):
-                self.drafts.append(_Draft())
+        self._add_text(text, chunks)
+        for call in _read_call_deltas(delta):
+            place = self._find_position(call)
+            if place == len(self.partial_calls):
+                self.partial_calls.append(_PartialChatCall())
                 check_count(place + 1)
-            name, arguments = self.drafts[place].take(call)
+            name, arguments = self.partial_calls[place].add_delta(call)
             if name or arguments:
-                pieces.append(CallChunk(index=place, name=name, arguments=arguments))
+                chunks.append(CallChunk(index=place, name=name, arguments=arguments))
 
-    def _text(self, text: str, pieces: list[Chunk]) -> None:
+    def _add_text(self, text: str, chunks: list[Chunk]) -> None:
         if text:
             self.texts.append(text)
-            pieces.append(TextChunk(text))
+            chunks.append(TextChunk(text))
 
-    def _place(self, call: object) -> int:
+    def _find_position(self, call: object) -> int:
         """Return the place of the call that this is a piece of; behind the last, where it begins the next one."""
-        index, call_id = field(call, "index", int, -1), _id(call)
-        name = field(field(call, "function", dict, {}), "name", str, "")
+        index, call_id = read_field(call, "index", int, -1), _read_call_id(call)
+        name = read_field(read_field(call, "function", dict, {}), "name", str, "")
         if index >= 0:
-            place = self.places.get(index, len(self.drafts))
-            if place < len(self.drafts) and not self.drafts[place].goes_on(call_id, name):
-                place = self._place_of(call_id, name)
-            self.places[index] = place
+            place = self.positions.get(index, len(self.partial_calls))
+            if place < len(self.partial_calls) and not self.partial_calls[place].matches(call_id, name):
+                place = self._find_position_by_id(call_id, name)
+            self.positions[index] = place
             return place
         # A server that leaves the index out: a known id goes on with its call, a new id or a name begins the next one.
-        return self._place_of(call_id, name) if call_id or name else max(len(self.drafts) - 1, 0)
+        return self._find_position_by_id(call_id, name) if call_id or name else max(len(self.partial_calls) - 1, 0)
 
-    def _place_of(self, call_id: str, name: str) -> int:
-        known = [place for place, draft in enumerate(self.drafts) if call_id and draft.id == call_id]
+    def _find_position_by_id(self, call_id: str, name: str) -> int:
+        known = [place for place, draft in enumerate(self.partial_calls) if call_id and draft.id == call_id]
         # Of two calls with one id, which some servers make, the name tells the second.
-        return known[-1] if known and name in ("", self.drafts[known[-1]].name) else len(self.drafts)
+        return known[-1] if known and name in ("", self.partial_calls[known[-1]].name) else len(self.partial_calls)
 
-    def reply(self) -> Reply:
+    def build_reply(self) -> Reply:
         """Put the reply together, once the stream has ended."""
-        return _reply(
+        return _build_reply(
             text="".join(self.texts),
-            calls=self.drafts,
-            finish=self.finish or "",
+            calls=self.partial_calls,
+            finish=self.finish_reason or "",
             refused=self.refused,
             usage=self.usage,
-            native=_native("".join(self.thoughts), self.provider) if self.thoughts else None,
+            native=_build_native("".join(self.thoughts), self.provider) if self.thoughts else None,
         )

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.testing.saying import arguments_text, cut
+from agentfsm.testing.fake_llm.script import format_arguments, split_text
 
 if TYPE_CHECKING:
-    from agentfsm.testing.saying import Say
+    from agentfsm.testing.fake_llm.script import Say
 
 
 # Which histories are refused
 
 
-def check_history(messages: Sequence[Any]) -> str | None:
+def find_history_error(messages: Sequence[Any]) -> str | None:
     """Say why OpenAI would refuse a list of messages.
 
     Each call of an assistant message needs exactly one tool message, behind it and before any other message; ids are
@@ -41,14 +41,14 @@ def check_history(messages: Sequence[Any]) -> str | None:
             waiting.remove(message["tool_call_id"])
             continue
         if waiting:
-            return _unanswered(waiting)
+            return _format_unanswered(waiting)
         waiting = [call["id"] for call in message.get("tool_calls", ())]
-        if again := _first_known(waiting, seen):
+        if again := _find_duplicate(waiting, seen):
             return f"Invalid parameter: duplicate value {again!r} for 'id' in 'messages[{index}].tool_calls'."
-    return _unanswered(waiting) if waiting else None
+    return _format_unanswered(waiting) if waiting else None
 
 
-def _first_known(ids: list[str], seen: set[str]) -> str | None:
+def _find_duplicate(ids: list[str], seen: set[str]) -> str | None:
     for call_id in ids:
         if call_id in seen:
             return call_id
@@ -56,7 +56,7 @@ def _first_known(ids: list[str], seen: set[str]) -> str | None:
     return None
 
 
-def _unanswered(waiting: list[str]) -> str:
+def _format_unanswered(waiting: list[str]) -> str:
     return (
         "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
         f"The following tool_call_ids did not have response messages: {', '.join(waiting)}"
@@ -99,19 +99,19 @@ def _check_calls(where: str, calls: Any) -> str | None:
     return None
 
 
-def flaw(body: Mapping[str, Any]) -> dict[str, str] | None:
+def find_request_error(body: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the error by which OpenAI would refuse a request, as its fields; None where its messages are in order."""
     messages = body.get("messages")
-    reason = check_history(messages) if isinstance(messages, list) else "'messages' has to be an array."
+    reason = find_history_error(messages) if isinstance(messages, list) else "'messages' has to be an array."
     return None if reason is None else {"message": reason, "param": "messages"}
 
 
 # What is sent
 
 
-def whole(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
+def build_reply(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
     """Return an answer in one piece."""
-    calls = [_call(number, index, name, arguments_text(given)) for index, (name, given) in enumerate(say.calls)]
+    calls = [_call(number, index, name, format_arguments(given)) for index, (name, given) in enumerate(say.calls)]
     message: dict[str, Any] = {"role": "assistant", "content": say.text or None, "refusal": say.refusal or None}
     if calls:
         message["tool_calls"] = calls
@@ -119,7 +119,7 @@ def whole(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
     return _envelope("chat.completion", body, number, [choice]) | _usage_field(say, body)
 
 
-def stream(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+def stream_reply(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
     """Return an answer as the chunks of a stream."""
 
     def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
@@ -127,9 +127,9 @@ def stream(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, An
         return _envelope("chat.completion.chunk", body, number, [choice])
 
     yield chunk({"role": "assistant", "content": "", "refusal": None})
-    for piece in cut(say.text, say.chunk_chars):
+    for piece in split_text(say.text, say.chunk_chars):
         yield chunk({"content": piece})
-    for piece in cut(say.refusal, say.chunk_chars):
+    for piece in split_text(say.refusal, say.chunk_chars):
         yield chunk({"refusal": piece})
     for delta in _call_deltas(say, number):
         yield chunk({"tool_calls": [delta]})
@@ -143,7 +143,7 @@ def stream(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, An
 def _call_deltas(say: Say, number: int) -> Iterator[dict[str, Any]]:
     calls = []
     for index, (name, given) in enumerate(say.calls):
-        pieces = cut(arguments_text(given), say.chunk_chars)
+        pieces = split_text(format_arguments(given), say.chunk_chars)
         deltas = [{"index": index, "function": {"arguments": piece}} for piece in pieces]
         calls.append([{"index": index, **_call(number, index, name, "")}, *deltas])
     rows = zip_longest(*calls) if say.interleave else calls
@@ -177,21 +177,21 @@ def _usage_field(say: Say, body: dict[str, Any]) -> dict[str, Any]:
         return {}
     if say.usage is not None:
         return {"usage": dict(say.usage)}
-    words = say.text + say.refusal + "".join(arguments_text(given) for _, given in say.calls)
-    prompt, completion = sum(map(_chars, body["messages"])) // 4, len(words) // 4
+    words = say.text + say.refusal + "".join(format_arguments(given) for _, given in say.calls)
+    prompt, completion = sum(map(_count_chars, body["messages"])) // 4, len(words) // 4
     details = {"cached_tokens": 0}
     usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     return {"usage": {**usage, "prompt_tokens_details": details}}
 
 
-def _chars(message: dict[str, Any]) -> int:
+def _count_chars(message: dict[str, Any]) -> int:
     content = message.get("content") or ""
     texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     texts += [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
     return sum(map(len, texts))
 
 
-def failed(say: Say) -> dict[str, Any]:
+def build_error(say: Say) -> dict[str, Any]:
     """Return the body of an error, which is the same on both wires of OpenAI's."""
     given = {"message": say.error} if isinstance(say.error, str) else say.error
     kind = "server_error" if say.status >= 500 else "invalid_request_error"  # noqa: PLR2004  HTTP's own

@@ -57,7 +57,7 @@ class Say(Value):
         for each in self.calls:
             match each:
                 case (str(), str() | Mapping() as given):
-                    arguments_text(given)
+                    format_arguments(given)
                 case _:
                     raise MisuseError(f'Say(calls={self.calls!r}): give pairs, calls=(("look", {{"at": 1}}),)')
         if self.chunk_chars < 1 or min(self.delay_s, self.chunk_delay_s, self.cut_after or 0) < 0:
@@ -65,11 +65,11 @@ class Say(Value):
             raise MisuseError(msg)
 
 
-def arguments_text(given: Mapping[str, Any] | str) -> str:
+def format_arguments(given: Mapping[str, Any] | str) -> str:
     """Return the arguments of a call as a model writes them; a text as it is."""
     return given if isinstance(given, str) else json.dumps(dict(given), ensure_ascii=False)
 
 
-def cut(text: str, size: int) -> list[str]:
+def split_text(text: str, size: int) -> list[str]:
     """Return a text in pieces of at most so many characters; none for an empty one."""
     return [text[start : start + size] for start in range(0, len(text), size)]

@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm.testing.saying import arguments_text, cut
+from agentfsm.testing.fake_llm.script import format_arguments, split_text
 
 if TYPE_CHECKING:
-    from agentfsm.testing.saying import Say
+    from agentfsm.testing.fake_llm.script import Say
 
 # The signature of all that is thought here.
 SIGNATURE: Final = "c2lnbmVk"
 
-_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
-_TYPES: Final = {
+_ID_PATTERN: Final = re.compile(r"[a-zA-Z0-9_-]+")
+_ERROR_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
     402: "billing_error",
@@ -36,7 +36,7 @@ _TYPES: Final = {
 # What is refused
 
 
-def flaw(body: dict[str, Any]) -> dict[str, str] | None:
+def find_request_error(body: dict[str, Any]) -> dict[str, str] | None:
     """Return the error by which Anthropic refuses a request for its messages, or for fields that it needs.
 
     Args:
@@ -45,11 +45,11 @@ def flaw(body: dict[str, Any]) -> dict[str, str] | None:
     Returns:
         The fields of the error, in words close to Anthropic's, or None where the request is in order.
     """
-    reason = _refusal(body)
+    reason = _find_reason(body)
     return None if reason is None else {"message": reason}
 
 
-def _refusal(body: dict[str, Any]) -> str | None:
+def _find_reason(body: dict[str, Any]) -> str | None:
     for name, kind in (("model", str), ("max_tokens", int), ("messages", list)):
         if not isinstance(body.get(name), kind):
             return f"{name}: Field required"
@@ -63,11 +63,11 @@ def _refusal(body: dict[str, Any]) -> str | None:
 
 def has_calls(messages: list[Any]) -> bool:
     """Whether any of the messages holds a call or its result."""
-    kinds = {block.get("type") for message in messages for block in _content(message)}
+    kinds = {block.get("type") for message in messages for block in _content_blocks(message)}
     return bool(kinds & {"tool_use", "tool_result"})
 
 
-def _content(message: Any) -> list[dict[str, Any]]:
+def _content_blocks(message: Any) -> list[dict[str, Any]]:
     """Return the blocks of a message; text alone is one block."""
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, str):
@@ -79,7 +79,7 @@ def _check_messages(messages: list[Any]) -> str | None:
     called: list[str] = []  # by the message before
     seen: set[str] = set()
     for index, message in enumerate(messages):
-        blocks = _content(message)
+        blocks = _content_blocks(message)
         role = message.get("role") if isinstance(message, dict) else None
         if role not in {"user", "assistant"} or not blocks:
             return f"messages.{index}: all messages must have a role of 'user' or 'assistant' and non-empty content"
@@ -88,12 +88,12 @@ def _check_messages(messages: list[Any]) -> str | None:
         if reason := _check_results(index, blocks, called):
             return reason
         called = [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
-        if not all(_ID.fullmatch(call_id) for call_id in called):
+        if not all(_ID_PATTERN.fullmatch(call_id) for call_id in called):
             return f"messages.{index}: tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"
         if len(seen | set(called)) < len(seen) + len(called):
             return f"messages.{index}: `tool_use` ids must be unique"
         seen.update(called)
-    return _unanswered(len(messages), called) if called else None
+    return _format_unanswered(len(messages), called) if called else None
 
 
 def _check_results(index: int, blocks: list[dict[str, Any]], called: list[str]) -> str | None:
@@ -105,11 +105,11 @@ def _check_results(index: int, blocks: list[dict[str, Any]], called: list[str]) 
             "have a corresponding `tool_use` block in the previous message."
         )
     if sorted(results) != sorted(called) or "tool_result" in kinds[len(results) :]:
-        return _unanswered(index, called)
+        return _format_unanswered(index, called)
     return None
 
 
-def _unanswered(index: int, called: list[str]) -> str:
+def _format_unanswered(index: int, called: list[str]) -> str:
     return (
         f"messages.{index - 1}: `tool_use` ids were found without `tool_result` blocks immediately after: "
         f"{', '.join(called)}. Each `tool_use` block must have a corresponding `tool_result` block in the next message."
@@ -119,35 +119,35 @@ def _unanswered(index: int, called: list[str]) -> str:
 # What is sent
 
 
-def whole(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
+def build_reply(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
     """Return the answer in one piece."""
-    blocks = [{**block, **_inside(block, text)} for block, text in _blocks(say, number)]
-    return {**_envelope(say, body, number), "content": blocks, **_stop(say)}
+    blocks = [{**block, **_block_body(block, text)} for block, text in _scripted_blocks(say, number)]
+    return {**_envelope(say, body, number), "content": blocks, **_stop_fields(say)}
 
 
-def stream(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+def stream_reply(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
     """Return the answer as the events of a stream; calls are never mixed."""
     yield {"type": "message_start", "message": {**_envelope(say, body, number), "content": [], "stop_reason": None}}
     yield {"type": "ping"}
-    for index, (block, text) in enumerate(_blocks(say, number)):
+    for index, (block, text) in enumerate(_scripted_blocks(say, number)):
         yield {"type": "content_block_start", "index": index, "content_block": block}
-        for delta in _deltas(block, cut(text, say.chunk_chars)):
+        for delta in _deltas(block, split_text(text, say.chunk_chars)):
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
     usage = {"usage": _envelope(say, body, number).get("usage", {})}
-    yield {"type": "message_delta", "delta": _stop(say), **usage}
+    yield {"type": "message_delta", "delta": _stop_fields(say), **usage}
     yield {"type": "message_stop"}
 
 
-def failed(say: Say) -> dict[str, Any]:
+def build_error(say: Say) -> dict[str, Any]:
     """Return the body of an error."""
     given = {"message": say.error} if isinstance(say.error, str) else dict(say.error)
-    kind = _TYPES.get(say.status, "api_error" if say.status >= 500 else _TYPES[400])  # noqa: PLR2004  HTTP's own
+    kind = _ERROR_TYPES.get(say.status, "api_error" if say.status >= 500 else _ERROR_TYPES[400])  # noqa: PLR2004  HTTP's own
     usual = {"type": kind, "message": f"LocalServer was told to answer {say.status}."}
     return {"type": "error", "error": usual | {key: value for key, value in given.items() if value}}
 
 
-def _blocks(say: Say, number: int) -> Iterator[tuple[dict[str, Any], str]]:
+def _scripted_blocks(say: Say, number: int) -> Iterator[tuple[dict[str, Any], str]]:
     """Each block as a stream begins it, and the text that fills it."""
     if say.thinking:
         yield {"type": "thinking", "thinking": "", "signature": ""}, say.thinking
@@ -155,10 +155,10 @@ def _blocks(say: Say, number: int) -> Iterator[tuple[dict[str, Any], str]]:
         yield {"type": "text", "text": ""}, say.text
     for index, (name, given) in enumerate(say.calls):
         block = {"type": "tool_use", "id": f"toolu_{number}_{index}", "name": name, "input": {}}
-        yield block, arguments_text(given)
+        yield block, format_arguments(given)
 
 
-def _inside(block: dict[str, Any], text: str) -> dict[str, Any]:
+def _block_body(block: dict[str, Any], text: str) -> dict[str, Any]:
     if block["type"] == "thinking":
         return {"thinking": text, "signature": SIGNATURE}
     return {"input": json.loads(text)} if block["type"] == "tool_use" else {"text": text}
@@ -173,7 +173,7 @@ def _deltas(block: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]
         yield {"type": "signature_delta", "signature": SIGNATURE}
 
 
-def _stop(say: Say) -> dict[str, Any]:
+def _stop_fields(say: Say) -> dict[str, Any]:
     usual = "refusal" if say.refusal else "tool_use" if say.calls else "end_turn"
     details = {"type": "refusal", "category": None, "explanation": say.refusal} if say.refusal else None
     return {"stop_reason": say.finish_reason or usual, "stop_sequence": None, "stop_details": details}
@@ -183,7 +183,7 @@ def _envelope(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
     named = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": body.get("model")}
     if say.without_usage:
         return named
-    words = say.thinking + say.text + "".join(arguments_text(given) for _, given in say.calls)
+    words = say.thinking + say.text + "".join(format_arguments(given) for _, given in say.calls)
     asked = len(json.dumps(body["messages"], ensure_ascii=False)) // 4
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     usual = {"input_tokens": asked, "output_tokens": len(words) // 4, **cached}

@@ -16,18 +16,18 @@ from agentfsm.core.value import Value
 MAX_DETAIL_CHARS: Final = 500
 
 # The first status that says that the server is at fault.
-SERVER_ERRORS: Final = 500
+FIRST_SERVER_ERROR_STATUS: Final = 500
 
 
 @attrs.frozen(kw_only=True)
-class Trouble(Value):
+class ProviderFailure(Value):
     """What is known of a request that failed, free of secrets."""
 
     adapter: str
     # The class that asked, for example "OpenAIChat".
-    key_name: str
+    api_key_env: str
     # The environment variable that holds the key.
-    wire: str
+    expected_reply: str
     # What belonged in place of what came, for example "a chat completion".
     model: str
     base_url: str
@@ -42,139 +42,143 @@ class Trouble(Value):
     retry_after_s: float | None = None
 
     @property
-    def where(self) -> str:
+    def model_and_url(self) -> str:
         """Model and address, for a sentence."""
         return f"{self.model!r} at {self.base_url}"
 
     @property
-    def said(self) -> str:
+    def server_message(self) -> str:
         """What the server said, in brackets."""
         number = f"{self.status}: " if self.status else ""
         request = f", request {self.request_id}" if self.request_id else ""
         return f"({number}{self.detail}{request})"
 
 
-Translate: TypeAlias = Callable[[Trouble], ModelError]
+Translate: TypeAlias = Callable[[ProviderFailure], ModelError]
 
 
-def too_long(trouble: Trouble) -> ModelError:
+def context_length_error(failure: ProviderFailure) -> ModelError:
     """The request is larger than the window."""
     return ContextTooLongError(
-        f"The request is larger than the context window of {trouble.where} {trouble.said}. "
+        f"The request is larger than the context window of {failure.model_and_url} {failure.server_message}. "
         "Shorten or compact the history, or take a model with a larger window."
     )
 
 
-def bad_request(trouble: Trouble) -> ModelError:
+def bad_request_error(failure: ProviderFailure) -> ModelError:
     """Something in the request is wrong for this provider, and stays so."""
     return ModelError(
-        f"{trouble.where} refused the request {trouble.said}. Mend what it names (a setting, a tool's parameters, a "
+        f"{failure.model_and_url} refused the request {failure.server_message}. Mend what it names (a setting, a tool's parameters, a "
         "message): the same request will be refused again."
     )
 
 
-def key_refused(trouble: Trouble) -> ModelError:
+def api_key_error(failure: ProviderFailure) -> ModelError:
     """The provider does not know the key."""
     return ModelError(
-        f"{trouble.where} refused the API key {trouble.said}. Check the environment variable {trouble.key_name}, or "
-        f"the api_key given to {trouble.adapter}."
+        f"{failure.model_and_url} refused the API key {failure.server_message}. Check the environment variable {failure.api_key_env}, or "
+        f"the api_key given to {failure.adapter}."
     )
 
 
-def forbidden(trouble: Trouble) -> ModelError:
+def permission_error(failure: ProviderFailure) -> ModelError:
     """The key may not use this model."""
     return ModelError(
-        f"{trouble.where} is not open to this API key {trouble.said}. Check what the key's project may use, or take "
+        f"{failure.model_and_url} is not open to this API key {failure.server_message}. Check what the key's project may use, or take "
         "another model."
     )
 
 
-def not_found(trouble: Trouble) -> ModelError:
+def not_found_error(failure: ProviderFailure) -> ModelError:
     """There is no such model, or no such address."""
     return ModelError(
-        f"There is no model {trouble.model!r} at {trouble.base_url}, or no such address {trouble.said}. Check the "
+        f"There is no model {failure.model!r} at {failure.base_url}, or no such address {failure.server_message}. Check the "
         "model's name and base_url."
     )
 
 
-def no_credit(trouble: Trouble) -> ModelError:
+def quota_error(failure: ProviderFailure) -> ModelError:
     """The account is empty."""
     return ModelError(
-        f"The account has no quota left for {trouble.where} {trouble.said}. Add credit or use another key: asking "
+        f"The account has no quota left for {failure.model_and_url} {failure.server_message}. Add credit or use another key: asking "
         "again will not help."
     )
 
 
-def unavailable(trouble: Trouble) -> ModelError:
+def unavailable_error(failure: ProviderFailure) -> ModelError:
     """It may do better later."""
     return ModelUnavailableError(
-        f"{trouble.where} cannot answer just now {trouble.said}. Ask again later.",
-        trouble.retry_after_s,
-        status=trouble.status,
+        f"{failure.model_and_url} cannot answer just now {failure.server_message}. Ask again later.",
+        failure.retry_after_s,
+        status=failure.status,
     )
 
 
-def unreachable(trouble: Trouble) -> ModelError:
+def connection_error(failure: ProviderFailure) -> ModelError:
     """The network is at fault, or the address."""
     return ModelUnavailableError(
-        f"{trouble.where} was not reached, or the connection broke {trouble.said}. Ask again; if it stays, check "
+        f"{failure.model_and_url} was not reached, or the connection broke {failure.server_message}. Ask again; if it stays, check "
         "base_url, the network and the proxy."
     )
 
 
-def timed_out(trouble: Trouble) -> ModelError:
+def timeout_error(failure: ProviderFailure) -> ModelError:
     """It was silent for too long."""
     return ModelUnavailableError(
-        f"{trouble.where} was silent for too long {trouble.said}. Ask again, or allow more with "
+        f"{failure.model_and_url} was silent for too long {failure.server_message}. Ask again, or allow more with "
         "Limits(model_timeout_s=...)."
     )
 
 
-def broken_off(trouble: Trouble) -> ModelError:
+def incomplete_stream_error(failure: ProviderFailure) -> ModelError:
     """The stream ended before the reply was whole."""
-    return ModelUnavailableError(f"The stream of {trouble.where} broke off before the reply was whole. Ask again.")
+    return ModelUnavailableError(
+        f"The stream of {failure.model_and_url} broke off before the reply was whole. Ask again."
+    )
 
 
-def garbled(trouble: Trouble) -> ModelError:
+def invalid_reply_error(failure: ProviderFailure) -> ModelError:
     """What came is no reply."""
     return ModelReplyError(
-        f"{trouble.where} answered with something else than {trouble.wire} {trouble.said}. Ask again; if it stays, "
+        f"{failure.model_and_url} answered with something else than {failure.expected_reply} {failure.server_message}. Ask again; if it stays, "
         "check that base_url leads to a server that speaks this wire."
     )
 
 
-def too_large(trouble: Trouble) -> ModelError:
+def reply_size_error(failure: ProviderFailure) -> ModelError:
     """More came than a reply may have."""
     return ModelReplyError(
-        f"The reply of {trouble.where} was broken off, because it is too large {trouble.said}. Limit it with "
+        f"The reply of {failure.model_and_url} was broken off, because it is too large {failure.server_message}. Limit it with "
         "Settings(max_tokens=...); if it stays, check that base_url leads to a server that speaks this wire."
     )
 
 
-def unforeseen(trouble: Trouble) -> ModelError:
+def sdk_error(failure: ProviderFailure) -> ModelError:
     """The vendor's package would not ask."""
-    return ModelError(f"{trouble.where} could not be asked {trouble.said}. Check how {trouble.adapter} was made.")
+    return ModelError(
+        f"{failure.model_and_url} could not be asked {failure.server_message}. Check how {failure.adapter} was made."
+    )
 
 
-def moved(trouble: Trouble) -> ModelError:
+def redirect_error(failure: ProviderFailure) -> ModelError:
     """The server sends the request elsewhere, and the conversation does not go there."""
     return ModelError(
-        f"{trouble.where} answered with a redirect {trouble.said}, which is not followed, so that the conversation and "
+        f"{failure.model_and_url} answered with a redirect {failure.server_message}, which is not followed, so that the conversation and "
         "the key reach no other server. Give the address where the server is now as base_url."
     )
 
 
-def proxy_refused(trouble: Trouble) -> ModelError:
+def proxy_auth_error(failure: ProviderFailure) -> ModelError:
     """A proxy on the way wants to know who asks."""
     return ModelError(
-        f"A proxy on the way to {trouble.where} wants a login {trouble.said}. Put it into the proxy's address: "
+        f"A proxy on the way to {failure.model_and_url} wants a login {failure.server_message}. Put it into the proxy's address: "
         "HTTPS_PROXY=http://user:password@host:port."
     )
 
 
 # How servers say that a request is larger than the window. Most have no code for it, and many speak another's wire.
 # Sources: ggml-org/llama.cpp#19774, earendil-works/pi#4943 and #5929, and what that client knows of the others.
-_TOO_LONG: Final = (
+_CONTEXT_LENGTH_PHRASES: Final = (
     "context_length_exceeded",  # OpenAI's code
     "maximum context length",  # OpenAI, vLLM, SGLang, Mistral, OpenRouter
     "exceeds? (the )?context (window|limit)",  # OpenAI, Anthropic, llama-cpp-python
@@ -188,37 +192,39 @@ _TOO_LONG: Final = (
     "exceeded model token limit",  # Kimi
     "reduce the length of the messages",  # Groq
 )
-_too_long_in: Final = re.compile("|".join(_TOO_LONG), re.IGNORECASE).search
+_find_context_length_phrase: Final = re.compile("|".join(_CONTEXT_LENGTH_PHRASES), re.IGNORECASE).search
 
 # A server that wants one to wait may speak of lengths, too: of tokens per minute.
-_WAIT: Final = 429
+_TOO_MANY_REQUESTS: Final = 429
 
 # What a status says, whoever the provider is.
-_KNOWN: Final[Mapping[int, Translate]] = {
-    **dict.fromkeys(range(300, 400), moved),
-    401: key_refused,
-    402: no_credit,
-    403: forbidden,
-    404: not_found,
-    407: proxy_refused,
-    413: too_long,
+_TRANSLATE_BY_STATUS: Final[Mapping[int, Translate]] = {
+    **dict.fromkeys(range(300, 400), redirect_error),
+    401: api_key_error,
+    402: quota_error,
+    403: permission_error,
+    404: not_found_error,
+    407: proxy_auth_error,
+    413: context_length_error,
 }
 
 
-def by_status(bad: Translate, busy: Translate, more: Mapping[int, Translate] = MappingProxyType({})) -> Translate:
+def build_status_translator(
+    client_error: Translate, retryable_error: Translate, overrides: Mapping[int, Translate] = MappingProxyType({})
+) -> Translate:
     """Return what goes by the status, but for a request that is too long, of which servers say so with any.
 
     Args:
-        bad: A client's fault that nothing else is known of.
-        busy: A server's fault, and what waiting may mend.
-        more: What the provider says by some other status.
+        client_error: A client's fault that nothing else is known of.
+        retryable_error: A server's fault, and what waiting may mend.
+        overrides: What the provider says by some other status.
     """
-    known = {**_KNOWN, **dict.fromkeys((408, 409, _WAIT), busy), **more}
+    known = {**_TRANSLATE_BY_STATUS, **dict.fromkeys((408, 409, _TOO_MANY_REQUESTS), retryable_error), **overrides}
 
-    def translate(trouble: Trouble) -> ModelError:
-        status = trouble.status or SERVER_ERRORS
-        if status != _WAIT and _too_long_in(f"{trouble.code} {trouble.detail}"):
-            return too_long(trouble)
-        return known.get(status, bad if status < SERVER_ERRORS else busy)(trouble)
+    def translate(trouble: ProviderFailure) -> ModelError:
+        status = trouble.status or FIRST_SERVER_ERROR_STATUS
+        if status != _TOO_MANY_REQUESTS and _find_context_length_phrase(f"{trouble.code} {trouble.detail}"):
+            return context_length_error(trouble)
+        return known.get(status, client_error if status < FIRST_SERVER_ERROR_STATUS else retryable_error)(trouble)
 
     return translate

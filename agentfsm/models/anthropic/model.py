@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import httpx2
 
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.models import anthropic_wire
-from agentfsm.models import trouble as t
-from agentfsm.models.anthropic_schema import refuses
-from agentfsm.models.guarded_client import GuardedClient, redirected_to
-from agentfsm.models.vendor import TRANSPORT, Client, VendorModel, certificates, checked_header, retry_after_s, words_of
-from agentfsm.models.wire import SentError, billed
+from agentfsm.models import provider_errors as t
+from agentfsm.models.anthropic import wire
+from agentfsm.models.anthropic.schema import unsupported_schema
+from agentfsm.models.guarded_http import GuardedClient, read_redirect_url
+from agentfsm.models.sdk import (
+    TRANSPORT_ERRORS,
+    SDKClient,
+    SDKModel,
+    check_header,
+    read_error_message,
+    read_retry_after_headers,
+    shared_ssl_context,
+)
+from agentfsm.models.wire import InBandError, read_billed_usage
 from agentfsm.ports import OutputMode
 
 try:
@@ -30,14 +38,14 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import JSON, Part, Usage
     from agentfsm.core.settings import Settings
     from agentfsm.models.prices import Price
-    from agentfsm.models.wire import Assembly, Written
+    from agentfsm.models.wire import EncodingCache, StreamAssembler
     from agentfsm.ports import Reply, Request
 
 ANTHROPIC_URL: Final = "https://api.anthropic.com"
 
 # The status that goes with each type of error: one that comes in the middle of a stream has the type only.
 # Source: platform.claude.com/docs/en/api/errors.
-_STATUSES: Final = {
+_STATUS_BY_ERROR_TYPE: Final = {
     "invalid_request_error": 400,
     "authentication_error": 401,
     "billing_error": 402,
@@ -52,24 +60,24 @@ _STATUSES: Final = {
 }
 
 # Codes of a 429 that holds until somebody pays, or until the next month.
-_SPENT: Final = frozenset({"contract_spend_limit_reached", "enforced_spend_limit_reached"})
+_SPEND_LIMIT_CODES: Final = frozenset({"contract_spend_limit_reached", "enforced_spend_limit_reached"})
 
 
-def _bad_request(trouble: t.Trouble) -> ModelError:
-    if trouble.code == "organization_on_hold":
-        return t.forbidden(trouble)
+def _translate_bad_request(failure: t.ProviderFailure) -> ModelError:
+    if failure.code == "organization_on_hold":
+        return t.permission_error(failure)
     # Until 2026 an empty account was a 400 as well.
-    return t.no_credit(trouble) if "credit balance is too low" in trouble.detail else t.bad_request(trouble)
+    return t.quota_error(failure) if "credit balance is too low" in failure.detail else t.bad_request_error(failure)
 
 
-def _busy(trouble: t.Trouble) -> ModelError:
-    return t.no_credit(trouble) if trouble.code in _SPENT else t.unavailable(trouble)
+def _translate_busy(failure: t.ProviderFailure) -> ModelError:
+    return t.quota_error(failure) if failure.code in _SPEND_LIMIT_CODES else t.unavailable_error(failure)
 
 
-_by_status = t.by_status(_bad_request, _busy, {499: _busy})
+_translate_status = t.build_status_translator(_translate_bad_request, _translate_busy, {499: _translate_busy})
 
 
-class Anthropic(VendorModel):
+class Anthropic(SDKModel):
     """A model behind Anthropic's messages, for example `Anthropic("claude-sonnet-4-5")`.
 
     What it thinks is kept with each reply and goes back to it whole. `Settings(reasoning_effort=...)` lets it think
@@ -95,25 +103,25 @@ class Anthropic(VendorModel):
     """
 
     path = "/v1/messages"
-    key_name = "ANTHROPIC_API_KEY"
-    wire = "a message"
-    provider = anthropic_wire.PROVIDER
-    home = "api.anthropic.com"
+    api_key_env = "ANTHROPIC_API_KEY"
+    expected_reply = "a message"
+    provider = wire.PROVIDER
+    official_host = "api.anthropic.com"
     output_modes = (OutputMode.SCHEMA, OutputMode.TOOL, OutputMode.PROMPT)
     translations: ClassVar[Mapping[type[Exception], t.Translate]] = {
-        anthropic.AnthropicError: t.unforeseen,
-        anthropic.APIError: _by_status,
+        anthropic.AnthropicError: t.sdk_error,
+        anthropic.APIError: _translate_status,
         # The package has a class for each status and each code, and more with each version: one row does for all.
-        anthropic.APIStatusError: _by_status,
-        SentError: _by_status,
-        anthropic.APIConnectionError: t.unreachable,
-        anthropic.APITimeoutError: t.timed_out,
-        anthropic.APIResponseValidationError: t.garbled,
+        anthropic.APIStatusError: _translate_status,
+        InBandError: _translate_status,
+        anthropic.APIConnectionError: t.connection_error,
+        anthropic.APITimeoutError: t.timeout_error,
+        anthropic.APIResponseValidationError: t.invalid_reply_error,
         # Of helpers that are not used here.
-        anthropic.APIWebhookValidationError: t.garbled,
-        anthropic.RetryableError: t.unavailable,
-        anthropic.CredentialsError: t.key_refused,
-        **TRANSPORT,
+        anthropic.APIWebhookValidationError: t.invalid_reply_error,
+        anthropic.RetryableError: t.unavailable_error,
+        anthropic.CredentialsError: t.api_key_error,
+        **TRANSPORT_ERRORS,
     }
 
     def __init__(
@@ -134,68 +142,71 @@ class Anthropic(VendorModel):
         super().__init__(
             name,
             base_url=(base_url or ANTHROPIC_URL).rstrip("/").removesuffix("/v1"),  # the path begins with it
-            api_key=_key(api_key or token, needed=base_url is None),
+            api_key=_check_api_key(api_key or token, needed=base_url is None),
             headers=headers,
-            http_client=_checked_client(http_client),
+            http_client=_check_http_client(http_client),
             window_tokens=window_tokens,
             price=price,
         )
         self.cache = cache
         if token:
-            self._options["auth_token"] = self._options.pop("api_key")
+            self._client_options["auth_token"] = self._client_options.pop("api_key")
 
     def unsupported_part(self, part: Part) -> str | None:
         """Say why the model cannot take this part of a message or of a result; None where it can."""
-        return anthropic_wire.refuses(part)
+        return wire.unsupported_part(part)
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Say which of the settings the wire has no word for; None where it has one for all."""
-        return anthropic_wire.refuses_settings(settings)
+        return wire.unsupported_settings(settings)
 
     def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:
         """Say why the provider cannot hold the model to this schema; None where it can."""
-        return refuses(schema)
+        return unsupported_schema(schema)
 
-    def _client(self, http_client: httpx2.AsyncClient | None) -> Client:
+    def _make_client(self, http_client: httpx2.AsyncClient | None) -> SDKClient:
         # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
-        ours = http_client or anthropic.DefaultAsyncHttpxClient(verify=certificates())
-        return anthropic.AsyncAnthropic(**self._options, http_client=GuardedClient(ours))
+        ours = http_client or anthropic.DefaultAsyncHttpxClient(verify=shared_ssl_context())
+        return anthropic.AsyncAnthropic(**self._client_options, http_client=GuardedClient(ours))
 
-    def _written(self) -> Written:
-        return anthropic_wire.memory(self._provider, self.unsupported_part)
+    def _make_encoding_cache(self) -> EncodingCache:
+        return wire.build_encoding_cache(self._provider_id, self.unsupported_part)
 
-    def _body(self, request: Request, written: Written, *, streamed: bool) -> bytes:
-        return anthropic_wire.encode(request, model=self.name, streamed=streamed, written=written, cache=self.cache)
+    def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
+        return wire.encode(request, model=self.name, streamed=streamed, encoding_cache=encoding_cache, cache=self.cache)
 
-    def _decoded(self, data: bytes) -> Reply:
-        return anthropic_wire.decode(data, provider=self._provider)
+    def _decode(self, data: bytes) -> Reply:
+        return wire.decode(data, provider=self._provider_id)
 
-    def _billed(self, data: bytes) -> Usage | None:
-        return billed(data, anthropic_wire.usage_in)
+    def _read_billed_usage(self, data: bytes) -> Usage | None:
+        return read_billed_usage(data, wire.read_usage)
 
-    def _assembly(self) -> Assembly:
-        return anthropic_wire.AnthropicAssembly(provider=self._provider)
+    def _make_assembler(self) -> StreamAssembler:
+        return wire.AnthropicStreamAssembler(provider=self._provider_id)
 
-    def _told(self, error: Exception) -> t.Trouble:
+    def _describe_error(self, error: Exception) -> t.ProviderFailure:
         match error:
-            case SentError(body=body):
-                code, kind = _named(body)
-                return self._trouble(words_of(body), status=_STATUSES.get(kind), code=code)
+            case InBandError(body=body):
+                code, kind = _read_code_and_type(body)
+                return self._build_failure(read_error_message(body), status=_STATUS_BY_ERROR_TYPE.get(kind), code=code)
             case anthropic.APIStatusError(body=body, response=response):
                 inner = body.get("error") if isinstance(body, dict) else None
-                return self._trouble(
-                    redirected_to(response) or words_of(inner) or words_of(body) or error.message,
+                return self._build_failure(
+                    read_redirect_url(response)
+                    or read_error_message(inner)
+                    or read_error_message(body)
+                    or error.message,
                     status=error.status_code,
-                    code=_named(inner)[0],
+                    code=_read_code_and_type(inner)[0],
                     request_id=response.headers.get("request-id", ""),
-                    retry_after_s=retry_after_s(response.headers, time.time()),
+                    retry_after_s=read_retry_after_headers(response.headers, time.time()),
                 )
             case anthropic.APIConnectionError(__cause__=BaseException() as cause):
-                return self._trouble(f"{type(cause).__name__}: {cause}")
-        return self._trouble(f"{type(error).__name__}: {error}")
+                return self._build_failure(f"{type(cause).__name__}: {cause}")
+        return self._build_failure(f"{type(error).__name__}: {error}")
 
 
-def _named(error: object) -> tuple[str, str]:
+def _read_code_and_type(error: object) -> tuple[str, str]:
     """Return the code of an error, or its type where it has none, and its type; empty where there is neither."""
     fields = error if isinstance(error, dict) else {}
     kind, details = str(fields.get("type") or ""), fields.get("details")
@@ -203,9 +214,9 @@ def _named(error: object) -> tuple[str, str]:
     return code if isinstance(code, str) else kind, kind
 
 
-def _key(key: str | None, *, needed: bool) -> str:
+def _check_api_key(key: str | None, *, needed: bool) -> str:
     if key:
-        return checked_header("the API key", key)
+        return check_header("the API key", key)
     if needed:
         msg = (
             "there is no API key for Anthropic: none was passed and neither ANTHROPIC_API_KEY nor ANTHROPIC_AUTH_TOKEN "
@@ -216,7 +227,7 @@ def _key(key: str | None, *, needed: bool) -> str:
     return "none"  # without one the package would look for keys on the disk
 
 
-def _checked_client(http_client: object) -> httpx2.AsyncClient | None:
+def _check_http_client(http_client: object) -> httpx2.AsyncClient | None:
     if http_client is None or isinstance(http_client, httpx2.AsyncClient):
         return http_client
     kind = f"{type(http_client).__module__.partition('.')[0]}.{type(http_client).__name__}"

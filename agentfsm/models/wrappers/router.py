@@ -7,17 +7,17 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, TypeAlias
 
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.models.composite import Composite, answer
+from agentfsm.models.wrappers.base import CompositeModel, ask_model
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Part
     from agentfsm.ports import Emit, Model, Reply, Request
 
 # Names a model; a plain function must not block, an async one may wait.
-Choose: TypeAlias = "Callable[[Request], str | Awaitable[str]]"
+ChooseModel: TypeAlias = "Callable[[Request], str | Awaitable[str]]"
 
 
-class Router(Composite):
+class Router(CompositeModel):
     """Asks the model that a function names.
 
     Example: a cheap model for the beginning, a strong one when it takes longer.
@@ -38,7 +38,7 @@ class Router(Composite):
         MisuseError: when there is no model, or they share no way to be held to the form of an answer.
     """
 
-    def __init__(self, choose: Choose, models: Mapping[str, Model | str]) -> None:
+    def __init__(self, choose: ChooseModel, models: Mapping[str, Model | str]) -> None:
         if not models:
             raise MisuseError("Router has no models: give them by the names that the function returns")
         super().__init__(" or ", models.values())
@@ -51,14 +51,14 @@ class Router(Composite):
         Raises:
             MisuseError: when the function fails, or names no model of the router.
         """
-        return await answer(await self._chosen(request), request, emit)
+        return await ask_model(await self._choose_model(request), request, emit)
 
     def unsupported_part(self, part: Part) -> str | None:
         """Say why no model can take this part; where one can, it is for the function to choose it."""
         reasons = [model.unsupported_part(part) for model in self.models]
         return None if None in reasons else reasons[0]
 
-    async def _chosen(self, request: Request) -> Model:
+    async def _choose_model(self, request: Request) -> Model:
         try:
             named = self._choose(request)
             name = await named if isawaitable(named) else named

@@ -9,7 +9,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import Usage
-from agentfsm.models import model_of
+from agentfsm.models import resolve_model
 from agentfsm.ports import Emit, Model, Reply, Request
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentfsm.core.settings import Settings
 
 
-class Composite(Model):
+class CompositeModel(Model):
     """One of several models answers.
 
     Args:
@@ -26,12 +26,12 @@ class Composite(Model):
         models: At least one; models, or strings such as "openai:gpt-4o".
 
     Raises:
-        MisuseError: when they share no way to be held to the form of an answer; or as from `model_of`.
+        MisuseError: when they share no way to be held to the form of an answer; or as from `resolve_model`.
     """
 
-    def __init__(self, between: str, models: Iterable[Model | str]) -> None:
-        self.models = tuple(map(model_of, models))
-        self.name = between.join(model.name for model in self.models)
+    def __init__(self, separator: str, models: Iterable[Model | str]) -> None:
+        self.models = tuple(map(resolve_model, models))
+        self.name = separator.join(model.name for model in self.models)
         self.window_tokens = min(model.window_tokens for model in self.models)
         first, *others = self.models
         self.output_modes = tuple(
@@ -69,7 +69,7 @@ class Composite(Model):
             raise errors[0]
 
 
-async def answer(model: Model, request: Request, emit: Emit | None) -> Reply:
+async def ask_model(model: Model, request: Request, emit: Emit | None) -> Reply:
     """Ask a model once; its reply, or what a useless one was paid, bears its price and its name.
 
     Raises:

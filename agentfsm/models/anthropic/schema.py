@@ -20,40 +20,40 @@ from agentfsm.ports import to_mutable_json
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
 
-_KEPT: Final = frozenset({"type", "$ref", "required", "title", "description"})
+_SUPPORTED_KEYWORDS: Final = frozenset({"type", "$ref", "required", "title", "description"})
 # In place of what the provider does not take.
-_UNKNOWN: Final = object()
-_FORMATS: Final = frozenset(
+_UNSUPPORTED: Final = object()
+_SUPPORTED_FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"}
 )
 
 
-def refuses(schema: Mapping[str, JSON]) -> str | None:
+def unsupported_schema(schema: Mapping[str, JSON]) -> str | None:
     """Say why the provider cannot hold a model to this schema; None where it can."""
     return "Anthropic takes no schema that refers back to itself" if _is_circular(schema) else None
 
 
 def _is_circular(schema: Mapping[str, JSON]) -> bool:
-    leads = {name: set(_references(_target(schema, name))) for name in _references(schema)}
+    leads = {name: set(_iter_references(_resolve_reference(schema, name))) for name in _iter_references(schema)}
     while ends := [name for name, others in leads.items() if not others & leads.keys()]:
         for name in ends:
             del leads[name]
     return bool(leads)  # each of the rest leads to one of the rest
 
 
-def _references(value: object) -> Iterator[str]:
+def _iter_references(value: object) -> Iterator[str]:
     """Yield all references in a part of a schema."""
     if isinstance(value, Mapping):
         if isinstance(name := value.get("$ref"), str):
             yield name
         for each in value.values():
-            yield from _references(each)
+            yield from _iter_references(each)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _references(each)
+            yield from _iter_references(each)
 
 
-def _target(schema: Mapping[str, JSON], name: str) -> object:
+def _resolve_reference(schema: Mapping[str, JSON], name: str) -> object:
     """Return what a reference stands for; None where it leads elsewhere.
 
     Source: RFC 6901, without the escapes of an address.
@@ -70,14 +70,14 @@ def _target(schema: Mapping[str, JSON], name: str) -> object:
     return target if name.startswith("#") else None
 
 
-def supported_schema(schema: Mapping[str, JSON]) -> dict[str, Any]:
+def adapt_schema(schema: Mapping[str, JSON]) -> dict[str, Any]:
     """Return a copy of a schema with the keywords that Anthropic takes, and the others in its description."""
-    has_values = any(_are_plain(word, value) for word, value in schema.items())
+    has_values = any(_has_plain_values(word, value) for word, value in schema.items())
     kept: dict[str, Any] = {}
     told: list[str] = []
     for word, value in schema.items():
-        taken = _taken(word, value)
-        if taken is _UNKNOWN:
+        taken = _adapt_keyword(word, value)
+        if taken is _UNSUPPORTED:
             told.append(f"{word}: {json.dumps(to_mutable_json(value), ensure_ascii=False)}")
         elif word != "type" or not has_values:  # the values that may stand there are of some type anyway
             kept["anyOf" if word == "oneOf" else word] = taken
@@ -86,28 +86,30 @@ def supported_schema(schema: Mapping[str, JSON]) -> dict[str, Any]:
     return kept
 
 
-def _taken(word: str, value: Any) -> Any:
-    match word, value:
+def _adapt_keyword(keyword: str, value: Any) -> Any:
+    match keyword, value:
         case (("$defs" | "properties"), Mapping()):
-            return {name: _supported(each) for name, each in value.items()}
+            return {name: _adapt_subschema(each) for name, each in value.items()}
         case "items", Mapping():
-            return supported_schema(value)
+            return adapt_schema(value)
         case (("anyOf" | "oneOf" | "allOf"), list() | tuple()):
-            return [_supported(each) for each in value]
+            return [_adapt_subschema(each) for each in value]
         case "additionalProperties", _:
             return False
-        case ("format", str()) if value in _FORMATS:
+        case ("format", str()) if value in _SUPPORTED_FORMATS:
             return value
         case "minItems", 0 | 1:
             return value
-    return to_mutable_json(value) if word in _KEPT or _are_plain(word, value) else _UNKNOWN
+    return (
+        to_mutable_json(value) if keyword in _SUPPORTED_KEYWORDS or _has_plain_values(keyword, value) else _UNSUPPORTED
+    )
 
 
-def _are_plain(word: str, value: object) -> bool:
+def _has_plain_values(keyword: str, value: object) -> bool:
     """Whether this says which values may stand there, and all are texts, numbers, booleans or null."""
-    values = value if word == "enum" and isinstance(value, list | tuple) else [value]
-    return word in {"enum", "const"} and all(each is None or isinstance(each, str | int | float) for each in values)
+    values = value if keyword == "enum" and isinstance(value, list | tuple) else [value]
+    return keyword in {"enum", "const"} and all(each is None or isinstance(each, str | int | float) for each in values)
 
 
-def _supported(value: Any) -> Any:
-    return supported_schema(value) if isinstance(value, Mapping) else value  # True is a schema as well
+def _adapt_subschema(value: Any) -> Any:
+    return adapt_schema(value) if isinstance(value, Mapping) else value  # True is a schema as well

@@ -19,7 +19,7 @@ import attrs
 from agentfsm._concurrency import ThreadWaiter, notify_all
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.value import Value
-from agentfsm.models import model_of
+from agentfsm.models import resolve_model
 from agentfsm.ports import Model
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message, count_tools
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MINUTE_S: Final = 60.0
 # A wait for room in the minute lasts so long at least: a shorter one may be lost in the digits of a clock.
-MIN_S: Final = 0.001
+MIN_WAIT_S: Final = 0.001
 
 
 @attrs.frozen(kw_only=True)
@@ -85,11 +85,11 @@ class Throttled(Model):
                 f"Throttled(concurrency={concurrency}, per_minute={per_minute}, tokens_per_minute={tokens_per_minute})"
                 ": give one of them at least, and 1 or more"
             )
-        self._model = model_of(model)
+        self._model = resolve_model(model)
         self.name = self._model.name
         self.window_tokens = self._model.window_tokens
         self.output_modes = self._model.output_modes
-        self._gate = _Gate(monotonic, *limits)
+        self._limiter = _RequestLimiter(monotonic, *limits)
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Wait for a turn and ask once; see `Model.reply`.
@@ -97,19 +97,19 @@ class Throttled(Model):
         Raises:
             ModelUnavailableError: also when the turn did not come in time.
         """
-        gate = self._gate
-        place = await gate.enter(_tokens_of(request) if gate.counts_tokens else 0, request.timeout_s, self.name)
+        gate = self._limiter
+        place = await gate.acquire(_estimate_tokens(request) if gate.counts_tokens else 0, request.timeout_s, self.name)
         try:
             reply = await self._model.reply(request, emit)
         except ModelError as error:
-            gate.settle(place, 0 if error.usage is None else error.usage.tokens)
+            gate.record_tokens(place, 0 if error.usage is None else error.usage.tokens)
             raise
         else:
             if reply.usage is not None:
-                gate.settle(place, reply.usage.tokens)
+                gate.record_tokens(place, reply.usage.tokens)
             return reply
         finally:
-            gate.leave()
+            gate.release()
 
     def unsupported_part(self, part: Part) -> str | None:
         """Say why the model cannot take this part; None where it can."""
@@ -129,14 +129,14 @@ class Throttled(Model):
 
     def statistics(self) -> ThrottleStatistics:
         """Return what is going through now."""
-        return self._gate.statistics()
+        return self._limiter.statistics()
 
     async def aclose(self) -> None:
         """Close the model; requests that wait for a turn are not held up."""
         await self._model.aclose()
 
 
-def _tokens_of(request: Request) -> int:
+def _estimate_tokens(request: Request) -> int:
     """Return about how many tokens a request takes, its answer included where its length is limited."""
     asked = BYTE_COUNTER.count(request.instructions) + count_tools(request.tools, BYTE_COUNTER)
     asked += sum(count_message(message, BYTE_COUNTER) for message in request.messages)
@@ -144,39 +144,39 @@ def _tokens_of(request: Request) -> int:
 
 
 @attrs.define(eq=False, repr=False)
-class _Place:
+class _StartedRequest:
     """A request that went."""
 
-    at: float
+    started_at: float
     # When, monotonic seconds.
     tokens: int
     # Estimated, then counted.
-    is_past: bool = False
+    is_expired: bool = False
     # Whether that is more than a minute ago.
 
 
 @attrs.define(eq=False, repr=False)
-class _Waiter:
+class _QueuedRequest:
     """A request that waits for its turn."""
 
     tokens: int
-    bell: ThreadWaiter
+    waiter: ThreadWaiter
     # Rung when it shall look again whether it may go.
 
 
 @attrs.define(eq=False, repr=False)
-class _Gate:
+class _RequestLimiter:
     """Lets requests go one by one; from any thread and event loop."""
 
     monotonic: Callable[[], float]
     concurrency: int | None
     per_minute: int | None
     tokens_per_minute: int | None
-    _line: deque[_Waiter] = attrs.field(factory=deque, init=False)
+    _queue: deque[_QueuedRequest] = attrs.field(factory=deque, init=False)
     # In the order of their coming; only the first may go.
-    _minute: deque[_Place] = attrs.field(factory=deque, init=False)
+    _recent: deque[_StartedRequest] = attrs.field(factory=deque, init=False)
     # What went in the last minute, oldest first, where a rate is limited.
-    _tokens: int = attrs.field(default=0, init=False)
+    _recent_tokens: int = attrs.field(default=0, init=False)
     # Of these.
     _in_flight: int = attrs.field(default=0, init=False)
     _gave_up: int = attrs.field(default=0, init=False)
@@ -187,115 +187,115 @@ class _Gate:
         """Whether it has to be told how many tokens a request takes."""
         return self.tokens_per_minute is not None
 
-    async def enter(self, tokens: int, longest_s: float, model: str) -> _Place:
+    async def acquire(self, tokens: int, max_wait_s: float, model: str) -> _StartedRequest:
         """Wait for a turn and take it; `leave` must follow.
 
         Args:
             tokens: That the request takes, about.
-            longest_s: How long it may wait, seconds.
+            max_wait_s: How long it may wait, seconds.
             model: Whose turn it is, for the error.
 
         Raises:
             ModelUnavailableError: when the turn did not come in time.
         """
         with self._lock:
-            if not self._line and self._wait_s(tokens) <= 0:
-                return self._take(tokens)
-            waiter = _Waiter(tokens, ThreadWaiter())
-            self._line.append(waiter)
+            if not self._queue and self._required_wait_s(tokens) <= 0:
+                return self._start_request(tokens)
+            waiter = _QueuedRequest(tokens, ThreadWaiter())
+            self._queue.append(waiter)
         try:
-            with anyio.move_on_after(longest_s):
-                return await self._turn(waiter)
+            with anyio.move_on_after(max_wait_s):
+                return await self._wait_for_turn(waiter)
         finally:
-            self._quit(waiter)
+            self._leave_queue(waiter)
         with self._lock:
             self._gave_up += 1
         raise ModelUnavailableError(
-            f"{model!r} had no turn for this request in {longest_s:.0f} seconds, within its limits of "
-            f"{self._limits()}. Ask again later, raise the limits of Throttled, or run fewer agents at once."
+            f"{model!r} had no turn for this request in {max_wait_s:.0f} seconds, within its limits of "
+            f"{self._describe_limits()}. Ask again later, raise the limits of Throttled, or run fewer agents at once."
         )
 
-    def settle(self, place: _Place, tokens: int) -> None:
+    def record_tokens(self, started: _StartedRequest, tokens: int) -> None:
         """Put the tokens that a request did take in the place of what was estimated."""
         with self._lock:
-            if self.counts_tokens and not place.is_past:
-                self._tokens += tokens - place.tokens
-                place.tokens = tokens
+            if self.counts_tokens and not started.is_expired:
+                self._recent_tokens += tokens - started.tokens
+                started.tokens = tokens
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """End a turn."""
         with self._lock:
             self._in_flight -= 1
-            first = self._first()
+            first = self._first_waiter()
         notify_all(first)
 
     def statistics(self) -> ThrottleStatistics:
         """Return what is going through now."""
         with self._lock:
-            self._forget(self.monotonic())
+            self._drop_expired(self.monotonic())
             return ThrottleStatistics(
                 in_flight=self._in_flight,
-                waiting=len(self._line),
-                requests=len(self._minute),
-                tokens=self._tokens,
+                waiting=len(self._queue),
+                requests=len(self._recent),
+                tokens=self._recent_tokens,
                 gave_up=self._gave_up,
             )
 
-    async def _turn(self, waiter: _Waiter) -> _Place:
+    async def _wait_for_turn(self, queued: _QueuedRequest) -> _StartedRequest:
         while True:
             with self._lock:
-                waiter.bell = ThreadWaiter()  # before the look: what changes behind it rings this one
-                wait_s = self._wait_s(waiter.tokens) if self._line[0] is waiter else math.inf
+                queued.waiter = ThreadWaiter()  # before the look: what changes behind it rings this one
+                wait_s = self._required_wait_s(queued.tokens) if self._queue[0] is queued else math.inf
                 if wait_s <= 0:
-                    self._line.popleft()
-                    return self._take(waiter.tokens)
-            with anyio.move_on_after(max(wait_s, MIN_S)):
-                await waiter.bell.event.wait()
+                    self._queue.popleft()
+                    return self._start_request(queued.tokens)
+            with anyio.move_on_after(max(wait_s, MIN_WAIT_S)):
+                await queued.waiter.event.wait()
 
-    def _quit(self, waiter: _Waiter) -> None:
+    def _leave_queue(self, queued: _QueuedRequest) -> None:
         """Leave the line, with a turn or without one, and let the first in it look."""
         with self._lock:
-            if waiter in self._line:
-                self._line.remove(waiter)
-            first = self._first()
+            if queued in self._queue:
+                self._queue.remove(queued)
+            first = self._first_waiter()
         notify_all(first)
 
-    def _first(self) -> list[ThreadWaiter]:
-        return [self._line[0].bell] if self._line else []
+    def _first_waiter(self) -> list[ThreadWaiter]:
+        return [self._queue[0].waiter] if self._queue else []
 
     # Under the lock.
 
-    def _take(self, tokens: int) -> _Place:
-        place = _Place(self.monotonic(), tokens)
+    def _start_request(self, tokens: int) -> _StartedRequest:
+        place = _StartedRequest(self.monotonic(), tokens)
         self._in_flight += 1
         if self.per_minute is not None or self.counts_tokens:
-            self._minute.append(place)
-            self._tokens += tokens
+            self._recent.append(place)
+            self._recent_tokens += tokens
         return place
 
-    def _wait_s(self, tokens: int) -> float:
+    def _required_wait_s(self, tokens: int) -> float:
         """Return how long a request has to wait at least, seconds: 0 for not at all, infinite for until one leaves."""
         if self.concurrency is not None and self._in_flight >= self.concurrency:
             return math.inf
         now = self.monotonic()
-        self._forget(now)
-        surplus = 0 if self.per_minute is None else len(self._minute) + 1 - self.per_minute
-        excess = 0 if self.tokens_per_minute is None else self._tokens + tokens - self.tokens_per_minute
+        self._drop_expired(now)
+        surplus = 0 if self.per_minute is None else len(self._recent) + 1 - self.per_minute
+        excess = 0 if self.tokens_per_minute is None else self._recent_tokens + tokens - self.tokens_per_minute
         wait_s = 0.0
-        for place in self._minute:
+        for place in self._recent:
             if surplus <= 0 and excess <= 0:
                 break
             surplus, excess = surplus - 1, excess - place.tokens
-            wait_s = place.at + MINUTE_S - now
+            wait_s = place.started_at + MINUTE_S - now
         return wait_s
 
-    def _forget(self, now: float) -> None:
-        while self._minute and self._minute[0].at <= now - MINUTE_S:
-            place = self._minute.popleft()
-            place.is_past = True
-            self._tokens -= place.tokens
+    def _drop_expired(self, now: float) -> None:
+        while self._recent and self._recent[0].started_at <= now - MINUTE_S:
+            place = self._recent.popleft()
+            place.is_expired = True
+            self._recent_tokens -= place.tokens
 
-    def _limits(self) -> str:
+    def _describe_limits(self) -> str:
         limits = {
             "at once": self.concurrency,
             "in a minute": self.per_minute,

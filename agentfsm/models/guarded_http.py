@@ -13,7 +13,7 @@ import anyio
 import httpx
 import httpx2
 
-from agentfsm.models.wire import SizeError
+from agentfsm.models.wire import SizeLimitError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,31 +25,31 @@ MAX_ERROR_BYTES: Final = 64 * 2**10
 _MAX_REDIRECTS: Final = 5
 
 # How long the end of a stream's body may keep us. Some servers keep the connection open after the last event.
-_DRAIN_S: Final = 0.1
+_MAX_DRAIN_S: Final = 0.1
 # What is read at most of a body that is left, bytes.
-_DRAIN_BYTES: Final = 2**20
+_MAX_DRAIN_BYTES: Final = 2**20
 
 # How reading fails.
-_BROKEN: Final = (
+_READ_ERRORS: Final = (
     httpx.HTTPError,
     httpx.StreamError,
     httpx2.HTTPError,
     httpx2.StreamError,
     OSError,
     anyio.EndOfStream,
-    SizeError,
+    SizeLimitError,
 )
 
 
-class _Bounded(httpx.AsyncByteStream, httpx2.AsyncByteStream):
+class _LimitedByteStream(httpx.AsyncByteStream, httpx2.AsyncByteStream):
     """A body as it came over the network, which fails beyond a number of bytes.
 
     What is decompressed cannot be counted alone: nothing comes of the bytes behind the end of a gzip member.
     """
 
-    def __init__(self, stream: httpx2.AsyncByteStream, most: int) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, max_bytes: int) -> None:
         self._stream = stream
-        self._most = most
+        self._most = max_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
@@ -59,9 +59,9 @@ class _Bounded(httpx.AsyncByteStream, httpx2.AsyncByteStream):
                 size += len(part)
                 if size > self._most:
                     await self._stream.aclose()
-                    await _exhaust(parts)  # as in `finish`
+                    await _drain(parts)  # as in `finish`
                     msg = f"more than {self._most:,} bytes"
-                    raise SizeError(msg)
+                    raise SizeLimitError(msg)
                 yield part
         finally:
             if isinstance(parts, AsyncGenerator):
@@ -74,7 +74,7 @@ class _Bounded(httpx.AsyncByteStream, httpx2.AsyncByteStream):
 class GuardedClient(httpx2.AsyncClient):
     """Sends by another client, follows no redirect to another origin, and cuts the body of an error.
 
-    A reply is handed out unread, and its reader bounds it (`beginning`). The vendor's package reads an error itself and
+    A reply is handed out unread, and its reader bounds it (`read_limited`). The vendor's package reads an error itself and
     whole, so that one is read here, up to `MAX_ERROR_BYTES`.
     """
 
@@ -103,36 +103,36 @@ class GuardedClient(httpx2.AsyncClient):
         options |= {"stream": True, "follow_redirects": False}
         response = await self._inner.send(request, **options)
         for _ in range(_MAX_REDIRECTS):
-            following = _following(response)
+            following = _find_redirect_request(response)
             if following is None:
                 break
-            await beginning(response, MAX_ERROR_BYTES)
+            await read_limited(response, MAX_ERROR_BYTES)
             response = await self._inner.send(following, **options)
-        return response if response.is_success else await _cut(response)
+        return response if response.is_success else await _truncate_error(response)
 
 
-def _following(response: httpx2.Response) -> httpx2.Request | None:
+def _find_redirect_request(response: httpx2.Response) -> httpx2.Request | None:
     """Return the request that a redirect asks for; None where there is none, or it is not to be sent."""
     following = response.next_request
     # After 301, 302 and 303 it would be a GET, without the conversation.
     if following is None or following.method != response.request.method:
         return None
-    is_same_origin = _plain_url(following).origin == _plain_url(response.request).origin
+    is_same_origin = _strip_url(following).origin == _strip_url(response.request).origin
     return following if is_same_origin else None
 
 
-def redirected_to(response: httpx2.Response) -> str:
+def read_redirect_url(response: httpx2.Response) -> str:
     """Return where a redirect leads that was not followed, without what may be secret in it; else an empty text."""
-    return "" if response.next_request is None else str(_plain_url(response.next_request))
+    return "" if response.next_request is None else str(_strip_url(response.next_request))
 
 
-def _plain_url(request: httpx2.Request) -> httpx2.URL:
+def _strip_url(request: httpx2.Request) -> httpx2.URL:
     url = httpx2.URL(str(request.url))  # the request may be one of httpx
     return url.copy_with(userinfo=b"", query=None, fragment=None)
 
 
-async def _cut(response: httpx2.Response) -> httpx2.Response:
-    parts, _ = await beginning(response, MAX_ERROR_BYTES)
+async def _truncate_error(response: httpx2.Response) -> httpx2.Response:
+    parts, _ = await read_limited(response, MAX_ERROR_BYTES)
     # The parts are decoded, and no more of the body is to come.
     left_out = {"content-encoding", "content-length", "transfer-encoding"}
     headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in left_out]
@@ -143,35 +143,35 @@ async def _cut(response: httpx2.Response) -> httpx2.Response:
     return cut
 
 
-def bounded(response: httpx2.Response, most: int) -> AsyncGenerator[bytes]:
+def iter_limited(response: httpx2.Response, max_bytes: int) -> AsyncGenerator[bytes]:
     """Iterate over a body after decompression, and bound the bytes that come over the network.
 
     Raises:
-        SizeError: while iterating, when more than `most` bytes came; the connection is closed.
-        httpx2.HTTPError, httpx.HTTPError: while iterating, as `beginning`.
+        SizeError: while iterating, when more than `max_bytes` bytes came; the connection is closed.
+        httpx2.HTTPError, httpx.HTTPError: while iterating, as `read_limited`.
     """
-    response.stream = _Bounded(cast("httpx2.AsyncByteStream", response.stream), most)
+    response.stream = _LimitedByteStream(cast("httpx2.AsyncByteStream", response.stream), max_bytes)
     return response.aiter_bytes()
 
 
-async def beginning(response: httpx2.Response, most: int) -> tuple[list[bytes], bool]:
+async def read_limited(response: httpx2.Response, max_bytes: int) -> tuple[list[bytes], bool]:
     """Read a body up to a number of bytes, and drop the connection where more come.
 
     The bytes are counted twice: as they come over the network, and after decompression.
 
     Returns:
-        The body in parts, of which the last may go beyond `most`; and whether the body ended within it.
+        The body in parts, of which the last may go beyond `max_bytes`; and whether the body ended within it.
 
     Raises:
         httpx2.HTTPError, httpx.HTTPError: when the transport breaks, or what came cannot be decompressed.
     """
     parts: list[bytes] = []
     size = 0
-    data = bounded(response, most)
+    data = iter_limited(response, max_bytes)
     is_over = False
     try:
-        with suppress(SizeError):
-            while size <= most:
+        with suppress(SizeLimitError):
+            while size <= max_bytes:
                 part = await anext(data, None)
                 if part is None:
                     is_over = True
@@ -180,26 +180,26 @@ async def beginning(response: httpx2.Response, most: int) -> tuple[list[bytes], 
                 size += len(part)
     finally:
         if not is_over:
-            await finish(response, data, reusable=False)
+            await close_response(response, data, reusable=False)
     return parts, is_over
 
 
-async def finish(response: httpx2.Response, data: AsyncGenerator[bytes], *, reusable: bool) -> None:
+async def close_response(response: httpx2.Response, data: AsyncGenerator[bytes], *, reusable: bool) -> None:
     """Leave a body: close its connection, unless that can be used again and the rest of the body comes at once."""
     if reusable:
         # What ends the body has to be read, or the connection cannot be used again.
-        with anyio.move_on_after(_DRAIN_S):
-            await _exhaust(data)
+        with anyio.move_on_after(_MAX_DRAIN_S):
+            await _drain(data)
     await response.aclose()
     # A stream that is left half-way is made of generators within generators, which the garbage collector would finish
     # at its own time. With the connection closed, pulling on ends them all here, with an error; but what was
     # decompressed of a small part may be without end, and is left.
-    await _exhaust(data)
+    await _drain(data)
     await data.aclose()
 
 
-async def _exhaust(data: AsyncIterator[bytes]) -> None:
+async def _drain(data: AsyncIterator[bytes]) -> None:
     size = 0
-    with suppress(*_BROKEN):
-        while size < _DRAIN_BYTES and (part := await anext(data, None)) is not None:
+    with suppress(*_READ_ERRORS):
+        while size < _MAX_DRAIN_BYTES and (part := await anext(data, None)) is not None:
             size += len(part)

@@ -34,7 +34,7 @@ import attrs
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import Usage
 from agentfsm.core.value import Value
-from agentfsm.models.composite import Composite, answer
+from agentfsm.models.wrappers.base import CompositeModel, ask_model
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Part
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 # Seconds after a first failure: an overload is rarely over sooner, and one request per rest is little to lose.
 REST_S: Final = 30.0
 # The longest rest, seconds: four doublings. After an outage nobody wants to wait longer for the better model.
-REST_MAX_S: Final = 480.0
+MAX_REST_S: Final = 480.0
 # The longest rate limit that is waited for, seconds: about as long as another model takes to answer.
 PATIENCE_S: Final = 10.0
 # The status that says so.
-RATE_LIMITED: Final = 429
+RATE_LIMIT_STATUS: Final = 429
 # Useless replies in a row that are no chance.
-GARBLED: Final = 2
+MAX_INVALID_REPLIES: Final = 2
 
 _log = logging.getLogger("agentfsm.models")
 
@@ -67,7 +67,7 @@ class ModelStatistics(Value):
     # Seconds that it still rests; 0 when it does not.
 
 
-class Fallback(Composite):
+class Fallback(CompositeModel):
     """Asks the first model, and the next one when that is overloaded or out.
 
     Example: `Fallback("anthropic:claude-sonnet-4-5", "anthropic:claude-haiku-4-5")`. One `Fallback` may serve any
@@ -97,14 +97,14 @@ class Fallback(Composite):
     ) -> None:
         if not others:
             raise MisuseError("Fallback has one model: give those that shall answer in its place, in their order")
-        if not 0 < rest_s <= REST_MAX_S or not patience_s >= 0:
+        if not 0 < rest_s <= MAX_REST_S or not patience_s >= 0:
             raise MisuseError(
                 f"Fallback(rest_s={rest_s}, patience_s={patience_s}): a rest lasts more than 0 and at most "
-                f"{REST_MAX_S:.0f} seconds, and patience 0 or more"
+                f"{MAX_REST_S:.0f} seconds, and patience 0 or more"
             )
         super().__init__(" else ", (first, *others))
         self._after_text, self._monotonic = after_text, monotonic
-        self._places = tuple([_Place(model, rest_s, patience_s) for model in self.models])
+        self._health = tuple([_ModelHealth(model, rest_s, patience_s) for model in self.models])
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask each model at most once, until one answers; see `Model.reply`, and above for what goes up.
@@ -117,26 +117,26 @@ class Fallback(Composite):
         if (why := self.unsupported_settings(request.settings)) is not None:
             raise ModelError(why)  # now, and not on the day when the first is out
         paid, failures = Usage(), list[str]()
-        for place in self._line():
-            heard = _Heard(emit)
+        for place in self._order_by_rest():
+            heard = _ChunkRelay(emit)
             period = place.begin(self._monotonic())
             try:
-                reply = await answer(place.model, request, heard if emit is not None else None)
+                reply = await ask_model(place.model, request, heard if emit is not None else None)
             except (ModelError, OSError) as error:
-                is_shown = heard.is_any and not self._after_text
-                moves_on = place.failed(error, period, self._monotonic(), is_shown=is_shown)
+                is_shown = heard.has_chunks and not self._after_text
+                moves_on = place.record_failure(error, period, self._monotonic(), is_shown=is_shown)
                 usage = error.usage if isinstance(error, ModelError) else None
                 paid += usage or Usage()
                 failures.append(f"{place.model.name}: {error}")
-                if not moves_on or heard.is_any:
-                    _charge(error, paid)
+                if not moves_on or heard.has_chunks:
+                    _attach_usage(error, paid)
                     raise
                 _log.warning("model %s is out, the next is asked: %s", place.model.name, type(error).__name__)
             else:
-                place.answered(period)
+                place.record_reply(period)
                 return reply if reply.usage is None else attrs.evolve(reply, usage=reply.usage + paid)
         out = ModelUnavailableError(f"none of {len(failures)} models could answer. {' '.join(failures)}")
-        _charge(out, paid)
+        _attach_usage(out, paid)
         raise out
 
     def unsupported_part(self, part: Part) -> str | None:
@@ -146,36 +146,38 @@ class Fallback(Composite):
     def statistics(self) -> tuple[ModelStatistics, ...]:
         """Return how each model does, in their order."""
         now = self._monotonic()
-        return tuple([place.statistics(now) for place in self._places])
+        return tuple([place.statistics(now) for place in self._health])
 
-    def _line(self) -> list[_Place]:
+    def _order_by_rest(self) -> list[_ModelHealth]:
         """Return the models in the order in which they are asked now: those that rest come last."""
         now = self._monotonic()
-        return sorted(self._places, key=lambda place: place.rests_s(now))  # a stable sort: equals stay in their order
+        return sorted(
+            self._health, key=lambda place: place.remaining_rest_s(now)
+        )  # a stable sort: equals stay in their order
 
 
-def _charge(error: Exception, paid: Usage) -> None:
+def _attach_usage(error: Exception, paid: Usage) -> None:
     if isinstance(error, ModelError) and paid.tokens:
         error.usage = paid
 
 
-class _Heard:
+class _ChunkRelay:
     """Passes chunks on, and knows whether there was any."""
 
-    __slots__ = ("_emit", "is_any")
+    __slots__ = ("_emit", "has_chunks")
 
     def __init__(self, emit: Emit | None) -> None:
         self._emit = emit
-        self.is_any = False
+        self.has_chunks = False
 
     def __call__(self, chunk: Chunk) -> None:
-        self.is_any = True
+        self.has_chunks = True
         if self._emit is not None:
             self._emit(chunk)
 
 
 @attrs.define(eq=False, repr=False)
-class _Place:
+class _ModelHealth:
     """One of the models, and what is known of it; from any thread.
 
     A request that began before the newest change says nothing any more: twenty that fail in the same moment are one
@@ -189,13 +191,13 @@ class _Place:
     # How long a rate limit may last that is waited for.
     _period: int = 0
     # Grows when it begins to rest, when it is tried after a rest, and when it is well again.
-    _until: float = 0.0
+    _rests_until: float = 0.0
     # When its rest ends, while it has failures.
     _failures: int = 0
     # In a row, one for each rest.
-    _is_tried: bool = False
+    _is_probing: bool = False
     # Whether its rest is over and a first request tries it.
-    _garbled: int = 0
+    _invalid_replies: int = 0
     # Useless replies in a row.
     _limited_until: float | None = None
     # When the rate limit is to be over that is waited for.
@@ -203,25 +205,25 @@ class _Place:
     _failed: int = 0
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
-    def rests_s(self, now: float) -> float:
+    def remaining_rest_s(self, now: float) -> float:
         """Return how long it still rests, seconds; 0 when it does not."""
-        return max(0.0, self._until - now) if self._failures else 0.0
+        return max(0.0, self._rests_until - now) if self._failures else 0.0
 
     def begin(self, now: float) -> int:
         """Note that it is asked, and return the period. The first after a rest tries it while the others keep away."""
         with self._lock:
-            if self._failures and now >= self._until:
-                self._until, self._is_tried = now + self.rest_s, True
+            if self._failures and now >= self._rests_until:
+                self._rests_until, self._is_probing = now + self.rest_s, True
                 self._period += 1
             return self._period
 
-    def answered(self, period: int) -> None:
+    def record_reply(self, period: int) -> None:
         """Note a reply to a request of that period."""
         with self._lock:
             self._answered += 1
-            self._is_there(period)
+            self._mark_available(period)
 
-    def failed(self, error: Exception, period: int, now: float, *, is_shown: bool) -> bool:
+    def record_failure(self, error: Exception, period: int, now: float, *, is_shown: bool) -> bool:
         """Note a failure, and say whether another model shall be asked.
 
         Args:
@@ -232,26 +234,26 @@ class _Place:
         """
         with self._lock:
             if isinstance(error, ModelReplyError):
-                self._gave_garbage(period, now)
+                self._record_invalid_reply(period, now)
                 return False
             if isinstance(error, ModelError) and not isinstance(error, ModelUnavailableError):
-                self._is_there(period)
+                self._mark_available(period)
                 return False
             self._failed += 1
-            if is_shown or self._is_worth_a_wait(error, now):
+            if is_shown or self._should_wait(error, now):
                 return False
-            self._rest(period, now, getattr(error, "retry_after_s", None) or 0.0)
+            self._start_rest(period, now, getattr(error, "retry_after_s", None) or 0.0)
             return True
 
-    def _gave_garbage(self, period: int, now: float) -> None:
+    def _record_invalid_reply(self, period: int, now: float) -> None:
         self._failed += 1
-        self._garbled += 1
-        if self._garbled >= GARBLED:
-            self._rest(period, now, 0.0)
+        self._invalid_replies += 1
+        if self._invalid_replies >= MAX_INVALID_REPLIES:
+            self._start_rest(period, now, 0.0)
 
-    def _is_worth_a_wait(self, error: Exception, now: float) -> bool:
+    def _should_wait(self, error: Exception, now: float) -> bool:
         """Whether it is a rate limit that is over soon, and was not waited for already."""
-        if not isinstance(error, ModelUnavailableError) or error.status != RATE_LIMITED:
+        if not isinstance(error, ModelUnavailableError) or error.status != RATE_LIMIT_STATUS:
             return False
         wait_s = error.retry_after_s or 0.0
         if self._limited_until is None:
@@ -259,21 +261,21 @@ class _Place:
             return wait_s <= self.patience_s
         return wait_s <= self.patience_s and now < self._limited_until
 
-    def _rest(self, period: int, now: float, asked_s: float) -> None:
-        self._garbled, self._limited_until = 0, None
-        if period != self._period or (self._failures and not self._is_tried):
+    def _start_rest(self, period: int, now: float, asked_s: float) -> None:
+        self._invalid_replies, self._limited_until = 0, None
+        if period != self._period or (self._failures and not self._is_probing):
             return  # it rests already; who asked it all the same had no other to ask
-        length_s = min(self.rest_s * 2.0**self._failures, REST_MAX_S)
-        self._until = now + min(max(length_s, asked_s), REST_MAX_S)
+        length_s = min(self.rest_s * 2.0**self._failures, MAX_REST_S)
+        self._rests_until = now + min(max(length_s, asked_s), MAX_REST_S)
         self._failures += 1
-        self._is_tried = False
+        self._is_probing = False
         self._period += 1
 
-    def _is_there(self, period: int) -> None:
+    def _mark_available(self, period: int) -> None:
         """Note that it has read a request, and answered it or refused it for good."""
-        self._garbled, self._limited_until = 0, None
+        self._invalid_replies, self._limited_until = 0, None
         if self._failures and period == self._period:
-            self._failures, self._is_tried = 0, False
+            self._failures, self._is_probing = 0, False
             self._period += 1
 
     def statistics(self, now: float) -> ModelStatistics:
@@ -283,5 +285,5 @@ class _Place:
                 model=self.model.name,
                 answered=self._answered,
                 failed=self._failed,
-                rests_s=self.rests_s(now),
+                rests_s=self.remaining_rest_s(now),
             )

@@ -1,0 +1,50 @@
+"""OpenAI's chat completions, and every other server that speaks the same wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentfsm.models.openai import chat_wire
+from agentfsm.models.openai.client import OpenAIModel
+from agentfsm.models.wire import read_billed_usage
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import Part, Usage
+    from agentfsm.models.wire import EncodingCache, StreamAssembler
+    from agentfsm.ports import Reply, Request
+
+
+class OpenAIChat(OpenAIModel):
+    """A model behind OpenAI's chat completions, for example `OpenAIChat("gpt-4o")`.
+
+    Any server that speaks the same wire will do: `OpenAIChat("qwen3", base_url="http://localhost:11434/v1")`. The
+    arguments, and what is opened and closed when, are told by `OpenAIModel`.
+    """
+
+    path = "/chat/completions"
+    expected_reply = "a chat completion"
+    provider = "chat completions"
+
+    def unsupported_part(self, part: Part) -> str | None:
+        """Say why the model cannot take this part of a message or of a result; None where it can."""
+        return chat_wire.unsupported_part(part)
+
+    def _make_encoding_cache(self) -> EncodingCache:
+        return chat_wire.build_encoding_cache(self._provider_id, self.unsupported_part)
+
+    def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
+        # OpenAI's reasoning models refuse the older max_tokens; everybody else knows it, and some (Mistral) refuse the
+        # newer name.
+        limit_field = "max_completion_tokens" if self.is_openai else "max_tokens"
+        return chat_wire.encode(
+            request, model=self.name, limit_field=limit_field, streamed=streamed, encoding_cache=encoding_cache
+        )
+
+    def _decode(self, data: bytes) -> Reply:
+        return chat_wire.decode(data, provider=self._provider_id)
+
+    def _read_billed_usage(self, data: bytes) -> Usage | None:
+        return read_billed_usage(data, chat_wire.read_usage)
+
+    def _make_assembler(self) -> StreamAssembler:
+        return chat_wire.ChatStreamAssembler(provider=self._provider_id)
