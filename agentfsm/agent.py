@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from agentfsm.core.inbox import PostedItem
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.engine.follow import JournalEvent
-    from agentfsm.mcp.serving.service import MCPService
+    from agentfsm.mcp.server.service import MCPService
     from agentfsm.streaming.stream import Listener
 
 # Seconds between two looks at a lease that somebody else holds: short beside the 10 s that one lasts.
@@ -864,9 +864,9 @@ class Agent(Generic[A_co]):
         Raises:
             MisuseError: when the agent has a tool of one of these names.
         """
-        from agentfsm.mcp.serving.service import service_of  # noqa: PLC0415  brings the SDK
+        from agentfsm.mcp.server.service import build_service  # noqa: PLC0415  brings the SDK
 
-        return service_of(self, prefix=prefix, tools=tools, about=about, deps=deps, **options)
+        return build_service(self, prefix=prefix, tools=tools, about=about, deps=deps, **options)
 
     def cost(self, run: Run[Any]) -> AgentCost:
         """Return what a run cost up to now: tokens, US dollars, turns, tool calls, time; sub-agents included.

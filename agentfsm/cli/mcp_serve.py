@@ -24,7 +24,7 @@ from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.mcp.serving.service import MCPService
+    from agentfsm.mcp.server.service import MCPService
 
 # Where --http listens unless it is told: only programs of this machine reach it.
 ADDRESS: Final = "127.0.0.1:8000"
@@ -126,6 +126,6 @@ async def _end_by_signal(service: MCPService, close: Callable[[], Awaitable[None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _number in signals:
             with anyio.move_on_after(CLOSING_S):
-                await service.rest()
+                await service.release_runs()
                 await close()
             os._exit(Exit.DONE)

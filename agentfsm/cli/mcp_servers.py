@@ -63,7 +63,7 @@ async def _report(server: MCPServer) -> dict[str, Any]:
         ],
         "refused": dict(admitted.refused),
         "withheld": dict(admitted.withheld),
-        "unmatched": list(admitted.idle),
+        "unmatched": list(admitted.unmatched_globs),
     }
 
 
@@ -147,7 +147,7 @@ async def _asked(
     told: dict[str, dict[str, Any]] = {}
 
     async def ask(server: MCPServer) -> None:
-        head = {"name": server.name, "reached_by": server.launch.shown}
+        head = {"name": server.name, "reached_by": server.transport.display_text}
         try:
             told[server.name] = head | await report(server)
         except AgentError as error:
@@ -266,7 +266,7 @@ def approve(args: argparse.Namespace, terminal: Terminal) -> Exit:
 async def _reviewed(server: MCPServer, asking: Asking) -> dict[str, Any]:
     """Ask about one server; return how it stands then."""
     before = asking.count
-    head = {"name": server.name, "reached_by": server.launch.shown}
+    head = {"name": server.name, "reached_by": server.transport.display_text}
     try:
         found = await _report(server)
     except AgentError as error:

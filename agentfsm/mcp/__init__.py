@@ -6,16 +6,16 @@ It needs the extra: `pip install agentfsm[mcp]`.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from agentfsm.mcp.client.mcp_server import MCPServer
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.server import MCPServer
 from agentfsm.mcp.trust.consent import Consent, Proposal, Wish
 from agentfsm.mcp.trust.directory import Candidate, FoundServers, ServerDirectory
 from agentfsm.mcp.trust.pins import MemoryPins, Pin, PinFile, Pins
 from agentfsm.mcp.trust.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from agentfsm.mcp.serving.offers import Argument, Prompt, Resource
-    from agentfsm.mcp.serving.service import MCPService
+    from agentfsm.mcp.server.resources import Argument, Prompt, Resource
+    from agentfsm.mcp.server.service import MCPService
 
 __all__ = [
     "Argument",
@@ -38,10 +38,10 @@ __all__ = [
 ]
 
 
-_SERVING = {"Argument": "offers", "MCPService": "service", "Prompt": "offers", "Resource": "offers"}
+_SERVER_MODULES = {"Argument": "offers", "MCPService": "service", "Prompt": "offers", "Resource": "offers"}
 
 
 def __getattr__(name: str) -> object:
-    if name in _SERVING:  # loaded when it is asked for: who only calls servers has no use for what serves
-        return getattr(import_module(f"agentfsm.mcp.serving.{_SERVING[name]}"), name)
+    if name in _SERVER_MODULES:  # loaded when it is asked for: who only calls servers has no use for what serves
+        return getattr(import_module(f"agentfsm.mcp.server.{_SERVER_MODULES[name]}"), name)
     raise AttributeError(f"module 'agentfsm.mcp' has no attribute {name!r}")

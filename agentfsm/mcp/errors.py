@@ -19,7 +19,7 @@ class MCPServerError(AgentError):
         self.is_passing = is_passing
 
 
-class RestingError(MCPServerError):
+class ServerCircuitOpenError(MCPServerError):
     """A server has failed so often that it is not asked for a while.
 
     Attributes:

@@ -92,7 +92,7 @@ async def test_a_run_that_is_not_there():
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 async def test_all_runs_are_told_page_by_page(size, monkeypatch):
     """Newest first and each once, also where many were begun in one moment; a filter and a time leave some out."""
-    monkeypatch.setattr(audits, "PAGE", size)
+    monkeypatch.setattr(audits, "PAGE_SIZE", size)
     store = MemoryStore()
     agent = looker(store)
     moments = [100.0, 100.0, 100.0, 100.0, 200.0, 300.0, 300.0]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentfsm.mcp import MCPServer, MCPServerError, MemoryPins, Sandbox
-from agentfsm.mcp.trust.config import entries_in
+from agentfsm.mcp.trust.server_config import load_entries
 
 ENVIRONMENT = {"TOKEN": "t0p", "EMPTY": ""}
 
@@ -18,7 +18,7 @@ def written(tmp_path, servers, key="mcpServers", **others):
 
 
 def read(tmp_path, servers, **parts):
-    return entries_in(written(tmp_path, servers, **parts), ENVIRONMENT)
+    return load_entries(written(tmp_path, servers, **parts), ENVIRONMENT)
 
 
 def test_what_every_host_writes(tmp_path):
@@ -30,9 +30,9 @@ def test_what_every_host_writes(tmp_path):
             "search": {"type": "streamable-http", "url": "https://example.org/mcp", "headers": {"X": "y"}},
         },
     )
-    assert (files.launch.command, files.launch.args, files.launch.env) == ("npx", ["-y", "x"], {"A": "b"})
-    assert files.launch.cwd == "/srv"
-    assert (search.launch.url, search.launch.headers) == ("https://example.org/mcp", {"X": "y"})
+    assert (files.transport.command, files.transport.args, files.transport.env) == ("npx", ["-y", "x"], {"A": "b"})
+    assert files.transport.cwd == "/srv"
+    assert (search.transport.url, search.transport.headers) == ("https://example.org/mcp", {"X": "y"})
 
 
 def test_the_key_of_another_host(tmp_path):
@@ -65,9 +65,9 @@ def test_variables(tmp_path):
             }
         },
     )
-    assert entry.launch.args == ["t0p", "$TOKEN", "t0p", "a b", "", "d", "xy"]
-    assert entry.launch.env == {"KEY": "Bearer t0p"}
-    assert entry.written["env"] == {"KEY": "Bearer ${TOKEN}"}
+    assert entry.transport.args == ["t0p", "$TOKEN", "t0p", "a b", "", "d", "xy"]
+    assert entry.transport.env == {"KEY": "Bearer t0p"}
+    assert entry.raw["env"] == {"KEY": "Bearer ${TOKEN}"}
 
 
 def test_our_own_keys(tmp_path):
@@ -91,11 +91,11 @@ def test_our_own_keys(tmp_path):
         },
     )
     one, two = MCPServer.load(path, pins=MemoryPins())
-    assert (one.terms.trusted, one.terms.confirm, one.terms.allow) == (True, False, ("read_*",))
-    assert (one.terms.deny, set(one.terms.constraints)) == (("read_secrets",), {"query"})
+    assert (one.tool_policy.trusted, one.tool_policy.confirm, one.tool_policy.allow) == (True, False, ("read_*",))
+    assert (one.tool_policy.deny, set(one.tool_policy.constraints)) == (("read_secrets",), {"query"})
     assert (one.timeout_s, one.start_s, one.required) == (5, 60, False)
-    assert one.launch.sandbox == Sandbox(read=[Path("/srv")], network=True)
-    assert two.launch.allow_private
+    assert one.transport.sandbox == Sandbox(read=[Path("/srv")], network=True)
+    assert two.transport.allow_private
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_file_that_is_none(tmp_path, content, told):
     path = tmp_path / "servers.json"
     path.write_bytes(content)
     with pytest.raises(MCPServerError, match=told) as caught:
-        entries_in(path)
+        load_entries(path)
     assert str(path) in str(caught.value)
 
 

@@ -131,8 +131,8 @@ async def test_a_server_that_was_started_anew_is_looked_at_again(tmp_path):
     server = listed(tmp_path, tool()).server()
     await server.update()
     assert not server.is_stale
-    await server.link.aclose()
-    await server.link.ask(lambda client: client.list_tools())
+    await server.connection.aclose()
+    await server.connection.request(lambda client: client.list_tools())
     assert server.is_stale
     await server.aclose()
 
@@ -226,7 +226,7 @@ async def test_a_server_out_of_a_file_needs_a_yes(tmp_path):
     assert f"run: agentfsm mcp approve {path}" in str(caught.value)
     assert f"command:   {sys.executable}" in str(caught.value)
     assert "hush" not in str(caught.value)
-    assert server.link.starts == 0
+    assert server.connection.start_count == 0
 
 
 async def test_a_file_is_approved_once(tmp_path):

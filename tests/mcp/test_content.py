@@ -12,7 +12,7 @@ import pytest
 
 from agentfsm import Agent, AudioPart, FilePart, ImagePart, Outcome, TextPart
 from agentfsm.mcp import MCPServer
-from agentfsm.mcp.content import content_of, parts_of_block, parts_of_resource
+from agentfsm.mcp.client.content import convert_block, convert_resource, convert_result
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import results_of
 
@@ -29,7 +29,7 @@ def of(data: bytes) -> str:
 
 def content(*blocks, **fields):
     """Return what is made of a result with these blocks."""
-    return content_of(m.CallToolResult(content=list(blocks), **fields))
+    return convert_result(m.CallToolResult(content=list(blocks), **fields))
 
 
 def blob(data: bytes, mime_type: str | None, uri: str = "file:///a/b.bin") -> m.EmbeddedResource:
@@ -124,13 +124,13 @@ def test_a_link_is_a_line():
 def test_what_is_read_becomes_a_part(data, kind, part):
     """What a result would not hold, a message does not hold either."""
     resource = blob(data, kind).resource
-    assert parts_of_resource([resource]) == (part,)
-    assert parts_of_block(m.EmbeddedResource(resource=resource))[1:] == (part,)
+    assert convert_resource([resource]) == (part,)
+    assert convert_block(m.EmbeddedResource(resource=resource))[1:] == (part,)
 
 
 def test_half_a_pair_in_a_resource_is_mended():
     """No store takes it."""
-    assert parts_of_resource([m.TextResourceContents(uri="x:y", text="a\ud800b")]) == (TextPart(text="a\ufffdb"),)
+    assert convert_resource([m.TextResourceContents(uri="x:y", text="a\ud800b")]) == (TextPart(text="a\ufffdb"),)
 
 
 # Structured content
@@ -241,7 +241,7 @@ def test_an_unknown_kind_is_noted():
     block = SimpleNamespace(type="video", annotations=None)
     result = m.CallToolResult.model_construct(content=[block], structured_content=None, is_error=False)
     told = "[a block of the kind 'video': not shown, since nothing is known of such a one]"
-    assert content_of(result) == (told, ())
+    assert convert_result(result) == (told, ())
 
 
 # Through a real server

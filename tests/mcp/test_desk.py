@@ -8,7 +8,7 @@ import anyio
 import mcp.types as m
 import pytest
 
-from agentfsm.mcp.ask import UNTOLD, Desk, Told
+from agentfsm.mcp.client.elicitation import AMBIGUOUS_ELICITATION, ElicitationRouter, ElicitationState
 from agentfsm.tools.run_context import InputRequired
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -20,7 +20,7 @@ class Server:
 
     def __init__(self):
         """Take no calls yet."""
-        self.desk = Desk()
+        self.desk = ElicitationRouter()
         self.doors: dict[str, anyio.Event] = {}
         self.ends: dict[str, object] = {}
         self.replies: dict[str, str] = {}
@@ -28,17 +28,19 @@ class Server:
 
     def told(self, answer):
         """What an earlier attempt has left, where this was answered."""
-        return Told([("q1", mark())], {"q1": answer})
+        return ElicitationState([("q1", mark())], {"q1": answer})
 
     async def call(self, name, told=None, *, asks=False):
         """Make a call, which asks or waits for its door."""
         self.doors[name] = anyio.Event()
-        self.ends[name] = await self.desk.attend(told or Told([], {}), _SubagentCall(self, name, asks=asks))
+        self.ends[name] = await self.desk.run_call(
+            told or ElicitationState([], {}), _SubagentCall(self, name, asks=asks)
+        )
 
 
 def mark():
     """What tells the question from others, as a pause keeps it."""
-    asked = Told([], {}).inquiry({"": WHO})
+    asked = ElicitationState([], {}).pause_for({"": WHO})
     assert isinstance(asked, InputRequired)
     return json.loads(asked.state)["asked"][0][1]
 
@@ -122,7 +124,7 @@ async def test_two_that_ask_at_once_are_given_up_and_the_model_is_told(server):
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: server.call("a", asks=True))
         tasks.start_soon(lambda: server.call("b", asks=True))
-    assert [end.content[0].text for end in server.ends.values()] == [UNTOLD, UNTOLD]
+    assert [end.content[0].text for end in server.ends.values()] == [AMBIGUOUS_ELICITATION, AMBIGUOUS_ELICITATION]
     assert all(end.is_error for end in server.ends.values())
     await anyio.wait_all_tasks_blocked()
     assert server.replies == {"a": "cancel", "b": "cancel"}
@@ -153,6 +155,6 @@ async def test_a_question_outside_of_any_call_is_answered_with_a_cancel(server):
 
 def test_each_answer_serves_once_and_in_order():
     """A server that asks the same twice gets both answers, as they were given."""
-    told = Told([("q1", mark()), ("q2", mark())], {"q1": {"name": "Ann"}, "q2": {"name": "Bob"}})
-    found = [told.reply(WHO) for _ in range(3)]
+    told = ElicitationState([("q1", mark()), ("q2", mark())], {"q1": {"name": "Ann"}, "q2": {"name": "Bob"}})
+    found = [told.take_answer(WHO) for _ in range(3)]
     assert [None if each is None else each.content for each in found] == [{"name": "Ann"}, {"name": "Bob"}, None]

@@ -9,7 +9,7 @@ import pytest
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.mcp import MCPServer, MCPServerError
-from agentfsm.mcp.connection import bounded
+from agentfsm.mcp.client.connection import http_client
 from tests.support.mcp_calls import one_call, until
 from tests.support.misbehaving_http import serving
 
@@ -45,7 +45,7 @@ def far(server, **options):
 )
 async def test_what_a_server_does_to_a_call_is_told_in_words(habit, error_type, words, monkeypatch):
     """A call that fails is a result that names the cause and what to do, and the run goes on to its end."""
-    monkeypatch.setattr(bounded, "MESSAGE_BYTES", 2 << 20)
+    monkeypatch.setattr(http_client, "MESSAGE_BYTES", 2 << 20)
     with serving(habit) as server:
         (result,) = await one_call(far(server))
     assert (result.outcome, result.error_type, result.attempts) == (Outcome.FAILED, error_type, 1)
@@ -54,7 +54,7 @@ async def test_what_a_server_does_to_a_call_is_told_in_words(habit, error_type, 
 
 async def test_an_event_without_end_is_given_up(monkeypatch):
     """One event may not be longer than a message, and the server is hung up on."""
-    monkeypatch.setattr("agentfsm.mcp.connection.launch.MESSAGE_BYTES", 2 << 20)
+    monkeypatch.setattr("agentfsm.mcp.client.connection.transports.MESSAGE_BYTES", 2 << 20)
     with serving("endless-event") as server:
         (result,) = await one_call(far(server))
         assert server.cut_off.wait(timeout=20)
@@ -148,29 +148,29 @@ async def test_a_server_that_dies_behind_a_call_is_not_called_again(returns):
 async def test_a_call_that_fails_ends_no_other():
     """The connection is one, and each request of it fails alone."""
     with serving("hangs-up") as server:
-        link = far(server).link
+        link = far(server).connection
         errors = []
 
         async def act():
             try:
-                await link.ask(lambda client: client.call_tool("act", {}))
+                await link.request(lambda client: client.call_tool("act", {}))
             except Exception as error:  # noqa: BLE001  what it is, is looked at below
                 errors.append(error)
 
         async with anyio.create_task_group() as group:
             group.start_soon(act)
-            group.start_soon(link.ask, lambda client: client.list_tools())
-        await link.ask(lambda client: client.list_tools())
-        assert (len(errors), link.starts) == (1, 1)
+            group.start_soon(link.request, lambda client: client.list_tools())
+        await link.request(lambda client: client.list_tools())
+        assert (len(errors), link.start_count) == (1, 1)
         await link.aclose()
 
 
 async def test_a_call_that_is_cut_off_is_taken_back():
     """A server of the handshake era is told by a notification."""
     with serving("hangs") as server:
-        link = far(server).link
+        link = far(server).connection
         async with anyio.create_task_group() as group:
-            group.start_soon(link.ask, lambda client: client.call_tool("act", {}))
+            group.start_soon(link.request, lambda client: client.call_tool("act", {}))
             await anyio.to_thread.run_sync(server.hanging.wait)
             group.cancel_scope.cancel()
         await until(lambda: any(message["method"] == "notifications/cancelled" for message in server.heard))

@@ -7,7 +7,7 @@ import pytest
 
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.mcp import MCPServerError
-from agentfsm.mcp.connection import stdio
+from agentfsm.mcp.client.connection import stdio_process
 from agentfsm.tools.breaker import BreakerState
 from tests.support.mcp_calls import at_home, heard, leftovers, lives, one_call, rude
 
@@ -40,7 +40,7 @@ def no_leak(record):
 )
 async def test_what_a_server_does_to_a_call_is_told_in_words(habit, error_type, words, record, monkeypatch):
     """A call that fails is a result that names the cause and what to do, and the run goes on to its end."""
-    monkeypatch.setattr(stdio, "MESSAGE_BYTES", 1 << 20)
+    monkeypatch.setattr(stdio_process, "MESSAGE_BYTES", 1 << 20)
     (result,) = await one_call(rude(habit, record))
     assert (result.outcome, result.error_type) == (Outcome.FAILED, error_type)
     assert words in result.content
@@ -123,28 +123,28 @@ async def test_a_server_that_dies_each_time_is_let_rest(record):
     results = [result for _ in range(3) for result in await one_call(server, turns=2)]
     assert [result.error_type for result in results] == [ErrorType.UNAVAILABLE] * 5 + [ErrorType.CIRCUIT_OPEN]
     assert "the MCP server 'rude' was not asked" in results[5].content
-    assert server.link.breaker.state is BreakerState.OPEN
-    starts = server.link.starts
+    assert server.connection.breaker.state is BreakerState.OPEN
+    starts = server.connection.start_count
     (rests,) = await one_call(server)
     assert rests.error_type is ErrorType.CIRCUIT_OPEN
-    assert len(lives(record)) == server.link.starts == starts
+    assert len(lives(record)) == server.connection.start_count == starts
 
 
 async def test_the_breaker_is_the_server_s(record):
     """A server that rests is not asked, and is well again when a call after the rest has shown it."""
     now = [0.0]
     server = rude("plain", record)
-    server.link.now = lambda: now[0]
+    server.connection.now = lambda: now[0]
     await server.update()
     for _ in range(5):
-        server.link.breaker.record_failure(server.link.breaker.admit(0.0), 0.0)
+        server.connection.breaker.record_failure(server.connection.breaker.admit(0.0), 0.0)
     (rests,) = await one_call(server)
     now[0] = 60.0
     (done,) = await one_call(server)
     assert (rests.error_type, rests.retryable) == (ErrorType.CIRCUIT_OPEN, True)
     assert "Try again in 60 s" in rests.content
     assert done.outcome is Outcome.DONE
-    assert server.link.breaker.state is BreakerState.CLOSED
+    assert server.connection.breaker.state is BreakerState.CLOSED
 
 
 async def test_five_calls_in_vain_end_the_process_that_hangs(record):
@@ -152,8 +152,8 @@ async def test_five_calls_in_vain_end_the_process_that_hangs(record):
     server = rude("hangs", record, timeout_s=0.1)
     results = await one_call(server, calls=5)
     assert {result.outcome for result in results} == {Outcome.TIMED_OUT}
-    assert server.link.breaker.state is BreakerState.OPEN
-    assert server.link.starts == 1
+    assert server.connection.breaker.state is BreakerState.OPEN
+    assert server.connection.start_count == 1
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ async def test_a_server_that_hangs_after_the_handshake_is_not_waited_for(record)
 async def test_a_command_that_is_not_there_is_told_of(record):
     """The error names the command, and what to try."""
     server = rude("plain", record)
-    server.link.launch.command = "no-such-command"
+    server.connection.transport.command = "no-such-command"
     with pytest.raises(MCPServerError, match=r"FileNotFoundError.*run it by hand.*: no-such-command") as caught:
         await server.update()
     assert not caught.value.is_passing
@@ -222,11 +222,11 @@ async def test_tools_that_are_known_stay_when_they_cannot_be_listed_anew(record)
     """A server that is down between two turns does not end the run."""
     server = rude("plain", record)
     await server.update()
-    server.link.launch.command, server.has_news = "no-such-command", True
+    server.connection.transport.command, server.needs_refresh = "no-such-command", True
     await server.aclose()
     await server.update()
     assert [tool.name for tool in server.tools] == ["rude__act"]
-    assert "no-such-command" in str(server.trouble)
+    assert "no-such-command" in str(server.last_error)
     (result,) = await one_call(server)
     assert result.error_type is ErrorType.UNAVAILABLE
     assert "no-such-command" not in result.content.partition("FileNotFound")[0]
@@ -263,7 +263,7 @@ async def test_many_calls_at_once_share_a_connection_and_a_death(record):
 
     async def ask():
         try:
-            await server.link.ask(lambda client: client.call_tool("act", {}))
+            await server.connection.request(lambda client: client.call_tool("act", {}))
         except Exception as error:  # noqa: BLE001  what it is, is looked at below
             errors.append(error)
 

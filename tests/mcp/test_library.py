@@ -19,8 +19,9 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
 )
-from agentfsm.mcp import MCPServer, MCPServerError, library
-from agentfsm.mcp.connection import changes
+from agentfsm.mcp import MCPServer, MCPServerError
+from agentfsm.mcp.client import server_features
+from agentfsm.mcp.client.connection import tool_changes
 from agentfsm.mcp.errors import NoAnswerError
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.testing.clock import run_virtual
@@ -154,13 +155,13 @@ class _Listening:
 
 def test_a_stream_of_changes_that_drops_is_opened_again_and_what_was_missed_fetched():
     """However it ended; a server that says it has none is not asked again."""
-    lost = changes.SubscriptionLost("gone")
+    lost = tool_changes.SubscriptionLost("gone")
     client = _Listening(lost, StopAsyncIteration(), MCPError(-32603, "oops"), MCPError(m.METHOD_NOT_FOUND, "none"))
     missed = []
     is_open = anyio.Event()
 
     async def play():
-        await changes.follow(client, is_open, lambda: missed.append(anyio.current_time()))
+        await tool_changes.follow(client, is_open, lambda: missed.append(anyio.current_time()))
 
     run_virtual(play)
     first, *others = missed
@@ -172,10 +173,10 @@ def test_a_stream_of_changes_that_drops_is_opened_again_and_what_was_missed_fetc
 async def test_a_server_that_tells_of_no_changes_is_not_listened_to():
     """Neither one that has declared none, nor one of the handshake era, which tells without being asked."""
     client = _Listening(declared=False)
-    await changes.follow(client, anyio.Event(), lambda: None)
+    await tool_changes.follow(client, anyio.Event(), lambda: None)
     old = _Listening()
     old.protocol_version = "2025-11-25"
-    await changes.follow(old, anyio.Event(), lambda: None)
+    await tool_changes.follow(old, anyio.Event(), lambda: None)
     assert (client.opened, old.opened) == (0, 0)
 
 
@@ -184,15 +185,15 @@ def test_messages_of_a_prompt_that_say_nothing_are_left_out():
     blank = m.PromptMessage(role="user", content=m.TextContent(text=" "))
     link = m.PromptMessage(role="user", content=m.ResourceLink(name="notes", uri="note://today"))
     drawn = m.PromptMessage(role="assistant", content=m.ImageContent(data=PNG, mime_type="image/png"))
-    assert library._message_of(blank) is None
+    assert server_features._to_message(blank) is None
     told = TextPart(text="[link to a resource: note://today, notes]")
-    assert library._message_of(link) == UserMessage(parts=(told,))
-    assert library._message_of(drawn) == AssistantMessage(text="[image: image/png, 8 bytes]")
+    assert server_features._to_message(link) == UserMessage(parts=(told,))
+    assert server_features._to_message(drawn) == AssistantMessage(text="[image: image/png, 8 bytes]")
 
 
 async def test_a_server_that_does_not_answer_in_time_is_told_of(tmp_path):
     """What the application asks has the time of a call."""
     server = rude("hangs-after-handshake", tmp_path / "record", timeout_s=0.2)
     with pytest.raises(MCPServerError, match=r"no answer within 0\.2 s"):
-        await library.tools(server.link, 0.2, server.catalogue, lambda: None)
+        await server_features.fetch_tools(server.connection, 0.2, server.catalogue, lambda: None)
     await server.aclose()

@@ -16,7 +16,8 @@ from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, RefusedError
 from agentfsm.core.messages import Outcome
 from agentfsm.mcp import MCPServer, MCPServerError
-from agentfsm.mcp.connection import client, home, link
+from agentfsm.mcp.client.connection import connection_thread, server_connection
+from agentfsm.mcp.client.connection import lenient_client as client
 from agentfsm.testing import ScriptedModel, say
 from agentfsm.tools.run_context import RunContext
 from tests.support.mcp_calls import heard, leftovers, lives, one_call, rude, until
@@ -42,14 +43,14 @@ async def test_nothing_is_started_before_it_is_needed(record):
     """Neither making a server nor an agent of it starts the process, and closing it then starts none either."""
     server = rude("plain", record)
     async with Agent(ScriptedModel(say("hello")), tools=[server]):
-        assert server.link.starts == 0
+        assert server.connection.start_count == 0
     await server.aclose()
     assert lives(record) == []
 
 
 async def test_an_older_server_that_does_not_answer_what_it_does_not_know(record, monkeypatch):
     """The first question has a share of the start's time, so that the rest is there for the handshake."""
-    monkeypatch.setattr(client, "FIRST_SHARE", 0.01)
+    monkeypatch.setattr(client, "DISCOVERY_SHARE", 0.01)
     (result,) = await one_call(rude("wordless", record))
     assert result.content == "acted"
     assert [message["method"] for message in heard(record)][:2] == ["server/discover", "initialize"]
@@ -72,7 +73,7 @@ async def test_a_server_that_asks_and_does_not_take_the_answers_is_passed_over()
     tell.send_nowait(SessionMessage(m.JSONRPCResponse(jsonrpc="2.0", id=1, result={})))
     asked = 0
     with tell, untaken:
-        streams = link._noticing(nullcontext((read, write)), tell.close)
+        streams = server_connection._observe_transport(nullcontext((read, write)), tell.close)
         async with streams as (heard, said), heard, said, anyio.create_task_group() as answers:
             async for each in heard:
                 if isinstance(each.message, m.JSONRPCResponse):
@@ -81,7 +82,7 @@ async def test_a_server_that_asks_and_does_not_take_the_answers_is_passed_over()
                 answers.start_soon(said.send, "pong")
                 await wait_all_tasks_blocked()
             answers.cancel_scope.cancel()
-    assert asked == link.MAX_UNTAKEN
+    assert asked == server_connection.MAX_UNSENT_MESSAGES
 
 
 async def test_closing_twice_is_closing_once_and_the_next_request_opens_again(record):
@@ -92,7 +93,7 @@ async def test_closing_twice_is_closing_once_and_the_next_request_opens_again(re
     await server.aclose()
     assert not leftovers(record)
     await server.update()
-    assert server.link.starts == 2
+    assert server.connection.start_count == 2
     await server.aclose()
 
 
@@ -101,8 +102,8 @@ async def test_requests_at_once_open_one_connection(record):
     server = rude("plain", record)
     async with anyio.create_task_group() as group:
         for _ in range(10):
-            group.start_soon(server.link.ask, act)
-    assert server.link.starts == 1
+            group.start_soon(server.connection.request, act)
+    assert server.connection.start_count == 1
     await server.aclose()
 
 
@@ -115,7 +116,7 @@ async def test_cancelling_the_opening_leaves_nothing_and_the_next_one_may_open(r
             await until(lambda: lives(record))
             scope.cancel()
     assert not leftovers(record)
-    server.link.launch.args = [server.link.launch.args[0], "plain", str(record)]
+    server.connection.transport.args = [server.connection.transport.args[0], "plain", str(record)]
     await server.update()
     assert [tool.name for tool in server.tools] == ["rude__act"]
     await server.aclose()
@@ -127,14 +128,14 @@ async def test_one_who_gives_up_opening_does_not_take_the_others_along(record):
     done = []
 
     async def ask():
-        await server.link.ask(act)
+        await server.connection.request(act)
         done.append(True)
 
     async with anyio.create_task_group() as group, anyio.create_task_group() as first:
-        first.start_soon(server.link.ask, act)
+        first.start_soon(server.connection.request, act)
         await until(lambda: lives(record))
         group.start_soon(ask)
-        server.link.launch.args = [server.link.launch.args[0], "plain", str(record)]
+        server.connection.transport.args = [server.connection.transport.args[0], "plain", str(record)]
         first.cancel_scope.cancel()
     assert done == [True]
     await server.aclose()
@@ -163,7 +164,7 @@ async def test_a_request_goes_on_a_new_connection_while_the_old_one_is_closed(re
     await server.update()
     async with anyio.create_task_group() as group:
         group.start_soon(server.aclose)
-        group.start_soon(server.link.ask, act)
+        group.start_soon(server.connection.request, act)
     await server.aclose()
 
 
@@ -174,7 +175,7 @@ def test_a_server_outlives_an_event_loop(record):
     assert agent.run_sync("1").output == "one"
     assert agent.run_sync("2").output == "two"
     anyio.run(agent.run, "3", backend="trio")
-    assert server.link.starts == 1
+    assert server.connection.start_count == 1
     anyio.run(agent.aclose)
 
 
@@ -186,7 +187,7 @@ async def test_a_visit_brings_back_what_is_raised_there(record):
         raise LookupError(threading.current_thread().name)
 
     with pytest.raises(LookupError, match="agentfsm-mcp"):
-        await server.link.ask(ask)
+        await server.connection.request(ask)
     await server.aclose()
 
 
@@ -195,7 +196,7 @@ async def test_a_start_that_failed_may_be_tried_again_by_the_engine(record):
     server = rude("plain", record)
     await server.update()
     await server.aclose()
-    server.link.launch.args = [server.link.launch.args[0], "exits", str(record)]
+    server.connection.transport.args = [server.connection.transport.args[0], "exits", str(record)]
     (tool,) = server.tools
     with pytest.raises(RefusedError, match="cannot be used: it ended the connection before it had answered") as caught:
         await tool.function(RunContext(deps=None))
@@ -204,7 +205,7 @@ async def test_a_start_that_failed_may_be_tried_again_by_the_engine(record):
 
 async def test_nothing_is_begun_when_the_interpreter_ends(monkeypatch):
     """Whoever asks then is told so, and does not wait for a thread that is gone."""
-    monkeypatch.setattr(home.current(), "is_closed", True)
+    monkeypatch.setattr(connection_thread.get_connection_thread(), "is_closed", True)
     with pytest.raises(ClosedError, match="the interpreter is ending"):
         await MCPServer.stdio(sys.executable).update()
 
@@ -218,14 +219,14 @@ def test_a_process_that_is_forked_off_has_connections_of_its_own(record):
     child = os.fork()
     if not child:
         try:
-            anyio.run(server.link.ask, act)
+            anyio.run(server.connection.request, act)
             anyio.run(server.aclose)
-            os._exit(0 if server.link.starts == 2 else 1)
+            os._exit(0 if server.connection.start_count == 2 else 1)
         finally:
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
-    anyio.run(server.link.ask, act)
-    assert server.link.starts == 1
+    anyio.run(server.connection.request, act)
+    assert server.connection.start_count == 1
     anyio.run(server.aclose)
 
 

@@ -41,10 +41,10 @@ ENDS = {
                 await server.link.ask(lambda client: client.list_tools())
             except AgentError as error:
                 print(type(error).__name__, flush=True)
-        import agentfsm.mcp.connection.home
-        atexit.unregister(agentfsm.mcp.connection.home._close)
+        import agentfsm.mcp.client.connection.connection_thread
+        atexit.unregister(agentfsm.mcp.client.connection.connection_thread._close)
         atexit.register(lambda: anyio.run(late))
-        atexit.register(agentfsm.mcp.connection.home._close)
+        atexit.register(agentfsm.mcp.client.connection.connection_thread._close)
     """,
 }
 

@@ -8,8 +8,8 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Agent
 from agentfsm.core.parts import format_part
 from agentfsm.mcp import MCPServer, MCPServerError
-from agentfsm.mcp.library import Listing
-from agentfsm.mcp.trust.admission import admitted
+from agentfsm.mcp.client.server_features import Listing
+from agentfsm.mcp.trust.admission import admit_listing
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.listing_server import listed, names, tool
 
@@ -154,7 +154,7 @@ async def test_others_have_their_turn_while_a_long_list_is_looked_through():
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(others)
-        found = await admitted(MCPServer.stdio("x"), Listing(tools=tools))
+        found = await admit_listing(MCPServer.stdio("x"), Listing(tools=tools))
         tasks.cancel_scope.cancel()
     assert len(found.tools) == 50
     assert turns >= 50

@@ -12,7 +12,7 @@ import agentfsm.mcp
 def loaded(*parts):
     return sorted({part for part in parts for name in sys.modules if name.startswith(part)})
 
-assert not loaded("agentfsm.cli", "agentfsm.mcp.serving."), loaded("agentfsm.cli", "agentfsm.mcp.serving.")
+assert not loaded("agentfsm.cli", "agentfsm.mcp.server."), loaded("agentfsm.cli", "agentfsm.mcp.server.")
 assert all(hasattr(agentfsm.mcp, name) for name in agentfsm.mcp.__all__)
 assert not hasattr(agentfsm.mcp, "Nothing")
 assert not loaded("agentfsm.cli")

@@ -6,21 +6,21 @@ from hypothesis import strategies as st
 
 from agentfsm import MisuseError
 from agentfsm.mcp import MCPServer
-from agentfsm.mcp.trust.names import check_server, server_name_of, tool_name
+from agentfsm.mcp.trust.names import check_server_name, derive_server_name, tool_name
 from agentfsm.tools.tool import NAME_CHARS
 
 
 @pytest.mark.parametrize("name", ["a", "files", "my-server_2", "a_b_c", "x" * 32, "7"])
 def test_names_of_servers(name):
     """Letters, digits, "-" and single "_" inside are a server's name."""
-    check_server(name)
+    check_server_name(name)
 
 
 @pytest.mark.parametrize("name", ["", "a__b", "_a", "a_", "a b", "é", "x" * 33, "a/b", "-a", None])
 def test_names_that_no_tool_can_carry(name):
     """What would be ambiguous or illegal in front of a tool's name is refused."""
     with pytest.raises(MisuseError, match="cannot be called"):
-        MCPServer.stdio("true", name=name) if name else check_server(name)
+        MCPServer.stdio("true", name=name) if name else check_server_name(name)
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ def test_names_that_no_tool_can_carry(name):
 )
 def test_a_server_without_a_name_gets_one(text, name):
     """Out of any command or host comes a name that is legal."""
-    assert server_name_of(text) == name
-    check_server(name)
+    assert derive_server_name(text) == name
+    check_server_name(name)
 
 
 def test_a_plain_name_stays():

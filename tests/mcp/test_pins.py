@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from agentfsm.mcp import MCPServerError, MemoryPins, Pin, PinFile
-from agentfsm.mcp.trust.pins import Text
+from agentfsm.mcp.trust.pins import ApprovedText
 
-PIN = Pin(start=Text("run"), items={"tool a": Text.of({"name": "a"})})
+PIN = Pin(start=ApprovedText("run"), items={"tool a": ApprovedText.from_json({"name": "a"})})
 
 
 @pytest.mark.parametrize("make", [lambda _: MemoryPins(), lambda path: PinFile(path / "deep" / "pins.json")])

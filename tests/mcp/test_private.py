@@ -11,7 +11,7 @@ import pytest
 
 from agentfsm import MisuseError
 from agentfsm.mcp import MCPServer, MCPServerError
-from agentfsm.mcp.trust.private import is_local, is_private
+from agentfsm.mcp.trust.private_addresses import is_local_host, is_private
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,10 @@ def test_addresses_that_are_public(address):
 
 def test_hosts_that_name_this_machine():
     """Only what says so in plain words is local; a number that happens to mean it is not."""
-    assert all(map(is_local, ["localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.1.1.1", "::1", "[::1]"]))
-    assert not any(map(is_local, ["2130706433", "0177.0.0.1", "127.1", "0.0.0.1", "localhost.example.org", "10.0.0.1"]))
+    assert all(map(is_local_host, ["localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.1.1.1", "::1", "[::1]"]))
+    assert not any(
+        map(is_local_host, ["2130706433", "0177.0.0.1", "127.1", "0.0.0.1", "localhost.example.org", "10.0.0.1"])
+    )
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,8 @@ async def test_a_path_that_is_not_there(tmp_path):
 
 def test_what_a_person_reads_of_a_sandbox():
     """All that it lets through stands there."""
-    assert Sandbox(read=["/srv"], network=True).shown == "reads /srv; writes nothing; with network"
-    assert Sandbox(write=["/a", "/b"]).shown == "reads nothing but the system; writes /a, /b; without network"
+    assert Sandbox(read=["/srv"], network=True).description == "reads /srv; writes nothing; with network"
+    assert Sandbox(write=["/a", "/b"]).description == "reads nothing but the system; writes /a, /b; without network"
 
 
 def test_one_path_is_not_several():

@@ -11,7 +11,7 @@ from mcp.types import ClientCapabilities, ElicitationCapability, ElicitRequestUR
 
 from agentfsm import InputRequired, Question, RunContext, tool
 from agentfsm.mcp import MCPService
-from agentfsm.mcp.serving import asking as serve_asking
+from agentfsm.mcp.server import input_requests as serve_asking
 from agentfsm.tools.question_validation import MAX_ROUNDS
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])

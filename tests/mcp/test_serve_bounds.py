@@ -11,8 +11,8 @@ from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm import tool
 from agentfsm.mcp import MCPService
-from agentfsm.mcp.serving import connections, sessions
-from agentfsm.mcp.serving.places import client_of
+from agentfsm.mcp.server import http_connections, http_sessions
+from agentfsm.mcp.server.eviction import derive_client_key
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 # Whether the rude client has the address of the others.
@@ -39,10 +39,10 @@ def anyio_backend():
 @pytest.fixture
 def few(monkeypatch):
     """Leave few places, so that a test can take them all."""
-    monkeypatch.setattr(connections, "CONNECTIONS", 8)
-    monkeypatch.setattr(connections, "CONNECTIONS_OF_ONE", 5)
-    monkeypatch.setattr(sessions, "SESSIONS", 8)
-    monkeypatch.setattr(sessions, "SESSIONS_OF_ONE", 5)
+    monkeypatch.setattr(http_connections, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(http_connections, "MAX_CONNECTIONS_PER_CLIENT", 5)
+    monkeypatch.setattr(http_sessions, "MAX_SESSIONS", 8)
+    monkeypatch.setattr(http_sessions, "MAX_SESSIONS_PER_CLIENT", 5)
 
 
 class Held:
@@ -122,7 +122,7 @@ async def test_half_requests_take_no_place_from_others(few, held, rude, said):
 @pytest.mark.parametrize("said", [b"", HALF_HEAD, HALF_BODY], ids=["nothing", "half a head", "half a body"])
 async def test_a_request_has_to_arrive_in_time(monkeypatch, held, said):
     """A connection with half a request is closed, although there is room; one that waits for its answer is not."""
-    monkeypatch.setattr(connections, "RECEIVE_S", 0.1)
+    monkeypatch.setattr(http_connections, "RECEIVE_TIMEOUT_S", 0.1)
     async with held.serving() as (url, port), AsyncExitStack() as stack, connected(url, "legacy") as client:
         results = []
 
@@ -220,7 +220,7 @@ async def test_a_session_that_its_client_ended_holds_no_place(few, held):
 
 async def test_sessions_that_were_idle_for_long_hold_no_place(few, monkeypatch, held):
     """The SDK has ended them; here every session that is idle counts as such, so none has to make room."""
-    monkeypatch.setattr(sessions, "SESSION_IDLE_S", -1.0)
+    monkeypatch.setattr(http_sessions, "SESSION_IDLE_TIMEOUT_S", -1.0)
     async with held.serving() as (url, _port), posting() as post:
         opened = [(await post(url, HELLO)).headers["mcp-session-id"] for _ in range(20)]
         assert {(await post(url, PING, session)).status_code for session in opened} == {200}
@@ -239,4 +239,4 @@ async def test_sessions_that_were_idle_for_long_hold_no_place(few, monkeypatch, 
 )
 def test_what_places_are_counted_by(address, client):
     """An IPv4 address, or the network of an IPv6 address, of which a client may have as many as it likes."""
-    assert client_of(address) == client
+    assert derive_client_key(address) == client

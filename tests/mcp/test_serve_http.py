@@ -13,7 +13,7 @@ from mcp.types import ElicitResult
 from agentfsm import Agent, tool
 from agentfsm.core.errors import MisuseError
 from agentfsm.mcp import MCPServerError, MCPService, Resource
-from agentfsm.mcp.serving.guard import Guarded, hosts_of, is_loopback
+from agentfsm.mcp.server.http_guard import HTTPGuard, build_allowed_hosts, is_loopback
 from agentfsm.testing import FunctionModel, ScriptedModel, say
 from agentfsm.testing.conformance.helpers import list_claimable
 
@@ -170,7 +170,7 @@ async def test_the_token_goes_no_further():
     async def app(scope, _receive, _send):
         seen.append(scope["headers"])
 
-    guarded = Guarded(app, hosts_of("127.0.0.1", []), TOKEN)
+    guarded = HTTPGuard(app, build_allowed_hosts("127.0.0.1", []), TOKEN)
     headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())]
     await guarded({"type": "http", "headers": headers}, None, None)
     assert seen == [[(b"host", b"localhost")]]
@@ -184,7 +184,7 @@ async def test_two_tokens_are_none():
         sent.append(message)
 
     right = (b"authorization", f"Bearer {TOKEN}".encode())
-    guarded = Guarded(None, hosts_of("127.0.0.1", []), TOKEN)
+    guarded = HTTPGuard(None, build_allowed_hosts("127.0.0.1", []), TOKEN)
     await guarded({"type": "http", "headers": [(b"host", b"localhost"), right, right]}, None, send)
     assert sent[0]["status"] == 401
 
@@ -351,7 +351,7 @@ async def test_host_and_origin_are_read_strictly(called, status):
         sent.append(message)
 
     pairs = [(name.encode(), value.encode("utf-8")) for name, values in headers.items() for value in values]
-    guarded = Guarded(app, hosts_of("10.0.0.7", ["mcp.example.org", "proxy:443"]), None)
+    guarded = HTTPGuard(app, build_allowed_hosts("10.0.0.7", ["mcp.example.org", "proxy:443"]), None)
     await guarded({"type": "http", "headers": pairs}, None, send)
     assert sent[0]["status"] == status
 
@@ -360,7 +360,7 @@ async def test_host_and_origin_are_read_strictly(called, status):
 def test_a_name_that_no_client_could_send_is_refused(name):
     """Where the server is made, and not by a 421 for everybody."""
     with pytest.raises(MisuseError, match="is no HOST or HOST:PORT"):
-        hosts_of("127.0.0.1", [name])
+        build_allowed_hosts("127.0.0.1", [name])
 
 
 def test_what_is_loopback():

@@ -11,7 +11,7 @@ from mcp.types import PromptReference, ResourceTemplateReference
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, AudioPart, FilePart, ImagePart, TextPart, UserMessage
 from agentfsm.mcp import Argument, MCPService, Prompt, Resource
-from agentfsm.mcp.serving import offers as serve_offers
+from agentfsm.mcp.server import resources as serve_offers
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 

@@ -12,7 +12,7 @@ from mcp import Client, MCPError
 from agentfsm import Agent, Limits, RunContext, tool
 from agentfsm.core.errors import MisuseError
 from agentfsm.mcp import MCPService
-from agentfsm.mcp.serving import runs as serve_runs
+from agentfsm.mcp.server import served_runs as serve_runs
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
@@ -174,9 +174,9 @@ async def test_a_run_with_a_decision_that_is_on_its_way_does_not_rest():
     agent = Agent(ScriptedModel(say("", call("wipe", path="/etc"))), tools=[wipe])
     runs = agent.as_mcp_server().runs
     run = await agent.run("wipe")
-    assert await runs._rests(run.id)
+    assert await runs._is_settled(run.id)
     await agent.approve(run.id, run.pending[0].call_id)
-    assert not await runs._rests(run.id)
+    assert not await runs._is_settled(run.id)
 
 
 async def test_a_person_may_change_the_arguments():
@@ -364,7 +364,7 @@ async def test_a_run_is_a_resource(mode):
 
 async def test_the_newest_runs_come_page_by_page(monkeypatch):
     """Each run once, newest first, also where several were begun at the same moment."""
-    monkeypatch.setattr(serve_runs, "PAGE", 2)
+    monkeypatch.setattr(serve_runs, "PAGE_SIZE", 2)
     agent = Agent(FunctionModel(lambda _request: "ok"))
     begun = [agent.start("go", id=f"r{n}") for n in range(7)]
     moment = begun[0].created_at

@@ -12,7 +12,7 @@ from mcp.types import ElicitResult
 from agentfsm import Permissions, RunContext, ToolRegistry, tool
 from agentfsm.core.errors import ModelRetry
 from agentfsm.mcp import MCPServerError, MCPService
-from agentfsm.mcp.serving import turns as serve_turns
+from agentfsm.mcp.server import call_sequencer as serve_turns
 from agentfsm.tools.permission import Rule
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -264,7 +264,7 @@ async def test_no_more_calls_are_in_flight_than_the_limit():
 
 async def test_a_flood_is_told_to_come_later(monkeypatch):
     """More calls than can be held are refused at once, and none of them is run."""
-    monkeypatch.setattr(serve_turns, "MOST", 10)
+    monkeypatch.setattr(serve_turns, "MAX_CALLS", 10)
     ran = []
 
     @tool

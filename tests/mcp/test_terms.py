@@ -6,7 +6,7 @@ import mcp.types as m
 import pytest
 
 from agentfsm import Agent, MisuseError
-from agentfsm.mcp.trust.terms import Terms, described
+from agentfsm.mcp.trust.tool_policy import ToolPolicy, describe_call
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.permission import Permissions
 from tests.support.listing_server import listed, names, tool
@@ -16,7 +16,7 @@ HINTS = m.ToolAnnotations(read_only_hint=True, idempotent_hint=True, destructive
 
 def declared(annotations=None, **terms):
     given = m.Tool(name="t", input_schema={"type": "object"}, annotations=annotations)
-    return Terms(**terms).declarations("demo", given)
+    return ToolPolicy(**terms).tool_options("demo", given)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_confirm_overrides_the_hints():
 def test_whoever_approves_reads_plain_words():
     """Server, tool, title and arguments stand there; a hidden character in them is spelt out."""
     given = m.Tool(name="t", title="Pay", input_schema={"type": "object"})
-    text = described("bank", given, SimpleNamespace(to="Eve\u202e", cents=5))
+    text = describe_call("bank", given, SimpleNamespace(to="Eve\u202e", cents=5))
     assert text == "Call the tool 't' (Pay) of the MCP server 'bank' with to=\"Eve\\u202e\", cents=5."
-    assert len(described("bank", given, SimpleNamespace(to="x" * 10_000))) < 700
+    assert len(describe_call("bank", given, SimpleNamespace(to="x" * 10_000))) < 700
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_whoever_approves_reads_plain_words():
 def test_terms_that_make_no_sense(wrong):
     """They are refused at once, and not when a call comes."""
     with pytest.raises(MisuseError):
-        Terms(**wrong)
+        ToolPolicy(**wrong)
 
 
 async def test_access_lists_of_the_server_and_the_agent(tmp_path, caplog):
@@ -89,7 +89,7 @@ async def test_access_lists_of_the_server_and_the_agent(tmp_path, caplog):
     assert [each.name for each in model.requests[0].tools if each.name.startswith("demo")] == ["demo__read_a"]
     outcomes = [each.outcome for each in run.messages if hasattr(each, "content")]
     assert outcomes == ["done", "failed", "failed", "failed"]
-    assert server.admitted.idle == ("list_*",)
+    assert server.admitted.unmatched_globs == ("list_*",)
     assert "no tool that 'list_*'" in caplog.text
 
 

@@ -3,21 +3,28 @@
 import httpx2
 import pytest
 from agentfsm.config.queue.classify_failure import classify_failure
+from agentfsm.mcp.connection.last_error import (
+    FAULT_RULES,
+    Disposition,
+    MessageTooLongError,
+    RequestFault,
+    WireStatus,
+    classify_error,
+)
 from mcp import MCPError
 from pydantic import BaseModel, ValidationError
 
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.mcp import MCPServerError
-from agentfsm.mcp.connection import trouble
-from agentfsm.mcp.connection.trouble import FAULTS, Fault, Seen, TooLongError, Way, explained
-from agentfsm.mcp.errors import NoAnswerError, RestingError
+from agentfsm.mcp.client.connection import request_errors
+from agentfsm.mcp.errors import NoAnswerError, ServerCircuitOpenError
 
 
 def told(error):
     """Return what comes of an error: the end of the call, or what is raised."""
     try:
-        return trouble.ended(error, "shop", "buy")
+        return request_errors.resolve_failure(error, "shop", "buy")
     except Exception as raised:  # noqa: BLE001  that is the answer
         return raised
 
@@ -25,65 +32,65 @@ def told(error):
 @pytest.mark.parametrize(
     ("error", "fault"),
     [
-        (httpx2.ConnectError("refused"), Fault.UNREACHABLE),
-        (httpx2.ConnectTimeout("slow"), Fault.UNREACHABLE),
-        (httpx2.PoolTimeout("busy"), Fault.UNREACHABLE),
-        (httpx2.ReadTimeout("slow"), Fault.LOST),
-        (httpx2.RemoteProtocolError("gone"), Fault.LOST),
-        (TooLongError("more than 64 MiB"), Fault.TOO_LONG),
-        (AgentError("a private address"), Fault.FORBIDDEN),
-        (ValueError("no token"), Fault.UNAUTHORIZED),
+        (httpx2.ConnectError("refused"), RequestFault.UNREACHABLE),
+        (httpx2.ConnectTimeout("slow"), RequestFault.UNREACHABLE),
+        (httpx2.PoolTimeout("busy"), RequestFault.UNREACHABLE),
+        (httpx2.ReadTimeout("slow"), RequestFault.LOST),
+        (httpx2.RemoteProtocolError("gone"), RequestFault.LOST),
+        (MessageTooLongError("more than 64 MiB"), RequestFault.TOO_LONG),
+        (AgentError("a private address"), RequestFault.FORBIDDEN),
+        (ValueError("no token"), RequestFault.UNAUTHORIZED),
     ],
 )
 def test_what_came_instead_of_a_response_tells_the_fault(error, fault):
     """It is what was seen that counts, and not the code that the SDK has made up."""
-    assert explained(MCPError(-32000, "Connection closed"), Seen(error=error)).fault is fault
+    assert classify_error(MCPError(-32000, "Connection closed"), WireStatus(error=error)).fault is fault
 
 
 @pytest.mark.parametrize(
     ("status", "code", "fault"),
     [
-        (200, -32602, Fault.ARGUMENTS),
-        (307, -32600, Fault.ADDRESS),
-        (400, -32602, Fault.ARGUMENTS),
-        (400, -32603, Fault.INTERNAL),
-        (401, -32603, Fault.UNAUTHORIZED),
-        (403, -32602, Fault.FORBIDDEN),
-        (404, -32600, Fault.SESSION),
-        (404, -32001, Fault.SESSION),
-        (404, -32601, Fault.UNKNOWN),
-        (405, -32603, Fault.ADDRESS),
-        (408, -32603, Fault.DOWN),
-        (425, -32603, Fault.DOWN),
-        (429, -32603, Fault.BUSY),
-        (500, -32603, Fault.DOWN),
-        (504, -32603, Fault.DOWN),
-        (None, -32000, Fault.LOST),
-        (None, -32001, Fault.LATE),
-        (None, -32700, Fault.MALFORMED),
-        (None, -32600, Fault.REQUEST),
-        (None, -32022, Fault.OTHER),
-        (200, -32002, Fault.OTHER),
-        (None, 0, Fault.OTHER),
+        (200, -32602, RequestFault.ARGUMENTS),
+        (307, -32600, RequestFault.ADDRESS),
+        (400, -32602, RequestFault.ARGUMENTS),
+        (400, -32603, RequestFault.INTERNAL),
+        (401, -32603, RequestFault.UNAUTHORIZED),
+        (403, -32602, RequestFault.FORBIDDEN),
+        (404, -32600, RequestFault.SESSION),
+        (404, -32001, RequestFault.SESSION),
+        (404, -32601, RequestFault.UNKNOWN),
+        (405, -32603, RequestFault.ADDRESS),
+        (408, -32603, RequestFault.DOWN),
+        (425, -32603, RequestFault.DOWN),
+        (429, -32603, RequestFault.BUSY),
+        (500, -32603, RequestFault.DOWN),
+        (504, -32603, RequestFault.DOWN),
+        (None, -32000, RequestFault.LOST),
+        (None, -32001, RequestFault.LATE),
+        (None, -32700, RequestFault.MALFORMED),
+        (None, -32600, RequestFault.REQUEST),
+        (None, -32022, RequestFault.OTHER),
+        (200, -32002, RequestFault.OTHER),
+        (None, 0, RequestFault.OTHER),
     ],
 )
 def test_the_status_and_the_code_tell_the_fault(status, code, fault):
     """Whichever of them says more."""
-    assert explained(MCPError(code, "said"), Seen(status=status)).fault is fault
+    assert classify_error(MCPError(code, "said"), WireStatus(status=status)).fault is fault
 
 
 def test_a_connection_that_has_ended_is_lost_with_its_last_words():
     """Whatever the code, and once explained it stays so."""
-    error = explained(MCPError(-32603, "oops"), Seen(), "it ended with exit code 3")
-    assert (error.fault, error.said) == (Fault.LOST, "it ended with exit code 3")
-    assert explained(error, Seen(status=401)) is error
+    error = classify_error(MCPError(-32603, "oops"), WireStatus(), "it ended with exit code 3")
+    assert (error.fault, error.detail) == (RequestFault.LOST, "it ended with exit code 3")
+    assert classify_error(error, WireStatus(status=401)) is error
     assert (error.code, str(error)) == (-32603, "oops")
 
 
 @pytest.mark.parametrize("code", [-32099, -32002, -1, 0, 7, 500])
 def test_a_code_of_the_server_s_own_does_not_say_that_nothing_was_run(code):
     """It may have been answered when the effect was there already."""
-    text = told(explained(MCPError(code, "the ledger is locked"), Seen(status=200))).content
+    text = told(classify_error(MCPError(code, "the ledger is locked"), WireStatus(status=200))).content
     assert "the ledger is locked. Its effect may have happened" in text
     assert "Nothing was run" not in text
     assert "refused" not in text
@@ -91,28 +98,32 @@ def test_a_code_of_the_server_s_own_does_not_say_that_nothing_was_run(code):
 
 def test_what_was_run_is_told_by_the_words():
     """Those with which nothing was run say so, or leave it to the engine, and no other does."""
-    said = {fault for fault, row in FAULTS.items() if "Nothing was run" in row.words or row.way is Way.REFUSED}
-    assert said == trouble.UNDONE
+    said = {
+        fault
+        for fault, row in FAULT_RULES.items()
+        if "Nothing was run" in row.template or row.disposition is Disposition.REFUSED
+    }
+    assert said == request_errors.NOT_EXECUTED
 
 
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", RequestFault)
 def test_each_fault_goes_the_way_of_its_row(fault):
     """And its words name the server and what was said; where it ends the call, also what to do."""
-    came = told(trouble.RequestError(MCPError(1, "m"), fault, "so and so", 7.0))
-    row = FAULTS[fault]
-    expected = {Way.REFUSED: RefusedError, Way.PASSING: TransientError, Way.HINT: ModelRetry}
-    text = came.content if row.way is Way.FAILED else str(came)
+    came = told(request_errors.RequestError(MCPError(1, "m"), fault, "so and so", 7.0))
+    row = FAULT_RULES[fault]
+    expected = {Disposition.REFUSED: RefusedError, Disposition.PASSING: TransientError, Disposition.HINT: ModelRetry}
+    text = came.content if row.disposition is Disposition.FAILED else str(came)
     assert "'shop'" in text
     assert "so and so" in text
-    if row.way is Way.FAILED:
+    if row.disposition is Disposition.FAILED:
         assert (came.outcome, came.error_type, came.retryable) == (Outcome.FAILED, row.error_type, False)
         assert any(word in text for word in ("tell the user", "Ask for less"))
     else:
-        assert isinstance(came, expected[row.way])
-        assert isinstance(came, RefusedError) == (row.way is Way.REFUSED)
-    if row.way in {Way.REFUSED, Way.PASSING}:
+        assert isinstance(came, expected[row.disposition])
+        assert isinstance(came, RefusedError) == (row.disposition is Disposition.REFUSED)
+    if row.disposition in {Disposition.REFUSED, Disposition.PASSING}:
         known = classify_failure(came)
-        assert (known.retry_after_s, known.rate_limited) == (7.0, fault is Fault.BUSY)
+        assert (known.retry_after_s, known.rate_limited) == (7.0, fault is RequestFault.BUSY)
 
 
 def test_what_goes_wrong_before_a_call_goes_its_way():
@@ -122,7 +133,7 @@ def test_what_goes_wrong_before_a_call_goes_its_way():
     assert str(passing) == "short words"
     final = told(MCPServerError("it was not approved"))
     assert (final.content, final.error_type) == ("it was not approved", ErrorType.UNAVAILABLE)
-    rests = told(RestingError("shop", 12.3))
+    rests = told(ServerCircuitOpenError("shop", 12.3))
     assert (rests.error_type, rests.retryable) == (ErrorType.CIRCUIT_OPEN, True)
     assert "Try again in 12 s" in rests.content
 
@@ -130,7 +141,7 @@ def test_what_goes_wrong_before_a_call_goes_its_way():
 def test_a_request_of_the_application_in_a_tool_goes_the_way_of_its_cause():
     """Reading a resource that is not there is mended by other arguments."""
     error = NoAnswerError("the MCP server 'shop' was asked for the resource")
-    error.__cause__ = explained(MCPError(-32602, "no such resource"), Seen())
+    error.__cause__ = classify_error(MCPError(-32602, "no such resource"), WireStatus())
     assert isinstance(told(error), ModelRetry)
 
 
@@ -156,8 +167,8 @@ def test_an_error_of_another_kind_is_the_caller_s():
 
 def test_words_are_bounded_and_on_one_line():
     """Whatever a server says of its errors, in groups or alone."""
-    assert len(trouble.brief("word\n" * 10_000)) == trouble.SAID_CHARS + 3
+    assert len(request_errors.shorten("word\n" * 10_000)) == request_errors.MAX_DETAIL_CHARS + 3
     group = ExceptionGroup("many", [OSError("one"), OSError("one"), ExceptionGroup("more", [ValueError()])])
-    assert trouble.words(group) == "OSError: one; ValueError"
+    assert request_errors.describe_error(group) == "OSError: one; ValueError"
     hostile = told(MCPError(7, "{server} \ud800 {0}"))
     assert "{server} \ufffd {0}" in hostile.content

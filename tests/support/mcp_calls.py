@@ -11,7 +11,7 @@ import anyio
 from agentfsm import Agent
 from agentfsm.core.messages import ToolResult, check_history
 from agentfsm.mcp import MCPServer
-from agentfsm.mcp.connection import home
+from agentfsm.mcp.client.connection import connection_thread
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import settled
 
@@ -57,7 +57,7 @@ def at_home():
     async def count():
         return len(asyncio.all_tasks())
 
-    return home.current().portal.call(count), len(list(Path("/proc/self/fd").iterdir()))
+    return connection_thread.get_connection_thread().portal.call(count), len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def one_call(server, turns=1, calls=1):

@@ -146,7 +146,7 @@ def _response(recording: Recording) -> Response:
         last = None
         with client.responses.stream(model="m", input="x") as events:
             for event in events:
-                if event.type in ("response.completed", "response.incomplete"):
+                if event.type in ("response.propose_completions", "response.incomplete"):
                     last = event.response
         assert last is not None, f"{recording.name} has no end"
         return last

@@ -20,15 +20,15 @@ from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import find_hidden
 from agentfsm.core.value import Value
-from agentfsm.mcp.connection.launch import Stdio
+from agentfsm.mcp.client.connection.transports import StdioTransport
+from agentfsm.mcp.client.mcp_server import MCPServer
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.server import MCPServer
-from agentfsm.mcp.trust.config import Entry, entry_of
-from agentfsm.mcp.trust.consent import Consent, Proposal, Wish, start_shown
-from agentfsm.mcp.trust.hidden import texts_in
-from agentfsm.mcp.trust.names import SERVER_CHARS, server_name_of
-from agentfsm.mcp.trust.pins import Pin, PinFile, Pins, Text
+from agentfsm.mcp.trust.consent import Consent, Proposal, Wish, format_start
+from agentfsm.mcp.trust.hidden_characters import iter_texts
+from agentfsm.mcp.trust.names import SERVER_CHARS, derive_server_name
+from agentfsm.mcp.trust.pins import ApprovedText, Pin, PinFile, Pins
 from agentfsm.mcp.trust.sandbox import Sandbox
+from agentfsm.mcp.trust.server_config import ServerEntry, parse_entry
 from agentfsm.tools.permission import Level
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import DIGEST_CHARS, Tool, make_tool
@@ -36,12 +36,12 @@ from agentfsm.tools.tool import DIGEST_CHARS, Tool, make_tool
 _log = logging.getLogger("agentfsm.mcp")
 
 # Servers that one search shows: as many as anybody compares.
-MAX_FOUND: Final = 20
+MAX_CANDIDATES: Final = 20
 # Characters of the hash in a server's name, so that it takes nobody else's.
-_MARK_CHARS: Final = 6
+_NAME_HASH_CHARS: Final = 6
 _DESCRIPTION_CHARS: Final = 500
 # Candidates that are remembered; the oldest are looked up again.
-_KEPT_FOUND: Final = 1_000
+_MAX_REMEMBERED: Final = 1_000
 
 
 @attrs.frozen(kw_only=True)
@@ -86,31 +86,31 @@ class FoundServers:
     version: int = attrs.field(default=0, init=False)
     _servers: dict[str, MCPServer] = attrs.field(factory=dict, init=False)
     # By what their pins are kept under.
-    _found: dict[str, Candidate] = attrs.field(factory=dict, init=False)
-    _restored: bool = attrs.field(default=False, init=False)
-    _own: tuple[Tool[..., Any], ...] = attrs.field(init=False)
+    _candidates: dict[str, Candidate] = attrs.field(factory=dict, init=False)
+    _is_restored: bool = attrs.field(default=False, init=False)
+    _own_tools: tuple[Tool[..., Any], ...] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._own = (
+        self._own_tools = (
             make_tool(self._find_servers, name="find_servers", read_only=True),
             make_tool(
                 self._connect_server,
                 name="connect_server",
                 requires_approval=True,
                 permission=Level.ADMIN,
-                describe=self._described,
+                describe=self._describe_connect,
             ),
         )
 
     @property
     def is_stale(self) -> bool:
         """Whether a server may have news, or the approved ones were not looked up yet."""
-        return not self._restored or any(server.is_stale for server in self._servers.values())
+        return not self._is_restored or any(server.is_stale for server in self._servers.values())
 
     @property
     def tools(self) -> tuple[Tool[..., Any], ...]:
         """The two of its own, and those of the connected servers."""
-        return *self._own, *(tool for server in self._servers.values() for tool in server.tools)
+        return *self._own_tools, *(tool for server in self._servers.values() for tool in server.tools)
 
     async def update(self) -> None:
         """Connect to the servers that were approved, and ask those that have news. One that is away has no tools.
@@ -118,10 +118,10 @@ class FoundServers:
         Raises:
             MCPServerError: when it cannot be known which were approved.
         """
-        if not self._restored:
+        if not self._is_restored:
             for key, pin in self.pins.read().items():
                 self._restore(key, pin)
-            self._restored = True
+            self._is_restored = True
         for server in self._servers.values():
             if server.is_stale:
                 await server.update()
@@ -136,7 +136,7 @@ class FoundServers:
         if not key.startswith(f"{self.name}#") or pin.start is None or key in self._servers:
             return
         try:
-            self._add(self._entry(json.loads(pin.start.text), key.removeprefix(f"{self.name}#")))
+            self._add_server(self._parse_entry(json.loads(pin.start.text), key.removeprefix(f"{self.name}#")))
         except (MCPServerError, ValueError) as error:
             _log.warning("an MCP server that was approved cannot be used: %s", error)
 
@@ -147,15 +147,15 @@ class FoundServers:
             query: What the tools are needed for, in a few words.
         """
         shown = []
-        for candidate in (await self.directory.find(query))[:MAX_FOUND]:
+        for candidate in (await self.directory.find(query))[:MAX_CANDIDATES]:
             try:
-                entry = self._candidate_entry(candidate)
+                entry = self._parse_candidate(candidate)
             except MCPServerError as error:
                 _log.warning("a server out of the directory cannot be used: %s", error)
                 continue
             self._remember(candidate)
             about = candidate.description[:_DESCRIPTION_CHARS]
-            shown.append({"id": candidate.id, "description": about, "start": start_shown(entry.launch).strip()})
+            shown.append({"id": candidate.id, "description": about, "start": format_start(entry.transport).strip()})
         return shown
 
     async def _connect_server(self, id: str) -> str:  # noqa: A002  what the model calls it
@@ -164,65 +164,65 @@ class FoundServers:
         Args:
             id: Of a server that find_servers has found.
         """
-        candidate = self._found.get(id) or await self._looked_up(id)
+        candidate = self._candidates.get(id) or await self._look_up(id)
         if candidate is None:
             raise ModelRetry("there is no server of that id now: take one from find_servers")
-        entry = self._candidate_entry(candidate)
-        server = self._add(entry)
-        self.pins.write(server.gate.key, server.gate.pin() or Pin(start=server.start))
+        entry = self._parse_candidate(candidate)
+        server = self._add_server(entry)
+        self.pins.write(server.consent_gate.pin_key, server.consent_gate.load_pin() or Pin(start=server.start))
         await server.update()
-        if server.trouble is not None:
-            del self._servers[server.gate.key]
-            raise server.trouble
+        if server.last_error is not None:
+            del self._servers[server.consent_gate.pin_key]
+            raise server.last_error
         self.version += 1
         names = ", ".join(tool.name for tool in server.tools) or "none"
         return f"Connected to {entry.name}. Its tools, from your next turn on: {names}"
 
-    def _described(self, arguments: Arguments) -> str:
-        candidate = self._found.get(arguments.id)
+    def _describe_connect(self, arguments: Arguments) -> str:
+        candidate = self._candidates.get(arguments.id)
         if candidate is None:
             return f"Connect to the MCP server {arguments.id!r}, of which nothing is known here: look it up, or say no."
-        entry = self._candidate_entry(candidate)
-        return f"Connect to the MCP server {candidate.name!r}, found in a directory:\n{start_shown(entry.launch)}"
+        entry = self._parse_candidate(candidate)
+        return f"Connect to the MCP server {candidate.name!r}, found in a directory:\n{format_start(entry.transport)}"
 
-    async def _looked_up(self, wanted: str) -> Candidate | None:
+    async def _look_up(self, wanted: str) -> Candidate | None:
         """Find a candidate again, in a process that did not see it found."""
         found = await self.directory.find(wanted.rpartition("@")[0])
-        return next((each for each in found[:MAX_FOUND] if each.id == wanted), None)
+        return next((each for each in found[:MAX_CANDIDATES] if each.id == wanted), None)
 
     def _remember(self, candidate: Candidate) -> None:
-        self._found.pop(candidate.id, None)
-        self._found[candidate.id] = candidate
-        if len(self._found) > _KEPT_FOUND:
-            del self._found[next(iter(self._found))]
+        self._candidates.pop(candidate.id, None)
+        self._candidates[candidate.id] = candidate
+        if len(self._candidates) > _MAX_REMEMBERED:
+            del self._candidates[next(iter(self._candidates))]
 
-    def _candidate_entry(self, candidate: Candidate) -> Entry:
-        for text in texts_in([candidate.name, candidate.description, candidate.entry]):
+    def _parse_candidate(self, candidate: Candidate) -> ServerEntry:
+        for text in iter_texts([candidate.name, candidate.description, candidate.entry]):
             if (found := find_hidden(text)) is not None:
                 raise MCPServerError(f"the server {candidate.name!r} holds the hidden character {found}")
-        mark = short_hash(candidate.id, _MARK_CHARS)
-        readable = server_name_of(candidate.name)[: SERVER_CHARS - _MARK_CHARS - 1].rstrip("-")
-        return self._entry(candidate.entry, f"{readable}-{mark}")
+        mark = short_hash(candidate.id, _NAME_HASH_CHARS)
+        readable = derive_server_name(candidate.name)[: SERVER_CHARS - _NAME_HASH_CHARS - 1].rstrip("-")
+        return self._parse_entry(candidate.entry, f"{readable}-{mark}")
 
-    def _entry(self, plain: Mapping[str, JSON], name: str) -> Entry:
-        entry = entry_of(name, plain, where=self.name, environment=None, ours=False)
-        if isinstance(entry.launch, Stdio):
-            entry.launch.sandbox = self.sandbox
+    def _parse_entry(self, raw: Mapping[str, JSON], name: str) -> ServerEntry:
+        entry = parse_entry(name, raw, where=self.name, environment=None, allow_extensions=False)
+        if isinstance(entry.transport, StdioTransport):
+            entry.transport.sandbox = self.sandbox
         return entry
 
-    def _add(self, entry: Entry) -> MCPServer:
+    def _add_server(self, entry: ServerEntry) -> MCPServer:
         server = MCPServer(
             name=entry.name,
-            launch=entry.launch,
+            transport=entry.transport,
             pins=self.pins,
-            consent=self._asked,
+            consent=self._decide_proposal,
             origin=self.name,
-            start=Text.of(dict(entry.written)),
+            start=ApprovedText.from_json(dict(entry.raw)),
             required=False,
         )
-        return self._servers.setdefault(server.gate.key, server)
+        return self._servers.setdefault(server.consent_gate.pin_key, server)
 
-    async def _asked(self, proposal: Proposal) -> bool:
+    async def _decide_proposal(self, proposal: Proposal) -> bool:
         """Take the tools of a server whose start was approved as they are first listed; ask about all else."""
         if proposal.wish is Wish.TOOLS:
             return True

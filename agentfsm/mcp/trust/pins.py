@@ -38,7 +38,7 @@ _VERSION: Final = 1
 
 
 @attrs.frozen
-class Text(Value):
+class ApprovedText(Value):
     """Something that was approved, as it was read."""
 
     text: str
@@ -49,17 +49,17 @@ class Text(Value):
         return short_hash(self.text, HASH_CHARS)
 
     @classmethod
-    def of(cls, value: JSON) -> Text:
+    def from_json(cls, value: JSON) -> ApprovedText:
         """Return a JSON value as a person reads it: indented, keys in order, hidden characters spelt out."""
         return cls(escape_hidden(json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True)))
 
-    def difference(self, newer: Text, title: str) -> str:
+    def diff(self, newer: ApprovedText, title: str) -> str:
         """Return what is not the same in a newer one, as a unified diff."""
         sides = (self.text.splitlines(), newer.text.splitlines())
         return "\n".join(difflib.unified_diff(*sides, f"{title} as approved", f"{title} now", lineterm="", n=2))
 
 
-def tool_text(listed: m.Tool) -> Text:
+def build_tool_text(listed: m.Tool) -> ApprovedText:
     """Return all of a tool that counts: what a model is told of it, its schemas, its hints."""
     said = listed.annotations.model_dump(exclude_none=True, by_alias=True) if listed.annotations else None
     parts = {
@@ -70,16 +70,16 @@ def tool_text(listed: m.Tool) -> Text:
         "output_schema": listed.output_schema,
         "annotations": said,
     }
-    return Text.of({name: part for name, part in parts.items() if part is not None})
+    return ApprovedText.from_json({name: part for name, part in parts.items() if part is not None})
 
 
 @attrs.frozen(kw_only=True)
 class Pin(Value):
     """What was approved of one server."""
 
-    start: Text | None = None
+    start: ApprovedText | None = None
     # How it is started, or where it is.
-    items: Mapping[str, Text] = attrs.field(factory=dict)
+    items: Mapping[str, ApprovedText] = attrs.field(factory=dict)
     # What it says, by what it is: "tool search", "instructions". What is no longer there stays, in case that it comes
     # back as something else.
 
@@ -119,7 +119,7 @@ class MemoryPins:
         self._pins[server] = pin
 
 
-def default_place() -> Path:
+def default_path() -> Path:
     """Return the file in which a person's approvals are kept, for all programs of that person."""
     return Path.home() / ".agentfsm" / "mcp-pins.json"
 
@@ -131,7 +131,7 @@ class PinFile:
     It is written anew beside the old one and then takes its place, under a lock that other processes heed.
     """
 
-    path: Path = attrs.field(factory=default_place, converter=Path)
+    path: Path = attrs.field(factory=default_path, converter=Path)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def read(self) -> Mapping[str, Pin]:
@@ -147,7 +147,7 @@ class PinFile:
         except OSError as error:
             raise MCPServerError(f"the approvals of MCP servers cannot be read: {error}") from error
         try:
-            return _parsed(content)
+            return _parse_file(content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MCPServerError(
                 f"{self.path} holds approvals of MCP servers and cannot be understood ({error or 'a part is missing'})."
@@ -162,14 +162,14 @@ class PinFile:
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._lock, _locked(self.path.with_name(f"{self.path.name}.lock")):
+            with self._lock, _file_lock(self.path.with_name(f"{self.path.name}.lock")):
                 _replace(self.path, {**self.read(), server: pin})
         except (OSError, UnicodeError) as error:
             raise MCPServerError(f"the approval of the MCP server {server!r} cannot be kept: {error}") from error
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _file_lock(path: Path) -> Iterator[None]:
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as held:
         if fcntl is not None:
             fcntl.flock(held, fcntl.LOCK_EX)
@@ -177,7 +177,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, pins: Mapping[str, Pin]) -> None:
-    servers = {server: _plain(pin) for server, pin in sorted(pins.items())}
+    servers = {server: _pin_to_json(pin) for server, pin in sorted(pins.items())}
     text = json.dumps({"version": _VERSION, "servers": servers}, ensure_ascii=False, indent=2)
     number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # which only its owner may read
     try:
@@ -191,33 +191,33 @@ def _replace(path: Path, pins: Mapping[str, Pin]) -> None:
         raise
 
 
-def _plain(pin: Pin) -> dict[str, Any]:
+def _pin_to_json(pin: Pin) -> dict[str, Any]:
     return {
-        "start": None if pin.start is None else _entry(pin.start),
-        "items": {name: _entry(text) for name, text in sorted(pin.items.items())},
+        "start": None if pin.start is None else _text_to_json(pin.start),
+        "items": {name: _text_to_json(text) for name, text in sorted(pin.items.items())},
     }
 
 
-def _entry(text: Text) -> dict[str, str]:
+def _text_to_json(text: ApprovedText) -> dict[str, str]:
     return {"sha256": text.hash, "text": text.text}
 
 
-def _parsed(content: bytes) -> dict[str, Pin]:
+def _parse_file(content: bytes) -> dict[str, Pin]:
     document = jiter.from_json(content, catch_duplicate_keys=True)
     if document["version"] != _VERSION:
         raise ValueError(f"it is of version {document['version']!r}, and this is version {_VERSION}")
-    return {server: _pin(server, each) for server, each in document["servers"].items()}
+    return {server: _parse_pin(server, each) for server, each in document["servers"].items()}
 
 
-def _pin(server: str, plain: Mapping[str, Any]) -> Pin:
+def _parse_pin(server: str, plain: Mapping[str, Any]) -> Pin:
     return Pin(
-        start=None if plain["start"] is None else _known(server, plain["start"]),
-        items={name: _known(server, entry) for name, entry in plain["items"].items()},
+        start=None if plain["start"] is None else _parse_text(server, plain["start"]),
+        items={name: _parse_text(server, entry) for name, entry in plain["items"].items()},
     )
 
 
-def _known(server: str, entry: Mapping[str, str]) -> Text:
-    text = Text(entry["text"])
+def _parse_text(server: str, entry: Mapping[str, str]) -> ApprovedText:
+    text = ApprovedText(entry["text"])
     if text.hash != entry["sha256"]:
         raise ValueError(f"a text of {server!r} does not have its hash")
     return text

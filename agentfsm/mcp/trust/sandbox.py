@@ -17,12 +17,12 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
 
-_PROGRAM: Final = "bwrap"
+_BUBBLEWRAP: Final = "bwrap"
 # Programs and libraries, which everybody may read.
-_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_SETTINGS: Final = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime", "/etc/passwd")
+_SYSTEM_PATHS: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SETTINGS_PATHS: Final = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime", "/etc/passwd")
 # What finding hosts and checking their certificates takes.
-_NETWORK: Final = (
+_NETWORK_PATHS: Final = (
     "/etc/ca-certificates",
     "/etc/hosts",
     "/etc/nsswitch.conf",
@@ -32,13 +32,13 @@ _NETWORK: Final = (
 )
 _HOME: Final = "/tmp"  # noqa: S108  one of its own, in memory, which nobody else sees
 # Its own processes, users, host name and network; ended when we are; no way to our terminal.
-_FIXED: Final = (
+_BASE_OPTIONS: Final = (
     *("--unshare-all", "--die-with-parent", "--new-session"),
     *("--proc", "/proc", "--dev", "/dev", "--tmpfs", _HOME),
 )
 
 
-def _paths(given: Iterable[Path | str]) -> tuple[Path, ...]:
+def _as_paths(given: Iterable[Path | str]) -> tuple[Path, ...]:
     if isinstance(given, str | Path) or not isinstance(given, Iterable):
         raise MisuseError(f"a sandbox is given several paths, not {given!r}: write ({given!r},)")
     return tuple(Path(path).expanduser().absolute() for path in given)
@@ -51,25 +51,25 @@ class Sandbox(Value):
     An interpreter outside of /usr, such as one in a home folder, has to be among what it may read.
     """
 
-    read: tuple[Path, ...] = attrs.field(default=(), converter=_paths)
+    read: tuple[Path, ...] = attrs.field(default=(), converter=_as_paths)
     # Files and folders that it may read, beside the system's own programs and libraries.
-    write: tuple[Path, ...] = attrs.field(default=(), converter=_paths)
+    write: tuple[Path, ...] = attrs.field(default=(), converter=_as_paths)
     # Those that it may change as well.
     network: bool = False
 
     @property
-    def shown(self) -> str:
+    def description(self) -> str:
         """What it may do, for a person."""
         reads = f"reads {', '.join(map(str, self.read)) or 'nothing but the system'}"
         writes = f"writes {', '.join(map(str, self.write)) or 'nothing'}"
         return f"{reads}; {writes}; {'with' if self.network else 'without'} network"
 
     @property
-    def written(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The same as JSON."""
         return {"read": [*map(str, self.read)], "write": [*map(str, self.write)], "network": self.network}
 
-    def wrapped(
+    def wrap_command(
         self, command: str, args: Sequence[str], env: Mapping[str, str], cwd: Path | str | None
     ) -> tuple[str, list[str]]:
         """Return the command and the arguments that start another command inside.
@@ -77,7 +77,7 @@ class Sandbox(Value):
         Raises:
             MCPServerError: when there is no bubblewrap here, or what the server is given is not there.
         """
-        program = shutil.which(_PROGRAM)
+        program = shutil.which(_BUBBLEWRAP)
         if program is None:
             raise MCPServerError(
                 "a sandbox takes bubblewrap, which is not here: install it (`apt-get install bubblewrap`, `dnf install "
@@ -87,10 +87,10 @@ class Sandbox(Value):
             raise MCPServerError(f"the sandbox is to show {missing[0]}, which does not exist: make it, or leave it out")
         folder = ["--chdir", str(Path(cwd).absolute())] if cwd else ["--chdir", _HOME]
         home = [] if "HOME" in env else ["--setenv", "HOME", _HOME]
-        return program, [*_FIXED, *self._view(), *folder, *home, "--", command, *args]
+        return program, [*_BASE_OPTIONS, *self._mount_options(), *folder, *home, "--", command, *args]
 
-    def _view(self) -> list[str]:
-        shared = (*_SYSTEM, *_SETTINGS, *(_NETWORK if self.network else ()))
+    def _mount_options(self) -> list[str]:
+        shared = (*_SYSTEM_PATHS, *_SETTINGS_PATHS, *(_NETWORK_PATHS if self.network else ()))
         return [
             *(["--share-net"] if self.network else []),
             *(part for path in shared for part in ("--ro-bind-try", path, path)),

@@ -1,0 +1,380 @@
+"""A connection to one server: opened when it is first needed, owned by one task, opened again when it has died.
+
+All of this runs in the thread of `home`; the methods without a leading underscore are called from anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, Self, TypeVar, cast
+
+import anyio
+import attrs
+import mcp.types as m
+from anyio.abc import TaskGroup, TaskStatus
+from mcp import Client, MCPError
+from mcp.client import Transport
+from mcp.client.session import ElicitationFnT, IncomingMessage
+
+from agentfsm.core.errors import ClosedError
+from agentfsm.mcp.client.connection import connection_thread, request_errors, tool_changes
+from agentfsm.mcp.client.connection.http_client import is_relevant
+from agentfsm.mcp.client.connection.lenient_client import LenientClient
+from agentfsm.mcp.client.connection.request_errors import RequestError, RequestFault, WireStatus
+from agentfsm.mcp.client.connection.transports import ServerTransport
+from agentfsm.mcp.errors import MCPServerError, ServerCircuitOpenError
+from agentfsm.tools.breaker import Breaker, BreakerState, Ticket
+
+T = TypeVar("T")
+
+# Seconds until a server has answered the handshake: a package runner may have to fetch it first.
+START_TIMEOUT_S: Final = 30.0
+# Seconds for the stream of changes to open: what is listed only then has missed none.
+LISTEN_TIMEOUT_S: Final = 5.0
+# Messages that a server has not taken: one that leaves so many is not listened to when it asks something.
+MAX_UNSENT_MESSAGES: Final = 100
+
+for _name in ("mcp", "client"):  # what the SDK calls its loggers
+    # What it tells there is told in errors, too; where nobody has set up logging, a server could fill the terminal.
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+
+
+@attrs.define(eq=False, repr=False)
+class _OpenConnection:
+    """One life of the connection."""
+
+    scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    ended: anyio.Event = attrs.field(factory=anyio.Event)
+    # Set when nothing of it is left.
+    client: Client | None = None
+    # None until the handshake is done.
+    is_over: bool = False
+    # Whether it is of no use any more.
+    is_lost: bool = False
+    # Whether that is so because the server has ended it.
+
+    def end(self) -> None:
+        """End it."""
+        self.is_over = True
+        self.scope.cancel()
+
+    def mark_lost(self) -> None:
+        """End it, since the other side has done so, or is of no use any more."""
+        self.is_lost = self.is_lost or not self.is_over
+        self.end()
+
+
+@attrs.define(eq=False, repr=False)
+class _ThreadState:
+    """What the link has in the thread: another process, forked off, has another."""
+
+    thread: connection_thread.ConnectionThread
+    open_lock: anyio.Lock = attrs.field(factory=anyio.Lock)
+    connection: _OpenConnection | None = None
+    active_requests: int = 0
+    # Requests under way.
+    is_closing: bool = False
+    # Whether the last of them closes the connection.
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class ServerConnection:
+    """The connection to a server, as callers see it: there whenever it is asked for something."""
+
+    name: str
+    transport: ServerTransport
+    start_s: float = START_TIMEOUT_S
+    on_message: Callable[[IncomingMessage], None] = lambda _message: None
+    # What the server says unasked: that its tools have changed, where it has declared that it would say so. It is also
+    # called where that may have been missed.
+    elicit: ElicitationFnT | None = None
+    # Answers what a server of the handshake era asks in mid-call.
+    breaker: Breaker = attrs.field(factory=Breaker)
+    # Of the server as a whole, beside those of its tools: it also bounds how often a server that dies is started.
+    now: Callable[[], float] = time.monotonic
+    # The clock of the breaker, in seconds.
+    start_count: int = attrs.field(default=0, init=False)
+    # Connections so far.
+    _thread_state: _ThreadState | None = attrs.field(default=None, init=False)
+
+    async def request(
+        self,
+        operation: Callable[[Client], Awaitable[T]],
+        *,
+        patience_s: float = float("inf"),
+        proves_health: bool = True,
+    ) -> T:
+        """Put something to the server, and wait for it; cancelling the caller takes it back.
+
+        Args:
+            operation: What is asked; it runs in another thread, in an event loop of asyncio.
+            patience_s: Seconds after which a caller who is cancelled has waited in vain, and not lost interest.
+            proves_health: Whether an answer shows that the server is well; one that can list its tools may not be.
+
+        Raises:
+            RestingError: when the server has failed so often that it is not asked now.
+            MCPServerError: when there is no connection and none can be made; nothing was asked then.
+            RequestError: what the server, or the SDK, says of the request; it is an `MCPError`.
+        """
+        ticket = self.breaker.admit(self.now())
+        if not isinstance(ticket, Ticket):
+            raise ServerCircuitOpenError(self.name, ticket)
+        began = self.now()
+        try:
+            answer = await connection_thread.run(self._request_in_thread, operation)
+        except (MCPServerError, TimeoutError):
+            await self._record_failure(ticket)
+            raise
+        except RequestError as error:
+            if error.is_passing:
+                await self._record_failure(ticket)
+            else:
+                self.breaker.record_success(ticket)
+            raise
+        except BaseException:
+            if self.now() - began >= patience_s:
+                await self._record_failure(ticket)
+            else:
+                self.breaker.discard(ticket)
+            raise
+        if proves_health:
+            self.breaker.record_success(ticket)
+        else:
+            self.breaker.discard(ticket)
+        return answer
+
+    async def aclose(self) -> None:
+        """Close the connection, and wait until its process is gone; the next `ask` opens another.
+
+        While somebody else's request is under way, as that of another agent with the same server, the connection stays
+        for it, and is closed when that has ended.
+        """
+        if self._thread_state is not None:
+            with suppress(ClosedError):  # the end of the interpreter has closed it
+                await connection_thread.run(self._close)
+
+    async def _record_failure(self, ticket: Ticket) -> None:
+        """Count a failure; the one that opens the breaker ends the connection, so that the next one is a new one."""
+        self.breaker.record_failure(ticket, self.now())
+        if self.breaker.state is BreakerState.OPEN:
+            with anyio.CancelScope(shield=True):  # it takes no time
+                await connection_thread.run(self._drop)
+
+    def _get_thread_state(self) -> _ThreadState:
+        """Return what the link has in the thread in which this is called."""
+        if self._thread_state is None or self._thread_state.thread is not connection_thread.get_connection_thread():
+            self._thread_state = _ThreadState(connection_thread.get_connection_thread())
+        return self._thread_state
+
+    async def _request_in_thread(self, operation: Callable[[Client], Awaitable[T]]) -> T:
+        here = self._get_thread_state()
+        here.active_requests += 1
+        request_errors.WIRE_STATUS.set(seen := WireStatus())
+        try:
+            connection = await self._ensure_open(here)
+            return await self._run_operation(connection, operation, seen)
+        finally:
+            here.active_requests -= 1
+            if here.is_closing and not here.active_requests:
+                here.is_closing = False
+                if here.connection is not None:
+                    here.connection.end()
+
+    async def _run_operation(
+        self, connection: _OpenConnection, operation: Callable[[Client], Awaitable[T]], wire_status: WireStatus
+    ) -> T:
+        try:
+            return await operation(cast("Client", connection.client))
+        except MCPError as error:
+            end = await self._describe_end(connection)
+            if end is not None and wire_status.error is None:
+                wire_status.error = self.transport.error
+            failed = request_errors.classify_error(error, wire_status, end)
+            if failed.fault is RequestFault.SESSION or wire_status.is_session_lost:
+                connection.end()
+            raise failed from error
+
+    async def _describe_end(self, connection: _OpenConnection) -> str | None:
+        """Say how a connection has ended; None where it has not."""
+        if not connection.is_over:
+            return None
+        await connection.ended.wait()  # a process that ends is waited for by a few seconds at most
+        return request_errors.shorten(self.transport.exit_report) or "the connection was closed"
+
+    async def _ensure_open(self, here: _ThreadState) -> _OpenConnection:
+        async with here.open_lock:
+            if here.connection is not None and here.connection.is_over:
+                await here.connection.ended.wait()
+            if here.connection is None:
+                opened: _OpenConnection = await here.thread.task_group.start(self._hold_open, here)
+                return opened
+            return here.connection
+
+    async def _close(self) -> None:
+        here = self._get_thread_state()
+        here.is_closing = here.active_requests > 0
+        if not here.is_closing and here.connection is not None:
+            here.connection.end()
+            await here.connection.ended.wait()
+
+    async def _drop(self) -> None:
+        if (connection := self._get_thread_state().connection) is not None and connection.client is not None:
+            connection.end()
+
+    async def _hold_open(self, here: _ThreadState, *, task_status: TaskStatus[_OpenConnection]) -> None:
+        """Hold the connection from its beginning to its end, whoever uses it meanwhile."""
+        here.connection = connection = _OpenConnection()
+        self.start_count += 1
+        request_errors.WIRE_STATUS.set(seen := WireStatus())
+        error: Exception | None = None
+        has_started = False
+        try:
+            with connection.scope, anyio.fail_after(self.start_s) as patience:
+                async with self._connect(connection) as client, anyio.create_task_group() as tasks:
+                    connection.client = client
+                    await self._listen(client, tasks)
+                    patience.deadline = float("inf")
+                    has_started = True
+                    task_status.started(connection)
+                    await anyio.sleep_forever()
+        except Exception as caught:  # noqa: BLE001  whatever ends a connection, its requests tell of it
+            error = caught
+        finally:
+            connection.is_over = True
+            here.connection = None
+            connection.ended.set()
+        if not has_started:
+            raise self._build_start_error(error, seen, is_lost=connection.is_lost) from error
+
+    @asynccontextmanager
+    async def _connect(self, connection: _OpenConnection) -> AsyncIterator[Client]:
+        async def hear(message: IncomingMessage) -> None:
+            is_told = connection.client is not None and tool_changes.announces_changes(connection.client)
+            if is_told or not isinstance(message, m.ToolListChangedNotification):
+                self.on_message(message)
+
+        noticing = _observe_transport(self.transport.open(connection.mark_lost), connection.mark_lost)
+        async with LenientClient(
+            noticing, start_s=self.start_s, message_handler=hear, elicitation_callback=self.elicit
+        ) as client:
+            yield client
+
+    async def _listen(self, client: Client, tasks: TaskGroup) -> None:
+        if self.start_count > 1:
+            self._report_gap()  # nobody has told what happened since the connection before
+        is_open = anyio.Event()
+        tasks.start_soon(tool_changes.follow, client, is_open, self._report_gap)
+        with anyio.move_on_after(LISTEN_TIMEOUT_S):
+            await is_open.wait()
+
+    def _report_gap(self) -> None:
+        self.on_message(m.ToolListChangedNotification())
+
+    def _build_start_error(self, error: Exception | None, wire_status: WireStatus, *, is_lost: bool) -> MCPServerError:
+        """Say why there is no connection, what the server has left, and what to try."""
+        what, is_passing = self._explain_start_failure(_unwrap_group(error), wire_status, is_lost=is_lost)
+        why = f"the MCP server {self.name!r} cannot be used: {what}"
+        left = f"; {words}" if (words := self.transport.exit_report) else ""
+        return MCPServerError(f"{why}{left}. Next, {self.transport.advice}", why=why, is_passing=is_passing)
+
+    def _explain_start_failure(
+        self, error: Exception | None, wire_status: WireStatus, *, is_lost: bool
+    ) -> tuple[str, bool]:
+        if (
+            not isinstance(error, MCPError)
+            and wire_status.status is not None
+            and wire_status.status >= request_errors.FIRST_ERROR
+        ):
+            error = request_errors.build_status_error(wire_status.status)
+        elif is_lost and wire_status.error is None:
+            return "it ended the connection before it had answered", True
+        match error:
+            case None:
+                return "it was closed while it was being opened", True
+            case TimeoutError():
+                return f"it did not answer within {self.start_s:g} s", True
+            case MCPError():
+                fault = request_errors.classify_error(error, wire_status)
+                return f"it did not take the handshake: {fault.detail}", fault.is_passing
+            case _:
+                return request_errors.describe_error(wire_status.error or error), not isinstance(
+                    error, OSError | ValueError
+                )
+
+
+def _unwrap_group(error: Exception | None) -> Exception | None:
+    """Return the first error of groups in groups, which task groups make of one that passes through them."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@asynccontextmanager
+async def _observe_transport(transport: Transport, on_end: Callable[[], object]) -> AsyncIterator[Any]:
+    """Open a transport, and tell when the other side has ended it."""
+    async with transport as (read, write):
+        said = _CountingSendStream(write)
+        yield _FilteringReceiveStream(read, said, on_end), said
+
+
+@attrs.define(eq=False, repr=False)
+class _StreamProxy:
+    """A stream of the SDK's."""
+
+    _stream: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> bool | None:
+        ended: bool | None = await self._stream.__aexit__(*error)
+        return ended
+
+
+@attrs.define(eq=False, repr=False)
+class _CountingSendStream(_StreamProxy):
+    """What is said to a server: how much of that it has not taken yet is known."""
+
+    waiting: int = attrs.field(default=0, init=False)
+
+    async def send(self, message: object) -> None:
+        """Say something, when what was said before was taken."""
+        self.waiting += 1
+        try:
+            await self._stream.send(message)
+        finally:
+            self.waiting -= 1
+
+
+@attrs.define(eq=False, repr=False)
+class _FilteringReceiveStream(_StreamProxy):
+    """What is read from a server: its end is noticed, and what is of no use is passed over.
+
+    That is what nobody listens to, and what a server asks that does not take our answers: they would pile up.
+    """
+
+    _send_stream: _CountingSendStream
+    _on_end: Callable[[], object]
+
+    def __aiter__(self) -> _FilteringReceiveStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        while True:
+            try:
+                heard = await self._stream.__anext__()
+            except StopAsyncIteration:
+                self._on_end()
+                raise
+            message = getattr(heard, "message", None)
+            if is_relevant(message) and not (
+                isinstance(message, m.JSONRPCRequest) and self._send_stream.waiting >= MAX_UNSENT_MESSAGES
+            ):
+                return heard

@@ -1,0 +1,190 @@
+"""What a server returns, for the model: a text, and parts beside it. Whatever comes, it is told and never raised."""
+
+from __future__ import annotations
+
+import json
+import re
+from binascii import a2b_base64
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import mcp.types as m
+
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart, replace_surrogates
+from agentfsm.core.parts import count_base64_bytes
+from agentfsm.mcp.client.connection.lenient_parsing import describe_unknown_block
+from agentfsm.tools.queue.media import format_omitted_part, select_usable
+from agentfsm.tools.queue.result_text import render_parts, render_result
+
+# Characters of a name, an address or a description that a server gives.
+MAX_LABEL_CHARS: Final = 300
+EMPTY_RESULT: Final = "(done, no output)"
+UNEXPLAINED_FAILURE: Final = "(failed, and the server did not say why)"
+
+# Source: RFC 6838, 4.2.
+_MEDIA_TYPE: Final = re.compile(r"[a-z0-9!#$&^_.+-]{1,80}/[a-z0-9!#$&^_.+-]{1,80}")
+# Kinds of data that are text.
+_TEXT_TYPES: Final = re.compile(r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|toml|javascript|sql)|image/svg\+xml")
+
+
+def convert_result(result: m.CallToolResult) -> tuple[str, tuple[Media, ...]]:
+    """Return the content of a result and the parts that it names.
+
+    What is meant for the user alone is not shown, but noted. Structured content is shown as JSON, unless a text says
+    the same.
+    """
+    pieces = [piece for block in result.content for piece in _iter_pieces(block)]
+    if result.structured_content is not None and not _is_repeated_in_texts(result.structured_content, result.content):
+        pieces.append(render_result(result.structured_content)[0])
+    text, parts = render_parts(pieces)
+    return text if text.strip() else UNEXPLAINED_FAILURE if result.is_error else EMPTY_RESULT, parts
+
+
+def convert_block(block: m.ContentBlock) -> tuple[Part, ...]:
+    """Return what a block of a prompt holds, as parts of a message; texts stand for what cannot be shown."""
+    return _to_parts(_iter_pieces(block))
+
+
+def convert_resource(contents: Iterable[m.TextResourceContents | m.BlobResourceContents]) -> tuple[Part, ...]:
+    """Return what was read from a resource, as parts of a message; texts stand for what cannot be shown."""
+    return _to_parts(map(_resource_content, contents))
+
+
+def _to_parts(pieces: Iterable[str | Part]) -> tuple[Part, ...]:
+    return tuple(
+        TextPart(text=replace_surrogates(each)) if isinstance(each, str) else each for each in select_usable(pieces)
+    )
+
+
+def _iter_pieces(block: m.ContentBlock) -> Iterator[str | Part]:
+    """Yield what a block says, and what it holds."""
+    audience = None if block.annotations is None else block.annotations.audience
+    if audience and "assistant" not in audience:
+        yield f"[{block.type} for the user alone: not shown]"
+        return
+    match block:
+        case m.TextContent():
+            yield block.text
+        case m.ImageContent():
+            yield _convert_data(block.data, _normalize_media_type(block.mime_type, "image"))
+        case m.AudioContent():
+            yield _convert_data(block.data, _normalize_media_type(block.mime_type, "audio"))
+        case m.EmbeddedResource():
+            yield from _iter_embedded(block.resource)
+        case m.ResourceLink():
+            yield _describe_link(block)
+        case _:  # what a later revision adds
+            yield describe_unknown_block(str(block.type))
+
+
+# Data
+
+
+def _normalize_media_type(declared: str | None, family: str = "") -> str:
+    """Return a media type without its parameters; of no family but the one that a block has to be of.
+
+    What is said to be of another, or of none, is of the type "unknown": images are known by their data then.
+    """
+    kind = (declared or "").partition(";")[0].strip().lower()
+    if not _MEDIA_TYPE.fullmatch(kind):
+        kind = "application/octet-stream"
+    return kind if kind.startswith(family) else f"{family}/unknown"
+
+
+def _convert_data(data: str, kind: str, name: str = "") -> str | Part:
+    """Return data of a media type as what a model can be shown of it."""
+    data = "".join(data.split())  # some encoders break lines
+    url = f"data:{kind};base64,{data}"
+    if _TEXT_TYPES.fullmatch(kind):
+        return _decode_text(data, kind)
+    if kind.startswith("image/"):
+        return ImagePart(url=url)
+    if kind.startswith("audio/"):
+        return AudioPart(url=url)
+    if kind == "application/pdf":
+        return FilePart(url=url, name=name)
+    return format_omitted_part(
+        "file", _describe_data(data, kind), "a model is shown text, images, recordings and PDF only"
+    )
+
+
+def _decode_text(data: str, kind: str) -> str:
+    try:
+        return a2b_base64(data, strict_mode=True).decode()
+    except ValueError:
+        return format_omitted_part("file", _describe_data(data, kind), "its data is not UTF-8 in base64")
+
+
+def _describe_data(data: str, kind: str) -> str:
+    return f"{kind}, {count_base64_bytes(data):,} bytes"
+
+
+# Resources
+
+
+def _iter_embedded(resource: m.TextResourceContents | m.BlobResourceContents) -> Iterator[str | Part]:
+    yield f"[resource {_shorten_line(resource.uri)}{f', {_shorten_line(resource.mime_type)}' if resource.mime_type else ''}]"
+    yield _resource_content(resource)
+
+
+def _resource_content(resource: m.TextResourceContents | m.BlobResourceContents) -> str | Part:
+    if isinstance(resource, m.TextResourceContents):
+        return resource.text
+    return _convert_data(
+        resource.blob, _normalize_media_type(resource.mime_type), _shorten_line(resource.uri.rpartition("/")[2])
+    )
+
+
+def _describe_link(link: m.ResourceLink) -> str:
+    """Return the line that tells of a resource; what is in it, the server says when it is asked."""
+    told = [link.uri, link.name, link.title, link.description, link.mime_type]
+    words = [_shorten_line(word) for word in told if word and word.strip()]
+    if link.size is not None and 0 <= link.size < _MAX_BYTES:
+        words.append(f"{link.size:,} bytes")
+    return f"[link to a resource: {', '.join(words)}]"
+
+
+# Bytes of a size that can be believed.
+_MAX_BYTES: Final = 2**63
+
+
+def _shorten_line(text: str) -> str:
+    line = " ".join(text[:MAX_LABEL_CHARS].split())
+    return line if len(text) <= MAX_LABEL_CHARS else f"{line}..."
+
+
+# Structured content
+
+
+def _is_repeated_in_texts(value: Any, blocks: Sequence[m.ContentBlock]) -> bool:
+    """Whether the texts of a result are the JSON of its structured content, as they should be.
+
+    A tool that returns something else than an object has it wrapped: `{"result": ...}`, or under a name of its own,
+    as the official filesystem server has `{"content": ...}`; of a list, each item may be a text of its own.
+    """
+    texts = [block.text for block in blocks if isinstance(block, m.TextContent)]
+    if not texts:
+        return False
+    values = [value]
+    if isinstance(value, dict) and len(value) == 1:
+        values += value.values()
+    return any(_matches_one_text(each, texts) or _matches_text_list(each, texts) for each in values)
+
+
+def _matches_one_text(value: Any, texts: Sequence[str]) -> bool:
+    return any(_matches_text(value, text) for text in texts)
+
+
+def _matches_text_list(value: Any, texts: Sequence[str]) -> bool:
+    if not isinstance(value, list) or len(value) != len(texts):
+        return False
+    return all(_matches_text(item, text) for item, text in zip(value, texts, strict=True))
+
+
+def _matches_text(value: Any, text: str) -> bool:
+    if isinstance(value, str) and value == text:
+        return True
+    try:
+        return bool(json.loads(text) == value)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,113 @@
+"""A server's tool as one of ours: its name, what is declared of it, and its call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import mcp.types as m
+from mcp import Client
+
+from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.mcp.client.catalogue import ToolChangedError
+from agentfsm.mcp.client.connection import request_errors
+from agentfsm.mcp.client.content import convert_result
+from agentfsm.mcp.client.elicitation import call_tool as call_asking
+from agentfsm.mcp.client.output_check import OutputCheck
+from agentfsm.mcp.trust.names import tool_name
+from agentfsm.mcp.trust.tool_policy import find_title
+from agentfsm.tools.run_context import InputRequired, RunContext, ToolReturn
+from agentfsm.tools.tool import Tool, make_tool
+
+if TYPE_CHECKING:
+    from agentfsm.mcp.client.mcp_server import MCPServer
+
+WITHHELD_DESCRIPTION: Final = "Withheld: a person has to approve it as it is now."
+
+
+def build_tool(server: MCPServer, listed: m.Tool) -> Tool[..., Any]:
+    """Make a tool of what a server lists.
+
+    Raises:
+        MisuseError: when one of its schemas cannot be used.
+    """
+    name = tool_name(server.name, listed.name)
+    check = None if listed.output_schema is None else OutputCheck.from_schema(listed.output_schema, name)
+    return make_tool(
+        _build_function(server, listed, check),
+        name=name,
+        description=listed.description or find_title(listed) or "",
+        parameters=listed.input_schema,
+        timeout_s=server.timeout_s,
+        **server.tool_policy.tool_options(server.name, listed),
+    )
+
+
+def build_withheld_tool(name: str) -> Tool[..., Any]:
+    """Return what stands for a tool that is withheld: no model is told of it, and whoever calls it learns so."""
+    return make_tool(_do_nothing, name=name, description=WITHHELD_DESCRIPTION, parameters={}, enabled=False)
+
+
+async def _do_nothing(**_arguments: Any) -> None:
+    """Do nothing: the engine lets no call through."""
+
+
+def _build_function(server: MCPServer, listed: m.Tool, check: OutputCheck | None) -> Callable[..., Any]:
+    async def call(ctx: RunContext[Any], /, **arguments: Any) -> ToolReturn:
+        is_sent = False
+
+        async def ask(client: Client) -> m.CallToolResult | InputRequired:
+            nonlocal is_sent
+
+            async def report(progress: float, total: float | None, message: str | None) -> None:
+                ctx.progress(message or f"{progress:g}{f' of {total:g}' if total else ''}")
+
+            async def relist() -> None:
+                await server.catalogue.check_unchanged(client, listed, refetch=True)
+
+            await server.catalogue.check_unchanged(client, listed)
+            is_sent = True
+            return await call_asking(
+                client,
+                server.elicitation_router,
+                ctx,
+                name=listed.name,
+                arguments=arguments,
+                report=report,
+                relist=relist,
+            )
+
+        try:
+            result = await server.connection.request(ask, patience_s=server.timeout_s)
+        except ToolChangedError as error:
+            server.needs_refresh = True
+            return _tool_changed_result(server, listed, error)
+        except Exception as error:  # noqa: BLE001  what is no trouble of a request is raised again
+            return request_errors.resolve_failure(error, server.name, listed.name, is_sent=is_sent)
+        if isinstance(result, InputRequired):
+            raise result
+        return _convert_result(result, check)
+
+    return call
+
+
+def _tool_changed_result(server: MCPServer, listed: m.Tool, error: ToolChangedError) -> ToolReturn:
+    text = (
+        f"{listed.name!r} was not called: the MCP server {server.name!r} has changed its tools since, and {error}. "
+        "Nothing was run. Its tools are looked at again before your next turn: use what there is then, or tell the "
+        "user that a person may have to approve the change."
+    )
+    return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.UNAVAILABLE)
+
+
+def _convert_result(result: m.CallToolResult, check: OutputCheck | None) -> ToolReturn:
+    if check is not None and (flaw := check.explain_mismatch(result)) is not None:
+        return ToolReturn(outcome=Outcome.FAILED, content=flaw, error_type=ErrorType.TOOL)
+    failed = bool(result.is_error)
+    content, parts = convert_result(result)
+    return ToolReturn(
+        outcome=Outcome.FAILED if failed else Outcome.DONE,
+        content=content,
+        error_type=ErrorType.TOOL if failed else None,
+        parts=parts,
+    )

@@ -1,0 +1,328 @@
+"""The tools of a registry as a server's: listed with what is declared of them, and called through our own queue."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import attrs
+import mcp.types as m
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from agentfsm.core.errors import AgentError, ArgumentsError
+from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
+from agentfsm.engine.tool_calls.approvals import answer_lifetime_s, describe_call, needs_approval
+from agentfsm.mcp.server.approval import ApprovalRequest
+from agentfsm.mcp.server.call_sequencer import CallSequencer
+from agentfsm.mcp.server.input_requests import InputBroker, InputNotGivenError, InterruptedCall, RequestContext
+from agentfsm.mcp.server.inquiry import collect_answers
+from agentfsm.mcp.server.resources import to_content_block
+from agentfsm.ports import Clock, SystemClock
+from agentfsm.streaming.stream import ToolEvent, ToolEventType
+from agentfsm.tools import callback_errors
+from agentfsm.tools.permission import Permissions
+from agentfsm.tools.question_validation import MAX_ROUNDS
+from agentfsm.tools.queue import result_text
+from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, failed_outcome
+from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S, ToolQueue
+from agentfsm.tools.registry import ToolRegistry
+from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext, ToolKind
+from agentfsm.tools.schema.binding import BoundArguments
+from agentfsm.tools.tool import Tool
+
+_log = logging.getLogger("agentfsm.mcp")
+
+# Notes of progress that wait for a slow client; later ones are dropped.
+MAX_PENDING_PROGRESS: Final = 100
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class ServedTools:
+    """The tools of one registry, for the clients of one server."""
+
+    registry: ToolRegistry
+    permissions: Permissions | None = None
+    # What clients may do; None: everything.
+    deps: Any = None
+    # Handed to tools as `ctx.deps`.
+    outputs: Mapping[str, Mapping[str, JSON]] = attrs.field(factory=dict)
+    # By tool: the JSON Schema of what it returns, which is then structured content, too.
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    # Seconds for a call whose tool sets none.
+    limit: int = DEFAULT_LIMIT
+    # Calls in flight at once.
+    clock: Clock = attrs.field(factory=SystemClock)
+    sequencer: CallSequencer = attrs.field(factory=CallSequencer, init=False)
+    broker: InputBroker = attrs.field(
+        init=False, default=attrs.Factory(lambda tools: InputBroker(tools.clock), takes_self=True)
+    )
+    _slots: anyio.CapacityLimiter = attrs.field(
+        init=False, default=attrs.Factory(lambda tools: anyio.CapacityLimiter(tools.limit), takes_self=True)
+    )
+    _refresh_lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
+    _call_numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
+
+    async def refresh(self) -> str:
+        """Take in what sources of tools have news of; return why that failed, if it did: all other tools are there."""
+        if not self.registry.sources:
+            return ""
+        try:
+            async with self._refresh_lock:
+                await self.registry.refresh()
+        except AgentError as error:
+            _log.warning("some tools are not known: %s", error)
+            return str(error)
+        return ""
+
+    def names(self) -> list[str]:
+        """Return the names of the tools that clients are told of."""
+        return [tool.name for tool in self.registry if self.is_offered(tool)]
+
+    def is_offered(self, tool: Tool[..., Any]) -> bool:
+        """Whether clients are told of a tool.
+
+        One whose result comes from outside, and one that is an agent, need a run to wait in and to be paid by.
+        """
+        if tool.waits_for is not None or tool.kind is ToolKind.AGENT or not self._is_enabled(tool):
+            return False
+        return self.permissions is None or self.permissions.may_offer(tool, ())
+
+    def _is_enabled(self, tool: Tool[..., Any]) -> bool:
+        if isinstance(tool.enabled, bool):
+            return tool.enabled
+        try:
+            return bool(tool.enabled(RunContext(deps=self.deps)))
+        except Exception as error:  # noqa: BLE001  it has not said yes
+            callback_errors.log_callback_error("enabled", tool.name, "clients are not told of it", error)
+            return False
+
+    def get(self, name: str) -> Tool[..., Any] | None:
+        """Return a tool that clients are told of, or None."""
+        tool = self.registry.get(name)
+        return tool if tool is not None and self.is_offered(tool) else None
+
+    def list_tools(self) -> list[m.Tool]:
+        """Return the tools as a client is told of them."""
+        return [self._to_mcp_tool(tool) for tool in self.registry if self.is_offered(tool)]
+
+    def _to_mcp_tool(self, tool: Tool[..., Any]) -> m.Tool:
+        output = self.outputs.get(tool.name)
+        return m.Tool(
+            name=tool.name,
+            description=tool.description or None,
+            input_schema=dict(tool.parameters),
+            output_schema=None if output is None else dict(output),
+            annotations=build_annotations(tool),
+        )
+
+    async def call(
+        self, ctx: RequestContext, params: m.CallToolRequestParams, tool: Tool[..., Any]
+    ) -> m.CallToolResult | m.InputRequiredResult:
+        """Run a call; whatever becomes of it is its result.
+
+        Raises:
+            MCPError: when it answers a question that nobody asked.
+        """
+        call = self._build_call(params)
+        digest = tool.digest_call(call)
+        if params.request_state is None:
+            underway = InterruptedCall(call_id=call.id, key=call.key, digest=digest)
+        else:
+            underway = self.broker.resume(params.request_state, digest)
+            call = attrs.evolve(call, id=underway.call_id, key=underway.key)
+        try:
+            return await self._run_with_input(ctx, params, tool, call, underway)
+        except InputNotGivenError as end:
+            return _error_result(str(end))
+
+    async def _run_with_input(
+        self,
+        ctx: RequestContext,
+        params: m.CallToolRequestParams,
+        tool: Tool[..., Any],
+        call: ToolCall,
+        call_state: InterruptedCall,
+    ) -> m.CallToolResult | m.InputRequiredResult:
+        """Run a call as far as it gets; what it asks on the way is put to people, or answered by what is brought along.
+
+        Answers to a tool's questions count where they come with the first request, as they are the client's word in any
+        case. A yes does not: it is given to what was shown.
+        """
+        replies: Mapping[str, Any] = params.input_responses or {}
+        if not call_state.is_approved and (approval := self._build_approval(tool, call)) is not None:
+            known = None if params.request_state is None or call_state.questions else replies
+            if (put := await approval.obtain(self.broker, ctx, call_state, known)) is not None:
+                return put
+            call_state, replies = attrs.evolve(call_state, is_approved=True), {}
+        numbers = itertools.count(1)
+        while True:
+            if call_state.questions:
+                expires_s = answer_lifetime_s(tool, tool.to_namespace(tool.bind(call.arguments)))
+                told = await collect_answers(self.broker, ctx, call_state, replies, tool=tool.name, expires_s=expires_s)
+                if isinstance(told, m.InputRequiredResult):
+                    return told
+                call_state, replies = told, {}
+            if self.sequencer.is_full:
+                return _error_result(
+                    f"{tool.name} was not run: the server has too many calls under way; try again later"
+                )
+            host = ServedHost(self, call_state)
+            result = await self._run(ctx, call, host, numbers)
+            if result is not None:
+                return self._to_mcp_result(tool, result)
+            call_state = host.call_state
+
+    def _build_call(self, params: m.CallToolRequestParams) -> ToolCall:
+        number, key = f"m{next(self._call_numbers)}", secrets.token_hex(16)
+        try:
+            text = replace_surrogates(json.dumps(params.arguments or {}, ensure_ascii=False))
+        except (ValueError, RecursionError) as error:
+            return ToolCall(
+                id=number, name=params.name, arguments="{}", key=key, malformed=result_text.describe_error(error)
+            )
+        return ToolCall(id=number, name=params.name, arguments=text, key=key)
+
+    def _build_approval(self, tool: Tool[..., Any], call: ToolCall) -> ApprovalRequest | None:
+        """Return what a person has to be asked before the call; None where nobody has to, or it cannot run anyway."""
+        if tool.requires_approval is False or call.malformed is not None:
+            return None
+        try:
+            bound = tool.bind_and_check(call.arguments)
+        except ArgumentsError:
+            return None  # the queue says what is wrong
+        arguments = tool.to_namespace(bound)
+        if not needs_approval(tool, arguments) or self.check_permission(tool, bound) is not None:
+            return None
+        return ApprovalRequest(
+            tool=tool.name,
+            arguments=json.loads(call.arguments),
+            description=describe_call(tool, arguments),
+            expires_s=tool.approval_expires_s,
+        )
+
+    async def _run(
+        self, ctx: RequestContext, call: ToolCall, host: ServedHost, numbers: Iterator[int]
+    ) -> ToolResult | None:
+        """Run a call when its turn has come and there is a place, telling the client how far it is.
+
+        Args:
+            ctx: Of the request.
+            call: What to run.
+            host: Takes what the tool asks; then there is no result.
+            numbers: Count what the client is told of the progress.
+        """
+        send, receive = anyio.create_memory_object_stream[str](MAX_PENDING_PROGRESS)
+        queue = ToolQueue(
+            self.registry,
+            timeout_s=self.timeout_s,
+            owner=self,
+            host=host,
+            clock=self.clock,
+            on_event=partial(_enqueue_progress, send),
+        )
+        access = queue.build_job(0, call).access
+        results: list[ToolResult] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_report_progress, ctx, receive, numbers)
+            with send:
+                async with self.sequencer.wait_turn(access), self._slots:
+                    results += await queue.execute_all([call])
+        return results[0] if results else None
+
+    def _to_mcp_result(self, tool: Tool[..., Any], result: ToolResult) -> m.CallToolResult:
+        done = result.outcome is Outcome.DONE
+        structured = json.loads(result.content) if done and tool.name in self.outputs else None
+        blocks = [m.TextContent(text=result.content), *map(to_content_block, result.parts)]
+        return m.CallToolResult(content=blocks, structured_content=structured, is_error=not done)
+
+    def check_permission(self, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
+        """Say that no client may make a call with these arguments."""
+        reason = (
+            None if self.permissions is None else self.permissions.refusal_reason(tool, (), tool.to_namespace(bound))
+        )
+        return (
+            None if reason is None else failed_outcome(result_text.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
+        )
+
+
+@attrs.define(eq=False, repr=False)
+class ServedHost(QueueHost):
+    """Serves a call that a client has made."""
+
+    tools: ServedTools
+    call_state: InterruptedCall
+    # How far the call has come; what its tool asks is added.
+
+    def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  as the host of a run
+        """Make what a tool may know of its call: it belongs to no run."""
+        inquiry = self.call_state.inquiry
+        return RunContext(
+            deps=self.tools.deps,
+            call_id=call.id,
+            idempotency_key=call.key,
+            attempt=1 + inquiry.rounds,
+            inquiry=inquiry,
+            deadline=deadline,
+        )
+
+    def check_available(self, tool: Tool[..., Any]) -> CallOutcome | None:
+        """Say that a tool is not there any more: it may have gone while the call waited."""
+        return (
+            None
+            if self.tools.is_offered(tool)
+            else failed_outcome(result_text.absent_text(tool.name), ErrorType.WITHDRAWN)
+        )
+
+    def check_permitted(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:  # noqa: ARG002  as the host of a run
+        """Say why a valid call may not run: not with these arguments, or not approved."""
+        if (bar := self.tools.check_permission(tool, bound)) is not None:
+            return bar
+        if self.call_state.is_approved or not needs_approval(tool, tool.to_namespace(bound)):
+            return None
+        text = f"{tool.name} needs a person's word, which nobody was asked for: call it again to have them asked."
+        return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
+
+    async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:
+        """Take what the tool asks; one that asks people again and again comes to an end."""
+        if not isinstance(pause, InputRequired):
+            return await super().on_pause(job, pause)
+        inquiry = self.call_state.inquiry
+        if inquiry.rounds >= MAX_ROUNDS:
+            return failed_outcome(result_text.too_many_rounds_text(job.call.name, inquiry.rounds), ErrorType.TOOL)
+        inquiry = attrs.evolve(inquiry, rounds=inquiry.rounds + 1, state=pause.state)
+        self.call_state = attrs.evolve(self.call_state, questions=pause.questions, inquiry=inquiry)
+        return None
+
+
+def build_annotations(tool: Tool[..., Any]) -> m.ToolAnnotations:
+    """Return what is declared of a tool; what is not declared is not claimed."""
+    asks = tool.requires_approval is not False
+    if tool.read_only:
+        return m.ToolAnnotations(read_only_hint=True, destructive_hint=True if asks else None)
+    return m.ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=tool.idempotent)
+
+
+def _error_result(text: str) -> m.CallToolResult:
+    return m.CallToolResult(content=[m.TextContent(text=text)], is_error=True)
+
+
+def _enqueue_progress(send: MemoryObjectSendStream[str], event: object) -> None:
+    """Pass on a note of progress, where there is room for it."""
+    if isinstance(event, ToolEvent) and event.type is ToolEventType.PROGRESS:
+        try:
+            send.send_nowait(replace_surrogates(event.message))
+        except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return
+
+
+async def _report_progress(ctx: RequestContext, notes: MemoryObjectReceiveStream[str], numbers: Iterator[int]) -> None:
+    """Tell the client what a call says of its progress, until it has ended."""
+    with notes:
+        async for note in notes:
+            await ctx.session.report_progress(next(numbers), None, note)

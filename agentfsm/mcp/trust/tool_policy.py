@@ -1,0 +1,184 @@
+"""On what terms a server's tools are used: which of them, with which arguments, and what is believed of them.
+
+What is said here holds for the server, on its own names, whichever agent uses it. An agent's `Permissions` hold beside
+it, on the names with the server's in front.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from inspect import iscoroutinefunction
+from typing import Any, Final, TypeAlias
+
+import attrs
+import mcp.types as m
+
+from agentfsm.core.errors import ArgumentsError, MisuseError
+from agentfsm.core.messages import JSON
+from agentfsm.core.text_safety import escape_hidden
+from agentfsm.core.value import Value
+from agentfsm.tools.run_context import RunContext
+from agentfsm.tools.schema.binding import Arguments
+from agentfsm.tools.schema.json_schema import build_schema_signature
+
+Confirm: TypeAlias = bool | Callable[[str, Arguments], bool]
+Constraint: TypeAlias = Mapping[str, JSON] | Callable[[Arguments], "str | None"]
+
+# Characters of an argument in a description; the whole stands in what is decided on.
+_MAX_VALUE_CHARS: Final = 500
+
+
+def _as_globs(given: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise MisuseError(f"allow= and deny= are several names or globs, not {given!r}: write ({given!r},)")
+    globs = tuple(given)
+    if wrong := [glob for glob in globs if not isinstance(glob, str) or not glob]:
+        raise MisuseError(f"allow= and deny= are names or globs such as 'read_*', not {wrong[0]!r}")
+    return globs
+
+
+def _check_confirm(_terms: ToolPolicy, _attribute: object, confirm: Any) -> None:
+    if confirm is not None and (not (isinstance(confirm, bool) or callable(confirm)) or iscoroutinefunction(confirm)):
+        raise MisuseError(
+            f"confirm={confirm!r} makes no sense: give True, False, or a plain function of a tool's name and its "
+            "arguments, for example lambda tool, a: tool == 'pay'"
+        )
+
+
+def _as_constraints(given: Mapping[str, Constraint]) -> dict[str, Callable[[Arguments], str | None]]:
+    if not isinstance(given, Mapping):
+        raise MisuseError(f"constraints= are a mapping of tools to JSON Schemas or functions, not {given!r}")
+    return {name: _build_constraint(name, each) for name, each in given.items()}
+
+
+def _build_constraint(name: str, given: Constraint) -> Callable[[Arguments], str | None]:
+    if callable(given) and not iscoroutinefunction(given):
+        return given
+    if not isinstance(given, Mapping):
+        raise MisuseError(f"the constraint on {name!r} is a JSON Schema or a plain function, not {given!r}")
+    signature = build_schema_signature(_any, given, context_type=RunContext, name=name)
+
+    def flaw(arguments: Arguments) -> str | None:
+        try:
+            signature.bind(json.dumps(vars(arguments)))
+        except ArgumentsError as error:
+            return str(error)
+        return None
+
+    return flaw
+
+
+def _any(**_arguments: Any) -> None:
+    """Take any arguments, for a schema that is held against them."""
+
+
+@attrs.frozen(kw_only=True)
+class ToolPolicy(Value):
+    """What a program grants a server, and what it believes it.
+
+    Raises:
+        MisuseError: when a part makes no sense, such as a constraint that is no JSON Schema.
+    """
+
+    trusted: bool = False
+    # Whether what the server says of its tools counts: that one only reads, may be repeated, or destroys.
+    confirm: Confirm | None = attrs.field(default=None, validator=_check_confirm)
+    # Whether a person has to say yes to each call, or to which. None: as the hints of a trusted server say, and to each
+    # call of another.
+    allow: tuple[str, ...] = attrs.field(default=("*",), converter=_as_globs)
+    # Names or globs of tools, as the server calls them; others are not used.
+    deny: tuple[str, ...] = attrs.field(default=(), converter=_as_globs)
+    # What is among these is not used, whatever else allows it.
+    constraints: Mapping[str, Callable[[Arguments], str | None]] = attrs.field(factory=dict, converter=_as_constraints)
+    # By tool: a JSON Schema that its arguments have to fit beside the tool's own, or a function that returns what is
+    # wrong with them.
+
+    def allows(self, own: str) -> bool:
+        """Whether a tool of that name, as the server calls it, is used."""
+        return _matches_any(self.allow, own) and not _matches_any(self.deny, own)
+
+    def unmatched_globs(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the globs that match none of the names: they protect nothing, or let nothing in."""
+        known = tuple(names)
+        return tuple(
+            glob
+            for glob in (*self.allow, *self.deny)
+            if glob != "*" and not any(_matches_any((glob,), own) for own in known)
+        )
+
+    def check_constraints(self, server: str, names: Iterable[str]) -> None:
+        """Hold the constraints to what the server lists.
+
+        Raises:
+            MisuseError: when one is on a tool that there is not.
+        """
+        if missing := sorted(self.constraints.keys() - set(names)):
+            raise MisuseError(
+                f"the MCP server {server!r} has no tool {missing[0]!r}, on which there is a constraint: name one that "
+                "it lists, by the server's own name"
+            )
+
+    def tool_options(self, server: str, listed: m.Tool) -> dict[str, Any]:
+        """Return what is declared of a tool, for `make_tool`."""
+        hints = ToolHints.from_tool(listed) if self.trusted else ToolHints()
+        return {
+            "read_only": hints.read_only,
+            "idempotent": hints.idempotent,
+            "requires_approval": self._requires_approval(listed.name, hints),
+            "validate": self.constraints.get(listed.name),
+            "describe": lambda arguments: describe_call(server, listed, arguments),
+        }
+
+    def _requires_approval(self, own: str, hints: ToolHints) -> bool | Callable[[Arguments], bool]:
+        confirm = self.confirm
+        if confirm is None:
+            return hints.destructive
+        return confirm if isinstance(confirm, bool) else lambda arguments: confirm(own, arguments) is not False
+
+
+def _matches_any(globs: Iterable[str], own: str) -> bool:
+    return any(fnmatchcase(own, glob) for glob in globs)
+
+
+@attrs.frozen(kw_only=True)
+class ToolHints(Value):
+    """What a server says of a tool, as far as it is believed; as it stands, nothing good.
+
+    Source: the specification's `ToolAnnotations` and its defaults. A tool may destroy unless it says that it only
+    reads, or that it only adds. One that says both that it only reads and that it destroys is taken at its worst.
+    """
+
+    read_only: bool = False
+    idempotent: bool = False
+    destructive: bool = True
+
+    @classmethod
+    def from_tool(cls, listed: m.Tool) -> ToolHints:
+        """Return the hints of a tool of a trusted server."""
+        said = listed.annotations or m.ToolAnnotations()
+        read_only = said.read_only_hint is True and said.destructive_hint is not True
+        return cls(
+            read_only=read_only,
+            idempotent=said.idempotent_hint is True,
+            destructive=not read_only and said.destructive_hint is not False,
+        )
+
+
+def find_title(listed: m.Tool) -> str | None:
+    """Return what a person reads in place of a tool's name, where it has such a title."""
+    return listed.title or (listed.annotations.title if listed.annotations else None)
+
+
+def describe_call(server: str, listed: m.Tool, arguments: Arguments) -> str:
+    """Say what a call will do, for the person who approves it: the server, the tool and the arguments."""
+    title = find_title(listed)
+    called = f"{listed.name!r} ({title})" if title and title != listed.name else repr(listed.name)
+    given = ", ".join(f"{name}={_shorten_value(value)}" for name, value in vars(arguments).items())
+    return escape_hidden(f"Call the tool {called} of the MCP server {server!r} with {given or 'no arguments'}.")
+
+
+def _shorten_value(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}... ({len(text):,} characters)"
