@@ -44,7 +44,7 @@ VENDORS = {
     "openai": "models/openai/client.py",
     "psycopg": "stores/postgres/connection.py",
     "redis": "stores/redis/server.py",
-    "rich": "cli/live.py",
+    "rich": "cli/render/live.py",
     "sqlite3": "stores/sqlite/file.py",
     "structlog": "streaming/log.py",
     "tiktoken": "tokens/tiktoken_counter.py",

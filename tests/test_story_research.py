@@ -512,7 +512,7 @@ def test_html_becomes_text(research, page, text):
 
 @pytest.mark.parametrize("piece", ["<a ", "<", "<!--", "<!", "<![CDATA[", "</", '<a b="', "<a b='>", "<?", "&#", "a"])
 def test_no_page_takes_for_ever(research, piece):
-    """A megabyte of what `html.parser` would chew on for hours, and of what a careless pattern would."""
+    """A megabyte of what `html.build_parser` would chew on for hours, and of what a careless pattern would."""
     research.as_text("<b" + piece * (research.PAGE_BYTES // len(piece)))
 
 

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentfsm.cli import codes
-from agentfsm.cli.codes import Exit
-from agentfsm.cli.plain import NOTE_CHARS
-from agentfsm.cli.terminal import Terminal, tolerate
-from agentfsm.cli.words import parser
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.parser import build_parser
+from agentfsm.cli.render.formatting import NOTE_CHARS
+from agentfsm.cli.terminal import Terminal, make_streams_tolerant
 from agentfsm.core.clean import one_line
 from agentfsm.core.errors import AgentError
 from agentfsm.tools.queue.result_text import describe_error
@@ -40,39 +40,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code. `--help` raises SystemExit(0) instead.
     """
-    tolerate()
+    make_streams_tolerant()
     words = sys.argv[1:] if argv is None else argv
     terminal = Terminal(json="--json" in words)  # what is wrong with the words is told as they want it
-    with _Log(terminal):
+    with _WarningHandler(terminal):
         try:
-            args = parser().parse_args(words)
+            args = build_parser().parse_args(words)
             terminal.json = args.json
             return int(args.act(args, terminal))
         except AgentError as error:
-            return int(_refused(terminal, error))
+            return int(_report_error(terminal, error))
         except KeyboardInterrupt:
             terminal.err("interrupted")
-            return int(Exit.INTERRUPTED)
+            return int(ExitCode.INTERRUPTED)
         except Exception as error:  # noqa: BLE001  a fault in the user's code or in ours: told whole, but cleaned
             terminal.err(traceback.format_exc())
-            return int(_failed(terminal, error))
+            return int(_report_failure(terminal, error))
 
 
-def _refused(terminal: Terminal, error: AgentError) -> Exit:
+def _report_error(terminal: Terminal, error: AgentError) -> ExitCode:
     terminal.err(f"agentfsm: {error}")
     for note in getattr(error, "__notes__", ()):
         terminal.err(note)
-    _failed(terminal, error)
-    return codes.of_error(error)
+    _report_failure(terminal, error)
+    return codes.for_error(error)
 
 
-def _failed(terminal: Terminal, error: Exception) -> Exit:
+def _report_failure(terminal: Terminal, error: Exception) -> ExitCode:
     if terminal.json:
         terminal.document({"error": {"type": type(error).__name__, "message": describe_error(error)}})
-    return Exit.FAILED
+    return ExitCode.FAILED
 
 
-class _Log(logging.Handler):
+class _WarningHandler(logging.Handler):
     """Writes the library's warnings to stderr while the block runs."""
 
     def __init__(self, terminal: Terminal) -> None:
@@ -85,7 +85,7 @@ class _Log(logging.Handler):
         if text.startswith("event=run_failed "):  # the report says it, in words
             return
         error = record.exc_info[1] if record.exc_info else None
-        why = "" if error is None else f": {_where(error)}"
+        why = "" if error is None else f": {_describe_with_location(error)}"
         self._terminal.err(f"{record.levelname.lower()}: {text}{why}")
 
     def __enter__(self) -> None:
@@ -95,7 +95,7 @@ class _Log(logging.Handler):
         self._logger.removeHandler(self)
 
 
-def _where(error: BaseException) -> str:
+def _describe_with_location(error: BaseException) -> str:
     """Return an exception in a line, with the file and line that raised it."""
     what = one_line(describe_error(error), NOTE_CHARS)
     frames = traceback.extract_tb(error.__traceback__)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """The exit codes."""
 
     DONE = 0
@@ -28,15 +28,15 @@ class Exit(IntEnum):
     # What shells say of a command that Ctrl-C ended.
 
 
-def of_run(run: Run) -> Exit:
+def for_run(run: Run) -> ExitCode:
     """Return the code for a run that a driving call has given back."""
     if run.state is State.DONE:
-        return Exit.DONE
+        return ExitCode.DONE
     if run.is_waiting:
-        return Exit.WAITING
-    return Exit.LIMIT if run.stop_reason in BUDGET_REASONS else Exit.FAILED
+        return ExitCode.WAITING
+    return ExitCode.LIMIT if run.stop_reason in BUDGET_REASONS else ExitCode.FAILED
 
 
-def of_error(error: AgentError) -> Exit:
+def for_error(error: AgentError) -> ExitCode:
     """Return the code for an error: whose fault it is."""
-    return Exit.USAGE if isinstance(error, MisuseError | RunNotFoundError) else Exit.FAILED
+    return ExitCode.USAGE if isinstance(error, MisuseError | RunNotFoundError) else ExitCode.FAILED

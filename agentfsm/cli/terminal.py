@@ -38,7 +38,7 @@ class Terminal:
 
     def err(self, text: str, end: str = "\n") -> None:
         """Write lines for whoever watches."""
-        _write_aside(strip_unsafe(text) + end)
+        _write_stderr(strip_unsafe(text) + end)
 
     @property
     def is_watched(self) -> bool:
@@ -52,15 +52,15 @@ class Terminal:
 
     def ask(self, question: str) -> str | None:
         """Ask, and return the answer; None where there is none (Ctrl-D, or a signal that ends what goes on)."""
-        with _signals() as news:  # from before the question on: whoever reads it may press Ctrl-C at once
+        with _open_signal_pipe() as news:  # from before the question on: whoever reads it may press Ctrl-C at once
             self.err(question, end=" ")
-            answer = sys.stdin.readline() if news is None or _wait_for(sys.stdin, news) else ""
+            answer = sys.stdin.readline() if news is None or _wait_for_line(sys.stdin, news) else ""
         if not answer:
             self.err("")
         return answer.strip() if answer else None
 
 
-def _wait_for(stream: TextIO, news: int) -> bool:
+def _wait_for_line(stream: TextIO, news: int) -> bool:
     """Return when a terminal has a line to read, or a signal came, whose handler runs then; tell whether it has.
 
     A read that begins right behind a signal does not notice it: Ctrl-C would do nothing until the next line is typed.
@@ -71,7 +71,7 @@ def _wait_for(stream: TextIO, news: int) -> bool:
 
 
 @contextmanager
-def _signals() -> Iterator[int | None]:
+def _open_signal_pipe() -> Iterator[int | None]:
     """Open what can be read once a signal has come; None where there is no such thing."""
     if os.name != "posix":
         yield None
@@ -87,11 +87,11 @@ def _signals() -> Iterator[int | None]:
         os.close(told)
 
 
-class _Aside:
+class _StderrProxy:
     """Stands for stdout while code of the user's runs: what it prints goes to stderr, read or not."""
 
     def write(self, text: str) -> int:
-        _write_aside(text)
+        _write_stderr(text)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -99,14 +99,14 @@ class _Aside:
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def stdout_to_stderr() -> Iterator[None]:
     """Make a block in which nothing that is printed gets to stdout, which belongs to results."""
-    with _descriptor_aside(), redirect_stdout(cast("TextIO", _Aside())):
+    with _redirect_descriptor(), redirect_stdout(cast("TextIO", _StderrProxy())):
         yield
 
 
 @contextmanager
-def _descriptor_aside() -> Iterator[None]:
+def _redirect_descriptor() -> Iterator[None]:
     """Turn stdout's descriptor to stderr, too: a program that the code starts inherits it."""
     try:
         own, watched = sys.stdout.fileno(), sys.stderr.fileno()
@@ -122,7 +122,7 @@ def _descriptor_aside() -> Iterator[None]:
         os.close(kept)
 
 
-def tolerate() -> None:
+def make_streams_tolerant() -> None:
     """Let nothing that stdout and stderr cannot do be an error.
 
     A question mark stands for a character that the encoding lacks; one that was closed before the start leads nowhere.
@@ -158,7 +158,7 @@ def _write_result(stream: TextIO, text: str) -> None:
         raise AgentError(f"stdout takes no more ({error.strerror}): the result is not there as a whole") from error
 
 
-def _write_aside(text: str) -> None:
+def _write_stderr(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 from agentfsm import ImagePart, TextPart, cli
-from agentfsm.cli import drive
-from agentfsm.cli.place import known_store, make_store
-from agentfsm.cli.show import event_lines, prompt_of
-from agentfsm.cli.target import load_agent
-from agentfsm.cli.watch import PlainView
+from agentfsm.cli.render.progress import PlainView
+from agentfsm.cli.render.text import format_events, format_prompt
+from agentfsm.cli.resolve.agent_target import load_agent
+from agentfsm.cli.resolve.store_location import create_store, open_existing_store
+from agentfsm.cli.session import attended_run
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Input, InputKind
@@ -249,7 +249,7 @@ def test_a_store_that_cannot_be_made(here):
     """The error says which folder, and what to do."""
     (here.folder / "file").write_text("x", encoding="ascii")
     with pytest.raises(MisuseError, match=r"cannot be made .* --store"):
-        make_store("file/runs.db")
+        create_store("file/runs.db")
     here("run", "app:adder", "2 + 2", "--store", "file/runs.db", code=2)
 
 
@@ -263,7 +263,7 @@ def test_looking_makes_no_store(here, words):
     assert "there is no store at .agentfsm/runs.db: start a run first" in here.err
     assert not (here.folder / ".agentfsm").exists()
     with pytest.raises(MisuseError):
-        known_store(".agentfsm/runs.db")
+        open_existing_store(".agentfsm/runs.db")
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_a_display_that_breaks_does_not_break_the_run(here, monkeypatch):
         def see(self, event, run):
             raise RuntimeError("no pixels [/x]")
 
-    monkeypatch.setattr(drive, "view_of", lambda terminal: Broken(terminal=terminal))
+    monkeypatch.setattr(attended_run, "choose_view", lambda terminal: Broken(terminal=terminal))
     assert here("run", "app:shopper", "Shop.") == "7\n"
     assert here.err.count("the display failed (RuntimeError: no pixels [/x])") == 1
     assert "  t1.0 done in" in here.err
@@ -450,8 +450,8 @@ def test_a_line_of_the_journal_shows_no_data():
     """Of what was sent to a run, its type is enough; what stands behind it in the line is seen, too."""
     image = ImagePart(url="data:image/png;base64,iVBOR", detail="low")
     sent = Input(kind=InputKind.USER, parts=(image, TextPart(text="what is it?")))
-    [line] = event_lines([Observed(inputs=(sent,))])
+    [line] = format_events([Observed(inputs=(sent,))])
     assert '"url": "data:image/png;base64,...", "detail": "low"' in line
     assert "what is it?" in line
     header = Header(id="r1", prompt=sent.parts, created_at=0.0)
-    assert prompt_of(begin_run(header)) == "[image: image/png, 3 bytes]\nwhat is it?"
+    assert format_prompt(begin_run(header)) == "[image: image/png, 3 bytes]\nwhat is it?"

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from agentfsm import tool
-from agentfsm.cli.target import agents_of, load_agent
+from agentfsm.cli.resolve.agent_target import iter_agents, load_agent
 from agentfsm.stores import SQLiteStore
 
 HIDDEN = set("\x1b\x07\u202e\u202c\u200b\U000e0041")
@@ -121,10 +121,10 @@ def test_cancel_ends_the_agents_below(here):
 def test_agents_are_found_once(here):
     """Also where one is, in the end, among its own tools."""
     boss = load_agent("app:boss")
-    assert [agent.name for agent in agents_of(boss)] == ["agent", "bank", "teller"]
+    assert [agent.name for agent in iter_agents(boss)] == ["agent", "bank", "teller"]
     boss.tools.register(boss.as_tool(name="ask_me"))
     boss.tools.register(tool(kind="agent")(len_of))
-    assert [agent.name for agent in agents_of(boss)] == ["agent", "bank", "teller"]
+    assert [agent.name for agent in iter_agents(boss)] == ["agent", "bank", "teller"]
 
 
 def len_of(text: str) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.cli import demo_brain
+from agentfsm.cli.demo import scripted_model
 from agentfsm.testing.fake_llm.openai_chat import find_history_error
 
 ROOT = Path(__file__).parents[2]
@@ -179,10 +179,10 @@ def history(*turns):
 def test_results_that_say_nothing(content):
     """Whatever the tools answer, the mind goes on, and to an end."""
     looked = (("list_folder", "{}", "done", content), ("search_text", "{}", "failed", content))
-    (call,) = demo_brain.think(history(looked)).calls
+    (call,) = scripted_model.answer_request(history(looked)).calls
     assert call[0] == "write_report"
     written = (("write_report", "{}", "rejected", content),)
-    answer = demo_brain.think(history(looked, written))
+    answer = scripted_model.answer_request(history(looked, written))
     assert "none was written" in answer.text
     assert not answer.calls
 
@@ -190,6 +190,6 @@ def test_results_that_say_nothing(content):
 @pytest.mark.parametrize("value", ["x", "-1", "0.001", "1e9", "nan", ""])
 def test_the_pace_is_bounded(monkeypatch, value):
     """A number that is none, or an odd one, does not stop the demo."""
-    monkeypatch.setenv(demo_brain.PACE_VARIABLE, value)
-    say = demo_brain.think(history())
+    monkeypatch.setenv(scripted_model.DELAY_VARIABLE, value)
+    say = scripted_model.answer_request(history())
     assert 0 <= say.chunk_delay_s <= 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.cli.demo_tools import safe_name
+from agentfsm.cli.demo.survey_tools import safe_name
 from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.machine import State
 from tests.support.checks import keys_of, valid_history
@@ -102,7 +102,7 @@ sys.exit(main(["demo", "."]))
         ("demo_tools._put = die", []),
         ("Path.replace = die", ["part"]),
         ("demo_tools._sync_folder = die", ["md"]),
-        ("demo_tools._near = die", ["md"]),
+        ("demo_tools._relative_path = die", ["md"]),
     ],
     ids=["before it is written", "before it has its name", "before the name is durable", "before the result is known"],
 )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.cli import demo_folder
-from agentfsm.cli import demo_tools as tools
+from agentfsm.cli.demo import folder_walk
+from agentfsm.cli.demo import survey_tools as tools
 from agentfsm.core.errors import ModelRetry
 from agentfsm.tools.queue.result_text import render_text
 from agentfsm.tools.run_context import RunContext
@@ -32,7 +32,7 @@ def folder(ctx):
 
 def fits(result):
     """Fail unless the model is shown the result whole."""
-    assert len(render_text(result).encode()) < tools.SHOWN_BYTES
+    assert len(render_text(result).encode()) < tools.MAX_RESULT_BYTES
     return result
 
 
@@ -101,14 +101,14 @@ def test_a_link_put_there_meanwhile_is_not_followed(ctx, folder, tmp_path, monke
     (tmp_path / "out" / "a.md").write_text("secret", encoding="utf-8")
     (folder / "sub").mkdir()
     (folder / "sub" / "a.md").write_text("inside", encoding="utf-8")
-    opened = demo_folder._opened
+    opened = folder_walk._open_file
 
     def swap(root, place):
         (folder / "sub").rename(folder / "old")
         (folder / "sub").symlink_to(tmp_path / "out")
         return opened(root, place)
 
-    monkeypatch.setattr(demo_folder, "_opened", swap)
+    monkeypatch.setattr(folder_walk, "_open_file", swap)
     with pytest.raises(ModelRetry, match="cannot be read"):
         tools.read_file(ctx, "sub/a.md")
 
@@ -139,7 +139,7 @@ def test_a_huge_file_is_cut(ctx, folder):
         file.truncate(10 * 1024**3)  # sparse
     (folder / "long.txt").write_text("x" * 1_000_000, encoding="utf-8")
     assert tools.list_folder(ctx)["bytes"] > 10 * 1024**3
-    assert len(tools.read_file(ctx, "long.txt", 10**9)["text"]) == tools.READ_CHARS
+    assert len(tools.read_file(ctx, "long.txt", 10**9)["text"]) == tools.MAX_READ_CHARS
     assert len(tools.read_file(ctx, "long.txt", -5)["text"]) == 1
     assert tools.search_text(ctx, "xxx")["matches"] > 0
 
@@ -167,15 +167,15 @@ def test_a_folder_that_may_not_be_read(ctx, folder, monkeypatch):
             raise PermissionError(13, "Permission denied")
         return scan(path)
 
-    monkeypatch.setattr(demo_folder.os, "scandir", refuse)
+    monkeypatch.setattr(folder_walk.os, "scandir", refuse)
     listing = tools.list_folder(ctx)
     assert (listing["files"], listing["complete"]) == (1, False)
 
 
 def test_very_many_files(ctx, folder, monkeypatch):
     """Looking ends at a bound, and the result is still shown whole."""
-    monkeypatch.setattr(demo_folder, "FILES", 300)
-    monkeypatch.setattr(tools, "SEARCHED", 100)
+    monkeypatch.setattr(folder_walk, "MAX_FILES", 300)
+    monkeypatch.setattr(tools, "MAX_SEARCHED_FILES", 100)
     name = "n" * 150
     for number in range(500):
         (folder / f"{name}{number}.py").write_text("TODO", encoding="utf-8")
@@ -225,7 +225,7 @@ def test_a_report_written_twice_is_one_file(ctx):
 def test_a_report_is_bounded(ctx):
     """And may hold any text."""
     with pytest.raises(ModelRetry, match="shorten it"):
-        tools.write_report(ctx, "t", "x" * (tools.REPORT_CHARS + 1))
+        tools.write_report(ctx, "t", "x" * (tools.MAX_REPORT_CHARS + 1))
     tools.write_report(ctx, "t", "\ud800 \x1b")
 
 

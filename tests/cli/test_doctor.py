@@ -3,7 +3,7 @@
 import hashlib
 import sqlite3
 
-from agentfsm.cli import doctor
+from agentfsm.cli.commands import doctor
 
 
 def checks(here, *words, code=0):
@@ -62,9 +62,9 @@ def test_the_vocabulary_is_looked_for_and_not_fetched(here, monkeypatch):
 
 def test_a_package_that_is_missing(here, monkeypatch):
     """One that is needed is an error, one that is optional a word."""
-    installed = doctor._version
+    installed = doctor._installed_version
     missing = {"openai", "rich"}
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name in missing else installed(name))
+    monkeypatch.setattr(doctor, "_installed_version", lambda name: None if name in missing else installed(name))
     found = checks(here, code=1)
     assert not found["openai"]["ok"]
     assert found["rich"]["ok"]
@@ -117,6 +117,6 @@ def test_without_an_agent_there_are_no_tools(here):
 
 def test_no_findings_where_all_is_well(here):
     """Our own demo declares and describes what it does."""
-    report = here.json("doctor", "agentfsm.cli.demo:agent")
+    report = here.json("doctor", "agentfsm.cli.demo.demo_agent:agent")
     assert report["ok"]
     assert report["findings"] == []

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from agentfsm import Agent, ask_user, tool
-from agentfsm.cli import picture
+from agentfsm.cli.render import flowchart
 from agentfsm.testing import ScriptedModel, call, say
 
 HOSTILE = [
@@ -80,7 +80,7 @@ def office() -> Agent:
 
 def test_an_agent_as_mermaid():
     """Its tools with what they declare, the agent behind one of them with its own, and where more tools come from."""
-    assert picture.mermaid(picture.of_agent(office())).splitlines() == [
+    assert flowchart.render_mermaid(flowchart.draw_agent(office())).splitlines() == [
         "flowchart LR",
         '    n0(["clerk<br/>scripted"])',
         '    n1["look<br/>read-only"]',
@@ -104,7 +104,9 @@ def test_an_agent_as_mermaid():
 
 def test_an_agent_for_graphviz():
     """The same."""
-    assert picture.dot(picture.of_agent(Agent(ScriptedModel(), tools=[pay], name="clerk"))).splitlines() == [
+    assert flowchart.render_dot(
+        flowchart.draw_agent(Agent(ScriptedModel(), tools=[pay], name="clerk"))
+    ).splitlines() == [
         "digraph agentfsm {",
         "    rankdir=LR",
         r'    n0 [label="clerk\nscripted", shape=ellipse]',
@@ -117,7 +119,7 @@ def test_an_agent_for_graphviz():
 def test_an_agent_that_several_call_is_drawn_once():
     """Two tools of one agent are two arrows."""
     scout = Agent(ScriptedModel(), name="scout")
-    drawn = picture.of_agent(Agent(ScriptedModel(), tools=[scout.as_tool(name="a"), scout.as_tool(name="b")]))
+    drawn = flowchart.draw_agent(Agent(ScriptedModel(), tools=[scout.as_tool(name="a"), scout.as_tool(name="b")]))
     assert len(drawn.nodes) == 2
     assert [(source, target, lines[0]) for source, target, lines in drawn.arrows] == [(0, 1, "a"), (0, 1, "b")]
 
@@ -126,8 +128,8 @@ async def test_a_run_that_waits():
     """The states that it was in, how often each event led on, and what it waits for where it stands."""
     agent = Agent(ScriptedModel(say("", call("look")), say("", call("pay"))), tools=[look, pay])
     run = await agent.run("go")
-    drawn = picture.of_run(run, await agent.history(run.id))
-    assert picture.mermaid(drawn).splitlines() == [
+    drawn = flowchart.draw_run(run, await agent.history(run.id))
+    assert flowchart.render_mermaid(drawn).splitlines() == [
         "flowchart LR",
         '    n0["OBSERVE"]',
         '    n1["THINK"]',
@@ -145,8 +147,8 @@ async def test_a_run_that_is_over():
     """It stands where it ended, with the reason; one that has not begun stands at the start."""
     agent = Agent(ScriptedModel("Hello."))
     run = await agent.run("hi")
-    drawn = picture.of_run(run, await agent.history(run.id))
-    assert picture.dot(drawn).splitlines() == [
+    drawn = flowchart.draw_run(run, await agent.history(run.id))
+    assert flowchart.render_dot(drawn).splitlines() == [
         "digraph agentfsm {",
         "    rankdir=LR",
         '    n0 [label="OBSERVE", shape=box]',
@@ -156,8 +158,8 @@ async def test_a_run_that_is_over():
         '    n1 -> n2 [label="AnswerGiven 1"]',
         "}",
     ]
-    assert picture.of_run(agent.start("hi"), ()).nodes == (
-        picture.Node(lines=("OBSERVE", "turn 0"), shape=picture.BOLD),
+    assert flowchart.draw_run(agent.start("hi"), ()).nodes == (
+        flowchart.FlowchartNode(lines=("OBSERVE", "turn 0"), shape=flowchart.CURRENT_STATE),
     )
 
 
@@ -167,10 +169,10 @@ def test_a_name_ends_no_text(name):
     model = ScriptedModel()
     model.name = name
     inner = Agent(model, name=name)
-    drawn = picture.of_agent(Agent(model, tools=[look, inner.as_tool(name="ask", description="")], name=name))
-    for line in picture.mermaid(drawn).splitlines():
+    drawn = flowchart.draw_agent(Agent(model, tools=[look, inner.as_tool(name="ask", description="")], name=name))
+    for line in flowchart.render_mermaid(drawn).splitlines():
         assert MERMAID.fullmatch(line), line
-    for line in picture.dot(drawn).splitlines():
+    for line in flowchart.render_dot(drawn).splitlines():
         assert DOT.fullmatch(line), line
 
 

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from agentfsm import Agent, tool
-from agentfsm.cli.live import LiveView
+from agentfsm.cli.render.live import LiveView
 from agentfsm.streaming.stream import AgentEvent, AgentEventType, ToolEvent, ToolEventType
 from agentfsm.testing import ScriptedModel, call, say
 
@@ -28,7 +28,7 @@ def drawn(view, run, *events):
         view.see(event, run)
     view.end(run)
     console = Console(file=io.StringIO(), width=120)
-    console.print(view._draw())
+    console.print(view._render())
     return console.file.getvalue()
 
 

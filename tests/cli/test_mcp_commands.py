@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.cli import servers
-from agentfsm.cli.target import parts_of, target_with
+from agentfsm.cli.resolve import mcp_servers
+from agentfsm.cli.resolve.agent_target import join_target, split_target
 
 SERVER = Path(__file__).with_name("plain_server.py.txt")
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -55,8 +55,8 @@ def approved(home):
 @pytest.mark.parametrize("files", [(), ("servers.json",), ("my servers.json", "/a/--mcp;$(x)")])
 def test_what_names_an_agent_with_its_servers(files):
     """One text, as a shell would take it, out of which both come again."""
-    target = target_with("app:agent", files)
-    assert parts_of(target) == ("app:agent", files)
+    target = join_target("app:agent", files)
+    assert split_target(target) == ("app:agent", files)
     assert target.startswith("app:agent")
 
 
@@ -126,7 +126,7 @@ class Silent:
 @pytest.mark.parametrize("approves_all", [False, True])
 async def test_nobody_is_asked_while_a_run_is_driven(approves_all):
     """What changes then is withheld, whatever was said before: a question would stand in the middle of a display."""
-    asking = servers.Asking(terminal=Silent(), approves_all=approves_all)
+    asking = mcp_servers.TerminalConsent(terminal=Silent(), approves_all=approves_all)
     asking.is_open = False
     assert await asking(None) is False
     assert asking.unasked == []
@@ -196,7 +196,7 @@ def test_the_library_is_not_there(home, monkeypatch):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(servers, "import_module", missing)
+    monkeypatch.setattr(mcp_servers, "import_module", missing)
     home("mcp", "tools", "servers.json", code=2)
     assert "pip install 'agentfsm[mcp]'" in home.err
 

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from agentfsm.cli.mcp_serve import address
+from agentfsm.cli.commands.mcp_serve import parse_address
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_what_makes_no_sense_is_refused(here, words, said):
 @pytest.mark.parametrize("text", ["127.0.0.1:0", "[::1]:8000", "mcp.example.org:443", "8000"])
 def test_an_address_is_a_host_and_a_port(text):
     """Or a port of this machine."""
-    assert address(text) == text
+    assert parse_address(text) == text
 
 
 @pytest.mark.parametrize("text", ["", ":", "host:", ":80", "host:65536", "host:-1", "host:\u0661", "host:80x"])
 def test_anything_else_is_no_address(text):
     """Whatever is typed."""
     with pytest.raises(argparse.ArgumentTypeError, match="is no HOST:PORT"):
-        address(text)
+        parse_address(text)

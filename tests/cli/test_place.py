@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from agentfsm.cli import place
-from agentfsm.cli.place import Way, known_store, masked
+from agentfsm.cli.resolve import store_location
+from agentfsm.cli.resolve.store_location import CommandHint, mask_password, open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.stores import SQLiteStore
 from tests.support.database_servers import PASSWORD, RedisServer
@@ -27,8 +27,8 @@ from tests.support.database_servers import PASSWORD, RedisServer
 )
 def test_a_password_is_masked(url, shown):
     """Wherever in the URL it stands, and whatever it holds that should have been escaped; the rest is as it was."""
-    assert masked(url) == shown
-    assert "s3cret" not in masked(f"invalid choice: {url!r} (choose from run)")
+    assert mask_password(url) == shown
+    assert "s3cret" not in mask_password(f"invalid choice: {url!r} (choose from run)")
 
 
 def test_command_lines_find_the_store_again(monkeypatch):
@@ -36,15 +36,18 @@ def test_command_lines_find_the_store_again(monkeypatch):
 
     So is the usual path where the environment would lead elsewhere.
     """
-    monkeypatch.delenv(place.VARIABLE, raising=False)
+    monkeypatch.delenv(store_location.STORE_VARIABLE, raising=False)
     url = "postgresql://u:s3cret@h/db"
-    assert Way(place=url).resume("7") == "agentfsm resume 7 --store 'postgresql://u:***@h/db'"
-    assert Way(place="redis://h/0").resume("7") == "agentfsm resume 7 --store redis://h/0"
-    assert Way(place=place.DEFAULT).resume("7") == "agentfsm resume 7"
-    monkeypatch.setenv(place.VARIABLE, url)
-    assert Way(place=url, agent="a:b").resume("7") == "agentfsm resume 7 --agent a:b"
-    assert Way(place="redis://h/0").resume("7") == "agentfsm resume 7 --store redis://h/0"
-    assert Way(place=place.DEFAULT).resume("7") == f"agentfsm resume 7 --store {place.DEFAULT}"
+    assert CommandHint(location=url).build_resume("7") == "agentfsm resume 7 --store 'postgresql://u:***@h/db'"
+    assert CommandHint(location="redis://h/0").build_resume("7") == "agentfsm resume 7 --store redis://h/0"
+    assert CommandHint(location=store_location.DEFAULT_STORE).build_resume("7") == "agentfsm resume 7"
+    monkeypatch.setenv(store_location.STORE_VARIABLE, url)
+    assert CommandHint(location=url, agent="a:b").build_resume("7") == "agentfsm resume 7 --agent a:b"
+    assert CommandHint(location="redis://h/0").build_resume("7") == "agentfsm resume 7 --store redis://h/0"
+    assert (
+        CommandHint(location=store_location.DEFAULT_STORE).build_resume("7")
+        == f"agentfsm resume 7 --store {place.DEFAULT_STORE}"
+    )
 
 
 def test_a_url_that_names_no_store(here):
@@ -77,13 +80,15 @@ def test_a_driver_that_is_missing(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
     with pytest.raises(MisuseError, match=r"pip install 'agentfsm\[redis\]'"):
-        known_store("redis://h/0")
+        open_existing_store("redis://h/0")
 
 
 def test_runs_in_postgresql(here, shared_postgres, postgres_desk, monkeypatch):
     """All that a file can do: submitted, driven, shown, removed; which schema is the URL's to say."""
     schema = f"cli_{secrets.token_hex(8)}"
-    monkeypatch.setenv(place.VARIABLE, f"{shared_postgres}{'&' if '?' in shared_postgres else '?'}schema={schema}")
+    monkeypatch.setenv(
+        store_location.STORE_VARIABLE, f"{shared_postgres}{'&' if '?' in shared_postgres else '?'}schema={schema}"
+    )
     try:
         a_life(here)
         assert "opens and holds no run; what is acknowledged survives a crash of the server" in here("doctor")
@@ -98,7 +103,7 @@ def test_runs_in_redis(here, monkeypatch):
     with RedisServer() as server:
         here("submit", "app:adder", "2 + 2", "--store", server.url, code=2)
         assert "accept_loss='everything'" in here.err
-        monkeypatch.setenv(place.VARIABLE, f"{server.url}?accept_loss=everything&prefix=cli:")
+        monkeypatch.setenv(store_location.STORE_VARIABLE, f"{server.url}?accept_loss=everything&prefix=cli:")
         a_life(here)
         assert "its restart costs everything" in here("doctor")
         assert PASSWORD not in here.out + here.err
@@ -124,4 +129,4 @@ def test_a_file_stays_a_file(tmp_path):
     """A path is opened by SQLite, which nothing else has to be installed for."""
     path = tmp_path / "runs.db"
     path.touch()
-    assert isinstance(known_store(str(path)), SQLiteStore)
+    assert isinstance(open_existing_store(str(path)), SQLiteStore)

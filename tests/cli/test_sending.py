@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from agentfsm import Limits, State
-from agentfsm.cli.target import load_agent
+from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.core.events import Paused
 from agentfsm.stores import SQLiteStore
 from tests.support.command_line import printed

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from agentfsm.agent import Agent
-from agentfsm.cli.target import load_agent
+from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.core.errors import MisuseError
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 import anyio
 import pytest
 
-from agentfsm.cli.target import load_agent
+from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.core.codec import event_to_json
 from agentfsm.stores import SQLiteStore
 

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from agentfsm import Agent, Limits, tool
-from agentfsm.cli.show import run_text
+from agentfsm.cli.render.text import format_run
 from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.events import AnswerGiven, ToolFinished, ToolsChosen
 from agentfsm.core.messages import AgentCost, Usage
@@ -82,7 +82,7 @@ async def test_an_unknown_price_is_said(store, caplog):
     await agent.run("again")
     assert (run.usage.cost_usd, run.usage.unpriced) == (None, True)
     assert (agent.cost(run).usd, agent.cost(run).unpriced) == (None, ("odd-model",))
-    assert "30 tokens (20 in, 10 out), price of odd-model unknown;" in run_text(run)
+    assert "30 tokens (20 in, 10 out), price of odd-model unknown;" in format_run(run)
     (told,) = [line for line in caplog.messages if "price_unknown" in line]
     assert "odd-model" in told
 
@@ -95,7 +95,7 @@ async def test_a_sum_with_an_unknown_part_is_unknown(store):
     run = await agent.run("look")
     assert (run.output, run.usage.cost_usd, run.usage.unpriced) == ("done", 7.5, True)
     assert (agent.cost(run).usd, agent.cost(run).unpriced) == (None, ("local",))
-    assert "7.5000 US dollars, price of local unknown" in run_text(run)
+    assert "7.5000 US dollars, price of local unknown" in format_run(run)
 
 
 async def test_a_price_that_became_known_later_counts(store):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from agentfsm import Agent
-from agentfsm.cli import demo
+from agentfsm.cli.demo import demo_agent
 from agentfsm.core.messages import ErrorType, ImagePart, ToolResult
 from agentfsm.mcp import MCPServer
 from agentfsm.streaming.stream import ToolEvent, ToolEventType
@@ -214,9 +214,9 @@ async def test_the_demo_agent_reads_by_the_filesystem_server(tmp_path, monkeypat
         (tmp_path / name).write_text(f"This is {name}.\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    start = demo.survey(str(tmp_path))
-    model = demo.LocalChat(LocalServer(lambda body: surveyor_says(body["messages"], tmp_path)))
-    surveyor = demo.agent()
+    start = demo_agent.prepare_survey(str(tmp_path))
+    model = demo_agent.LocalChat(LocalServer(lambda body: surveyor_says(body["messages"], tmp_path)))
+    surveyor = demo_agent.agent()
     await surveyor.model.aclose()
     tools = [*surveyor.tools, by_stdio(FILESYSTEM, str(tmp_path), name="files")]
     async with surveyor.with_(model=model, tools=tools) as agent:

@@ -196,7 +196,7 @@ def spend_a_yes_twice(patch: Any) -> None:
         return lets_run(engine, entry, row) or (isinstance(row.item, Approve) and entry.phase is Phase.OUTCOME_UNKNOWN)
 
     patch.setattr(decide, "_permits_run", let_run)
-    patch.setattr(RunHost, "_spent", lambda host, call_id: (spent(host, call_id)[0], []))
+    patch.setattr(RunHost, "_format_spent", lambda host, call_id: (spent(host, call_id)[0], []))
 
 
 def ignore_expiry(patch: Any) -> None:

@@ -44,7 +44,7 @@ from tests.support.server_reaper import await_that
 FORKS = """
 import gc, os, sys, anyio
 from agentfsm.stores import PostgresStore
-from agentfsm.testing.conformance.driving import DONE, Driver, finished, header
+from agentfsm.testing.conformance.build_with_agent import DONE, Driver, finished, header
 from agentfsm.core.events import Observed
 
 def session():

@@ -567,7 +567,7 @@ FORK = """
 import os, sys, anyio
 from agentfsm.core.events import Observed
 from agentfsm.stores.redis import RedisStore
-from agentfsm.testing.conformance.driving import DONE, Driver, header
+from agentfsm.testing.conformance.build_with_agent import DONE, Driver, header
 
 store = RedisStore(sys.argv[1], accept_loss="everything")
 

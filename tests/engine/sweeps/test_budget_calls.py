@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import Agent, Limits, Outcome, Run, RunContext, Settings, StopReason, tool
-from agentfsm.cli.codes import Exit, of_run
+from agentfsm.cli.codes import ExitCode, for_run
 from agentfsm.core.messages import ErrorType, Usage
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.streaming.stream import BudgetWarning
@@ -143,7 +143,7 @@ async def test_calls_beyond_the_limit_are_told_and_the_run_stops(store):
     assert "answer with what you have" in refused.content
     assert (run.stop_reason, run.tool_call_count) == (StopReason.TOOL_BUDGET, 3)
     assert "3 of 3 tool calls made" in run.stop_message
-    assert of_run(run) is Exit.LIMIT
+    assert for_run(run) is ExitCode.LIMIT
     await sound(agent, run)
 
 

@@ -1,0 +1,124 @@
+"""`agentfsm audit`: what was called, by whom and for whom, who let it run, and how it ended."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from fnmatch import fnmatchcase
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.render.formatting import (
+    CALL_CHARS,
+    NOTE_CHARS,
+    format_arguments,
+    format_count,
+    format_duration,
+    format_time,
+)
+from agentfsm.cli.resolve.run_lookup import run_in_store
+from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.clean import one_line
+from agentfsm.engine.audit import AuditTrail, audit_run_tree
+from agentfsm.ports import Filter
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.audit_records import AuditRecord
+    from agentfsm.ports import Store
+
+
+def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Tell of each call of a run, or of all runs in the store."""
+    store = open_existing_store(args.store)
+    found: list[AuditRecord] = []
+
+    async def act() -> bool:
+        """Tell of calls as they are found; return whether there are more than were asked for."""
+        async with aclosing(_iter_records(store, args)) as records:
+            async for record in records:
+                if len(found) == args.limit:
+                    return True
+                found.append(record)
+                for line in [] if terminal.json else _format_record(record):
+                    terminal.out(line)
+        return False
+
+    has_more = run_in_store(store, act)
+    if terminal.json:
+        documents = [build_record_json(record, with_result=args.results) for record in found]
+        terminal.document({"calls": documents, "more": has_more})
+    if not found:
+        terminal.err("no calls")
+    if has_more:
+        terminal.err(f"there are more than these {args.limit:,}: raise --limit, or ask for fewer, as with --since")
+    return ExitCode.DONE
+
+
+async def _iter_records(store: Store, args: argparse.Namespace) -> AsyncGenerator[AuditRecord, None]:
+    if args.id is not None:
+        for record in await audit_run_tree(store, args.id):
+            if _matches(args, record):
+                yield record
+        return
+    where = Filter(session=args.session, agent=args.agent, user=args.user, before=args.until)
+    async for record in AuditTrail(store, where, _start_time(args)):
+        if _matches(args, record):
+            yield record
+
+
+def _start_time(args: argparse.Namespace) -> float:
+    return -inf if args.since is None else float(args.since)
+
+
+def _matches(args: argparse.Namespace, record: AuditRecord) -> bool:
+    """Whether the words ask for this call."""
+    named = ((args.agent, record.agent), (args.user, record.user), (args.session, record.session))
+    return (
+        all(wanted is None or wanted == own for wanted, own in named)
+        and fnmatchcase(record.tool, args.tool)
+        and args.status in (None, str(record.status))
+        and (record.ended_at is None or record.ended_at >= _start_time(args))
+        and (args.until is None or record.asked_at < args.until)
+    )
+
+
+def build_record_json(record: AuditRecord, *, with_result: bool) -> dict[str, Any]:
+    """Return a call as JSON; its result by hash and length, and as it is only where the `with_result` is wanted."""
+    digest = None if record.result is None else {"sha256": record.digest, "chars": len(record.result)}
+    document = attrs.asdict(record) | {"result": digest}
+    return document | {"content": record.result} if with_result else document
+
+
+def _format_record(record: AuditRecord) -> Iterator[str]:
+    """Return a call for people: a line for what was called, one for what came of it, and one for who had a say."""
+    own = f"{format_time(record.asked_at)}  {record.run_id} {record.call_id}"
+    yield f"{own}  {one_line(f'{record.tool}({format_arguments(record.arguments)})', CALL_CHARS)}"
+    yield f"    {one_line(_format_outcome(record), NOTE_CHARS)}"
+    yield from (f"    {one_line(words, NOTE_CHARS)}" for words in _format_decisions(record))
+
+
+def _format_outcome(record: AuditRecord) -> str:
+    why = f" ({record.error_type})" if record.error_type is not None else ""
+    tries = f", {record.attempts} attempts" if record.attempts > 1 else ""
+    whom = f", for {record.user}" if record.user is not None else ""
+    agent = f", by {record.agent}" if record.agent else ""
+    if record.result is None:
+        return f"{record.status}{tries}{agent}{whom}"
+    result = f", {format_count(len(record.result), 'character')}, SHA-256 {record.digest[:12]}..."
+    return f"{record.status}{why} in {format_duration(record.duration_s)}{tries}{agent}{whom}{result}"
+
+
+def _format_decisions(record: AuditRecord) -> Iterator[str]:
+    if record.approved_by is not None:
+        yield f"approved by {record.approved_by or 'somebody'}"
+    if record.proposed is not None:
+        yield f"the model's own arguments, which were changed: {format_arguments(record.proposed)}"
+    for by in record.informed_by:
+        yield f"what it asked in between was answered by {by or 'somebody'}"
+    if record.decision:
+        yield f"{record.decision} by {record.decided_by or 'somebody'}"

@@ -1,0 +1,143 @@
+"""The subcommands that only look."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.render import flowchart
+from agentfsm.cli.render.json_documents import (
+    build_export_json,
+    build_full_run_json,
+    build_journal_json,
+    build_summary_json,
+)
+from agentfsm.cli.render.text import format_events, format_run, format_summaries
+from agentfsm.cli.resolve.agent_target import is_target, load_agent
+from agentfsm.cli.resolve.run_lookup import run_in_store
+from agentfsm.cli.resolve.store_location import CommandHint, open_existing_store, resolve_location
+from agentfsm.cli.session.attended_run import find_root_header
+from agentfsm.core import diagram
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.machine import State
+from agentfsm.core.run import begin_run
+from agentfsm.engine.execution import journal
+from agentfsm.ports import Filter
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.events import Event
+    from agentfsm.core.run import Run
+    from agentfsm.ports import RunSummary, Store
+
+
+def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """List runs."""
+    where = Filter(
+        session=args.session,
+        agent=args.agent,
+        user=args.user,
+        state=None if args.state is None else State(args.state),
+        waiting=True if args.waiting else None,
+        parent=args.parent,
+        before=args.before,
+    )
+    store = open_existing_store(args.store)
+    is_whole = args.all or args.parent is not None
+    found = run_in_store(store, lambda: _list_runs(store, where, args.limit, with_subagents=is_whole))
+    if terminal.json:
+        terminal.document({"runs": [build_summary_json(each) for each in found]})
+    for line in [] if terminal.json else format_summaries(found):
+        terminal.out(line)
+    if not found:
+        terminal.err("no runs")
+    return ExitCode.DONE
+
+
+async def _list_runs(store: Store, filter_by: Filter, limit: int, *, with_subagents: bool) -> tuple[RunSummary, ...]:
+    """Return the newest runs; those of sub-agents only where the list is to be whole."""
+    size = limit
+    while True:
+        page = await store.runs(filter_by, limit=size)
+        shown = [each for each in page if with_subagents or each.parent is None]
+        if len(shown) >= limit or len(page) < size:
+            return tuple(shown[:limit])
+        size *= 4  # asked again from the start: no run can slip in between two pages
+
+
+def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Show a run."""
+    way = CommandHint(location=resolve_location(args.store))
+    found, events, top = _load_run(args.id, args.at, args.store)
+    if terminal.json:
+        journalled = {"events": build_journal_json(events)} if args.events else {}
+        terminal.document(build_full_run_json(found, way, top, events) | journalled)
+        return ExitCode.DONE
+    terminal.out(format_run(found, events))
+    for line in format_events(events) if args.events else ():
+        terminal.out(line)
+    return ExitCode.DONE
+
+
+def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Write all that there is of a run."""
+    found, events, top = _load_run(args.id, None, args.store)
+    if args.messages:
+        from agentfsm.models import to_openai  # noqa: PLC0415  it loads what writes requests, which few commands need
+
+        terminal.document({"messages": to_openai(found.messages)})
+        return ExitCode.DONE
+    terminal.document(build_export_json(found, CommandHint(location=resolve_location(args.store)), top, events))
+    return ExitCode.DONE
+
+
+def _load_run(run_id: str, at: int | None, given: str | None) -> tuple[Run, tuple[Event, ...], str]:
+    """Return a run, its journal up to there, and the id of the run that goes on with it."""
+    store = open_existing_store(given)
+
+    async def act() -> tuple[Run, tuple[Event, ...], str]:
+        stored = await store.read(run_id)
+        newest = len(stored.events)
+        if at is not None and not 0 <= at <= newest:
+            raise MisuseError(f"run {run_id} has the versions 0 to {newest}, and not {at}")
+        events = stored.events[:at]
+        found = begin_run(stored.header, await journal.load_predecessor(store, stored.header)).fold(events)
+        return found, events, (await find_root_header(store, stored.header)).id
+
+    return run_in_store(store, act)
+
+
+def graph(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Draw the machine, an agent or a run."""
+    if args.what is None:
+        drawn = {"mermaid": diagram.mermaid, "dot": diagram.dot, "text": diagram.text}[args.format]()
+    else:
+        drawn = _draw_named(args)
+    if terminal.json:
+        terminal.document({"format": args.format, "graph": drawn})
+    else:
+        terminal.out(drawn)
+    return ExitCode.DONE
+
+
+def _draw_named(args: argparse.Namespace) -> str:
+    """Return the picture of the agent or the run that the words name.
+
+    Raises:
+        MisuseError: when they name none, or ask for a form that it has not.
+    """
+    if args.format not in flowchart.RENDERERS:
+        raise MisuseError(f"only the machine is drawn as {args.format}: give --format {' or '.join(picture.RENDERERS)}")
+    draw = flowchart.RENDERERS[args.format]
+    if is_target(args.what):
+        return draw(flowchart.draw_agent(load_agent(args.what)))
+    found, events, _ = _load_run(args.what, None, args.store)
+    return draw(flowchart.draw_run(found, events))
+
+
+def doctor(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Look at the installation, and at an agent."""
+    from agentfsm.cli.commands.doctor import examine  # noqa: PLC0415  it looks at every part, and loads them
+
+    return examine(args, terminal)

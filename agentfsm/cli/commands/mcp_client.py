@@ -1,0 +1,286 @@
+"""The subcommands of `agentfsm mcp` that use the servers of a file: what they have, and a person's yes to it.
+
+Prompts are chosen by the user and resources read by the application: no model is told of either.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+import attrs
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.render.formatting import NOTE_CHARS, format_count, list_declarations
+from agentfsm.cli.resolve.mcp_servers import TerminalConsent, format_approve_command, load_servers
+from agentfsm.core.clean import one_line
+from agentfsm.core.codec import message_to_json
+from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
+from agentfsm.core.parts import describe_media
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.messages import Message, Part
+    from agentfsm.mcp import MCPServer
+
+T = TypeVar("T")
+
+# Characters of what a server calls something, on one line.
+NAME_CHARS: Final = 200
+
+
+# What they have.
+
+
+def tools(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """List the tools of the servers, with those that are refused or withheld."""
+    servers = load_servers(args.file, None)
+    reports = anyio.run(_ask_all, servers, _report_tools)
+    if terminal.json:
+        terminal.document({"servers": reports})
+    for line in [] if terminal.json else _format_tools(reports):
+        terminal.out(line)
+    if any(report.get("withheld") for report in reports):
+        terminal.err(f"What is withheld waits for a yes: {format_approve_command(args.file)}")
+    return _exit_code(reports)
+
+
+async def _report_tools(server: MCPServer) -> dict[str, Any]:
+    admitted = await server.approve()
+    usable = [tool for tool in admitted.tools if tool.enabled is not False]
+    return {
+        "tools": [
+            {
+                "name": tool.name,
+                "declared": list_declarations(tool),
+                "description": tool.description,
+                "parameters": dict(tool.parameters),
+            }
+            for tool in usable
+        ],
+        "refused": dict(admitted.refused),
+        "withheld": dict(admitted.withheld),
+        "unmatched": list(admitted.unmatched_globs),
+    }
+
+
+def _format_tools(reports: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for report in reports:
+        yield from _format_head(report)
+        for tool in report.get("tools", ()):
+            said = one_line(tool["description"], NOTE_CHARS)
+            yield f"  {tool['name']}: {', '.join(tool['declared']) or 'nothing declared'}"
+            yield from [f"      {said}"] if said else []
+        yield from _format_unused(report)
+
+
+def _format_unused(report: dict[str, Any]) -> Iterator[str]:
+    for word in ("refused", "withheld"):
+        for name, why in report.get(word, {}).items():
+            yield f"  {word} {one_line(name, NAME_CHARS)}: {one_line(why, NOTE_CHARS)}"
+    for glob in report.get("unmatched", ()):
+        yield f"  {one_line(glob, NAME_CHARS)} in its access lists matches no tool"
+
+
+def prompts(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """List the prompts of the servers."""
+    return _list_features(args, terminal, "prompts", _fetch_prompts, _format_prompt)
+
+
+async def _fetch_prompts(server: MCPServer) -> Sequence[Any]:
+    return await server.prompts()
+
+
+def _format_prompt(prompt: dict[str, Any]) -> str:
+    arguments = ", ".join(f"{each['name']}{'' if each['required'] else '?'}" for each in prompt["arguments"])
+    return f"{prompt['name']}({arguments}): {prompt['description'] or prompt['title']}"
+
+
+def resources(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """List the resources of the servers."""
+    return _list_features(args, terminal, "resources", _fetch_resources, _format_resource)
+
+
+async def _fetch_resources(server: MCPServer) -> Sequence[Any]:
+    return [*await server.resources(), *await server.resource_templates()]
+
+
+def _format_resource(resource: dict[str, Any]) -> str:
+    uri = resource.get("uri") or resource["uri_template"]
+    kind = f" ({resource['media_type']})" if resource["media_type"] else ""
+    return f"{uri}{kind}: {resource['description'] or resource['title'] or resource['name']}"
+
+
+def _list_features(
+    args: argparse.Namespace,
+    terminal: Terminal,
+    kind: str,
+    ask: Callable[[MCPServer], Awaitable[Sequence[Any]]],
+    line: Callable[[dict[str, Any]], str],
+) -> ExitCode:
+    async def report(server: MCPServer) -> dict[str, Any]:
+        await server.update()  # which starts it only if that is approved
+        try:
+            found = await ask(server)
+        except MisuseError:  # it has not declared that it has such things
+            found = ()
+        return {kind: [attrs.asdict(each) for each in found]}
+
+    reports = anyio.run(_ask_all, load_servers(args.file, None), report)
+    if terminal.json:
+        terminal.document({"servers": reports})
+        return _exit_code(reports)
+    for each in reports:
+        found = [f"  {one_line(line(one), NOTE_CHARS)}" for one in each.get(kind, ())]
+        for text in (*_format_head(each), *(found or _format_none(each, kind))):
+            terminal.out(text)
+    return _exit_code(reports)
+
+
+async def _ask_all(
+    servers: Sequence[MCPServer], report: Callable[[MCPServer], Awaitable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Ask all servers at once; return what each has told of itself, or why it has not, in their order."""
+    told: dict[str, dict[str, Any]] = {}
+
+    async def ask(server: MCPServer) -> None:
+        head = {"name": server.name, "reached_by": server.transport.display_text}
+        try:
+            told[server.name] = head | await report(server)
+        except AgentError as error:
+            told[server.name] = head | {"error": str(error)}
+        finally:
+            await server.aclose()
+
+    async with anyio.create_task_group() as group:
+        for server in servers:
+            group.start_soon(ask, server)
+    return [told[server.name] for server in servers]
+
+
+def _format_head(report: dict[str, Any]) -> Iterator[str]:
+    yield f"server {report['name']}: {one_line(report['reached_by'], NOTE_CHARS)}"
+    for line in report.get("error", "").splitlines():
+        yield f"  {line}"
+
+
+def _format_none(report: dict[str, Any], what: str) -> list[str]:
+    """Return what is said of a server that has none; nothing where it could not be asked."""
+    return [] if "error" in report else [f"  no {what}"]
+
+
+def _exit_code(reports: Iterable[dict[str, Any]]) -> ExitCode:
+    return ExitCode.FAILED if any("error" in report for report in reports) else ExitCode.DONE
+
+
+# One thing that one of them has.
+
+
+def prompt(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Show a prompt, filled in."""
+    given = dict(args.arguments)
+    messages: tuple[Message, ...] = _ask_one(args, lambda server: server.prompt(args.name, **given))
+    if terminal.json:
+        terminal.document({"messages": [message_to_json(message) for message in messages]})
+        return ExitCode.DONE
+    for message in messages:
+        if isinstance(message, UserMessage):
+            terminal.out(f"user: {_format_parts(message.parts)}")
+        elif isinstance(message, AssistantMessage):
+            terminal.out(f"assistant: {message.text}")
+    return ExitCode.DONE
+
+
+def read(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Read a resource out."""
+    parts: tuple[Part, ...] = _ask_one(args, lambda server: server.read(args.uri))
+    if terminal.json:
+        terminal.document({"contents": [{"is": type(part).__name__, **attrs.asdict(part)} for part in parts]})
+    else:
+        terminal.out(_format_parts(parts))
+    return ExitCode.DONE
+
+
+def _format_parts(parts: Iterable[Part]) -> str:
+    """Return parts as text; what is none is named."""
+    return "\n".join(
+        part.text if isinstance(part, TextPart) else f"[{describe_media(part)}: --json writes it whole]"
+        for part in parts
+    )
+
+
+def _ask_one(args: argparse.Namespace, ask: Callable[[MCPServer], Awaitable[T]]) -> T:
+    """Ask one server for something.
+
+    Raises:
+        MisuseError: when there is no such server.
+        MCPServerError: when it is not approved how it is started, or it does not answer.
+    """
+    [server] = select_servers(load_servers(args.file, None), args)
+
+    async def act() -> T:
+        try:
+            await server.update()  # which starts it only if that is approved
+            return await ask(server)
+        finally:
+            await server.aclose()
+
+    return anyio.run(act)
+
+
+def select_servers(servers: Sequence[MCPServer], args: argparse.Namespace) -> Sequence[MCPServer]:
+    """Return the server that the words name, or all of them.
+
+    Raises:
+        MisuseError: when there is none of that name.
+    """
+    found = [server for server in servers if args.server in (None, server.name)]
+    if not found:
+        names = ", ".join(server.name for server in servers) or "none"
+        raise MisuseError(f"{args.file} has no server {args.server!r}: it has {names}")
+    return found
+
+
+# A yes to it.
+
+
+def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Show how servers are started and what they offer, as far as it was not approved yet, and ask."""
+    asking = TerminalConsent(terminal=terminal, approves_all=args.yes, shows_all=True)
+    servers = select_servers(load_servers(args.file, asking), args)
+    reports = [anyio.run(_review_server, server, asking) for server in servers]
+    if terminal.json:
+        terminal.document({"servers": reports})
+    for report in [] if terminal.json else reports:
+        for line in (f"{report['name']}: {_format_standing(report)}", *_format_unused(report)):
+            terminal.out(line)
+    if asking.unasked:  # told, not raised: the document is written already
+        terminal.err("nobody sits here to be asked: run it at a terminal, or approve all that is shown with --yes")
+        return ExitCode.USAGE
+    return ExitCode.DONE if all(report["approved"] for report in reports) else ExitCode.FAILED
+
+
+async def _review_server(server: MCPServer, asking: TerminalConsent) -> dict[str, Any]:
+    """Ask about one server; return how it stands then."""
+    before = asking.asked_count
+    head = {"name": server.name, "reached_by": server.transport.display_text}
+    try:
+        found = await _report_tools(server)
+    except AgentError as error:
+        return head | {"approved": False, "asked": asking.asked_count - before, "error": str(error)}
+    finally:
+        await server.aclose()
+    return head | found | {"approved": not found["withheld"], "asked": asking.asked_count - before}
+
+
+def _format_standing(report: dict[str, Any]) -> str:
+    if "error" in report:
+        what = report["error"]
+        return str(what.partition("\n")[0] if report["asked"] else what)  # the rest was shown with the question
+    usable = f"{format_count(len(report['tools']), 'tool')} can be used"
+    if report["withheld"]:
+        return f"{usable}; what is withheld waits for a yes"
+    return f"{usable}; {'approved' if report['asked'] else 'all of it was approved before'}"

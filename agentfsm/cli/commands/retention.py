@@ -1,0 +1,90 @@
+"""The subcommands that remove runs for good, and give their room back."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.render.formatting import format_count, format_time
+from agentfsm.cli.resolve.run_lookup import run_in_store
+from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.errors import MisuseError
+from agentfsm.ports import Filter
+from agentfsm.stores.sqlite.store import SQLiteStore
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.ports import Store
+
+DAY_S: Final = 86_400.0
+# More calls of agents than any run makes.
+MAX_CALLEES: Final = 1_000_000
+
+
+def delete(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Remove a run with those of the agents below it, or a whole session.
+
+    Raises:
+        MisuseError: when not exactly one of the two is named, or there is no such session.
+    """
+    if (args.id is None) == (args.session is None):
+        raise MisuseError("name either a run, or a session with --session")
+    store = open_existing_store(args.store)
+    if args.session is not None:
+        count = run_in_store(store, lambda: store.delete_session(args.session))
+        if not count:
+            raise MisuseError(f"there is no run of the session {args.session!r}: `agentfsm runs` lists what there is")
+        return _report_removed(terminal, count, f"the session {args.session}, {format_count(count, 'run')}")
+    count = run_in_store(store, lambda: _delete_tree(store, args.id))
+    below = f", and {format_count(count - 1, 'run')} of agents below it" if count > 1 else ""
+    return _report_removed(terminal, count, f"run {args.id}{below}")
+
+
+async def _delete_tree(store: Store, run_id: str) -> int:
+    """Remove a run; return how many that were, with those below it."""
+    count = 1 + await _count_below(store, run_id)
+    await store.delete(run_id)
+    return count
+
+
+async def _count_below(store: Store, run_id: str) -> int:
+    callees = await store.runs(Filter(parent=run_id), limit=MAX_CALLEES)
+    return len(callees) + sum([await _count_below(store, each.id) for each in callees])
+
+
+def prune(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Remove what is over and old."""
+    store = open_existing_store(args.store)
+
+    async def act() -> tuple[int, float]:
+        before = await store.now() - args.older_than * DAY_S if args.before is None else args.before
+        return await store.prune(before), before
+
+    count, before = run_in_store(store, act)
+    return _report_removed(terminal, count, f"{format_count(count, 'run')} that ended before {format_time(before)}")
+
+
+def compact(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Give the room of what was removed back to the disk.
+
+    Raises:
+        MisuseError: when the store is no file.
+    """
+    store = open_existing_store(args.store)
+    if not isinstance(store, SQLiteStore):
+        raise MisuseError("only a SQLite file is compacted: PostgreSQL and Redis see to their room themselves")
+    freed = run_in_store(store, store.compact)
+    if terminal.json:
+        terminal.document({"freed_bytes": freed})
+    else:
+        terminal.out(f"{store.path} is {format_count(freed, 'byte')} smaller")
+    return ExitCode.DONE
+
+
+def _report_removed(terminal: Terminal, count: int, what: str) -> ExitCode:
+    if terminal.json:
+        terminal.document({"removed": count})
+    else:
+        terminal.out(f"removed {what}")
+    return ExitCode.DONE

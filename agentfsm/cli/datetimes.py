@@ -1,0 +1,54 @@
+"""Moments as people write them on a command line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+# From the store's time to the moment that is meant, seconds since 1970.
+TimeResolver = Callable[[float], float]
+
+_UNIT_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_SPAN_PATTERN: Final = re.compile(r"\+(\d{1,9}(?:\.\d+)?)([smhd])", re.ASCII)
+# Since 1970, as programs write them: 1973 to 2286, and no date looks like that.
+_UNIX_TIME_PATTERN: Final = re.compile(r"\d{9,10}(?:\.\d+)?", re.ASCII)
+# Seconds of a span: ten years, beyond which it is a slip.
+MAX_SPAN_S: Final = 10 * 366 * 86_400.0
+
+
+def parse_time(text: str) -> TimeResolver:
+    """Read a span from now on, or a date."""
+    if not text.startswith("+"):
+        at = parse_date(text)
+        return lambda _now: at
+    found = _SPAN_PATTERN.fullmatch(text)
+    span_s = float(found[1]) * _UNIT_SECONDS[found[2]] if found is not None else MAX_SPAN_S + 1
+    if span_s > MAX_SPAN_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no span of up to ten years: write for example +90s, +15m, +2h or +3d",
+        )
+    return lambda now: now + span_s
+
+
+def parse_date(text: str) -> float:
+    """Read a date, of this place unless it says of which; or seconds since 1970."""
+    if _UNIX_TIME_PATTERN.fullmatch(text):
+        return float(text)
+    try:
+        at = datetime.fromisoformat(text).timestamp()
+        datetime.fromtimestamp(at).astimezone()  # it can be shown, too
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no moment: write a date such as 2026-01-31 or 2026-01-31T18:00+01:00, or seconds since 1970",
+        ) from None
+    return at
+
+
+def parse_days(text: str) -> float:
+    """Read a number of days."""
+    if not re.fullmatch(r"\d{1,6}(?:\.\d+)?", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days: write for example 30")
+    return float(text)

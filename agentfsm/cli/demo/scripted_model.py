@@ -1,0 +1,202 @@
+"""What the demo's model says where there is no real one: decided from the messages of each request alone.
+
+It keeps no state, so a run that was killed is gone on with by another process, whose model reads the same history.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.value import Value
+from agentfsm.testing.fake_llm.script import Say
+
+DELAY_VARIABLE: Final = "AGENTFSM_DEMO_DELAY_S"
+# Between two pieces of a reply: slow enough to be seen, and the whole demo takes some three seconds.
+DELAY_S: Final = 0.006
+PIECE_CHARS: Final = 20
+# Files that are read.
+MAX_FILES_READ: Final = 5
+READ_CHARS: Final = 1_200
+# Lines of each file, quoted in the report.
+QUOTED_LINES: Final = 3
+_RESULT_HEAD: Final = re.compile(r"\[(\w+): (\w+)\]")
+
+
+@attrs.frozen
+class ParsedToolResult(Value):
+    """What a tool has answered."""
+
+    arguments: Mapping[str, Any]
+    outcome: str
+    content: str
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The answer as JSON; empty where it is none."""
+        try:
+            value = json.loads(self.content)
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) and self.outcome == "done" else {}
+
+
+# The results so far, by tool.
+History = dict[str, list[ParsedToolResult]]
+
+
+def answer_request(body: dict[str, Any]) -> Say:
+    """Answer a request: look around, read, write, tell."""
+    history = _parse_history(body["messages"])
+    if not history:
+        return _build_reply("I will look at what is there.", _FIRST_CALLS)
+    if "write_report" in history:
+        return _build_reply(_build_answer(history))
+    files = _choose_files(history)
+    if files and "read_file" not in history:
+        calls = tuple(("read_file", {"path": path, "max_chars": READ_CHARS}) for path in files)
+        return _build_reply(f"Now the {len(files)} files that say most.", calls)
+    return _build_reply("I know enough to write.", (("write_report", _build_report(history)),))
+
+
+_FIRST_CALLS: Final = (
+    ("list_folder", {"path": "."}),
+    ("search_text", {"pattern": "TODO"}),
+    ("search_text", {"pattern": "def ", "glob": "*.py"}),
+)
+
+
+def _build_reply(text: str, calls: tuple[tuple[str, Mapping[str, Any]], ...] = ()) -> Say:
+    delay_s = _read_delay_s()
+    return Say(text=text, calls=calls, delay_s=delay_s * 20, chunk_delay_s=delay_s, chunk_chars=PIECE_CHARS)
+
+
+def _read_delay_s() -> float:
+    try:
+        wanted = float(os.environ[DELAY_VARIABLE])
+    except (KeyError, ValueError):
+        return DELAY_S
+    return wanted if 0 <= wanted <= 1 else DELAY_S
+
+
+def _parse_history(messages: list[dict[str, Any]]) -> History:
+    calls = {call["id"]: call["function"] for message in messages for call in message.get("tool_calls") or ()}
+    history: History = {}
+    for message in messages:
+        call = calls.get(message.get("tool_call_id"))
+        if message["role"] == "tool" and call is not None:
+            head, _, content = message["content"].partition("\n")
+            found = _RESULT_HEAD.fullmatch(head)
+            outcome = found[2] if found else "unknown"
+            history.setdefault(call["name"], []).append(
+                ParsedToolResult(json.loads(call["arguments"]), outcome, content)
+            )
+    return history
+
+
+def _find_listing(history: History) -> dict[str, Any]:
+    return next((each.data for each in history.get("list_folder", ())), {})
+
+
+def _choose_files(history: History) -> list[str]:
+    return [file["path"] for file in _find_listing(history).get("worth_reading", [])][:MAX_FILES_READ]
+
+
+def _iter_searches(history: History) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((str(each.arguments.get("pattern")), each.data) for each in history.get("search_text", ()) if each.data)
+
+
+# The report.
+
+
+def _build_report(history: History) -> dict[str, str]:
+    listing = _find_listing(history)
+    sections = [
+        _format_counts(listing),
+        _format_kinds(listing),
+        _format_largest(listing),
+        *_format_searches(history),
+        *_format_files(history),
+    ]
+    return {"title": "A survey of the folder", "markdown": "\n\n".join(filter(None, sections))}
+
+
+def _format_counts(listing: dict[str, Any]) -> str:
+    if not listing:
+        return "The folder could not be listed."
+    files, folders, size = (listing.get(name, 0) for name in ("files", "folders", "bytes"))
+    lines = [f"{files:,} files in {folders:,} folders, {size:,} bytes in all."]
+    if not listing.get("complete"):
+        lines.append("There is more that was not looked at: it is beyond the demo's bounds, or may not be read.")
+    if listing.get("odd_names"):
+        lines.append(f"{listing['odd_names']:,} names hold characters that are not shown here.")
+    return "\n".join(lines)
+
+
+def _format_kinds(listing: dict[str, Any]) -> str:
+    rows = [f"| {_format_code(kind['kind'] or 'none')} | {kind['files']:,} |" for kind in listing.get("kinds", [])]
+    return "\n".join(["## Kinds of files", "", "| ending | files |", "|---|---|", *rows]) if rows else ""
+
+
+def _format_largest(listing: dict[str, Any]) -> str:
+    rows = [f"- {_format_code(file['path'])}: {file['bytes']:,} bytes" for file in listing.get("largest", [])]
+    return "\n".join(["## Largest files", "", *rows]) if rows else ""
+
+
+def _format_searches(history: History) -> Iterator[str]:
+    for pattern, data in _iter_searches(history):
+        head = (
+            f"## {_format_code(pattern)}: {data['matches']:,} times in {data['files']:,} of {data['searched']:,} files"
+        )
+        rows = [f"- {_format_code(top['path'])}: {top['matches']:,}" for top in data["top"]]
+        yield "\n".join([head, "", *rows]) if rows else head
+
+
+def _format_files(history: History) -> Iterator[str]:
+    for result in history.get("read_file", ()):
+        path, data = _format_code(str(result.arguments.get("path"))), result.data
+        if not data:
+            yield f"## {path}\n\nIt could not be read."
+        elif not data.get("binary"):
+            lines = [f"    {line[:120]}" for line in data["text"].splitlines() if line.strip()][:QUOTED_LINES]
+            yield "\n".join([f"## {path}, {data['bytes']:,} bytes, begins", "", *lines])
+
+
+def _format_code(text: str) -> str:
+    return "`" + text.replace("`", "'").replace("|", "/") + "`"
+
+
+# The answer.
+
+
+def _build_answer(history: History) -> str:
+    return "\n".join([_describe_report(history["write_report"][-1]), *(f"- {fact}" for fact in _iter_facts(history))])
+
+
+def _describe_report(written: ParsedToolResult) -> str:
+    if written.data:
+        return f"The report is in {written.data['path']}."
+    if written.outcome == "rejected":
+        return "You did not want the report, so none was written. What I found:"
+    return f"The report could not be written ({' '.join(written.content.split())[:200]}). What I found:"
+
+
+def _iter_facts(history: History) -> Iterator[str]:
+    listing = _find_listing(history)
+    yield f"{_bound_prefix(listing)}{listing.get('files', 0):,} files, {listing.get('bytes', 0):,} bytes"
+    kinds, largest = listing.get("kinds", []), listing.get("largest", [])
+    yield f"most are {kinds[0]['kind'] or 'without an ending'} ({kinds[0]['files']:,})" if kinds else "no kind of file"
+    if largest:
+        yield f"the largest is {largest[0]['path']} ({largest[0]['bytes']:,} bytes)"
+    for pattern, data in _iter_searches(history):
+        yield f"{pattern.strip()!r} stands there {_bound_prefix(data)}{data['matches']:,} times"
+
+
+def _bound_prefix(data: dict[str, Any]) -> str:
+    """Return what a number has to be read with where not everything was looked at."""
+    return "" if data.get("complete") else "at least "

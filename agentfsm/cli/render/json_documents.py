@@ -1,0 +1,110 @@
+"""A run for programs: what `--json` writes, and the messages of other programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentfsm.cli.render.text import build_decided_turns, format_prompt
+from agentfsm.core import codec
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.machine import State
+
+if TYPE_CHECKING:
+    from agentfsm.cli.resolve.store_location import CommandHint
+    from agentfsm.core.events import Event
+    from agentfsm.core.messages import Message
+    from agentfsm.core.run import Run
+    from agentfsm.ports import RunSummary
+
+
+def build_run_json(run: Run, hint: CommandHint, root_id: str = "") -> dict[str, Any]:
+    """Return what a program needs to know of a run.
+
+    Args:
+        run: As it stands.
+        hint: How to get back to it.
+        root_id: The run that goes on with it, where that is another one.
+    """
+    return {
+        "id": run.id,
+        "state": str(run.state),
+        "stop_reason": None if run.stop_reason is None else str(run.stop_reason),
+        "stop_message": run.stop_message,
+        "output": run.answer if run.state is State.DONE else None,
+        "turns": run.turn,
+        "version": run.version,
+        "usage": attrs.asdict(run.usage) | {"tokens": run.usage.tokens},
+        "duration_s": round(run.duration_s, 6),
+        "pending": [attrs.asdict(item) for item in run.pending],
+        "calls": [attrs.asdict(call) for call in run.calls],
+        "resume": None if run.is_over else hint.build_resume(root_id or run.id),
+        "fork": hint.build_fork(run),
+    }
+
+
+def build_full_run_json(run: Run, hint: CommandHint, root_id: str, events: Sequence[Event] = ()) -> dict[str, Any]:
+    """Return `build_run_json` with the header and the turns; the journal's `events` tell who decided what."""
+    header = run.header
+    return build_run_json(run, hint, root_id) | {
+        "agent": header.agent,
+        "agent_version": header.agent_version,
+        "target": header.target,
+        "session": header.session,
+        "parent": header.parent,
+        "forked_from": header.forked_from,
+        "forked_at": None if header.forked_from is None else header.forked_at,
+        "user": header.user,
+        "metadata": dict(header.metadata),
+        "prompt": format_prompt(run),
+        "created_at": run.created_at,
+        "updated_at": run.updated_at,
+        "tree": [attrs.asdict(turn) for turn in build_decided_turns(run, events)],
+    }
+
+
+def build_export_json(run: Run, hint: CommandHint, root_id: str, events: Sequence[Event]) -> dict[str, Any]:
+    """Return all that there is of a run: `build_full_run_json` with entry 0, the journal and the messages."""
+    return build_full_run_json(run, hint, root_id, events) | {
+        "header": json.loads(codec.encode_header(run.header)),
+        "events": build_journal_json(events),
+        "messages": [codec.message_to_json(message) for message in run.messages],
+    }
+
+
+def load_messages(path: str) -> tuple[Message, ...]:
+    """Return the history that a file holds: a JSON list of messages as OpenAI has them, or an object with "messages".
+
+    Raises:
+        MisuseError: when the file cannot be read, or holds none.
+    """
+    try:
+        given = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise MisuseError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise MisuseError(f"{path} is no JSON: {error}") from None
+    from agentfsm.models import from_openai  # noqa: PLC0415  it loads what reads replies, which few commands need
+
+    try:
+        return from_openai(given.get("messages", given) if isinstance(given, dict) else given)
+    except MisuseError as error:
+        raise MisuseError(f"{path}: {error}") from None
+
+
+def build_journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return the events as the journal holds them, each with its version and date."""
+    return [
+        {"version": version, "date": datetime.fromtimestamp(event.at, UTC).isoformat(), **codec.event_to_json(event)}
+        for version, event in enumerate(events, 1)
+    ]
+
+
+def build_summary_json(run: RunSummary) -> dict[str, Any]:
+    """Return a line of a list of runs as JSON."""
+    return attrs.asdict(run)

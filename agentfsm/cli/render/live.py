@@ -1,0 +1,186 @@
+"""The live tree: the one file that loads rich.
+
+Turns that are closed are printed once and scroll away; only the open one is redrawn. So a long run stays readable,
+and nothing is drawn twice.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from rich.tree import Tree
+
+from agentfsm.cli.render.formatting import NOTE_CHARS
+from agentfsm.cli.render.progress import format_agent_event, format_offer
+from agentfsm.cli.render.text import CallView, TurnView, build_turns
+from agentfsm.core.calls import Phase
+from agentfsm.core.clean import one_line, strip_unsafe
+from agentfsm.core.machine import State
+from agentfsm.core.messages import Outcome
+from agentfsm.core.run import Run
+from agentfsm.core.value import Value
+from agentfsm.streaming.stream import (
+    AgentEvent,
+    CallDelta,
+    StateChanged,
+    StreamEvent,
+    TextDelta,
+    ToolEvent,
+    ToolEventType,
+)
+
+# Often enough to look fluent, seldom enough for a slow line.
+REFRESHES_PER_S: Final = 12
+# Characters of a text that streams in, kept to be shown.
+MAX_TEXT_CHARS: Final = 2_000
+# Lines of it shown: the newest.
+MAX_TEXT_LINES: Final = 8
+
+_STYLES: Final = {
+    Outcome.DONE: "green",
+    Outcome.REJECTED: "yellow",
+    Outcome.SKIPPED: "yellow",
+    Outcome.UNKNOWN: "bold red",
+    Phase.AWAITING_APPROVAL: "yellow",
+    Phase.OUTCOME_UNKNOWN: "bold red",
+    Phase.PAUSED: "yellow",
+    "running": "cyan",
+}
+
+
+@attrs.frozen(kw_only=True)
+class OpenTurn(Value):
+    """What is known of the open turn beside the run itself. Frozen, since another thread draws it."""
+
+    attempt: int = 1
+    text: str = ""
+    calls: tuple[tuple[str, int], ...] = ()
+    # The calls that stream in: name, and characters of arguments so far.
+    notes: tuple[tuple[str, str], ...] = ()
+    # What calls say of their progress, by id; empty text for one that has just started.
+    agents: tuple[tuple[str, str], ...] = ()
+    # How far the sub-agents are, by their call's id.
+
+
+class LiveView:
+    """Shows the open turn while it happens."""
+
+    def __init__(self) -> None:
+        """Prepare; nothing is shown before `begin`."""
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._run: Run | None = None
+        self._open_turn = OpenTurn()
+        self._printed_turns: int | None = None
+        # How many turns have been printed for good; None before the first `begin`.
+        self._live: Live | None = None
+
+    def begin(self, run: Run) -> None:
+        """Show the open turn from here on; turns of before the first `begin` are not told again."""
+        if self._printed_turns is None:
+            self._printed_turns = len([turn for turn in build_turns(run) if turn.closed])
+        self._run, self._open_turn = run, OpenTurn()
+        self._live = live = Live(
+            console=self._console,
+            get_renderable=self._render,
+            transient=True,
+            refresh_per_second=REFRESHES_PER_S,
+        )
+        live.start()
+
+    def on_event(self, event: StreamEvent, run: Run) -> None:
+        """Take an event in; the tree is drawn by its own thread."""
+        if run is not self._run:
+            self._run = run
+            self._print_closed(run)
+        self._open_turn = _apply_event(self._open_turn, event)
+
+    def end(self, run: Run) -> None:
+        """Take the open turn off the screen."""
+        self._run = run
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print_closed(self, run: Run) -> None:
+        closed = [turn for turn in build_turns(run) if turn.closed]
+        shown = closed[:-1] if run.state is State.DONE else closed  # the answer is the result: it goes to stdout
+        for turn in shown[self._printed_turns or 0 :]:
+            self._console.print(_render_turn(turn, OpenTurn()))
+        self._printed_turns = max(self._printed_turns or 0, len(shown))
+
+    def _render(self) -> Tree | Text:
+        run, draft = self._run, self._open_turn
+        turns = () if run is None else build_turns(run)
+        if turns and not turns[-1].closed:
+            return _render_turn(turns[-1], draft)
+        if run is None or run.state is not State.THINK:
+            return Text("")
+        return _render_incoming_turn(run, draft)
+
+
+def _apply_event(draft: OpenTurn, event: StreamEvent) -> OpenTurn:
+    match event:
+        case StateChanged(state=State.THINK):
+            return OpenTurn()
+        case TextDelta() | CallDelta() if event.attempt != draft.attempt:
+            return _apply_event(OpenTurn(attempt=event.attempt), event)
+        case TextDelta():
+            return attrs.evolve(draft, text=(draft.text + event.text)[-MAX_TEXT_CHARS:])
+        case CallDelta():
+            return attrs.evolve(draft, calls=_extend_calls(draft.calls, event))
+        case ToolEvent(type=ToolEventType.STARTED | ToolEventType.PROGRESS):
+            return attrs.evolve(draft, notes=_set_note(draft.notes, event.call_id, event.message))
+        case AgentEvent():
+            return attrs.evolve(draft, agents=_set_note(draft.agents, event.call_id, format_agent_event(event)))
+    return draft
+
+
+def _set_note(notes: tuple[tuple[str, str], ...], call_id: str, note: str) -> tuple[tuple[str, str], ...]:
+    return tuple((dict(notes) | {call_id: note}).items())
+
+
+def _extend_calls(calls: tuple[tuple[str, int], ...], event: CallDelta) -> tuple[tuple[str, int], ...]:
+    padded = [*calls, *[("", 0)] * (event.index + 1 - len(calls))]
+    name, size = padded[event.index]
+    padded[event.index] = (name or event.name, size + len(event.arguments))
+    return tuple(padded)
+
+
+def _render_incoming_turn(run: Run, draft: OpenTurn) -> Tree:
+    tree = Tree(Text(f"turn {run.turn + 1}", style="bold"), guide_style="dim")
+    if run.offered is not None:
+        tree.add(Text(format_offer(run.offered), style="dim"))
+    lines = strip_unsafe(draft.text).splitlines()[-MAX_TEXT_LINES:]
+    if lines:
+        tree.add(Text("\n".join(lines)))
+    for name, size in draft.calls:
+        tree.add(Text.assemble(one_line(name, NOTE_CHARS), (f"  being written, {size:,} characters", "dim")))
+    if not lines and not draft.calls:
+        tree.add(Text("thinking", style="dim"))
+    return tree
+
+
+def _render_turn(turn: TurnView, draft: OpenTurn) -> Tree:
+    tree = Tree(Text(f"turn {turn.number}", style="bold"), guide_style="dim")
+    if turn.fault:
+        tree.add(Text(f"no reply: {one_line(turn.fault, NOTE_CHARS)}", style="red"))
+    if turn.text.strip():
+        tree.add(Text(strip_unsafe(turn.text).strip()))
+    notes = dict(draft.notes)
+    for call in turn.calls:
+        branch = tree.add(_render_call(call, notes.get(call.id)))
+        below = [*call.detail_lines] or [line for call_id, line in draft.agents if call_id == call.id]
+        for line in below:
+            branch.add(Text(line, style="dim"))
+    return tree
+
+
+def _render_call(call: CallView, note: str | None) -> Text:
+    running = note is not None and call.duration_s is None and call.status != Phase.PAUSED
+    ending = f"running {one_line(note or '', NOTE_CHARS)}".strip() if running else call.outcome_text
+    style = _STYLES.get("running" if running else call.status, "red" if call.is_failed else "dim")
+    return Text.assemble((f"{call.id} ", "dim"), call.title, "\n", (ending, style))

@@ -1,0 +1,153 @@
+"""What a run waits for, in words, and the command lines that end the wait."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.cli.render.formatting import NOTE_CHARS, format_arguments, format_time
+from agentfsm.cli.session.forms import format_questions
+from agentfsm.core.clean import one_line
+from agentfsm.core.effects import PendingKind
+from agentfsm.core.text_safety import escape_hidden
+
+if TYPE_CHECKING:
+    from agentfsm.cli.resolve.store_location import CommandHint
+    from agentfsm.core.effects import Pending
+
+# Characters of what a tool asks: its message, the address to open, and the fields to fill in.
+MAX_QUESTION_CHARS: Final = 1_000
+# The built-in tool that asks the user.
+ASK_USER: Final = "ask_user"
+# Why nobody knows what became of a call.
+OUTCOME_UNKNOWN_TEXT: Final = "was under way when its worker died or was stopped, or when the run was forked"
+
+
+def format_call(item: Pending, run_id: str = "") -> str:
+    """Return which call it is about; of another run than this one with its id."""
+    return item.call_id if item.run_id == run_id else f"{item.call_id} of run {item.run_id}"
+
+
+_CALL_WAITS: Final = {
+    PendingKind.APPROVAL: "the approval of",
+    PendingKind.OUTCOME: "the outcome of",
+    PendingKind.QUESTION: "an answer to",
+    PendingKind.INPUT: "input for",
+}
+
+
+# What a run itself waits for.
+_RUN_WAITS: Final = {
+    PendingKind.INPUT: "your word",
+    PendingKind.PAUSE: "the end of a pause",
+    PendingKind.CRASH: "the end of a pause after crashes",
+}
+
+
+def format_wait(item: Pending, run_id: str = "") -> str:
+    """Return what a run waits for in a few words: "the approval of t1.0"."""
+    if not item.call_id:
+        return f"{_RUN_WAITS[item.kind]}{_format_other_run(item, run_id)}"
+    return f"{_CALL_WAITS[item.kind]} {format_call(item, run_id)}"
+
+
+def _format_other_run(item: Pending, run_id: str) -> str:
+    return "" if item.run_id == run_id else f" in run {item.run_id}"
+
+
+def find_question(item: Pending) -> str | None:
+    """Return what the user is asked in so many words; None where another tool's result is asked for."""
+    question = item.arguments.get("question")
+    return question if item.tool == ASK_USER and isinstance(question, str) else None
+
+
+def format_pending(item: Pending, run_id: str) -> str:
+    """Return what a run waits for, in a line.
+
+    Args:
+        item: One thing that it waits for.
+        run_id: The run that waits; a sub-agent's is named.
+    """
+    told = _FORMATTERS[item.kind](item)
+    if not item.call_id:
+        return told if item.run_id == run_id else f"run {item.run_id}: {told}"
+    return f"{format_call(item, run_id)}: {told}"
+
+
+def format_deadline(item: Pending, consequence: str) -> str:
+    """Return what becomes of it when its time is up; nothing where it has no end."""
+    return "" if item.expires_at is None else f" (no answer until {format_time(item.expires_at)} {consequence})"
+
+
+def _format_approval(item: Pending) -> str:
+    what = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
+    call = one_line(escape_hidden(f"{item.tool}({format_arguments(item.arguments)})"), NOTE_CHARS)
+    return f"may {call} run?{what}{format_deadline(item, 'is a no')}"
+
+
+def _format_outcome(item: Pending) -> str:
+    return f"{item.tool} {OUTCOME_UNKNOWN_TEXT}; what became of it?"
+
+
+def _format_question(item: Pending) -> str:
+    if item.questions:
+        return one_line("; ".join(format_questions(item)), MAX_QUESTION_CHARS) + format_deadline(
+            item, "and the call goes without"
+        )
+    question = find_question(item)
+    asked = f"what does {item.tool}({format_arguments(item.arguments)}) give?" if question is None else question
+    return one_line(asked, NOTE_CHARS) + format_deadline(item, "and the run goes on without")
+
+
+def _format_input(item: Pending) -> str:
+    if not item.call_id:
+        return one_line(item.description, NOTE_CHARS)
+    reason = item.arguments.get("reason")
+    why = f" ({reason})" if isinstance(reason, str) and reason.strip() else ""
+    end = "" if item.expires_at is None else f", until {format_time(item.expires_at)} at the longest"
+    return one_line(f"it waits until something is sent{end}{why}", NOTE_CHARS)
+
+
+_FORMATTERS: Final[Mapping[PendingKind, Callable[[Pending], str]]] = {
+    PendingKind.APPROVAL: _format_approval,
+    PendingKind.OUTCOME: _format_outcome,
+    PendingKind.QUESTION: _format_question,
+    PendingKind.INPUT: _format_input,
+    PendingKind.PAUSE: lambda item: one_line(item.description, NOTE_CHARS),
+    PendingKind.CRASH: lambda item: one_line(item.description, NOTE_CHARS),
+}
+
+
+# How it is ended.
+
+
+def format_hints(item: Pending, hint: CommandHint) -> list[str]:
+    """Return the command lines that end the wait; none for a pause, which the line behind them ends."""
+    if hint.location is None and _COMMANDS[item.kind]:
+        return [f"from Python, with {_METHODS[item.kind]}: its store is the agent's own"]
+    forms = _QUESTION_COMMANDS if item.questions else _COMMANDS[item.kind]
+    shown = f" --digest {item.digest}" if item.digest else ""
+    return [hint.build(form.format(run=shlex.quote(item.run_id), call=item.call_id, shown=shown)) for form in forms]
+
+
+_COMMANDS: Final = {
+    PendingKind.APPROVAL: ("approve {run} {call}{shown}", "reject {run} {call} --message WHY"),
+    PendingKind.OUTCOME: (
+        "settle {run} {call} --result TEXT",
+        "settle {run} {call} --failed TEXT",
+        "settle {run} {call} --rerun",
+    ),
+    PendingKind.QUESTION: ("answer {run} {call} TEXT", "answer {run} {call} TEXT --failed"),
+    PendingKind.INPUT: ("send {run} TEXT",),
+    PendingKind.PAUSE: (),
+    PendingKind.CRASH: (),
+}
+# What a tool asks in the middle of its call.
+_QUESTION_COMMANDS: Final = ("answer {run} {call} JSON", "answer {run} {call} --decline")
+_METHODS: Final = {
+    PendingKind.APPROVAL: "agent.approve or agent.reject",
+    PendingKind.OUTCOME: "agent.settle",
+    PendingKind.QUESTION: "agent.answer",
+    PendingKind.INPUT: "agent.send",
+}

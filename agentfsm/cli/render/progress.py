@@ -1,0 +1,132 @@
+"""Who watches a run that is driven: a view is told each event of the stream, and shows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from agentfsm.cli.render.formatting import NOTE_CHARS, VALUE_CHARS, format_duration
+from agentfsm.cli.render.pending import format_wait
+from agentfsm.cli.render.text import CallView, build_turns
+from agentfsm.core.clean import one_line
+from agentfsm.core.machine import State
+from agentfsm.streaming.stream import AgentEvent, AgentEventType, StateChanged, ToolEvent, ToolEventType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.run import Run
+    from agentfsm.streaming.stream import StreamEvent
+
+
+class RunView(Protocol):
+    """Shows a run while it is driven, between `begin` and `end`; several times, where a person decides in between."""
+
+    def begin(self, run: Run) -> None:
+        """Show what is there when driving starts."""
+        ...
+
+    def on_event(self, event: StreamEvent, run: Run) -> None:
+        """Show an event; `run` is the newest state."""
+        ...
+
+    def end(self, run: Run) -> None:
+        """Leave the terminal in order."""
+        ...
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class PlainView:
+    """Writes a line for each thing that happens."""
+
+    terminal: Terminal
+    _offered: tuple[str, ...] | None = None
+    # The newest choice of tools that was told.
+
+    def begin(self, run: Run) -> None:
+        """Say nothing: the first event will."""
+        self._offered = run.offered
+
+    def on_event(self, event: StreamEvent, run: Run) -> None:
+        """Write a line, if the event deserves one."""
+        if isinstance(event, StateChanged):
+            for line in _format_state_change(event, run):
+                self.terminal.err(line)
+        elif isinstance(event, AgentEvent):
+            self.terminal.err(f"  {event.call_id}   {format_agent_event(event)}")
+        elif isinstance(event, ToolEvent) and (tell := _FORMATTERS.get(event.type)) is not None:
+            self.terminal.err(f"  {event.call_id} {tell(event, run)}")
+        if run.offered != self._offered:
+            self._offered = run.offered
+            if run.offered is not None:
+                self.terminal.err(f"  {format_offer(run.offered)}")
+
+    def end(self, run: Run) -> None:
+        """Say nothing: the report will."""
+
+
+def _format_state_change(event: StateChanged, run: Run) -> list[str]:
+    if event.state is State.THINK:
+        return [f"turn {event.turn + 1}"]
+    if event.state is not State.ACT:
+        return []
+    text = next((turn.text for turn in build_turns(run) if turn.number == event.turn), "")
+    return [f"  | {line}" for line in text.splitlines()]
+
+
+def find_call(run: Run, call_id: str) -> CallView | None:
+    """Return the call of that id, open or closed."""
+    return next((call for turn in reversed(build_turns(run)) for call in turn.calls if call.id == call_id), None)
+
+
+def format_offer(tools: Sequence[str]) -> str:
+    """Return which tools were chosen among many."""
+    return one_line(f"{len(tools)} tools offered: {', '.join(tools)}", NOTE_CHARS)
+
+
+def format_agent_event(event: AgentEvent) -> str:
+    """Return how far a sub-agent is; it stands below its call."""
+    agent = one_line(event.agent, VALUE_CHARS)
+    if event.type is AgentEventType.STARTED:
+        return f"{agent} works on it, run {event.child_id}"
+    if event.type is AgentEventType.PROGRESS:
+        return f"{agent}, turn {event.turn} of {event.limit}"
+    if event.type is AgentEventType.PAUSED:
+        return f"{agent} waits, after {format_duration(event.duration_s or 0.0)}"
+    how = "is done" if event.success else "stopped"
+    return f"{agent} {how} after {format_duration(event.duration_s or 0.0)}"
+
+
+def _format_started(event: ToolEvent, run: Run) -> str:
+    call = find_call(run, event.call_id)
+    return event.tool if call is None else call.title
+
+
+def _format_completed(event: ToolEvent, _run: Run) -> str:
+    return f"done in {format_duration(event.duration_s or 0.0)}"
+
+
+def _format_failed(event: ToolEvent, _run: Run) -> str:
+    message = one_line(event.message, NOTE_CHARS)
+    return f"{event.tool} failed after {format_duration(event.duration_s or 0.0)}: {message}"
+
+
+def _format_progress(event: ToolEvent, _run: Run) -> str:
+    return one_line(event.message, NOTE_CHARS)
+
+
+def _format_paused(event: ToolEvent, run: Run) -> str:
+    call = find_call(run, event.call_id)
+    waits = () if call is None else call.waits
+    return one_line(f"waits for {', '.join(format_wait(item, run.id) for item in waits)}", NOTE_CHARS)
+
+
+_FORMATTERS: Mapping[ToolEventType, Callable[[ToolEvent, Run], str]] = {
+    ToolEventType.STARTED: _format_started,
+    ToolEventType.COMPLETED: _format_completed,
+    ToolEventType.ERROR: _format_failed,
+    ToolEventType.PROGRESS: _format_progress,
+    ToolEventType.PAUSED: _format_paused,
+}

@@ -1,0 +1,153 @@
+"""From "module:agent" to an agent."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from agentfsm.agent import Agent
+from agentfsm.cli.terminal import stdout_to_stderr
+from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.tools.queue.result_text import describe_error
+from agentfsm.tools.tool import Tool
+
+# Stands between the name of an agent and each file of its servers.
+MCP_OPTION: Final = "--mcp"
+TARGET_FORM: Final = "an agent is named as module:attribute, for example app:agent"
+
+
+def join_target(target: str, files: Sequence[str]) -> str:
+    """Return the words that name an agent with the MCP servers of files: "app:agent --mcp servers.json"."""
+    return shlex.join([target, *[word for file in files for word in (MCP_OPTION, file)]]) if files else target
+
+
+def split_target(target: str) -> tuple[str, tuple[str, ...]]:
+    """Return what names the agent itself, and the files that name its servers."""
+    if MCP_OPTION not in target:
+        return target, ()
+    name, *words = shlex.split(target)
+    return name, tuple(words[1::2])
+
+
+def load_agent(target: str) -> Agent:
+    """Return the agent that a target names: an `Agent`, or what a function without parameters returns.
+
+    Raises:
+        MisuseError: saying what is wrong with the target, and what to do.
+    """
+    agent: Agent = load_target(target, Agent)
+    return agent
+
+
+def load_target(target: str, *kinds: type) -> Any:
+    """Return what a target names: something of one of these kinds, or what a function without parameters returns.
+
+    Raises:
+        MisuseError: as `load_agent`.
+    """
+    name, _, path = target.partition(":")
+    if not is_target(target):
+        raise MisuseError(f"{target!r} names no agent: {TARGET_FORM}")
+    with stdout_to_stderr():
+        return _check_kind(kinds, _find_attribute(_import_target(name), path), target)
+
+
+def iter_agents(agent: Agent) -> Iterator[Agent]:
+    """Yield the agent, and those that are among its tools, however deep."""
+    known: list[Agent] = []
+    found = deque([agent])
+    while found:
+        if (each := found.popleft()) not in known:
+            known.append(each)
+            yield each
+            found += [inner for tool in each.tools if (inner := find_wrapped_agent(tool)) is not None]
+
+
+def find_wrapped_agent(tool: Tool[..., Any]) -> Agent | None:
+    """Return the agent behind a tool that `Agent.as_tool` made: its function is a method of what holds it."""
+    found = getattr(getattr(tool.function, "__self__", None), "agent", None)
+    return found if isinstance(found, Agent) else None
+
+
+def is_target(text: str) -> bool:
+    """Whether a text has the form of a target, "module:attribute"."""
+    name, colon, path = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*name.split("."), *path.split(".")))
+
+
+def _import_target(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    try:
+        return import_module(name)
+    except AgentError:
+        raise  # it says itself what to do
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise MisuseError(
+                f"there is no module {name!r}: it was looked for in {here} and among the installed packages; go to "
+                "the folder that holds it, or install it here",
+            ) from None
+        raise MisuseError(f"the module {name!r} cannot be imported: {_describe_error(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise MisuseError(f"the module {name!r} cannot be imported: {_describe_error(error)}") from error
+
+
+def _find_attribute(module: ModuleType, path: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            agents = [name for name, value in vars(module).items() if isinstance(value, Agent)]
+            known = f"its agents: {', '.join(agents)}" if agents else "it holds no Agent by any other name either"
+            raise MisuseError(f"the module {module.__name__!r} has no attribute {path!r}; {known}") from None
+    return found
+
+
+def _check_kind(kinds: tuple[type, ...], found: Any, target: str) -> Any:
+    if callable(found) and not isinstance(found, type):
+        found = _call_factory(found, target)
+    if isinstance(found, kinds):
+        return found
+    what = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+    if inspect.iscoroutine(found):
+        found.close()
+        what = "a coroutine: the function has to be a plain one"
+    kind = " or ".join(each.__name__ for each in kinds)
+    raise MisuseError(f"{target!r} is no {kind}, but {what}: name an {kind}, or a function that returns one")
+
+
+def _call_factory(factory: Any, target: str) -> Any:
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise MisuseError(
+            f"{target!r} cannot be called without arguments ({error}): name a function without parameters, or an Agent",
+        ) from None
+    except ValueError:  # it has no signature that could be read: then the call will tell
+        pass
+    try:
+        return factory()
+    except AgentError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise MisuseError(f"{target!r} failed: {_describe_error(error)}") from error
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return the error with the line of code that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"  # which names file and line itself
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{describe_error(error)}{where}"

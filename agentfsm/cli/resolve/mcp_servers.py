@@ -1,0 +1,137 @@
+"""The MCP servers of files among an agent's tools (`--mcp FILE`), and the person who is asked about them.
+
+They are connected to before anything is done with the agent: whoever sits at the terminal is asked then, and not in
+the middle of a run, and a server that does not start costs no run.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint
+
+from agentfsm.cli.resolve.store_location import find_program
+from agentfsm.cli.session.prompts import ask_choice
+from agentfsm.core.errors import AgentError, MisuseError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from agentfsm.agent import Agent
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.mcp import MCPServer
+    from agentfsm.mcp.trust.consent import Proposal
+
+APPROVAL_QUESTION: Final = "Is that what you want? [y/n]"
+_ANSWERS: Final = {"y": "y", "yes": "y", "n": "n", "no": "n"}
+
+
+def load_mcp() -> ModuleType:
+    """Return the part of agentfsm that speaks MCP; it takes a second to load, so it is loaded when it is needed.
+
+    Raises:
+        MisuseError: when the library that it stands on is not there.
+    """
+    try:
+        return import_module("agentfsm.mcp")
+    except ImportError as error:
+        raise MisuseError(f"this needs the library mcp ({error}): pip install 'agentfsm[mcp]'") from None
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class TerminalConsent:
+    """Shows what is to be approved of servers to whoever sits at the terminal, and takes the answer."""
+
+    terminal: Terminal
+    approves_all: bool = False
+    # Whether all that is shown is approved unasked: whoever called has said so.
+    shows_all: bool = False
+    # Whether it is shown even where nobody can be asked.
+    is_open: bool = attrs.field(default=True, init=False)
+    # Whether anybody is asked: not while a run is driven.
+    asked_count: int = attrs.field(default=0, init=False)
+    # How many times somebody should have been asked.
+    unasked: list[str] = attrs.field(factory=list, init=False)
+    # Servers about which somebody should have been asked, and nobody was there.
+
+    async def __call__(self, proposal: Proposal) -> bool:
+        """Ask about one thing; no answer is a no."""
+        if not self.is_open:
+            return False
+        self.asked_count += 1
+        is_there = self.approves_all or self.terminal.can_ask
+        if is_there or self.shows_all:
+            self.terminal.err(f"\n{proposal.shown}\n")
+        if not is_there:
+            self.unasked.append(proposal.server)
+            return False
+        if self.approves_all:
+            return True
+        answer = ask_choice(self.terminal, APPROVAL_QUESTION, _ANSWERS)
+        await checkpoint()  # where Ctrl-C was the answer, this is the end
+        return answer == "y"
+
+
+def load_servers(file: str, consent: TerminalConsent | None) -> tuple[MCPServer, ...]:
+    """Return the servers of a file; none is started yet.
+
+    Args:
+        file: Its path.
+        consent: Whom to ask; None for nobody.
+
+    Raises:
+        MisuseError: when the file is not there, or does not say what servers there are.
+    """
+    mcp: Any = load_mcp()
+    try:
+        return tuple(mcp.MCPServer.load(file, pins=mcp.PinFile(), consent=consent))
+    except AgentError as error:
+        raise MisuseError(str(error)) from None
+
+
+def join_servers(agent: Agent, files: Sequence[str], terminal: Terminal) -> Agent:
+    """Return the agent with the servers of files among its tools, connected and approved.
+
+    Raises:
+        MisuseError: when a file makes no sense, or something is not approved and nobody is there to ask.
+        MCPServerError: when a server cannot be used.
+    """
+    if not files:
+        return agent
+    asking = TerminalConsent(terminal=terminal)
+    tools = agent.tools.filter()
+    for source in (*agent.tools.sources, *(server for file in files for server in load_servers(file, asking))):
+        tools.attach(source)
+    both = agent.with_(tools=tools)
+    try:
+        anyio.run(tools.refresh)
+        _check_all_asked(asking, files)
+    except BaseException as error:
+        anyio.run(both.aclose)
+        if isinstance(error, AgentError):
+            _check_all_asked(asking, files)  # that is why, then
+        raise
+    asking.is_open = False
+    return both
+
+
+def _check_all_asked(consent: TerminalConsent, files: Iterable[str]) -> None:
+    """Raise when somebody should have been asked, and nobody was there."""
+    if not consent.unasked:
+        return
+    names = " and ".join(repr(name) for name in dict.fromkeys(consent.unasked))
+    ways = " or ".join(format_approve_command(file) for file in files)
+    raise MisuseError(
+        f"nobody has approved what there is of the MCP server {names}, and nobody sits here to be asked. "
+        f"Look at it and decide: {ways}",
+    )
+
+
+def format_approve_command(file: str) -> str:
+    """Return the command line that shows what is to be approved of a file's servers, and asks."""
+    return f"{find_program()} mcp approve {shlex.quote(file)}"

@@ -1,0 +1,88 @@
+"""Ctrl-C and SIGTERM: the first ends in order what is under way, the second ends the process at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, TypeVarTuple, cast
+
+import anyio
+import attrs
+
+from agentfsm._concurrency import threadsafe_scheduler
+from agentfsm.cli.codes import ExitCode
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+# The cursor may be hidden, where a live view is cut off.
+_SHOW_CURSOR: Final = b"\x1b[?25h"
+_FORCED_EXIT: Final = b"\nended at once: nothing that was acknowledged is lost\n"
+
+
+@attrs.define(eq=False, repr=False)
+class InterruptibleRunner:
+    """Hears the signals while the block runs: `with Ending() as ending: ending.run(act)`."""
+
+    _is_interrupted: bool = attrs.field(default=False, init=False)
+    _cancel: Callable[[], object] | None = attrs.field(default=None, init=False)
+    # Cancels what runs; None where nothing does.
+    _previous_handlers: dict[int, Any] = attrs.field(factory=dict, init=False)
+    # What the signals did.
+
+    def __enter__(self) -> Self:
+        """Listen; in another thread than the main one signals are the business of whoever called."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell sets it for what runs beside it
+                    self._previous_handlers[number] = signal.signal(number, self._handle_signal)
+            except ValueError:
+                break
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let the signals do what they did."""
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    def run(self, act: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
+        """Run it in an event loop; a first signal cancels it.
+
+        Raises:
+            KeyboardInterrupt: when it was cancelled, or a signal came too late for that.
+        """
+        before, self._cancel = self._is_interrupted, _defer_cancel
+        try:
+            result = anyio.run(self._run_cancellable, partial(act, *args), before)
+        finally:
+            self._cancel = None
+        if self._is_interrupted and not before:
+            raise KeyboardInterrupt
+        return cast("T", result)
+
+    async def _run_cancellable(self, act: Callable[[], Awaitable[T]], was_interrupted: bool) -> T | None:
+        with anyio.CancelScope() as scope:
+            self._cancel = partial(threadsafe_scheduler(), scope.cancel)
+            if self._is_interrupted and not was_interrupted:  # while the loop began
+                scope.cancel()
+            return await act()
+        return None
+
+    def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_interrupted:
+            os.write(2, (_SHOW_CURSOR if sys.stderr.isatty() else b"") + _FORCED_EXIT)
+            os._exit(ExitCode.INTERRUPTED)
+        self._is_interrupted = True
+        if self._cancel is None:
+            raise KeyboardInterrupt
+        self._cancel()
+
+
+def _defer_cancel() -> None:
+    """Do nothing yet: the event loop begins, or ends."""
