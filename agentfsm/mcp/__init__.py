@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-_SERVER_MODULES = {"Argument": "offers", "MCPService": "service", "Prompt": "offers", "Resource": "offers"}
+_SERVER_MODULES = {"Argument": "resources", "MCPService": "service", "Prompt": "resources", "Resource": "resources"}
 
 
 def __getattr__(name: str) -> object:

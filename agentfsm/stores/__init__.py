@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryStore", "PostgresStore", "RedisStore", "SQLiteStore"]
 
-_MODULES: Final = {"PostgresStore": "postgres", "RedisStore": "redis", "SQLiteStore": "sqlite"}
+_MODULES: Final = {"PostgresStore": "postgres.store", "RedisStore": "redis.store", "SQLiteStore": "sqlite.store"}
 # The extras that bring them.
 _EXTRAS: Final = {"psycopg": "postgres", "redis": "redis"}
 

@@ -84,7 +84,7 @@ class ThinkingDelta(_StreamEventBase):
     text: str
 
 
-_Delta = TypeVar("_Piece", TextDelta, ThinkingDelta)
+_Delta = TypeVar("_Delta", TextDelta, ThinkingDelta)
 
 
 def build_delta_factory(kind: type[_Delta], run_id: str, turn: int, attempt: int) -> Callable[[str], _Delta]:

@@ -46,7 +46,7 @@ def test_command_lines_find_the_store_again(monkeypatch):
     assert CommandHint(location="redis://h/0").build_resume("7") == "agentfsm resume 7 --store redis://h/0"
     assert (
         CommandHint(location=store_location.DEFAULT_STORE).build_resume("7")
-        == f"agentfsm resume 7 --store {place.DEFAULT_STORE}"
+        == f"agentfsm resume 7 --store {store_location.DEFAULT_STORE}"
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 # Where the agent of `agentfsm demo` is found again.
-DEMO_TARGET: Final = "agentfsm.cli.demo.demo_agent:agent"
+DEMO_TARGET: Final = "agentfsm.cli.demo:agent"
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

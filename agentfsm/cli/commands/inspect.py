@@ -128,7 +128,9 @@ def _draw_named(args: argparse.Namespace) -> str:
         MisuseError: when they name none, or ask for a form that it has not.
     """
     if args.format not in flowchart.RENDERERS:
-        raise MisuseError(f"only the machine is drawn as {args.format}: give --format {' or '.join(picture.RENDERERS)}")
+        raise MisuseError(
+            f"only the machine is drawn as {args.format}: give --format {' or '.join(flowchart.RENDERERS)}"
+        )
     draw = flowchart.RENDERERS[args.format]
     if is_target(args.what):
         return draw(flowchart.draw_agent(load_agent(args.what)))

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Render runs, events and results for people and for programs."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Resolve command-line arguments to stores, agents, runs and MCP servers."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Interactive execution of a run in the terminal."""

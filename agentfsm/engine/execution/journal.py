@@ -185,8 +185,8 @@ class Journal:
             lease=lease,
             run=run,
             clock=clock,
-            listen=on_event,
-            see=on_run,
+            on_event=on_event,
+            on_run=on_run,
             log=RunLogger(run.id, run.header.agent),
             pause_before=pause_before,
         )

@@ -248,7 +248,7 @@ def describe_call(tool: Tool[..., Any], arguments: Arguments) -> str:
         return replace_surrogates(str(tool.describe(arguments))[:DESCRIPTION_CHARS])
     except (Exception, SystemExit) as error:  # noqa: BLE001  the person still sees the tool and its arguments
         callback_errors.log_callback_error("describe", tool.name, "only the arguments are shown", error)
-        return f"(its description failed: {render.describe_error(error)})"
+        return f"(its description failed: {result_text.describe_error(error)})"
 
 
 def _build_rejection(entry: OpenCall, why: str) -> ToolResult:

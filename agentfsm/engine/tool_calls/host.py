@@ -164,7 +164,7 @@ class RunHost(QueueHost):
             attempt=max(1, entry.attempts),
             inquiry=entry.inquiry or Inquiry(),
             deadline=deadline,
-            entries=self._find_result_text,
+            find_result_text=self._find_result_text,
             find_result_parts=self._find_result_parts,
             find_tools=self._search_tools,
             parent=self._build_parent() if tool.kind is ToolKind.AGENT else None,
@@ -369,7 +369,7 @@ def create_eager_calls(execution: Execution) -> EagerCalls:
         host = RunHost(execution, held_records=[])
         execution.budget.reset_open_calls()
         queue = attrs.evolve(
-            execution.queue, host=host, watch=host.forward_event if execution.queue.is_watched else None
+            execution.queue, host=host, on_event=host.forward_event if execution.queue.is_watched else None
         )
         return EagerAttempt(queue, host.release, host.discard, execution.budget.try_start_call)
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The MCP client: tools, resources and prompts of other servers."""

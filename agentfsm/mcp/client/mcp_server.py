@@ -62,7 +62,7 @@ _POLICY_FIELDS: Final = frozenset(field.name for field in attrs.fields(ToolPolic
 def _build_server_options(options: ServerOptions) -> dict[str, Any]:
     given: dict[str, Any] = dict(options)
     terms = ToolPolicy(**{name: given.pop(name) for name in _POLICY_FIELDS & given.keys()})
-    return {**given, "terms": terms}
+    return {**given, "tool_policy": terms}
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -155,7 +155,9 @@ class MCPServer:
             MisuseError: when an option makes no sense.
         """
         launch = StdioTransport(command=command, args=args, env=env or {}, cwd=cwd, sandbox=sandbox)
-        return cls(name=name or derive_server_name(Path(command).stem), launch=launch, **_build_server_options(options))
+        return cls(
+            name=name or derive_server_name(Path(command).stem), transport=launch, **_build_server_options(options)
+        )
 
     @classmethod
     def http(
@@ -177,7 +179,7 @@ class MCPServer:
         """
         launch = StreamableHTTPTransport(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
         return cls(
-            name=name or derive_server_name(httpx2.URL(url).host), launch=launch, **_build_server_options(options)
+            name=name or derive_server_name(httpx2.URL(url).host), transport=launch, **_build_server_options(options)
         )
 
     @classmethod
@@ -194,7 +196,7 @@ class MCPServer:
         """Return a server of the older kind, HTTP+SSE: `MCPServer.sse("https://example.org/sse")`; else as `http`."""
         launch = SSETransport(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
         return cls(
-            name=name or derive_server_name(httpx2.URL(url).host), launch=launch, **_build_server_options(options)
+            name=name or derive_server_name(httpx2.URL(url).host), transport=launch, **_build_server_options(options)
         )
 
     @classmethod
@@ -216,7 +218,7 @@ class MCPServer:
         return tuple(
             cls(
                 name=entry.name,
-                launch=entry.transport,
+                transport=entry.transport,
                 pins=kept,
                 consent=consent,
                 origin=str(place),

@@ -77,7 +77,7 @@ def _describe_transport(transport: ServerTransport) -> dict[str, Any]:
             return {"command": transport.command, "args": list(transport.args), **{k: v for k, v in told.items() if v}}
         case RemoteTransport():
             return {
-                "url": transport.shown,
+                "url": transport.display_text,
                 "headers": dict(transport.headers),
                 "allow_private": transport.allow_private,
             }
@@ -95,7 +95,7 @@ def format_start(transport: ServerTransport) -> str:
                 f"sandbox:   {transport.sandbox.description if transport.sandbox else 'none: it may do what you may do'}"
             )
         case RemoteTransport():
-            lines = [f"URL:       {transport.shown}"]
+            lines = [f"URL:       {transport.display_text}"]
             lines += [f"headers:   {', '.join(transport.headers)}"] if transport.headers else []
             lines += ["private addresses are allowed"] if transport.allow_private else []
         case _:

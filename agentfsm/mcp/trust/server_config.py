@@ -193,7 +193,7 @@ def parse_entry(
         raise MCPServerError(f"{reading.where}: {error}") from error
     options = {option: raw[key] for key, option in _OPTION_BY_KEY.items() if key in raw}
     options |= {key: raw[key] for key in ("required", "resources_as_tools") if key in raw}
-    return ServerEntry(name=name, transport=launch, raw=raw, options={**options, "terms": terms})
+    return ServerEntry(name=name, transport=launch, raw=raw, options={**options, "tool_policy": terms})
 
 
 @attrs.frozen

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Anthropic's Messages API."""

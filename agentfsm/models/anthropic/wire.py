@@ -42,8 +42,7 @@ from agentfsm.core.messages import (
     read_inline_data,
     replace_surrogates,
 )
-from agentfsm.models.anthropic.schema import adapt_schema
-from agentfsm.models.anthropic.schema import unsupported_schema as unsupported_schema
+from agentfsm.models.anthropic.schema import adapt_schema, unsupported_schema
 from agentfsm.models.wire import (
     EncodedListCache,
     EncodingCache,

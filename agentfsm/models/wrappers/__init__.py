@@ -1,1 +1,1 @@
-"""TODO."""
+"""Models that wrap other models: fallback, routing, throttling."""

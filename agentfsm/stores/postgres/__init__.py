@@ -1,1 +1,1 @@
-"""TODO."""
+"""PostgresStore: journals in PostgreSQL."""

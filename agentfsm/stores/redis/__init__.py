@@ -1,1 +1,1 @@
-"""TODO."""
+"""RedisStore: journals in Redis or Valkey."""

@@ -466,7 +466,7 @@ def _parse_removed_count(answer: list[Any]) -> int:
 
 @cache
 def _load_script() -> str:
-    return files("agentfsm.stores").joinpath("redis.lua").read_text(encoding="utf-8")
+    return files("agentfsm.stores.redis").joinpath("redis.lua").read_text(encoding="utf-8")
 
 
 def _check_url(_store: object, _attribute: object, url: str) -> None:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""SQLiteStore: journals in one file."""

@@ -116,11 +116,11 @@ class StoreJob(Generic[T, D]):
     """
 
     __slots__ = (
-        "_bells",
         "_done",
         "_error",
         "_on_failure",
         "_value",
+        "_waiters",
         "_work",
         "durability",
         "notify_agent",

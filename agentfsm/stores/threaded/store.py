@@ -262,7 +262,7 @@ class _AppendJob(StoreJob[bool, L]):
     is written after one that was not.
     """
 
-    __slots__ = ("_draft", "_buffer_lock", "ends_run")
+    __slots__ = ("_buffer", "_buffer_lock", "ends_run")
 
     def __init__(self, buffer: _AppendBuffer) -> None:
         lease = buffer.lease

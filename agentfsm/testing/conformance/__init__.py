@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Before they are imported: pytest shows the values in an assertion that failed only for modules that it was told of.
-_MODULES = ("appends", "creation", "deletion", "driving", "inbox", "leases", "lists")
+_MODULES = ("appends", "creation", "deletion", "helpers", "leases", "lists", "posts")
 pytest.register_assert_rewrite(*[f"{__name__}.{room}" for room in _MODULES])
 
 from agentfsm.testing.conformance.appends import AppendConformance  # noqa: E402

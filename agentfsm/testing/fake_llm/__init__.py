@@ -1,1 +1,1 @@
-"""TODO."""
+"""A local server that speaks the wires of OpenAI and Anthropic."""

@@ -367,7 +367,7 @@ class _RetryLoop:
             else:
                 in_loop(partial(tell_open, event))
 
-        return attrs.evolve(known, report=report, send_updates=tell)
+        return attrs.evolve(known, on_progress=report, on_event=tell)
 
     async def _run_in_thread(self, function: Callable[[], Any]) -> Any:
         """Run a plain function in a thread; a cancelled call leaves the thread behind, counted and with its place."""

@@ -151,7 +151,7 @@ class ToolQueue:
 
         Their results are in `s.results` when the events have ended.
         """
-        return QueueStream(lambda put: attrs.evolve(self, watch=self._combine_hooks(put)).execute_all(calls))
+        return QueueStream(lambda put: attrs.evolve(self, on_event=self._combine_hooks(put)).execute_all(calls))
 
     def _combine_hooks(self, put: EventHook) -> EventHook:
         watch = self.on_event

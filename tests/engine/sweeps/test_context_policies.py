@@ -30,7 +30,7 @@ COST = Usage(input_tokens=100, output_tokens=20, unpriced=True)
 
 
 class Counted(WordCounter):
-    """Counts words, and how often it was times_asked to."""
+    """Counts words, and how often it was asked to."""
 
     times_asked = 0
 

@@ -23,7 +23,7 @@ from anyio.from_thread import BlockingPortal
 from agentfsm.core.errors import ClosedError
 
 T = TypeVar("T")
-Args = TypeVarTuple("Given")
+Args = TypeVarTuple("Args")
 
 _lock = threading.Lock()
 
