@@ -110,7 +110,7 @@ _REPLY_FIELDS: Final[_FieldRules] = {
     "text": (str, "'' where it says nothing"),
     "calls": (tuple | list, "a tuple of ProposedCall"),
     "finish_reason": (FinishReason, "a FinishReason, for example FinishReason.LENGTH for a reply that was cut off"),
-    "native": (NativeReply | None, "Native(provider=..., content=...), or None"),
+    "native": (NativeReply | None, "NativeReply(provider=..., content=...), or None"),
     "model": (str, "the name of the model that answered, or ''"),
 }
 _NATIVE_FIELDS: Final[_FieldRules] = {"provider": (str, "a text"), "content": (str, "the JSON text")}

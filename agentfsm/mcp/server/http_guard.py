@@ -18,7 +18,7 @@ TOKEN_VARIABLE: Final = "AGENTFSM_MCP_TOKEN"  # noqa: S105  the name of a variab
 MIN_TOKEN_CHARS: Final = 16
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 _MAX_PORT: Final = 65_535
-# `AllowedHost` as RFC 9110 has it, 7.2, of what DNS and addresses allow: a name or an IPv6 address in brackets, then a port.
+# `Host` as RFC 9110 has it, 7.2, of what DNS and addresses allow: a name or an IPv6 address in brackets, then a port.
 _HOST: Final = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[1-9][0-9]{0,4}))?", re.ASCII)
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -73,7 +73,7 @@ def parse_host(text: str) -> AllowedHost | None:
 
 
 def build_allowed_hosts(host: str, more: Iterable[str]) -> frozenset[AllowedHost]:
-    """Return the names by which a server may be called, in `AllowedHost` and in `Origin`.
+    """Return the names by which a server may be called, in `Host` and in `Origin`.
 
     A page in a browser that calls it by a name of its own (DNS rebinding), or from elsewhere, is refused.
 
@@ -112,7 +112,7 @@ class HTTPGuard:
             return await self.app(scope, receive, send)
         if not self._has_allowed_host(_header_values(scope, b"host")):
             return await _send_refusal(
-                send, 421, "Misdirected Request: `AllowedHost` has to be a name by which this server is called"
+                send, 421, "Misdirected Request: `Host` has to be a name by which this server is called"
             )
         if not self._has_allowed_origin(_header_values(scope, b"origin")):
             return await _send_refusal(send, 403, "Forbidden: pages of this `Origin` may not call this server")

@@ -231,7 +231,7 @@ class MCPService:
             streamable_http_path=web.ENDPOINT_PATH,
             max_request_body_size=web.MAX_BODY_BYTES,
             session_idle_timeout=SESSION_IDLE_TIMEOUT_S,
-            # `SessionLimiter` bounds them, and `HTTPGuard` checks `AllowedHost` and `Origin` more strictly.
+            # `SessionLimiter` bounds them, and `HTTPGuard` checks `Host` and `Origin` more strictly.
             max_sessions=None,
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )

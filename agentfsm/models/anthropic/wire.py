@@ -335,7 +335,7 @@ def _parse_native(native: NativeReply) -> list[dict[str, Any]]:
     except ValueError:
         blocks = None
     if not isinstance(blocks, list) or not all(isinstance(block, dict) and "type" in block for block in blocks):
-        msg = f"Native(provider={native.provider!r}) holds no list of content blocks, as JSON: leave `native` out"
+        msg = f"NativeReply(provider={native.provider!r}) holds no list of content blocks, as JSON: leave `native` out"
         raise MisuseError(msg)
     return blocks
 
