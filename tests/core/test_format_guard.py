@@ -70,7 +70,7 @@ def describe(later, *roots):
 def hash_of_format(number, *further):
     """Return the hash of a format as the types of today allow it, without what came with later formats."""
     later = frozenset().union(*[form.added for form in FORMATS if form.number > number])
-    return sha256(describe(later, Header, Union[(*EVENTS, *further)], InboxItem).encode()).hexdigest()[:16]  # noqa: UP007
+    return sha256(describe(later, Header, Union[(*EVENTS, *further)], InboxItem).encode()).hexdigest()[:16]
 
 
 @pytest.mark.parametrize("number", range(1, FORMAT + 1))
