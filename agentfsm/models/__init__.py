@@ -10,6 +10,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.ports import ensure_model
 
 if TYPE_CHECKING:
+    from agentfsm.models.adapter import AdapterModel
     from agentfsm.models.anthropic.model import Anthropic
     from agentfsm.models.openai.chat import OpenAIChat
     from agentfsm.models.openai.conversion import from_openai, to_openai
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from agentfsm.ports import Model
 
 __all__ = [
+    "AdapterModel",
     "Anthropic",
     "Fallback",
     "OpenAIChat",
@@ -35,6 +37,7 @@ __all__ = [
 
 # Where each name lives.
 _EXPORT_MODULES = {
+    "AdapterModel": "agentfsm.models.adapter",
     "Anthropic": "agentfsm.models.anthropic.model",
     "Fallback": "agentfsm.models.wrappers.fallback",
     "OpenAIChat": "agentfsm.models.openai.chat",

@@ -26,7 +26,7 @@ class ProviderFailure(Value):
     adapter: str
     # The class that asked, for example "OpenAIChat".
     api_key_env: str
-    # The environment variable that holds the key.
+    # The environment variable that holds the key; empty where there is none.
     expected_reply: str
     # What belonged in place of what came, for example "a chat completion".
     model: str
@@ -75,9 +75,10 @@ def bad_request_error(failure: ProviderFailure) -> ModelError:
 
 def api_key_error(failure: ProviderFailure) -> ModelError:
     """The provider does not know the key."""
+    variable = f"the environment variable {failure.api_key_env}, or " if failure.api_key_env else ""
     return ModelError(
-        f"{failure.model_and_url} refused the API key {failure.server_message}. Check the environment variable {failure.api_key_env}, or "
-        f"the api_key given to {failure.adapter}."
+        f"{failure.model_and_url} refused the API key {failure.server_message}. Check {variable}the api_key given to "
+        f"{failure.adapter}."
     )
 
 

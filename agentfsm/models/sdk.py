@@ -1,4 +1,4 @@
-"""What the adapters of all providers share: a client per event loop, one request whole or streamed, errors as ours.
+"""The base of adapters of OpenAI's and Anthropic's packages, which have the same kind of client.
 
 A request goes through the lower door of the vendor's package: `client.post` with a body that is ready, and the plain
 response. That keeps its authentication, transport, errors and time-outs, and leaves out that it checks each message of
@@ -11,26 +11,21 @@ tasks for. Its retries are off: the engine retries, and two layers would multipl
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator  # attrs wants to see it
-from functools import cache, partial
+from abc import abstractmethod
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 
 import anyio
 import attrs
 import httpx
 import httpx2  # what the vendors' packages themselves speak with; they raise its errors
-from anyio.lowlevel import current_token
 
-from agentfsm._concurrency import start_in_thread
 from agentfsm._http import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import ClosedError, MisuseError, ModelError
-from agentfsm.core.messages import Usage
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
-from agentfsm.models.context_windows import find_window_tokens
+from agentfsm.models.adapter import AdapterModel
 from agentfsm.models.guarded_http import close_response, iter_limited, read_limited
-from agentfsm.models.prices import find_list_cost_usd, find_price
 from agentfsm.models.wire import (
     MAX_BODY_BYTES,
     MAX_STREAM_BYTES,
@@ -40,21 +35,14 @@ from agentfsm.models.wire import (
     WireFormatError,
     find_error,
 )
-from agentfsm.ports import Model
-from agentfsm.reply_size import find_reply_excess
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+    from agentfsm.core.messages import Usage
     from agentfsm.models.prices import Prices
     from agentfsm.ports import Chunk, Emit, Reply, Request
-
-# Shorter words of a key or a header are not taken out of the server's words, characters.
-_MIN_SECRET_CHARS: Final = 8
-
-# What is looked at of what a server said, characters. What is shown of it is far less.
-_MAX_RAW_DETAIL_CHARS: Final = 64 * 2**10
 
 # What the vendors' packages let through: a transport that breaks while the body is read, and what is no JSON.
 TRANSPORT_ERRORS: Final[Mapping[type[Exception], t.Translate]] = {
@@ -86,11 +74,20 @@ class SDKClient(Protocol):
         ...
 
 
-class SDKModel(Model, ABC):
-    """A model behind a vendor's package.
+@attrs.frozen(kw_only=True)
+class SDKConnection(Value):
+    """A vendor's client, and what was written of requests through it."""
 
-    Connections are opened at the first reply, one pool per event loop, and closed by `aclose()`, at the latest when
-    their event loop ends. A cancelled reply closes its connection.
+    client: SDKClient
+    encoding_cache: EncodingCache
+    is_ours: bool
+    # Whether it is ours to close: False over an http_client of the user's.
+
+
+class SDKModel(AdapterModel[SDKConnection]):
+    """A model behind a vendor's package whose client has a `post` of raw bodies.
+
+    A cancelled reply closes its connection. See `AdapterModel` for the rest.
 
     Args:
         name: The model, as the server knows it.
@@ -108,16 +105,10 @@ class SDKModel(Model, ABC):
 
     path: ClassVar[str]
     # Of the request, behind the base URL.
-    api_key_env: ClassVar[str]
-    # The environment variable that holds the key.
-    expected_reply: ClassVar[str]
-    # What a reply is, for a sentence: "a chat completion".
     provider: ClassVar[str]
     # Whose form a native reply is.
     official_host: ClassVar[str] = ""
     # The address at which that name stands alone: the vendor's own.
-    translations: ClassVar[Mapping[type[Exception], t.Translate]]
-    # Every way in which the vendor fails, and what it is to us. A class that is not here goes by its nearest ancestor.
 
     def __init__(
         self,
@@ -131,23 +122,23 @@ class SDKModel(Model, ABC):
         price: Prices | None = None,
     ) -> None:
         url = parse_base_url(base_url)
-        self.name = _check_name(name, type(self).__name__)
-        self.window_tokens = _resolve_window(name, window_tokens)
+        headers = {name: check_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
         self.host = url.host
         self._address = url.netloc.decode("ascii")  # without a password, and without the scheme's own port
-        self._base_url = f"{url.scheme}://{self._address}{url.path}"
-        self._price = find_price(name, price)
+        super().__init__(
+            name,
+            base_url=f"{url.scheme}://{self._address}{url.path}",
+            secrets=(api_key, *headers.values()),
+            window_tokens=window_tokens,
+            price=price,
+        )
         self._http_client = http_client
-        headers = {name: check_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
-        self._secrets = _find_secrets(api_key, *headers.values())
         self._client_options: dict[str, Any] = {
             "base_url": str(url),
             "api_key": api_key,
             "default_headers": headers,
             "max_retries": 0,
         }
-        self._clients: dict[object, _OpenClient] = {}
-        self._error_types = tuple(self.translations)
         if http_client is None:
             shared_ssl_context()  # here, where no event loop waits
 
@@ -187,81 +178,45 @@ class SDKModel(Model, ABC):
     def _make_assembler(self) -> StreamAssembler:
         """Return what a streamed reply is put together in."""
 
-    @abstractmethod
-    def _describe_error(self, error: Exception) -> t.ProviderFailure:
-        """Return what is known of a failure; make it with `_build_failure`."""
-
     # The port.
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask once, without retries; see `Model.reply`."""
-        kept = await self._get_open_client()
-        body = self._encode_request(request, kept.encoding_cache, streamed=emit is not None)
-        response = await self._send(kept.client, body, request.timeout_s)
-        reply = await (self._read_whole(response) if emit is None else self._read_stream(response, emit))
-        if (over := find_reply_excess(reply)) is not None:
-            raise self._build_size_error(over, reply.usage)
-        return reply
+        # Each read is translated where it happens and the assembler bounds streams, so `emit` is called as it is.
+        return self._check_size(await self._ask(await self._get_client(), request, emit))
 
-    def cost_usd(self, usage: Usage) -> float | None:
-        """US dollars for the usage of one reply, or None where no price is known."""
-        if self._price is not None:
-            return self._price.cost_usd(usage)
-        return find_list_cost_usd(self.name, self._base_url, usage)
-
-    async def aclose(self) -> None:
-        """Close the connections of the running event loop, but never a client of your own.
-
-        A later reply opens new ones.
-        """
-        kept = self._clients.pop(self._loop_key(), None)
-        if kept is not None and kept.closer is not None:
-            await kept.closer.aclose()
+    async def _ask(self, client: SDKConnection, request: Request, emit: Emit | None) -> Reply:
+        body = self._encode_request(request, client.encoding_cache, streamed=emit is not None)
+        response = await self._send(client.client, body, request.timeout_s)
+        return await (self._read_whole(response) if emit is None else self._read_stream(response, emit))
 
     # Clients
 
-    async def _get_open_client(self) -> _OpenClient:
+    def _open_client(self) -> SDKConnection:
         if self._http_client is not None and self._http_client.is_closed:
             of = type(self).__name__
             msg = f"the http_client given to {of} is closed: keep it open for as long as the model is used"
             raise ClosedError(msg)
-        loop = self._loop_key()
-        if not self._is_open(loop):
-            if self._price is None:  # this loads the list, which takes 0.4 s: the event loop does not wait for it
-                await start_in_thread(partial(self.cost_usd, Usage())).wait()
-            if not self._is_open(loop):  # of replies that begin at once, the first behind the wait opens for all
-                self._drop_closed()
-                self._clients[loop] = await self._open_client()
-        return self._clients[loop]
-
-    def _is_open(self, loop: object) -> bool:
-        kept = self._clients.get(loop)
-        return kept is not None and not kept.client.is_closed()
-
-    def _loop_key(self) -> object:
-        # A client of the user's is one for all; what is opened here belongs to the event loop that runs.
-        return None if self._http_client is not None else current_token().native_token
-
-    async def _open_client(self) -> _OpenClient:
-        """Make the client, without a wait."""
-        if self._http_client is not None:
-            theirs = cast("httpx2.AsyncClient", self._http_client)  # the packages take either, and say only one
-            return _OpenClient(client=self._make_client(theirs), encoding_cache=self._make_encoding_cache())
+        theirs = cast("httpx2.AsyncClient | None", self._http_client)  # the packages take either, and say only one
         try:
-            client = self._make_client(None)
+            client = self._make_client(theirs)
         except (ValueError, ImportError, httpx2.InvalidURL) as error:  # of what the environment says of proxies
+            if theirs is not None:
+                raise
             msg = (
                 f"{type(self).__name__} cannot open connections ({error}): look at HTTP_PROXY, HTTPS_PROXY and "
                 "ALL_PROXY, or pass an http_client of your own"
             )
             raise MisuseError(msg) from None
-        keeper = _close_with_loop(client)
-        return _OpenClient(client=await anext(keeper), encoding_cache=self._make_encoding_cache(), closer=keeper)
+        return SDKConnection(client=client, encoding_cache=self._make_encoding_cache(), is_ours=theirs is None)
 
-    def _drop_closed(self) -> None:
-        for loop, kept in list(self._clients.items()):
-            if kept.client.is_closed():
-                self._clients.pop(loop, None)
+    @staticmethod
+    async def _close_client(client: SDKConnection) -> None:
+        if client.is_ours:
+            await client.client.close()
+
+    def _is_client_closed(self, client: SDKConnection) -> bool:
+        return client.client.is_closed()
 
     # One request
 
@@ -337,34 +292,6 @@ class SDKModel(Model, ABC):
             return t.invalid_reply_error(self._build_failure("a stream without a reply"))
         return t.incomplete_stream_error(self._build_failure(""))
 
-    # Errors
-
-    def _translate_error(self, error: Exception) -> ModelError:
-        # The chain is cut (`from None`) wherever this is raised: what is quoted there may hold the key.
-        translate = next(self.translations[kind] for kind in type(error).__mro__ if kind in self.translations)
-        return translate(
-            self._build_failure(str(error)) if isinstance(error, SizeLimitError) else self._describe_error(error)
-        )
-
-    def _build_size_error(self, over: str, usage: Usage | None) -> ModelError:
-        error = t.reply_size_error(self._build_failure(over))
-        error.usage = usage
-        return error
-
-    def _build_failure(self, detail: str, **facts: Any) -> t.ProviderFailure:
-        detail = detail[:_MAX_RAW_DETAIL_CHARS]
-        for secret in self._secrets:
-            detail = detail.replace(secret, "***")
-        return t.ProviderFailure(
-            adapter=type(self).__name__,
-            api_key_env=self.api_key_env,
-            expected_reply=self.expected_reply,
-            model=self.name,
-            base_url=self._base_url,
-            detail=" ".join(detail.split())[: t.MAX_DETAIL_CHARS],
-            **facts,
-        )
-
 
 # Clients
 
@@ -375,32 +302,7 @@ def shared_ssl_context() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-@attrs.frozen(kw_only=True)
-class _OpenClient(Value):
-    client: SDKClient
-    encoding_cache: EncodingCache
-    # For the runs of its event loop.
-    closer: AsyncGenerator[SDKClient] | None = None
-    # Closes the client; None where it is not ours to close.
-
-
-async def _close_with_loop(client: SDKClient) -> AsyncGenerator[SDKClient]:
-    # A generator, because those are the one thing that asyncio and trio both close when a loop ends: so nobody who
-    # forgets `aclose()` leaves sockets behind.
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
 # Arguments
-
-
-def _check_name(name: str, adapter: str) -> str:
-    if not name.strip():
-        msg = f"the model has no name: pass it to {adapter} as the server knows it, for example OpenAIChat('gpt-4o')"
-        raise MisuseError(msg)
-    return name
 
 
 def parse_base_url(text: str) -> httpx2.URL:
@@ -434,21 +336,6 @@ def check_header(what: str, value: str) -> str:
         )
         raise MisuseError(msg)
     return value
-
-
-def _find_secrets(*values: str) -> list[str]:
-    # Words, because "Bearer sk-..." is a value, and a server repeats the key. A short one would blot out plain words.
-    words = {word for value in values for word in value.split() if len(word) >= _MIN_SECRET_CHARS}
-    return sorted(words, key=len, reverse=True)
-
-
-def _resolve_window(name: str, window_tokens: int | None) -> int:
-    if window_tokens is None:
-        return find_window_tokens(name)
-    if not isinstance(window_tokens, int) or window_tokens <= 0:
-        msg = f"window_tokens is {window_tokens!r}: give a whole number above 0, or leave it out for the model's own"
-        raise MisuseError(msg)
-    return window_tokens
 
 
 # What a server says

@@ -203,7 +203,7 @@ class Anthropic(SDKModel):
                 )
             case anthropic.APIConnectionError(__cause__=BaseException() as cause):
                 return self._build_failure(f"{type(cause).__name__}: {cause}")
-        return self._build_failure(f"{type(error).__name__}: {error}")
+        return super()._describe_error(error)
 
 
 def _read_code_and_type(error: object) -> tuple[str, str]:

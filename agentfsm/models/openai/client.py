@@ -168,4 +168,4 @@ class OpenAIModel(SDKModel):
                 )
             case openai.APIConnectionError(__cause__=BaseException() as cause):
                 return self._build_failure(f"{type(cause).__name__}: {cause}")
-        return self._build_failure(f"{type(error).__name__}: {error}")
+        return super()._describe_error(error)

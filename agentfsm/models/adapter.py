@@ -1,0 +1,305 @@
+"""The base of an adapter: clients of event loops, errors as ours, bounds of replies, prices.
+
+It knows no vendor and no transport, so that a package of any shape can stand behind it. `models/sdk.py` builds on it
+for the packages of OpenAI and Anthropic.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import partial
+from types import AsyncGeneratorType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar, cast
+
+import attrs
+from anyio.lowlevel import current_token
+
+from agentfsm._concurrency import start_in_thread
+from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.core.messages import Usage
+from agentfsm.core.value import Value
+from agentfsm.models import provider_errors as t
+from agentfsm.models.context_windows import find_window_tokens
+from agentfsm.models.prices import find_list_cost_usd, find_price
+from agentfsm.models.wire import SizeLimitError
+from agentfsm.ports import CallChunk, FinishChunk, Model
+from agentfsm.reply_size import MAX_REPLY_CALLS, MAX_REPLY_CHARS, TOO_MANY_CALLS, TOO_MANY_CHARS, find_reply_excess
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+
+    from agentfsm.core.errors import ModelError
+    from agentfsm.models.prices import Prices
+    from agentfsm.ports import Chunk, Emit, Reply, Request
+
+# Shorter words of a key or a header are not taken out of the server's words, characters.
+_MIN_SECRET_CHARS: Final = 8
+
+# What is looked at of what a server said, characters. What is shown of it is far less.
+_MAX_RAW_DETAIL_CHARS: Final = 64 * 2**10
+
+ClientT = TypeVar("ClientT")
+_Keeper: TypeAlias = AsyncGeneratorType[None, None]
+
+
+class AdapterModel(Model, ABC, Generic[ClientT]):
+    """A model behind a vendor's package. Subclass it to adapt one.
+
+    A subclass sets `translations` and has three methods: `_open_client`, `_close_client` and `_ask`. Most also have
+    `_describe_error`. The base keeps one client per event loop: it is opened at the first reply, and closed by
+    `aclose()`, at the latest when its event loop ends. Errors that `translations` knows become `ModelError`s whose text
+    holds no secret. Replies are held to the bounds of `agentfsm.reply_size`, streams while they come.
+
+    Args:
+        name: The model, as the provider knows it.
+        base_url: The address of the service. Errors name it, and the list of prices knows the provider by it.
+        secrets: Keys and tokens to take out of what errors quote.
+        window_tokens: The context window. None: that of the model's family.
+        price: What the model costs, or a table that says it by the beginnings of models' names. None, or a table that
+            does not name it: by the public list of genai-prices, where that package is installed.
+
+    Raises:
+        MisuseError: when an argument cannot be right.
+    """
+
+    translations: ClassVar[Mapping[type[Exception], t.Translate]]
+    # The package's errors, each with a function of `agentfsm.models.provider_errors`. A class that is not listed goes
+    # by its nearest ancestor; an error without a listed ancestor is raised as it is.
+    api_key_env: ClassVar[str] = ""
+    # The environment variable that holds the key, for the text of errors; empty where there is none.
+    expected_reply: ClassVar[str] = "a reply"
+    # What a reply is called, for the text of errors: "a chat completion".
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        base_url: str,
+        secrets: Iterable[str] = (),
+        window_tokens: int | None = None,
+        price: Prices | None = None,
+    ) -> None:
+        self.name = _check_name(name, type(self).__name__)
+        self.window_tokens = _resolve_window(name, window_tokens)
+        self._base_url = base_url
+        self._price = find_price(name, price)
+        self._secrets = _find_secrets(secrets)
+        self._clients: dict[object, _OpenClient[ClientT]] = {}
+        # By the event loop.
+        self._error_types: tuple[type[Exception], ...] = (SizeLimitError, *self.translations)
+
+    # What each adapter has of its own.
+
+    @abstractmethod
+    def _open_client(self) -> ClientT:
+        """Make the package's client. The running event loop is the one that it will be used on.
+
+        Raises:
+            MisuseError: when it cannot be made; it says what to change.
+        """
+
+    @staticmethod
+    @abstractmethod
+    async def _close_client(client: ClientT) -> None:
+        """Close a client. Static, so that a model that is dropped can be freed before its clients are closed."""
+
+    def _is_client_closed(self, client: ClientT) -> bool:  # noqa: ARG002  a default
+        """Whether the client was closed by others, so that the next reply needs a new one. The default says no."""
+        return False
+
+    @abstractmethod
+    async def _ask(self, client: ClientT, request: Request, emit: Emit | None) -> Reply:
+        """Ask once, without retries, and return the reply.
+
+        A package that blocks is called in a thread, as by `anyio.to_thread.run_sync(..., abandon_on_cancel=True)`.
+
+        Args:
+            client: That of the running event loop.
+            request: The whole question. Give up after `request.timeout_s` of silence.
+            emit: None for a reply that comes whole. Else stream: call it with each chunk as it comes. What it raises
+                shall end the reply; close the stream on that way, too.
+
+        Raises:
+            Exception: what the package raises; the base translates it by `translations`.
+            ModelError: for failures that the package does not raise as errors. It is passed on as it is.
+        """
+
+    def _describe_error(self, error: Exception) -> t.ProviderFailure:
+        """Return what is known of a failure; make it with `_build_failure`. The default knows type and text."""
+        return self._build_failure(f"{type(error).__name__}: {error}")
+
+    # The port.
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Ask once, without retries; see `Model.reply`."""
+        client = await self._get_client()
+        watcher = None if emit is None else _BoundedEmit(emit)
+        try:
+            reply = await self._ask(client, request, None if watcher is None else watcher.emit_chunk)
+        except AgentError:
+            raise
+        except self._error_types as error:
+            if watcher is not None and watcher.error is error:  # what the caller's `emit` raised
+                raise
+            raise self._translate_error(error) from None
+        return self._check_size(reply)
+
+    def cost_usd(self, usage: Usage) -> float | None:
+        """US dollars for the usage of one reply, or None where no price is known."""
+        if self._price is not None:
+            return self._price.cost_usd(usage)
+        return find_list_cost_usd(self.name, self._base_url, usage)
+
+    async def aclose(self) -> None:
+        """Close the client of the running event loop. A later reply opens a new one."""
+        kept = self._clients.pop(current_token().native_token, None)
+        if kept is not None:
+            await kept.keeper.aclose()
+
+    # Clients
+
+    async def _get_client(self) -> ClientT:
+        """Return the client of the running event loop; open it where there is none, or it was closed."""
+        loop = current_token().native_token
+        if not self._is_open(loop):
+            if self._price is None:  # this loads the list, which takes 0.4 s: the event loop does not wait for it
+                await start_in_thread(partial(self.cost_usd, Usage())).wait()
+            if not self._is_open(loop):  # of replies that begin at once, the first behind the wait opens for all
+                self._drop_closed()
+                client = self._open_client()
+                keeper = _close_with_loop(client, self._close_client)
+                self._clients[loop] = _OpenClient(client=client, keeper=cast("_Keeper", keeper))
+                await anext(keeper)  # to its `yield`, without a wait
+        return self._clients[loop].client
+
+    def _is_open(self, loop: object) -> bool:
+        kept = self._clients.get(loop)
+        return kept is not None and not self._is_closed(kept)
+
+    def _is_closed(self, kept: _OpenClient[ClientT]) -> bool:
+        has_ended = kept.keeper.ag_frame is None
+        return has_ended or self._is_client_closed(kept.client)
+
+    def _drop_closed(self) -> None:
+        for loop, kept in list(self._clients.items()):
+            if self._is_closed(kept):
+                self._clients.pop(loop, None)
+
+    # Errors
+
+    def _translate_error(self, error: Exception) -> ModelError:
+        """Return the error as ours. Raise it `from None`: the errors that it comes from may quote the key."""
+        if isinstance(error, SizeLimitError):
+            return self._build_size_error(str(error), None)
+        translate = next(self.translations[kind] for kind in type(error).__mro__ if kind in self.translations)
+        return translate(self._describe_error(error))
+
+    def _check_size(self, reply: Reply) -> Reply:
+        """Return a reply that is within the bounds.
+
+        Raises:
+            ModelReplyError: when it is not.
+        """
+        if (over := find_reply_excess(reply)) is not None:
+            raise self._build_size_error(over, reply.usage)
+        return reply
+
+    def _build_size_error(self, over: str, usage: Usage | None) -> ModelError:
+        error = t.reply_size_error(self._build_failure(over))
+        error.usage = usage
+        return error
+
+    def _build_failure(self, detail: str, **facts: Any) -> t.ProviderFailure:
+        """Return a failure for `translations`, without secrets.
+
+        Args:
+            detail: What the provider or the package said, of any length.
+            facts: More fields of `ProviderFailure`: status, code, request_id, retry_after_s.
+        """
+        detail = detail[:_MAX_RAW_DETAIL_CHARS]
+        for secret in self._secrets:
+            detail = detail.replace(secret, "***")
+        return t.ProviderFailure(
+            adapter=type(self).__name__,
+            api_key_env=self.api_key_env,
+            expected_reply=self.expected_reply,
+            model=self.name,
+            base_url=self._base_url,
+            detail=" ".join(detail.split())[: t.MAX_DETAIL_CHARS],
+            **facts,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class _OpenClient(Value, Generic[ClientT]):
+    client: ClientT
+    keeper: _Keeper
+    # Runs until the client is closed.
+
+
+async def _close_with_loop(client: ClientT, close: Callable[[ClientT], Awaitable[None]]) -> AsyncGenerator[None]:
+    # asyncio and trio both close the generators that are left when an event loop ends, and nothing else. So a client is
+    # closed also where `aclose()` was not called.
+    try:
+        yield
+    finally:
+        await close(client)
+
+
+@attrs.define(eq=False)
+class _BoundedEmit:
+    """Hands chunks to the caller's `emit`, and ends a stream that is over the bounds of a reply."""
+
+    emit: Emit
+    error: Exception | None = attrs.field(default=None, init=False)
+    # That `emit` raised.
+    chars: int = attrs.field(default=0, init=False)
+    # Of text, thinking and arguments so far.
+
+    def emit_chunk(self, chunk: Chunk) -> None:
+        """Hand over a chunk.
+
+        Raises:
+            SizeLimitError: when the reply is too large.
+        """
+        try:
+            self.emit(chunk)
+        except Exception as error:
+            self.error = error
+            raise
+        match chunk:
+            case FinishChunk():
+                return
+            case CallChunk():
+                if chunk.index >= MAX_REPLY_CALLS:
+                    raise SizeLimitError(TOO_MANY_CALLS)
+                self.chars += len(chunk.arguments)
+            case _:
+                self.chars += len(chunk.text)
+        if self.chars > MAX_REPLY_CHARS:
+            raise SizeLimitError(TOO_MANY_CHARS)
+
+
+# Arguments
+
+
+def _check_name(name: str, adapter: str) -> str:
+    if not name.strip():
+        msg = f"the model has no name: pass it to {adapter} as the provider knows it, such as 'gpt-4o'"
+        raise MisuseError(msg)
+    return name
+
+
+def _find_secrets(values: Iterable[str]) -> list[str]:
+    # Words, because "Bearer sk-..." is a value, and a server repeats the key. A short one would blot out plain words.
+    words = {word for value in values for word in value.split() if len(word) >= _MIN_SECRET_CHARS}
+    return sorted(words, key=len, reverse=True)
+
+
+def _resolve_window(name: str, window_tokens: int | None) -> int:
+    if window_tokens is None:
+        return find_window_tokens(name)
+    if not isinstance(window_tokens, int) or window_tokens <= 0:
+        msg = f"window_tokens is {window_tokens!r}: give a whole number above 0, or leave it out for the model's own"
+        raise MisuseError(msg)
+    return window_tokens
