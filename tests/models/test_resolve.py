@@ -8,6 +8,7 @@ import pytest
 from agentfsm import models
 from agentfsm.core.errors import MisuseError
 from agentfsm.models import (
+    AdapterModel,
     Anthropic,
     Fallback,
     OpenAIChat,
@@ -58,6 +59,7 @@ def test_other_names_are_refused(name):
 def test_the_package_names_what_it_has():
     """Each public name is there, and another one is an AttributeError."""
     assert {name: getattr(models, name) for name in models.__all__} == {
+        "AdapterModel": AdapterModel,
         "Anthropic": Anthropic,
         "Fallback": Fallback,
         "OpenAIChat": OpenAIChat,
