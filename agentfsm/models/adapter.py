@@ -101,7 +101,10 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
     @staticmethod
     @abstractmethod
     async def _close_client(client: ClientT) -> None:
-        """Close a client. Static, so that a model that is dropped can be freed before its clients are closed."""
+        """Close a client; harmless where it is closed already.
+
+        Static, so that an open client does not keep a model in memory that is no longer used.
+        """
 
     def _is_client_closed(self, client: ClientT) -> bool:  # noqa: ARG002  a default
         """Whether the client was closed by others, so that the next reply needs a new one. The default says no."""

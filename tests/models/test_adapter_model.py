@@ -1,0 +1,371 @@
+"""`AdapterModel`, the base of adapters, on a package of its own shape: `generate()`, objects for answers, its errors."""
+
+import gc
+import sys
+import weakref
+from functools import partial
+from typing import ClassVar
+
+import anyio
+import anyio.to_thread
+import attrs
+import pytest
+
+from agentfsm import Agent
+from agentfsm._plugins import find_plugins
+from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.messages import TextPart, Usage, UserMessage
+from agentfsm.models import AdapterModel, Price, provider_errors
+from agentfsm.ports import CallChunk, FinishReason, ProposedCall, Reply, Request, TextChunk
+from agentfsm.reply_size import MAX_REPLY_CALLS, MAX_REPLY_CHARS
+
+KEY = "lantern-key-1234"
+REQUEST = Request(instructions="Be brief.", messages=(UserMessage(parts=(TextPart(text="hello"),)),))
+
+
+# The vendor's package
+
+
+class LanternError(Exception):
+    """The root of its errors."""
+
+
+class DimmedError(LanternError):
+    """The service asks to wait."""
+
+    def __init__(self, seconds):
+        super().__init__("the lantern is dim")
+        self.seconds = seconds
+
+
+class WrongKeyError(LanternError):
+    """The key is unknown."""
+
+
+class StuckError(Exception):
+    """It is no LanternError, though the package raises it."""
+
+
+@attrs.frozen
+class Answer:
+    """A reply as the package has it."""
+
+    words: str
+    tokens: tuple[int, int] = (3, 2)
+
+
+class LanternClient:
+    """A client for one event loop."""
+
+    def __init__(self, key, script):
+        self.key = key
+        self.script = script
+        self.is_closed = False
+        self.streams = 0
+        # That are open.
+        self.asked = []
+
+    def _next(self, model, prompt):
+        assert not self.is_closed
+        self.asked.append((model, prompt))
+        step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    async def generate(self, model, prompt):
+        """Return an answer."""
+        await anyio.lowlevel.checkpoint()
+        return Answer(self._next(model, prompt))
+
+    async def generate_stream(self, model, prompt):
+        """Yield words."""
+        words = self._next(model, prompt)
+        self.streams += 1
+        try:
+            for word in words:
+                await anyio.lowlevel.checkpoint()
+                yield word
+        finally:
+            self.streams -= 1
+
+    def generate_blocking(self, model, prompt):
+        """Return an answer; the thread waits for it."""
+        return Answer(self._next(model, prompt))
+
+    async def shut(self):
+        """Close it."""
+        await anyio.lowlevel.checkpoint()
+        self.is_closed = True
+
+
+# The adapter
+
+
+class Lantern(AdapterModel[LanternClient]):
+    """A model behind that package."""
+
+    translations: ClassVar = {
+        LanternError: provider_errors.sdk_error,
+        DimmedError: provider_errors.unavailable_error,
+        WrongKeyError: provider_errors.api_key_error,
+        TimeoutError: provider_errors.timeout_error,
+    }
+
+    def __init__(self, name, *script, price=None):
+        super().__init__(name, base_url="https://lantern.example", secrets=[f"Bearer {KEY}"], price=price)
+        self.script = list(script) or ["Light."]
+        self.opened = []
+
+    def _open_client(self):
+        self.opened.append(LanternClient(KEY, self.script))
+        return self.opened[-1]
+
+    @staticmethod
+    async def _close_client(client):
+        await client.shut()
+
+    def _is_client_closed(self, client):
+        return client.is_closed
+
+    async def _ask(self, client, request, emit):
+        prompt = request.messages[-1].text
+        with anyio.fail_after(request.timeout_s):
+            if emit is None:
+                answer = await client.generate(self.name, prompt)
+                tokens_in, tokens_out = answer.tokens
+                return Reply(text=answer.words, usage=Usage(input_tokens=tokens_in, output_tokens=tokens_out))
+            stream = client.generate_stream(self.name, prompt)
+            words = []
+            try:
+                async for word in stream:
+                    emit(word if isinstance(word, CallChunk) else TextChunk(word))
+                    words.append(word)
+            finally:
+                await stream.aclose()
+            return Reply(text="".join(words))
+
+    def _describe_error(self, error):
+        return self._build_failure(str(error), retry_after_s=getattr(error, "seconds", None))
+
+
+class BlockingLantern(Lantern):
+    """The same with calls that block."""
+
+    async def _ask(self, client, request, emit):
+        ask = partial(client.generate_blocking, self.name, request.messages[-1].text)
+        answer = await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
+        return Reply(text=answer.words)
+
+
+class LyingLantern(Lantern):
+    """Returns what it was given as a reply."""
+
+    async def _ask(self, client, request, emit):
+        return self.script[0]
+
+
+# Replies
+
+
+@pytest.mark.parametrize("kind", [Lantern, BlockingLantern])
+async def test_a_whole_reply(kind):
+    """The answer's object becomes a reply."""
+    model = kind("dim", "Light.")
+    reply = await model.reply(REQUEST)
+    await model.aclose()
+    assert reply.text == "Light."
+    assert model.opened[0].asked == [("dim", "hello")]
+
+
+async def test_a_streamed_reply():
+    """Each piece is handed over as it comes."""
+    model = Lantern("dim", ["Li", "ght."])
+    chunks = []
+    reply = await model.reply(REQUEST, chunks.append)
+    await model.aclose()
+    assert reply.text == "Light."
+    assert chunks == [TextChunk("Li"), TextChunk("ght.")]
+
+
+def test_what_it_costs():
+    """By the user's price; the public list does not know the address."""
+    price = Price(input_usd_per_million=1, output_usd_per_million=10)
+    usage = Usage(input_tokens=3, output_tokens=2)
+    assert Lantern("dim", price=price).cost_usd(usage) == pytest.approx(23e-6)
+    assert Lantern("gpt-4o").cost_usd(usage) is None
+
+
+def test_arguments_that_cannot_be_right():
+    """A model has a name and a window; the window of a known family is known."""
+    with pytest.raises(MisuseError, match="the model has no name: pass it to Lantern"):
+        Lantern(" ")
+    with pytest.raises(MisuseError, match="window_tokens is 0"):
+        AdapterModel.__init__(object.__new__(Lantern), "dim", base_url="", window_tokens=0)
+    assert Lantern("gpt-4o").window_tokens == 128_000
+
+
+# Errors
+
+
+@pytest.mark.parametrize("emit", [None, print], ids=["whole", "streamed"])
+async def test_an_error_is_translated(emit):
+    """By its own row, with what the package knows of it."""
+    model = Lantern("dim", DimmedError(7.0))
+    with pytest.raises(ModelUnavailableError, match=r"'dim' at https://lantern\.example cannot answer") as caught:
+        await model.reply(REQUEST, emit)
+    await model.aclose()
+    assert caught.value.retry_after_s == 7.0
+    assert caught.value.__suppress_context__
+
+
+async def test_an_error_goes_by_its_nearest_ancestor():
+    """A class that is newer than the table is translated, too."""
+
+    class NewError(WrongKeyError):
+        pass
+
+    model = Lantern("dim", NewError(f"who is {KEY}?"))
+    with pytest.raises(ModelError, match=r"the API key \(who is \*\*\*\?\). Check the api_key given to Lantern"):
+        await model.reply(REQUEST)
+    await model.aclose()
+
+
+async def test_other_errors_are_raised_as_they_are():
+    """What the table does not know is a bug, or already ours."""
+    model = Lantern("dim", StuckError("stuck"), ModelReplyError("half a reply"))
+    with pytest.raises(StuckError):
+        await model.reply(REQUEST)
+    with pytest.raises(ModelReplyError, match="half a reply"):
+        await model.reply(REQUEST)
+    await model.aclose()
+
+
+async def test_an_error_of_emit_is_not_the_providers():
+    """It is raised as it is, though the table knows its class, and the stream is closed."""
+
+    def emit(_chunk):
+        raise DimmedError(1.0)
+
+    model = Lantern("dim", ["Li", "ght."])
+    with pytest.raises(DimmedError):
+        await model.reply(REQUEST, emit)
+    assert model.opened[0].streams == 0
+    await model.aclose()
+
+
+# Bounds
+
+
+async def test_a_whole_reply_is_bounded():
+    """What is too large is refused, and its bill is kept."""
+    model = Lantern("dim", "x" * (MAX_REPLY_CHARS + 1))
+    with pytest.raises(ModelReplyError, match=r"too large \(more than 8,388,608 characters") as caught:
+        await model.reply(REQUEST)
+    await model.aclose()
+    assert caught.value.usage == Usage(input_tokens=3, output_tokens=2)
+    calls = tuple(ProposedCall(id=str(n), name="look", arguments="{}") for n in range(MAX_REPLY_CALLS + 1))
+    model = LyingLantern("dim", Reply(calls=calls, finish_reason=FinishReason.TOOL_CALLS))
+    with pytest.raises(ModelReplyError, match="more than 512 calls"):
+        await model.reply(REQUEST)
+    await model.aclose()
+
+
+@pytest.mark.parametrize(
+    ("piece", "words"),
+    [
+        ("x" * 2**20, "more than 8,388,608 characters"),
+        (CallChunk(index=1, arguments="x" * 2**20), "more than 8,388,608 characters"),
+        (CallChunk(index=MAX_REPLY_CALLS), "more than 512 calls"),
+    ],
+    ids=["text", "arguments", "calls"],
+)
+async def test_a_stream_without_end_is_broken_off(piece, words):
+    """It is counted while it comes, and closed."""
+
+    class Endless:
+        def __iter__(self):
+            while True:
+                yield piece
+
+    model = Lantern("dim", Endless())
+    count = []
+    with pytest.raises(ModelReplyError, match=words):
+        await model.reply(REQUEST, count.append)
+    assert len(count) < 20
+    assert model.opened[0].streams == 0
+    await model.aclose()
+
+
+# Clients
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_one_event_loop_after_the_other(backend):
+    """Each has a client of its own, closed when it ends; none is kept but the last."""
+    model = Lantern("dim")
+    for _ in range(3):
+        anyio.run(model.reply, REQUEST, backend=backend)
+        gc.collect()  # generators left open would be warned of here
+    assert [client.is_closed for client in model.opened] == [True, True, True]
+    assert len(model._clients) == 1
+
+
+async def test_replies_that_begin_at_once_share_a_client():
+    """One is opened."""
+    model = Lantern("dim")
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(model.reply, REQUEST)
+    await model.aclose()
+    assert [client.is_closed for client in model.opened] == [True]
+
+
+async def test_a_closed_client_is_opened_again():
+    """After `aclose`, which may come at any time, and after others have closed it."""
+    model = Lantern("dim")
+    await model.aclose()
+    await model.reply(REQUEST)
+    await model.aclose()
+    await model.aclose()
+    await model.reply(REQUEST)
+    await model.opened[1].shut()
+    await model.reply(REQUEST)
+    await model.aclose()
+    assert len(model.opened) == 3
+    assert model.opened[2].is_closed
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_dropped_model_is_freed_and_its_client_closed():
+    """Its clients do not keep it."""
+    model = Lantern("dim")
+    await model.reply(REQUEST)
+    client, there = model.opened[0], weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert there() is None
+    finally:
+        gc.enable()
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+    assert client.is_closed
+
+
+async def test_a_package_provides_it(tmp_path, monkeypatch):
+    """Its prefix is an entry point of the group `agentfsm.models`."""
+    info = tmp_path / "lantern_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lantern-package\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[agentfsm.models]\nlantern = lantern_package:Lantern\n", encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "lantern_package", sys.modules[__name__])
+    monkeypatch.syspath_prepend(tmp_path)
+    find_plugins.cache_clear()
+    try:
+        async with Agent("lantern:dim") as agent:
+            run = await agent.run("hello")
+    finally:
+        find_plugins.cache_clear()
+    assert run.output == "Light."
+    assert agent.model.opened[0].is_closed
