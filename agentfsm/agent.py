@@ -39,25 +39,18 @@ from agentfsm._validation import (
     to_plain_json,
 )
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
+from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
-from agentfsm.core.messages import (
-    JSON,
-    AgentCost,
-    Message,
-    Part,
-    SessionCost,
-    Usage,
-    as_parts,
-    check_history,
-)
-from agentfsm.core.run import A_co, Header, Run, begin_run
+from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.settings import Settings
-from agentfsm.core.times import round_timestamp
+from agentfsm.core.usage import AgentCost, SessionCost, Usage
 from agentfsm.decisions import build_answer, build_approval, build_settlement, find_pending, post_decision, wake_callers
 from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.driver import Driver

@@ -20,7 +20,8 @@ from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, ErrorType, Outcome, Usage
+from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.parent import Parent, child_run_id
 from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result
 from agentfsm.streaming.stream import AgentEvent, AgentEventType

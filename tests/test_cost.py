@@ -22,7 +22,8 @@ from agentfsm.config.drive.drive import Execution
 from agentfsm.config.drive.gate import StepThrottle
 
 from agentfsm import Agent, Limits, tool
-from agentfsm.core.messages import TextPart, Usage, UserMessage
+from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.tools.queue.scheduler import ToolQueue

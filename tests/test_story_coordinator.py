@@ -16,7 +16,7 @@ import pytest
 from agentfsm import Agent, Outcome, Run, State, tool
 from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.streaming.stream import AgentEvent, ToolEvent
 from agentfsm.subagent import COORDINATION

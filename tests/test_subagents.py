@@ -10,7 +10,8 @@ import pytest
 from agentfsm import Agent, MisuseError, Outcome, Run, RunContext, State, StopReason, tool
 from agentfsm.core.errors import ModelUnavailableError, StoreError
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import ErrorType, ToolCall, ToolResult, Usage
+from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
+from agentfsm.core.usage import Usage
 from agentfsm.ports import Reply, Request
 from agentfsm.stores import MemoryStore
 from agentfsm.streaming.stream import AgentEvent, AgentEventType, ToolEvent, ToolEventType

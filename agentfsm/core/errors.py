@@ -30,11 +30,7 @@ Cancellation belongs to none of these: it stays the event loop's own exception.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from agentfsm.core.messages import Usage
-    from agentfsm.core.run import Run
+from agentfsm.core.usage import Usage
 
 
 class AgentError(Exception):
@@ -65,21 +61,6 @@ class DuplicateToolError(MisuseError):
 
 class ClosedError(MisuseError):
     """A store, model or agent was used after it was closed."""
-
-
-class RunError(AgentError):
-    """The run did not end in DONE, so it has no output.
-
-    Attributes:
-        run: The run as it stands.
-    """
-
-    def __init__(self, message: str, run: Run[Any]) -> None:
-        super().__init__(message, run)
-        self.run = run
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class StepError(AgentError):

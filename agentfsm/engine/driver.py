@@ -17,8 +17,8 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.events import Resumed
 from agentfsm.core.machine import State
-from agentfsm.core.messages import Usage
 from agentfsm.core.run import A_co, Run
+from agentfsm.core.usage import Usage
 from agentfsm.engine.execution import journal as journals
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig

@@ -11,7 +11,8 @@ from agentfsm.core import events as e
 from agentfsm.core import loop_detection
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import JSON, Usage
+from agentfsm.core.messages import JSON
+from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.engine.model_calls.side_request import send_side_request

@@ -25,7 +25,7 @@ from anyio.lowlevel import current_token
 from agentfsm._concurrency import start_in_thread
 from agentfsm._http import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import ClosedError, MisuseError, ModelError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
 from agentfsm.models.context_windows import find_window_tokens

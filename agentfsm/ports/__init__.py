@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 import attrs
 
 from agentfsm.core.errors import LeaseLostError, MisuseError
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import InboxItem, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, Message, NativeReply, Part, Usage
-from agentfsm.core.run import Header, Run
+from agentfsm.core.messages import JSON, Message, NativeReply, Part
+from agentfsm.core.run import Run
 from agentfsm.core.settings import DEFAULT_SETTINGS, Settings
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ import attrs
 
 from agentfsm._concurrency import is_waker_dead
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, InboxItem, PostedItem, due_at
-from agentfsm.core.run import Header, Run, begin_run
+from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
 from agentfsm.ports import ALL_RUNS, Claim, Clock, Durability, Filter, Lease, RunSummary, Store, StoredRun, SystemClock
 from agentfsm.stores.rules import (

@@ -19,8 +19,8 @@ from agentfsm.ports import Durability, RunSummary
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agentfsm.core.header import Header
     from agentfsm.core.inbox import InboxItem, PostedItem
-    from agentfsm.core.run import Header
 
 # What a decision has done to its call, in words.
 _DECISION_WORDS: Final[Mapping[type, str]] = {

@@ -12,7 +12,8 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, Message, Usage
+from agentfsm.core.messages import AssistantMessage, Message
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request, TextChunk
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ModelRetry
+from agentfsm.core.pending import PendingKind
 from agentfsm.tools.permission import Level
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool

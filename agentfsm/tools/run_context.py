@@ -12,8 +12,9 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from agentfsm.core.calls import Inquiry
-from agentfsm.core.effects import Pending, Question
-from agentfsm.core.messages import JSON, AgentCost, ErrorType, Media, Outcome
+from agentfsm.core.messages import JSON, ErrorType, Media, Outcome
+from agentfsm.core.pending import Pending, Question
+from agentfsm.core.usage import AgentCost
 from agentfsm.core.value import Value
 from agentfsm.tools.question_validation import encode_state, validate_questions
 

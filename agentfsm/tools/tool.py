@@ -23,9 +23,9 @@ from typing import (
 
 import attrs
 
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.pending import PendingKind
 from agentfsm.ports import Clock, Store, ToolDefinition, to_mutable_json
 from agentfsm.tools import callback_errors
 from agentfsm.tools.breaker import Breaker

@@ -21,7 +21,7 @@ from agentfsm.context.selection import (
     _find_names,
 )
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.ports import NAMES_CHARS, SENTENCE_CHARS, Scorer, ToolDefinition, ToolSelector
 
 COST = Usage(input_tokens=7, output_tokens=2)

@@ -10,8 +10,9 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Run, State, Usage, ask_user, tool
+from agentfsm.core.header import Header
 from agentfsm.core.messages import ToolResult
-from agentfsm.core.run import Header, begin_run
+from agentfsm.core.run import begin_run
 from agentfsm.streaming.stream import (
     AgentEvent,
     AgentEventType,

@@ -22,7 +22,7 @@ from agentfsm.cli.render.formatting import (
 )
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
-from agentfsm.core.clean import one_line
+from agentfsm.core.text_safety import one_line
 from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.ports import Filter
 

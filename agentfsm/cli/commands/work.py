@@ -15,9 +15,9 @@ from agentfsm.cli.resolve.store_location import mask_password
 from agentfsm.cli.session.attended_run import describe_end
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
-from agentfsm.core.clean import one_line
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
+from agentfsm.core.text_safety import one_line
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:

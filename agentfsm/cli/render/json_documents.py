@@ -100,7 +100,7 @@ def load_messages(path: str) -> tuple[Message, ...]:
 def build_journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:
     """Return the events as the journal holds them, each with its version and date."""
     return [
-        {"version": version, "date": datetime.fromtimestamp(event.at, UTC).isoformat(), **codec.event_to_json(event)}
+        {"version": version, "date": datetime.fromtimestamp(event.at, UTC).isoformat(), **event.to_dict()}
         for version, event in enumerate(events, 1)
     ]
 

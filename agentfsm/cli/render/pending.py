@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_arguments, format_time
 from agentfsm.cli.session.forms import format_questions
-from agentfsm.core.clean import one_line
-from agentfsm.core.effects import PendingKind
-from agentfsm.core.text_safety import escape_hidden
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.text_safety import escape_hidden, one_line
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.store_location import CommandHint
-    from agentfsm.core.effects import Pending
+    from agentfsm.core.pending import Pending
 
 # Characters of what a tool asks: its message, the address to open, and the fields to fill in.
 MAX_QUESTION_CHARS: Final = 1_000

@@ -25,7 +25,8 @@ from agentfsm.stores.sqlite.store import SQLiteStore
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.run import Header, Run
+    from agentfsm.core.header import Header
+    from agentfsm.core.run import Run
     from agentfsm.ports import Emit, Reply, Request, Store
 
 T = TypeVar("T")

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from agentfsm.cli.render.progress import RunView
     from agentfsm.cli.session.prompts import DecideFunction, RunDecision
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.effects import Pending
-    from agentfsm.core.run import Header, Run
+    from agentfsm.core.header import Header
+    from agentfsm.core.pending import Pending
+    from agentfsm.core.run import Run
     from agentfsm.ports import Store
     from agentfsm.streaming.stream import StreamEvent
 

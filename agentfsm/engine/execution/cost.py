@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from agentfsm.core.messages import AgentCost, Outcome, SessionCost, ToolResult, Usage
+from agentfsm.core.messages import Outcome, ToolResult
 from agentfsm.core.run import begin_run
+from agentfsm.core.usage import AgentCost, SessionCost, Usage
 from agentfsm.ports import Filter
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError
-from agentfsm.core.messages import Usage
 from agentfsm.core.segments import Removed, Summarised, build_note
+from agentfsm.core.usage import Usage
 from agentfsm.engine.model_calls.side_request import send_side_request
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools
 from agentfsm.ports.context import (

@@ -6,7 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agentfsm.core.errors import LimitError, ModelError
-from agentfsm.core.messages import TextPart, Usage, UserMessage
+from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.engine.model_calls.reply import calculate_usd, fetch_reply
 from agentfsm.engine.model_calls.request import price_usage
 from agentfsm.ports import Request

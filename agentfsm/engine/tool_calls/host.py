@@ -21,8 +21,8 @@ from agentfsm.core.calls import (
 from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
+from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, replace_surrogates
-from agentfsm.core.times import round_duration, round_timestamp
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.execution.tool_access import build_context, check_available, check_permitted, current_turn

@@ -21,9 +21,9 @@ from mcp import Client, MCPError
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.pending import Question
 from agentfsm.mcp.client.connection import request_errors
 from agentfsm.tools.run_context import InputRequired, RunContext
 

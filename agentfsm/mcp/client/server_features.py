@@ -17,8 +17,7 @@ from mcp import Client, MCPError
 from pydantic import ValidationError
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, Message, Part, TextPart, UserMessage
-from agentfsm.core.parts import format_part
+from agentfsm.core.messages import AssistantMessage, Message, Part, TextPart, UserMessage, format_part
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.client.catalogue import Catalogue, fetch_all_pages

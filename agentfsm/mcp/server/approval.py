@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 import mcp.types as m
 
-from agentfsm.core.clean import format_exact_json, strip_unsafe
+from agentfsm.core.text_safety import format_exact_json, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.mcp.server.input_requests import InputBroker, InputNotGivenError, InterruptedCall, RequestContext
 

@@ -22,7 +22,7 @@ from mcp.server import ServerRequestContext
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentfsm.core.calls import Inquiry
-from agentfsm.core.effects import Question
+from agentfsm.core.pending import Question
 from agentfsm.core.value import Value
 from agentfsm.ports import Clock
 from agentfsm.tools.queue.result_text import describe_error

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import mcp.types as m
 
-from agentfsm.core.clean import strip_unsafe
-from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.pending import Question
+from agentfsm.core.text_safety import strip_unsafe
 from agentfsm.mcp.server.input_requests import (
     ElicitParams,
     InputBroker,

@@ -35,8 +35,9 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentfsm.core.messages import JSON, Part, Usage
+    from agentfsm.core.messages import JSON, Part
     from agentfsm.core.settings import Settings
+    from agentfsm.core.usage import Usage
     from agentfsm.models.prices import Price
     from agentfsm.models.wire import EncodingCache, StreamAssembler
     from agentfsm.ports import Reply, Request

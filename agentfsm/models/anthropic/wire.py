@@ -37,11 +37,11 @@ from agentfsm.core.messages import (
     SystemMessage,
     TextPart,
     ToolResult,
-    Usage,
     UserMessage,
     read_inline_data,
     replace_surrogates,
 )
+from agentfsm.core.usage import Usage
 from agentfsm.models.anthropic.schema import adapt_schema, unsupported_schema
 from agentfsm.models.wire import (
     EncodedListCache,

@@ -10,8 +10,9 @@ from agentfsm.models.openai.client import OPENAI_HOSTS, OpenAIModel
 from agentfsm.models.wire import read_billed_usage
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Part, Usage
+    from agentfsm.core.messages import Part
     from agentfsm.core.settings import Settings
+    from agentfsm.core.usage import Usage
     from agentfsm.models.wire import EncodingCache, StreamAssembler
     from agentfsm.ports import Reply, Request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.models.wire import WireFormatError, read_field, read_token_count
 
 if TYPE_CHECKING:

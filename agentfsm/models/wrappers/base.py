@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.models import resolve_model
 from agentfsm.ports import Emit, Model, Reply, Request
 

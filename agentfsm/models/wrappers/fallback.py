@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.models.wrappers.base import CompositeModel, ask_model
 

@@ -24,8 +24,9 @@ from agentfsm.ports import Model
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message, count_tools
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import JSON, Part, Usage
+    from agentfsm.core.messages import JSON, Part
     from agentfsm.core.settings import Settings
+    from agentfsm.core.usage import Usage
     from agentfsm.ports import Emit, Reply, Request
 
 MINUTE_S: Final = 60.0

@@ -25,9 +25,10 @@ import attrs
 from agentfsm._concurrency import ThreadWaiter, current_native_loop, start_in_thread
 from agentfsm.core import codec
 from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, TooNewError
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import InboxItem, PostedItem, due_at
 from agentfsm.core.machine import State
-from agentfsm.core.run import Header, Run, begin_run
+from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
 from agentfsm.ports import ALL_RUNS, Claim, Durability, Filter, Lease, RunSummary, Store, StoredRun
 from agentfsm.stores.rules import check_durability, check_prune_time, check_run_id, next_expiry

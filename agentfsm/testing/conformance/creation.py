@@ -11,6 +11,7 @@ import pytest
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.events import Event, Observed
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Wake
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -24,7 +25,7 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
 )
-from agentfsm.core.run import Header, begin_run
+from agentfsm.core.run import begin_run
 from agentfsm.ports import Filter
 from agentfsm.testing.conformance.helpers import (
     FINAL_ANSWER,

@@ -25,7 +25,8 @@ from agentfsm._concurrency import (
     threadsafe_scheduler,
 )
 from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
-from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome, ToolCall, replace_surrogates
+from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, replace_surrogates
+from agentfsm.core.usage import AgentCost
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tokens.ledger import estimate_tokens
 from agentfsm.tools.breaker import Ticket
