@@ -50,7 +50,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.core.calls import parse_arguments
-from agentfsm.core.clean import one_line, strip_unsafe
+from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.effects import RunTools
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.ports import ProposedCall, Reply, Request
