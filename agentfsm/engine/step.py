@@ -162,6 +162,7 @@ async def _check_wait(execution: Execution, effect: Wait) -> None:
 
 
 async def cancel_run(execution: Execution) -> None:
+    """End the run as its cancel request says, and the child runs with it."""
     rows = await execution.journal.store.inbox(execution.journal.run.id)
     wish = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
     words = [f"cancelled by {wish.by}" if wish.by else "cancelled", *([wish.message] if wish.message else [])]
@@ -181,6 +182,7 @@ def build_usage_events(execution: Execution) -> tuple[e.Event, ...]:
 
 
 async def observe(execution: Execution, _effect: ReadInbox) -> None:
+    """Take in the inputs that wait in the inbox, unless a stop was requested."""
     journal = execution.journal
     rows = await journal.read_inbox()
     if not rows:
@@ -215,6 +217,7 @@ def _select_inputs(execution: Execution, rows: Sequence[PostedItem]) -> list[Pos
 
 
 async def reflect(execution: Execution, effect: Reflect) -> None:
+    """Review the results of the turn, or the draft of the answer."""
     if effect.draft is None:
         await review_results(execution, effect)
     elif await review_draft(execution, effect):
