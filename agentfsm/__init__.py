@@ -52,10 +52,11 @@ from agentfsm.core.messages import (
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.run import Run, RunError
 from agentfsm.core.settings import Settings
+from agentfsm.core.tool_traits import Level
 from agentfsm.core.usage import AgentCost, SessionCost, Usage
 from agentfsm.engine.follow import JournalEvent
 from agentfsm.engine.replay import Divergence, Replay
-from agentfsm.ports import Filter
+from agentfsm.ports.store import Filter
 from agentfsm.streaming.stream import (
     AgentEvent,
     AgentEventType,
@@ -71,7 +72,7 @@ from agentfsm.streaming.stream import (
     UsageReported,
 )
 from agentfsm.subagent import COORDINATION
-from agentfsm.tools.permission import Level, Permissions, Rule
+from agentfsm.tools.permission import Permissions, Rule
 from agentfsm.tools.queue.scheduler import ToolQueue
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import Found, InputRequired, RunContext

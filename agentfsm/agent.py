@@ -61,20 +61,11 @@ from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.follow import JournalFollower
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
-from agentfsm.models import resolve_model
-from agentfsm.ports import (
-    ALL_RUNS,
-    Clock,
-    Durability,
-    Filter,
-    Judge,
-    Model,
-    OutputMode,
-    Store,
-    SystemClock,
-    ToolSelector,
-)
+from agentfsm.models.registry import resolve_model
 from agentfsm.ports.context import Context
+from agentfsm.ports.model import Model, OutputMode
+from agentfsm.ports.policies import Judge, ToolSelector
+from agentfsm.ports.store import ALL_RUNS, Clock, Durability, Filter, Store, SystemClock
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.rules import check_run_id
 from agentfsm.streaming import log

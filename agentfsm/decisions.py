@@ -22,7 +22,7 @@ from agentfsm.tools.question_validation import validate_answer
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Decision
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
     from agentfsm.tools.tool import Tool
 
 # What ends each kind of wait.

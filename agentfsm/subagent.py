@@ -21,19 +21,19 @@ from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.parent import Parent, child_run_id
 from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
-from agentfsm.tools.permission import Level
-from agentfsm.tools.run_context import CallPaused, RunContext, ToolKind, ToolReturn
+from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.core.run import Run
-    from agentfsm.ports import Clock, Store
+    from agentfsm.ports.store import Clock, Store
 
 # Turns of a child, unless told otherwise: look, look again, answer (document C, 5).
 DEFAULT_TURNS: Final = 3

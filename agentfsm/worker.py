@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from agentfsm.agent import Agent
     from agentfsm.core.run import Run
-    from agentfsm.ports import Lease
+    from agentfsm.ports.store import Lease
 
 _log = logging.getLogger("agentfsm.worker")
 

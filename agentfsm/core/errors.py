@@ -30,6 +30,8 @@ Cancellation belongs to none of these: it stays the event loop's own exception.
 
 from __future__ import annotations
 
+import traceback
+
 from agentfsm.core.usage import Usage
 
 
@@ -182,4 +184,14 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def ensure_printable(error: BaseException) -> BaseException:
+    """Return the error, or what stands for it where its traceback cannot be written: a handler would raise at it."""
+    try:
+        traceback.format_exception(error)
+    except BaseException:  # noqa: BLE001  an attribute of it, or of what it comes from, can raise anything
+        told = f"{type(error).__name__}, which cannot be written"
+        return RuntimeError(told).with_traceback(error.__traceback__)
     return error

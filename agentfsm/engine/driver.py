@@ -26,7 +26,7 @@ from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.follow import wait_until_blocked
 from agentfsm.engine.step import apply_requests, build_execution, run_steps
-from agentfsm.ports import Durability, Lease, Store
+from agentfsm.ports.store import Durability, Lease, Store
 from agentfsm.tokens.ledger import TokenLedger
 from agentfsm.tools.builtin import find_builtin
 

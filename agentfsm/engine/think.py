@@ -30,7 +30,7 @@ from agentfsm.engine.model_calls.eager_calls import EagerCalls
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
 from agentfsm.engine.tool_calls.host import build_calls, create_eager_calls, run_deferring_changes
-from agentfsm.ports import FinishReason, Reply
+from agentfsm.ports.model import FinishReason, Reply
 from agentfsm.streaming.stream import BudgetWarning, UsageReported
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
-from agentfsm.ports import Durability, RunSummary
+from agentfsm.ports.store import Durability, RunSummary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

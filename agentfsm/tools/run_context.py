@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from copy import deepcopy
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -19,13 +18,6 @@ from agentfsm.core.value import Value
 from agentfsm.tools.question_validation import encode_state, validate_questions
 
 D = TypeVar("D")
-
-
-class ToolKind(StrEnum):
-    """What runs behind a tool."""
-
-    DIRECT = "direct"
-    AGENT = "agent"
 
 
 class _CompletedAwaitable:

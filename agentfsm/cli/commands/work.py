@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
-    from agentfsm.ports import Lease
+    from agentfsm.ports.store import Lease
 
 # Characters of what is said of a run: its id, and what it waits for.
 MAX_LINE_CHARS: Final = 500

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
-    from agentfsm.ports import RunSummary
+    from agentfsm.ports.store import RunSummary
 
 
 def build_run_json(run: Run, hint: CommandHint, root_id: str = "") -> dict[str, Any]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
     from agentfsm.core.usage import AgentCost, Usage
-    from agentfsm.ports import RunSummary
+    from agentfsm.ports.store import RunSummary
 
 # In JSON, an address that carries its data, which says nothing to a reader.
 _DATA: Final = re.compile(r'("data:[^",]{1,200}),[^"]*')

@@ -19,7 +19,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
 from agentfsm.core.value import Value
 from agentfsm.engine.execution import journal
-from agentfsm.ports import Model
+from agentfsm.ports.model import Model
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite.store import SQLiteStore
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.header import Header
     from agentfsm.core.run import Run
-    from agentfsm.ports import Emit, Reply, Request, Store
+    from agentfsm.ports.model import Emit, Reply, Request
+    from agentfsm.ports.store import Store
 
 T = TypeVar("T")
 Command = Callable[[argparse.Namespace, "Terminal"], ExitCode]

@@ -19,7 +19,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run
 from agentfsm.core.value import Value
-from agentfsm.ports import Store
+from agentfsm.ports.store import Store
 from agentfsm.stores.sqlite.store import SQLiteStore
 
 HOME_FOLDER: Final = ".agentfsm"

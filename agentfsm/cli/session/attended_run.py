@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
     from agentfsm.streaming.stream import StreamEvent
 
 # Seconds between two looks at a run that another worker drives: short beside the 10 s that a lease lasts.

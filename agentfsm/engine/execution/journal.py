@@ -21,7 +21,7 @@ from agentfsm.core.inbox import Pause, due_at
 from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin_run
-from agentfsm.ports import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
+from agentfsm.ports.store import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
 from agentfsm.streaming.log import RunLogger
 from agentfsm.streaming.stream import Listener, StateChanged
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.core.header import Header
     from agentfsm.core.inbox import PostedItem
-    from agentfsm.ports import StoredRun
+    from agentfsm.ports.store import StoredRun
 
 _set_frozen = object.__setattr__
 

@@ -16,7 +16,7 @@ from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.budget import NO_USAGE
 from agentfsm.engine.execution.config import ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineConfig
 from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_reply
-from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
+from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
 from agentfsm.tokens.ledger import BYTES_PER_TOKEN
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.engine.model_calls.eager_calls import EagerCalls
-    from agentfsm.ports import Model, ToolDefinition
+    from agentfsm.ports.model import Model, ToolDefinition
 
 # Answers that must not be taken for whole ones, and that asking again would not mend.
 UNUSABLE_ANSWERS: Final = {

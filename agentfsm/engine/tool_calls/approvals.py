@@ -30,7 +30,7 @@ from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.engine.tool_calls.child_runs import build_deleted_result, waits_on_child
-from agentfsm.ports import Store
+from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.result_text import build_decided_result

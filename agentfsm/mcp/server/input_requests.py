@@ -24,7 +24,7 @@ from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from agentfsm.core.calls import Inquiry
 from agentfsm.core.pending import Question
 from agentfsm.core.value import Value
-from agentfsm.ports import Clock
+from agentfsm.ports.store import Clock
 from agentfsm.tools.queue.result_text import describe_error
 
 # Calls that wait for their answers; the oldest are forgotten, so that asking costs a client nothing but its call.

@@ -26,7 +26,7 @@ from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.engine.execution.journal import read_header
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.resources import Resource
-from agentfsm.ports import Filter, RunSummary
+from agentfsm.ports.store import Filter, RunSummary
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import RunContext, ToolReturn
@@ -36,7 +36,7 @@ from agentfsm.worker import Worker
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.core.run import Run
-    from agentfsm.ports import Lease
+    from agentfsm.ports.store import Lease
 
 P = ParamSpec("P")
 

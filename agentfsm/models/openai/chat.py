@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Part
     from agentfsm.core.usage import Usage
     from agentfsm.models.wire import EncodingCache, StreamAssembler
-    from agentfsm.ports import Reply, Request
+    from agentfsm.ports.model import Reply, Request
 
 
 class OpenAIChat(OpenAIModel):

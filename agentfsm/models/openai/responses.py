@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentfsm.core.settings import Settings
     from agentfsm.core.usage import Usage
     from agentfsm.models.wire import EncodingCache, StreamAssembler
-    from agentfsm.ports import Reply, Request
+    from agentfsm.ports.model import Reply, Request
 
 # Beginnings of the names of models that do not think. OpenAI answers 400 to those of them that are asked for thinking.
 _NON_REASONING_PREFIXES: Final = ("chatgpt", "gpt-3.5", "gpt-4", "gpt-5-chat")

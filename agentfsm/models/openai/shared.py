@@ -10,7 +10,7 @@ from agentfsm.models.wire import WireFormatError, read_field, read_token_count
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentfsm.ports import Request
+    from agentfsm.ports.model import Request
 
 
 def tool_fields(request: Request, named_choice: Callable[[str], dict[str, Any]]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from agentfsm.models.wrappers.base import CompositeModel, ask_model
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Part
-    from agentfsm.ports import Chunk, Emit, Model, Reply, Request
+    from agentfsm.ports.model import Chunk, Emit, Model, Reply, Request
 
 # Seconds after a first failure: an overload is rarely over sooner, and one request per rest is little to lose.
 REST_S: Final = 30.0

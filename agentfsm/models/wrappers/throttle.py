@@ -19,15 +19,15 @@ import attrs
 from agentfsm._concurrency import ThreadWaiter, notify_all
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.value import Value
-from agentfsm.models import resolve_model
-from agentfsm.ports import Model
+from agentfsm.models.registry import resolve_model
+from agentfsm.ports.model import Model
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message, count_tools
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON, Part
     from agentfsm.core.settings import Settings
     from agentfsm.core.usage import Usage
-    from agentfsm.ports import Emit, Reply, Request
+    from agentfsm.ports.model import Emit, Reply, Request
 
 MINUTE_S: Final = 60.0
 # A wait for room in the minute lasts so long at least: a shorter one may be lost in the digits of a clock.

@@ -27,7 +27,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, PostedItem
-from agentfsm.ports import Claim, Filter, Lease, RunSummary, lease_lost_error
+from agentfsm.ports.store import Claim, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.stores.redis.server import (
     LOSS_DESCRIPTIONS,
     DurabilityGuarantee,

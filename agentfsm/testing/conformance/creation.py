@@ -26,7 +26,7 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.run import begin_run
-from agentfsm.ports import Filter
+from agentfsm.ports.store import Filter
 from agentfsm.testing.conformance.helpers import (
     FINAL_ANSWER,
     HOSTILE_TEXT,
@@ -40,7 +40,7 @@ from agentfsm.testing.conformance.helpers import (
 )
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Durability, Lease, Store
+    from agentfsm.ports.store import Durability, Lease, Store
 
 
 class CreationConformance:

@@ -50,7 +50,7 @@ from agentfsm.core.verdict import Action, Score, Verdict
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from agentfsm.ports import Lease, PendingWrite, RunSummary, Store
+    from agentfsm.ports.store import Lease, PendingWrite, RunSummary, Store
 
 # Text that is awkward to store, and has to come back as it was.
 HOSTILE_TEXT: Final = (

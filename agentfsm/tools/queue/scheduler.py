@@ -22,7 +22,7 @@ from agentfsm.core.errors import ArgumentsError, MisuseError, first_error
 from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.value import Value
-from agentfsm.ports import Clock, SystemClock
+from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.streaming.callbacks import CallbackDispatcher
 from agentfsm.streaming.stream import QueueStream, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tools.concurrency_limits import Bulkhead, WakeCallback
