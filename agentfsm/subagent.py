@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm._runnable_agent import RunnableAgent
 from agentfsm._validation import check_count, check_seconds
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import short_hash
@@ -31,7 +32,6 @@ from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Clock, Store
 
@@ -53,7 +53,7 @@ BuildPrompt = Callable[[Arguments], str]
 
 
 def make_agent_tool(
-    agent: Agent[Any],
+    agent: RunnableAgent,
     *,
     name: str | None = None,
     description: str | None = None,
@@ -100,7 +100,7 @@ def make_agent_tool(
 class _SubagentTool:
     """An agent that is called as a tool."""
 
-    agent: Agent[Any]
+    agent: RunnableAgent
     prompt: BuildPrompt | None
     turns: int
     timeout_s: float
@@ -138,7 +138,7 @@ class _SubagentTool:
             return self.prompt(Arguments(**arguments))
         return json.dumps(arguments, ensure_ascii=False, indent=2)
 
-    def _build_variant(self, ctx: RunContext[Any], parent: Parent | None) -> Agent:
+    def _build_variant(self, ctx: RunContext[Any], parent: Parent | None) -> RunnableAgent:
         """Return the agent as it works for this caller: in its store, within its time."""
         clock = self.agent.clock if parent is None else parent.clock
         left_s = max(0.001, min(self.timeout_s, ctx.deadline - clock.now(), self.agent.limits.seconds))
@@ -162,7 +162,7 @@ def _with_derived_nonce(run: Run, key: str) -> Run:
 class _SubagentCall:
     """One call of an agent."""
 
-    agent: Agent[Any]
+    agent: RunnableAgent
     ctx: RunContext[Any]
     parent: Parent | None
     turn: int = 0

@@ -19,6 +19,7 @@ import mcp.types as m
 from mcp import MCPError
 from pydantic import Field
 
+from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, ArgumentsError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
@@ -34,7 +35,6 @@ from agentfsm.tools.tool import Tool, make_tool
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Lease
 
@@ -114,7 +114,7 @@ class _WorkerScope:
 class ServedRuns:
     """The runs of one agent, for the clients of one server. All clients see all of them."""
 
-    agent: Agent[Any]
+    agent: RunnableAgent
     deps: Any = None
     # For every run, or a function of the run that makes them, plain or async.
     description: str = ""
