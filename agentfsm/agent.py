@@ -61,7 +61,7 @@ from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.follow import JournalFollower
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
-from agentfsm.models.registry import resolve_model
+from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.context import Context
 from agentfsm.ports.model import Model, OutputMode
 from agentfsm.ports.policies import Judge, ToolSelector

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.models.registry import resolve
+from agentfsm.models.model_names import resolve
 
 if TYPE_CHECKING:
     from agentfsm.models.anthropic.model import Anthropic

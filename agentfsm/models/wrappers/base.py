@@ -9,7 +9,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.usage import Usage
-from agentfsm.models.registry import resolve_model
+from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.model import Emit, Model, Reply, Request
 
 if TYPE_CHECKING:

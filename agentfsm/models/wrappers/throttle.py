@@ -19,7 +19,7 @@ import attrs
 from agentfsm._concurrency import ThreadWaiter, notify_all
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.value import Value
-from agentfsm.models.registry import resolve_model
+from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.model import Model
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message, count_tools
 
