@@ -19,10 +19,15 @@ from agentfsm.core.errors import AgentError, ArgumentsError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine.tool_calls.approvals import answer_lifetime_s, describe_call, needs_approval
-from agentfsm.mcp.server.approval import ApprovalRequest
 from agentfsm.mcp.server.call_sequencer import CallSequencer
-from agentfsm.mcp.server.input_requests import InputBroker, InputNotGivenError, InterruptedCall, RequestContext
-from agentfsm.mcp.server.inquiry import collect_answers
+from agentfsm.mcp.server.input_requests import (
+    ApprovalRequest,
+    InputBroker,
+    InputNotGivenError,
+    InterruptedCall,
+    RequestContext,
+    collect_answers,
+)
 from agentfsm.mcp.server.resources import to_content_block
 from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.streaming.stream import ToolEvent, ToolEventType
