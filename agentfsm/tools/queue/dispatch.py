@@ -26,7 +26,6 @@ from agentfsm._concurrency import (
 )
 from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, replace_surrogates
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tokens.ledger import estimate_tokens
@@ -34,12 +33,13 @@ from agentfsm.tools.breaker import Ticket
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.abandoned_threads import CallThread, find_abandoned
 from agentfsm.tools.queue.transient import TransientFailure, classify_failure
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolResult
+    from agentfsm.limiter import Limiter
     from agentfsm.ports.store import Clock
-    from agentfsm.tools.concurrency_limits import Bulkhead
     from agentfsm.tools.queue.plan import Access
     from agentfsm.tools.registry import ToolRegistry
     from agentfsm.tools.schema.binding import BoundArguments
@@ -127,9 +127,9 @@ class ToolJob:
     call: ToolCall
     tool: Tool[..., Any] | None
     access: Access
-    bulkheads: tuple[Bulkhead, ...] = ()
+    limiters: tuple[Limiter, ...] = ()
     # What it has to pass before it runs.
-    bulkheads_held: int = 0
+    permits_held: int = 0
     # How many of them it has passed.
     bound: BoundArguments | ArgumentsError | None = None
     # Its arguments, where the plan had to look at them.
