@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_arguments, format_time
-from agentfsm.core.text_safety import one_line
 from agentfsm.core.pending import PendingKind
-from agentfsm.core.text_safety import escape_hidden
+from agentfsm.core.text_safety import escape_hidden, one_line
 from agentfsm.tools.schema.arguments import describe_parameters
 
 if TYPE_CHECKING:

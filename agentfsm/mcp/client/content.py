@@ -20,7 +20,7 @@ from agentfsm.core.messages import (
     count_base64_bytes,
     replace_surrogates,
 )
-from agentfsm.mcp.client.connection.lenient_parsing import describe_unknown_block
+from agentfsm.mcp.connection.lenient_parsing import describe_unknown_block
 from agentfsm.tools.queue.media import format_omitted_part, select_usable
 from agentfsm.tools.queue.result_text import render_parts, render_result
 

@@ -21,9 +21,9 @@ from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import find_hidden
 from agentfsm.core.tool_traits import Level
 from agentfsm.core.value import Value
-from agentfsm.mcp.client.connection.sandbox import Sandbox
-from agentfsm.mcp.client.connection.transports import StdioTransport
 from agentfsm.mcp.client.mcp_server import MCPServer
+from agentfsm.mcp.connection.sandbox import Sandbox
+from agentfsm.mcp.connection.transports import StdioTransport
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.consent import Consent, Proposal, Wish, format_start
 from agentfsm.mcp.trust.hidden_characters import iter_texts

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.pending import Question
-from agentfsm.mcp.client.connection import request_errors
+from agentfsm.mcp.connection import request_errors
 from agentfsm.tools.run_context import InputRequired, RunContext
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from mcp.server import ServerRequestContext
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentfsm.core.calls import Inquiry
-from agentfsm.core.text_safety import format_exact_json, strip_unsafe
-from agentfsm.core.pending import Question
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.pending import Question
+from agentfsm.core.text_safety import format_exact_json, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Clock
 from agentfsm.tools.question_validation import validate_answer

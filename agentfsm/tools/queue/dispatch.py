@@ -26,6 +26,7 @@ from agentfsm._concurrency import (
 )
 from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, replace_surrogates
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tokens.ledger import estimate_tokens
@@ -33,7 +34,6 @@ from agentfsm.tools.breaker import Ticket
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.abandoned_threads import CallThread, find_abandoned
 from agentfsm.tools.queue.transient import TransientFailure, classify_failure
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 
 if TYPE_CHECKING:
