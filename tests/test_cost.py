@@ -20,7 +20,8 @@ import anyio
 import pytest
 
 from agentfsm import Agent, Limits, tool
-from agentfsm.core.messages import TextPart, Usage, UserMessage
+from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from agentfsm._concurrency import current_backend
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
-from agentfsm.core.effects import AskModel, Effect, PendingKind, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.inbox import PRIORITY_ORDER, Cancel, Input, Pause, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
+from agentfsm.core.pending import PendingKind
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
