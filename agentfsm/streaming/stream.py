@@ -90,8 +90,8 @@ _Delta = TypeVar("_Delta", TextDelta, ThinkingDelta)
 def build_delta_factory(kind: type[_Delta], run_id: str, turn: int, attempt: int) -> Callable[[str], _Delta]:
     """Return what makes a delta of each piece of a text.
 
-    Each copies the fields of the first but for the text, since there is one for each token of a reply: 0.2 us, where
-    making it anew takes 0.6.
+    Each copies the fields of the first but for the text, since there is one for each token of a reply. Made anew, they
+    cost 8 % of the instructions of a turn on SQLite whose reply has 100 tokens (callgrind; `benchmarks chunk`).
     """
     fields = kind(run_id=run_id, turn=turn, attempt=attempt, text="").__dict__
     new = object.__new__

@@ -3,6 +3,8 @@
 A step is some 50 us of work around what it waits for. A thousand runs that begin together, or whose models answer
 together, would do theirs in one round of the loop, and for so long nothing else in the process would be heard: no
 health check, no other request. Who comes when the round is full waits for one of the next, in the order of coming.
+It is there for that, not for speed: a turn costs the same without it, and the longest stall of 1,000 runs was 529 ms in
+place of 294, without the garbage collector 310 in place of 67 (`python -m benchmarks crowd:stall`, a busy machine).
 """
 
 from __future__ import annotations
