@@ -21,14 +21,16 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Usage, replace_surrogates
+from agentfsm.core.messages import AssistantMessage, replace_surrogates
+from agentfsm.core.stops import find_near_limits
+from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.model_calls.compaction import compact_after_refusal, compact_if_needed
 from agentfsm.engine.model_calls.eager_calls import EagerCalls
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
 from agentfsm.engine.tool_calls.host import build_calls, create_eager_calls, run_deferring_changes
-from agentfsm.ports import FinishReason, Reply
+from agentfsm.ports.model import FinishReason, Reply
 from agentfsm.streaming.stream import BudgetWarning, UsageReported
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ async def think(execution: Execution, effect: AskModel) -> None:
         return await _ask_last_answer(execution, effect, reached)
     if (stop := execution.budget.find_stop_reason()) is not None:
         return execution.stop_at_limit(*stop)
-    if nearing := engine.limits.find_near_limits(journal.run):
+    if nearing := find_near_limits(journal.run, engine.limits):
         _warn_of_limits(execution, nearing)
     request = ""
     try:
@@ -68,7 +70,7 @@ async def _commit_error(execution: Execution, error: ModelError, request: str) -
     if isinstance(error, ModelUnavailableError | ModelReplyError):
         journal.log.warning("model_faltered", turn=journal.run.turn + 1, error=type(error).__name__)
         faltered = e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request)
-        if not execution.config.limits.fails_fast(journal.run):
+        if not execution.config.limits.fails_fast(journal.run.header):
             return journal.commit(faltered)
         return execution.fail(StopReason.MODEL_ERROR, str(error), faltered)
     if isinstance(error, ContextTooLongError) and (cut := await compact_after_refusal(execution, error)) is not None:

@@ -16,21 +16,29 @@ from anyio.lowlevel import current_token
 
 from agentfsm._concurrency import start_in_thread
 from agentfsm.core.errors import AgentError, MisuseError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
 from agentfsm.models.context_windows import find_window_tokens
 from agentfsm.models.prices import find_list_cost_usd, find_price
 from agentfsm.models.wire import SizeLimitError
-from agentfsm.ports import CallChunk, FinishChunk, Model
-from agentfsm.reply_size import MAX_REPLY_CALLS, MAX_REPLY_CHARS, TOO_MANY_CALLS, TOO_MANY_CHARS, find_reply_excess
+from agentfsm.ports.model import (
+    MAX_REPLY_CALLS,
+    MAX_REPLY_CHARS,
+    TOO_MANY_CALLS,
+    TOO_MANY_CHARS,
+    CallChunk,
+    FinishChunk,
+    Model,
+    find_reply_excess,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 
     from agentfsm.core.errors import ModelError
     from agentfsm.models.prices import Prices
-    from agentfsm.ports import Chunk, Emit, Reply, Request
+    from agentfsm.ports.model import Chunk, Emit, Reply, Request
 
 # Shorter words of a key or a header are not taken out of the server's words, characters.
 _MIN_SECRET_CHARS: Final = 8
@@ -48,7 +56,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
     A subclass sets `translations` and has three methods: `_open_client`, `_close_client` and `_ask`. Most also have
     `_describe_error`. The base keeps one client per event loop: it is opened at the first reply, and closed by
     `aclose()`, at the latest when its event loop ends. Errors that `translations` knows become `ModelError`s whose text
-    holds no secret. Replies are held to the bounds of `agentfsm.reply_size`, streams while they come.
+    holds no secret. Replies are held to the bounds of `agentfsm.ports.model`, streams while they come.
 
     Args:
         name: The model, as the provider knows it.

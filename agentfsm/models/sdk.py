@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from agentfsm.core.messages import Usage
+    from agentfsm.core.usage import Usage
     from agentfsm.models.prices import Prices
-    from agentfsm.ports import Chunk, Emit, Reply, Request
+    from agentfsm.ports.model import Chunk, Emit, Reply, Request
 
 # What the vendors' packages let through: a transport that breaks while the body is read, and what is no JSON.
 TRANSPORT_ERRORS: Final[Mapping[type[Exception], t.Translate]] = {

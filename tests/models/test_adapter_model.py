@@ -1,4 +1,4 @@
-"""`AdapterModel`, the base of adapters, on a package of its own shape: `generate()`, objects for answers, its errors."""
+"""`AdapterModel`, the base of adapters, on a package with `generate()`, objects for answers and errors of its own."""
 
 import gc
 import sys
@@ -14,10 +14,11 @@ import pytest
 from agentfsm import Agent
 from agentfsm._plugins import find_plugins
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import TextPart, Usage, UserMessage
+from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.models import AdapterModel, Price, provider_errors
 from agentfsm.ports import CallChunk, FinishReason, ProposedCall, Reply, Request, TextChunk
-from agentfsm.reply_size import MAX_REPLY_CALLS, MAX_REPLY_CHARS
+from agentfsm.ports.model import MAX_REPLY_CALLS, MAX_REPLY_CHARS
 
 KEY = "lantern-key-1234"
 REQUEST = Request(instructions="Be brief.", messages=(UserMessage(parts=(TextPart(text="hello"),)),))

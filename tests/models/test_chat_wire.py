@@ -16,10 +16,10 @@ from agentfsm.core.messages import (
     TextPart,
     ToolCall,
     ToolResult,
-    Usage,
     UserMessage,
 )
 from agentfsm.core.settings import Settings
+from agentfsm.core.usage import Usage
 from agentfsm.models import wire
 from agentfsm.models.openai import chat_wire
 from agentfsm.models.openai.chat_wire import ChatStreamAssembler as Assembly

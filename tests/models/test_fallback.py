@@ -14,7 +14,8 @@ from agentfsm.core.errors import (
     ModelReplyError,
     ModelUnavailableError,
 )
-from agentfsm.core.messages import ImagePart, TextPart, Usage, UserMessage
+from agentfsm.core.messages import ImagePart, TextPart, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.models import Anthropic, OpenAIResponses, Throttled
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.prices import Price

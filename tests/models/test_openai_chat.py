@@ -17,8 +17,8 @@ from agentfsm.core.errors import (
     ModelReplyError,
     ModelUnavailableError,
 )
-from agentfsm.core.messages import Usage
 from agentfsm.core.settings import Settings
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai import chat_wire
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.prices import Price

@@ -8,8 +8,9 @@ import pytest
 
 from agentfsm import Agent, ModelRetry, Outcome, State, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import AudioPart, Usage
+from agentfsm.core.messages import AudioPart
 from agentfsm.core.settings import Settings
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.openai.responses import OpenAIResponses
 from agentfsm.ports import FinishChunk, FinishReason, OutputMode, TextChunk, ThinkingChunk

@@ -8,7 +8,8 @@ from openai.types.responses import ResponseError
 from openai.types.responses.response_status import ResponseStatus
 
 from agentfsm.core.errors import ModelError
-from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, Usage, UserMessage
+from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai.client import _STATUS_BY_CODE
 from agentfsm.models.openai.responses_wire import ResponsesStreamAssembler, decode
 from agentfsm.models.wire import InBandError, WireFormatError

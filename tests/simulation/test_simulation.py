@@ -25,8 +25,8 @@ from world import World, here
 import agentfsm.agent as agents
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve
-from agentfsm.core.run import Header
 from agentfsm.engine import step
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.tool_calls import approvals

@@ -13,7 +13,7 @@ import pytest
 
 from agentfsm.core.errors import CorruptError, LeaseLostError, RunNotFoundError, StoreError, TooNewError
 from agentfsm.core.events import Observed
-from agentfsm.core.run import Header
+from agentfsm.core.header import Header
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.sqlite import file as sqlite_file
 from agentfsm.stores.threaded import group_commit

@@ -9,10 +9,10 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
-from agentfsm.core.effects import Pending
 from agentfsm.core.inbox import PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome
+from agentfsm.core.pending import Pending
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.journal import Journal

@@ -21,8 +21,9 @@ from agentfsm.core.calls import (
 from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
+from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, replace_surrogates
-from agentfsm.core.times import round_duration, round_timestamp
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.execution.tool_access import build_context, check_available, check_permitted, current_turn
@@ -30,7 +31,7 @@ from agentfsm.engine.model_calls.eager_calls import EagerAttempt, EagerCalls
 from agentfsm.engine.model_calls.tool_selection import search_tools
 from agentfsm.engine.tool_calls.approvals import apply_decisions, build_pending_question, needs_approval
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
-from agentfsm.ports import ProposedCall
+from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tokens.ledger import BYTE_COUNTER, estimate_tokens
 from agentfsm.tools.builtin import find_builtin
@@ -38,7 +39,7 @@ from agentfsm.tools.question_validation import MAX_ROUNDS
 from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, failed_outcome
 from agentfsm.tools.queue.result_text import build_decided_result, too_many_rounds_text
 from agentfsm.tools.queue.scheduler import ToolQueue
-from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext, ToolKind
+from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext
 from agentfsm.tools.schema.arguments import check_object, normalise_text, repair_object
 from agentfsm.tools.schema.binding import BoundArguments
 from agentfsm.tools.tool import Tool

@@ -37,11 +37,11 @@ from agentfsm.core.messages import (
     SystemMessage,
     TextPart,
     ToolResult,
-    Usage,
     UserMessage,
     read_inline_data,
     replace_surrogates,
 )
+from agentfsm.core.usage import Usage
 from agentfsm.models.anthropic.schema import adapt_schema, unsupported_schema
 from agentfsm.models.wire import (
     EncodedListCache,
@@ -57,7 +57,7 @@ from agentfsm.models.wire import (
     read_token_count,
     render_result,
 )
-from agentfsm.ports import (
+from agentfsm.ports.model import (
     CallChunk,
     FinishChunk,
     FinishReason,
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part, ToolCall
     from agentfsm.core.settings import Settings
     from agentfsm.models.wire import PartCheck
-    from agentfsm.ports import Chunk, Request
+    from agentfsm.ports.model import Chunk, Request
 
 # Whose form a native reply is. Others speak this wire, too, and refuse what Anthropic has signed, as it refuses theirs.
 PROVIDER: Final = "anthropic"

@@ -23,10 +23,10 @@ from agentfsm.core.messages import (
     SystemMessage,
     TextPart,
     ToolResult,
-    Usage,
     UserMessage,
     read_inline_data,
 )
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai.shared import read_openai_usage, tool_fields
 from agentfsm.models.wire import (
     EncodedListCache,
@@ -43,7 +43,7 @@ from agentfsm.models.wire import (
     read_field,
     render_result,
 )
-from agentfsm.ports import (
+from agentfsm.ports.model import (
     CallChunk,
     FinishChunk,
     FinishReason,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part, ToolCall
     from agentfsm.core.settings import Settings
     from agentfsm.models.wire import PartCheck
-    from agentfsm.ports import Chunk, Request, ToolDefinition
+    from agentfsm.ports.model import Chunk, Request, ToolDefinition
 
 Item = dict[str, Any]
 

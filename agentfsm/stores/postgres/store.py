@@ -21,10 +21,10 @@ import attrs
 from agentfsm._concurrency import boot_clock
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, PostedItem
-from agentfsm.core.run import Header
 from agentfsm.core.value import Value
-from agentfsm.ports import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
+from agentfsm.ports.store import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.stores.postgres import sql
 from agentfsm.stores.postgres.connection import NOW, PostgresAddress, PostgresConnection, hash_topic, iter_notifications
 from agentfsm.stores.rules import (

@@ -39,7 +39,7 @@ from redis.exceptions import TimeoutError as SilentError
 from agentfsm._concurrency import boot_clock
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
-from agentfsm.ports import Durability
+from agentfsm.ports.store import Durability
 from agentfsm.stores.threaded.change_listener import CHECK_INTERVAL_S, PushNotificationMixin
 from agentfsm.stores.threaded.outage import Outage
 

@@ -25,9 +25,9 @@ from agentfsm.core.errors import (
     RunNotFoundError,
     StoreError,
 )
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, PostedItem
-from agentfsm.core.run import Header
-from agentfsm.ports import Claim, Filter, Lease, RunSummary, lease_lost_error
+from agentfsm.ports.store import Claim, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.stores.redis.server import (
     LOSS_DESCRIPTIONS,
     DurabilityGuarantee,

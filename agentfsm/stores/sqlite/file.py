@@ -24,7 +24,7 @@ import attrs
 
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
-from agentfsm.ports import Durability
+from agentfsm.ports.store import Durability
 from agentfsm.stores.threaded.outage import Outage
 
 if TYPE_CHECKING:

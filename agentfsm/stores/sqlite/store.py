@@ -27,10 +27,10 @@ from agentfsm.core.errors import (
     MisuseError,
     RunNotFoundError,
 )
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, PostedItem
-from agentfsm.core.run import Header
 from agentfsm.core.value import Value
-from agentfsm.ports import Claim, Clock, Durability, Filter, Lease, RunSummary, SystemClock, lease_lost_error
+from agentfsm.ports.store import Claim, Clock, Durability, Filter, Lease, RunSummary, SystemClock, lease_lost_error
 from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     PATIENCE_S,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-    from agentfsm.ports import Durability
+    from agentfsm.ports.store import Durability
     from agentfsm.stores.threaded.lease_table import LeaseTable
 
 T = TypeVar("T")

@@ -25,11 +25,12 @@ import attrs
 from agentfsm._concurrency import ThreadWaiter, current_native_loop, start_in_thread
 from agentfsm.core import codec
 from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, TooNewError
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import InboxItem, PostedItem, due_at
 from agentfsm.core.machine import State
-from agentfsm.core.run import Header, Run, begin_run
+from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
-from agentfsm.ports import ALL_RUNS, Claim, Durability, Filter, Lease, RunSummary, Store, StoredRun
+from agentfsm.ports.store import ALL_RUNS, Claim, Durability, Filter, Lease, RunSummary, Store, StoredRun
 from agentfsm.stores.rules import check_durability, check_prune_time, check_run_id, next_expiry
 from agentfsm.stores.threaded.change_listener import ChangeListener
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, StoreStatistics, TransactionBackend
@@ -37,7 +38,7 @@ from agentfsm.stores.threaded.lease_table import LeaseOwner
 
 if TYPE_CHECKING:
     from agentfsm.core.events import Event
-    from agentfsm.ports import PendingWrite
+    from agentfsm.ports.store import PendingWrite
 
 T = TypeVar("T")
 L = TypeVar("L", bound="StoreBackend")

@@ -18,26 +18,27 @@ import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentfsm._concurrency import (
-    current_backend,
     in_copied_context,
     is_foreign_cancellation,
     start_in_thread,
     threadsafe_scheduler,
 )
 from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
-from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome, ToolCall, replace_surrogates
+from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, replace_surrogates
+from agentfsm.core.tool_traits import ToolKind
+from agentfsm.core.usage import AgentCost
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tokens.ledger import estimate_tokens
 from agentfsm.tools.breaker import Ticket
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.abandoned_threads import CallThread, find_abandoned
 from agentfsm.tools.queue.transient import TransientFailure, classify_failure
-from agentfsm.tools.run_context import CallPaused, RunContext, ToolKind, ToolReturn
+from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolResult
     from agentfsm.limiter import Limiter
-    from agentfsm.ports import Clock
+    from agentfsm.ports.store import Clock
     from agentfsm.tools.queue.plan import Access
     from agentfsm.tools.registry import ToolRegistry
     from agentfsm.tools.schema.binding import BoundArguments
@@ -235,10 +236,9 @@ class ToolDispatcher:
         self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments, timeout_s: float
     ) -> CallOutcome:
         """Try within the time of the call."""
-        loop = current_backend()
-        scope = loop.create_cancel_scope()
+        scope = anyio.CancelScope()
         # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
-        tries = _RetryLoop(self, job, tool, bound, timeout_s, scope, loop.current_time)
+        tries = _RetryLoop(self, job, tool, bound, timeout_s, scope, anyio.current_time)
         end: CallOutcome | None = None
         with scope:
             end = await tries.run()

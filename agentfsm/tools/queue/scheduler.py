@@ -15,15 +15,16 @@ from typing import Any, Final
 
 import anyio
 import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentfsm._concurrency import current_backend, make_waker, watch_first_suspend
+from agentfsm._concurrency import make_waker, watch_first_suspend
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import ArgumentsError, MisuseError, first_error
+from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.core.times import round_duration, round_timestamp
 from agentfsm.core.value import Value
 from agentfsm.limiter import Limiter, WakeCallback
-from agentfsm.ports import Clock, SystemClock
+from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.streaming.callbacks import CallbackDispatcher
 from agentfsm.streaming.stream import QueueStream, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tools.queue import result_text
@@ -381,13 +382,10 @@ class Scheduler:
                 self._release_limiters(self._jobs[index])
 
     async def _wait(self) -> None:
-        """Wait until nothing is in flight, or there is room in a limiter, or somebody has waited long for that."""
-        loop = current_backend()
-        self._wakeup = loop.create_event()
-        with loop.create_cancel_scope() as scope:
-            scope.deadline = min(
-                (min(parked.check_at, parked.retry_at) for parked in self._parked.values()), default=math.inf
-            )
+        """Wait until nothing is in flight, a limiter has a permit, or a call has waited long for one."""
+        self._wakeup = anyio.Event()
+        deadline = min((min(parked.check_at, parked.retry_at) for parked in self._parked.values()), default=math.inf)
+        with anyio.CancelScope(deadline=deadline) as scope:
             await self._wakeup.wait()
         self._wakeup = None
         if scope.cancelled_caught:
@@ -420,11 +418,10 @@ class Scheduler:
     async def _run_worker(self) -> None:
         """Run ready calls, one after the other; whoever starts this counts it as a worker."""
         self._starting_workers -= 1
-        loop = current_backend()
         try:
             while self._ready:
                 index = heappop(self._ready)
-                await loop.checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
+                await checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
                 if not self._acquire_limiters(index):
                     continue
                 if self._wanted_workers > 0:
