@@ -19,7 +19,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # They speak a protocol on standard input and output.
 SERVERS = {"project_manager.py"}
 _BLOCK = re.compile(
-    r"(?:<!-- brain: (?P<brain>\w+) -->\n)?```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<out>.*?)```)?", re.DOTALL
+    r"(?:<!-- (?:brain: (?P<brain>\w+)|(?P<tests>pytest)) -->\n)?"
+    r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<out>.*?)```)?",
+    re.DOTALL,
 )
 
 
@@ -32,6 +34,9 @@ class Block:
     out: str | None
     # What it prints, where the page says so.
     brain: str | None
+    # Who plays the model.
+    is_tests: bool
+    # Whether pytest runs it.
 
 
 def _weather(body: dict[str, object]) -> Say:
@@ -52,7 +57,7 @@ UNTYPED = {"mcp.md-2"}
 def blocks() -> list[Block]:
     """Return all Python blocks of all pages."""
     return [
-        Block(f"{page.name}-{number}", match["code"], match["out"], match["brain"])
+        Block(f"{page.name}-{number}", match["code"], match["out"], match["brain"], bool(match["tests"]))
         for page in PAGES
         for number, match in enumerate(_BLOCK.finditer(page.read_text()), 1)
     ]
@@ -78,6 +83,10 @@ def run(folder: Path, *words: str, **environment: str) -> str:
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.name)
 def test_a_block_does_what_the_page_says(block: Block, tmp_path: Path) -> None:
     """It runs without a warning, and prints what stands below it."""
+    if block.is_tests:
+        (tmp_path / "test_block.py").write_text(block.code)
+        assert re.search(r"[1-9]\d* passed", run(tmp_path, "-m", "pytest", "-q", "test_block.py"))
+        return
     if block.brain is None:
         out = run(tmp_path, "-c", block.code)
     else:
