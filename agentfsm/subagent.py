@@ -68,9 +68,8 @@ def make_agent_tool(
     check_seconds("timeout_s", timeout_s)
     if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
         raise MisuseError(f"as_tool() takes no {', '.join(sorted(told))}: that follows from the agent's own tools")
-    agent.driver.config.model.cost_usd(
-        Usage(input_tokens=1)
-    )  # loads the price list, 0.4 s: here, not in the event loop
+    config = agent.driver.config
+    config.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
     agent.driver.check_price()
     child = _SubagentTool(agent, prompt, turns, timeout_s)
     tools = list(config.registry)
