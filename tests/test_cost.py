@@ -100,9 +100,8 @@ async def finished(agent: Agent, **start: Any) -> None:
 async def counted(agent: Agent, **start: Any) -> Counter[str]:
     """Return which functions one run calls, and how often; a first run has filled the caches."""
     await finished(agent, **start)
-    await (
-        await StepThrottle.enter()
-    ).acquire()  # to a new round of the event loop: a run waits for the next when it is full
+    # To a new round of the event loop: a run waits for the next when it is full.
+    await (await StepThrottle.enter()).acquire()
     calls: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, arg: Any) -> None:

@@ -101,6 +101,23 @@ def test_imports_point_down(path):
     assert own_parts(imports_in(path)) <= MAY_IMPORT[part]
 
 
+def room_of(module):
+    """Return the room that a module of agentfsm stands in, or None for one outside of all rooms."""
+    _, *names = module.split(".")
+    return next((room for room in ("/".join(names[:2]), names[0]) if room in ROOMS), None)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_rest_on_those_below(room):
+    """A room imports only from itself and from those below it."""
+    below = {None, *ROOMS[: ROOMS.index(room) + 1]}
+    paths = sorted((ROOT / room).glob("*.py"))
+    assert paths
+    for path in paths:
+        inside = {room_of(module) for module in imports_in(path) if module.startswith("agentfsm.")}
+        assert inside <= below, path.name
+
+
 def names_below(folder):
     """Return the modules and packages of a folder, as the architecture page names them."""
     return {path.stem for path in folder.iterdir() if path.suffix in {"", ".py"} and not path.stem.startswith("__")}
