@@ -425,7 +425,7 @@ async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgr
     taker = store._build_lease_request("full")
 
     def stand_still(ledger):
-        lease = ledger.take("r1", taker)
+        lease = ledger.acquire_lease("r1", taker)
         entered.set()
         gate.wait(30)
         return ledger.execute("SELECT count(*) FROM runs").fetchall(), lease

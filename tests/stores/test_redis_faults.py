@@ -566,7 +566,7 @@ async def test_a_fault_of_the_store_itself_is_said_to_be_one(make):
 FORK = """
 import os, sys, anyio
 from agentfsm.core.events import Observed
-from agentfsm.stores.redis import RedisStore
+from agentfsm.stores import RedisStore
 from agentfsm.testing.conformance.helpers import FINAL_ANSWER, LeasedRun, make_header
 
 store = RedisStore(sys.argv[1], accept_loss="everything")
