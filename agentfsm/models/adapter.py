@@ -11,6 +11,7 @@ from functools import partial
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar, cast
 
+import anyio
 import attrs
 from anyio.lowlevel import current_token
 
@@ -46,6 +47,9 @@ _MIN_SECRET_CHARS: Final = 8
 # What is looked at of what a server said, characters. What is shown of it is far less.
 _MAX_RAW_DETAIL_CHARS: Final = 64 * 2**10
 
+# Seconds that closing a client may take, and cannot be cancelled: long enough to say goodbye to a server that answers.
+_MAX_CLOSE_S: Final = 1.0
+
 ClientT = TypeVar("ClientT")
 _Keeper: TypeAlias = AsyncGeneratorType[None, None]
 
@@ -77,6 +81,8 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
     # The environment variable that holds the key, for the text of errors; empty where there is none.
     expected_reply: ClassVar[str] = "a reply"
     # What a reply is called, for the text of errors: "a chat completion".
+    _is_client_shared: bool = False
+    # Whether one client serves all event loops, and is not the model's to close.
 
     def __init__(
         self,
@@ -109,7 +115,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
     @staticmethod
     @abstractmethod
     async def _close_client(client: ClientT) -> None:
-        """Close a client; harmless where it is closed already.
+        """Close a client, within a second; harmless where it is closed already.
 
         Static, so that an open client does not keep a model in memory that is no longer used.
         """
@@ -162,39 +168,41 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         return find_list_cost_usd(self.name, self._base_url, usage)
 
     async def aclose(self) -> None:
-        """Close the client of the running event loop. A later reply opens a new one."""
-        kept = self._clients.pop(current_token().native_token, None)
-        if kept is not None:
+        """Close the client of the running event loop, but never one of the caller's. A later reply opens a new one."""
+        kept = self._clients.pop(self._loop_key(), None)
+        if kept is not None and kept.keeper is not None:
             await kept.keeper.aclose()
 
     # Clients
 
     async def _get_client(self) -> ClientT:
         """Return the client of the running event loop; open it where there is none, or it was closed."""
-        loop = current_token().native_token
+        loop = self._loop_key()
         if not self._is_open(loop):
             if self._price is None:  # this loads the list, which takes 0.4 s: the event loop does not wait for it
                 await start_in_thread(partial(self.cost_usd, Usage())).wait()
             if not self._is_open(loop):  # of replies that begin at once, the first behind the wait opens for all
-                self._drop_closed()
-                client = self._open_client()
-                keeper = _close_with_loop(client, self._close_client)
-                self._clients[loop] = _OpenClient(client=client, keeper=cast("_Keeper", keeper))
-                await anext(keeper)  # to its `yield`, without a wait
+                await self._replace(loop)
         return self._clients[loop].client
+
+    def _loop_key(self) -> object:
+        return None if self._is_client_shared else current_token().native_token
 
     def _is_open(self, loop: object) -> bool:
         kept = self._clients.get(loop)
-        return kept is not None and not self._is_closed(kept)
+        return kept is not None and not kept.has_ended and not self._is_client_closed(kept.client)
 
-    def _is_closed(self, kept: _OpenClient[ClientT]) -> bool:
-        has_ended = kept.keeper.ag_frame is None
-        return has_ended or self._is_client_closed(kept.client)
-
-    def _drop_closed(self) -> None:
-        for loop, kept in list(self._clients.items()):
-            if self._is_closed(kept):
-                self._clients.pop(loop, None)
+    async def _replace(self, loop: object) -> None:
+        """Open a client, and only then wait for the end of what it replaces."""
+        for other in [each for each, kept in self._clients.items() if kept.has_ended]:
+            self._clients.pop(other, None)
+        client, closed = self._open_client(), self._clients.get(loop)
+        keeper = None if self._is_client_shared else cast("_Keeper", _close_with_loop(client, self._close_client))
+        self._clients[loop] = _OpenClient(client=client, keeper=keeper)
+        if keeper is not None:
+            await anext(keeper)  # to its `yield`, without a wait
+        if closed is not None and closed.keeper is not None:
+            await closed.keeper.aclose()
 
     # Errors
 
@@ -244,8 +252,13 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
 @attrs.frozen(kw_only=True)
 class _OpenClient(Value, Generic[ClientT]):
     client: ClientT
-    keeper: _Keeper
-    # Runs until the client is closed.
+    keeper: _Keeper | None = None
+    # Runs until the client is closed; None where that is not for the model to do.
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its event loop has ended, and closed it."""
+        return self.keeper is not None and self.keeper.ag_frame is None
 
 
 async def _close_with_loop(client: ClientT, close: Callable[[ClientT], Awaitable[None]]) -> AsyncGenerator[None]:
@@ -254,7 +267,9 @@ async def _close_with_loop(client: ClientT, close: Callable[[ClientT], Awaitable
     try:
         yield
     finally:
-        await close(client)
+        # trio closes them in a scope that is cancelled, in which a client that waits would not be closed at all.
+        with anyio.move_on_after(_MAX_CLOSE_S, shield=True):
+            await close(client)
 
 
 @attrs.define(eq=False)

@@ -80,8 +80,6 @@ class SDKConnection(Value):
 
     client: SDKClient
     encoding_cache: EncodingCache
-    is_ours: bool
-    # Whether it is ours to close: False over an http_client of the user's.
 
 
 class SDKModel(AdapterModel[SDKConnection]):
@@ -133,6 +131,7 @@ class SDKModel(AdapterModel[SDKConnection]):
             price=price,
         )
         self._http_client = http_client
+        self._is_client_shared = http_client is not None
         self._client_options: dict[str, Any] = {
             "base_url": str(url),
             "api_key": api_key,
@@ -208,12 +207,11 @@ class SDKModel(AdapterModel[SDKConnection]):
                 "ALL_PROXY, or pass an http_client of your own"
             )
             raise MisuseError(msg) from None
-        return SDKConnection(client=client, encoding_cache=self._make_encoding_cache(), is_ours=theirs is None)
+        return SDKConnection(client=client, encoding_cache=self._make_encoding_cache())
 
     @staticmethod
     async def _close_client(client: SDKConnection) -> None:
-        if client.is_ours:
-            await client.client.close()
+        await client.client.close()
 
     def _is_client_closed(self, client: SDKConnection) -> bool:
         return client.client.is_closed()

@@ -151,7 +151,9 @@ class Lantern(AdapterModel[LanternClient]):
 
 
 class BlockingLantern(Lantern):
-    """The same with calls that block."""
+    """The same with calls that block, and one client for all event loops."""
+
+    _is_client_shared = True
 
     async def _ask(self, client, request, emit):
         ask = partial(client.generate_blocking, self.name, request.messages[-1].text)
@@ -310,6 +312,22 @@ def test_one_event_loop_after_the_other(backend):
         gc.collect()  # generators left open would be warned of here
     assert [client.is_closed for client in model.opened] == [True, True, True]
     assert len(model._clients) == 1
+
+
+def test_a_shared_client_serves_all_event_loops():
+    """One is opened, and it is not the model's to close."""
+    model = BlockingLantern("dim")
+
+    async def ask():
+        await model.reply(REQUEST)
+        await model.aclose()
+        await model.reply(REQUEST)
+
+    anyio.run(model.reply, REQUEST)
+    anyio.run(model.reply, REQUEST, backend="trio")
+    assert len(model.opened) == 1
+    anyio.run(ask)
+    assert [client.is_closed for client in model.opened] == [False, False]
 
 
 async def test_replies_that_begin_at_once_share_a_client():
