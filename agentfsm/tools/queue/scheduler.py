@@ -297,7 +297,9 @@ class Scheduler:
     # Starts a worker beside the caller; None: the calls run one by one.
     _tracker: DependencyTracker = attrs.field(
         init=False,
-        default=attrs.Factory(lambda session: DependencyTracker(session.queue.registry.awaited), takes_self=True),
+        default=attrs.Factory(
+            lambda scheduler: DependencyTracker(scheduler.queue.registry.prerequisite_tools), takes_self=True
+        ),
     )
     _jobs: list[ToolJob] = attrs.field(factory=list)
     _scheduled: list[ScheduledCall] = attrs.field(factory=list)
