@@ -59,6 +59,7 @@ from agentfsm.core.settings import Settings
 from agentfsm.engine.follow import JournalEvent
 from agentfsm.engine.replay import Divergence, Replay
 from agentfsm.ports import Filter
+from agentfsm.runs import Runs
 from agentfsm.streaming.stream import (
     AgentEvent,
     AgentEventType,
@@ -138,6 +139,7 @@ __all__ = [
     "RunEnded",
     "RunError",
     "RunNotFoundError",
+    "Runs",
     "SessionCost",
     "Settings",
     "State",

@@ -16,7 +16,6 @@ from agentfsm.cli.resolve.store_location import CommandHint, open_existing_store
 from agentfsm.cli.session.attended_run import AttendedRun, build_hint, report_run
 from agentfsm.cli.session.prompts import DecideFunction, leave_undecided
 from agentfsm.core.errors import MisuseError, RunNotFoundError
-from agentfsm.engine.execution.journal import read_header
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -49,7 +48,7 @@ def _start_run(args: argparse.Namespace, agent: Agent) -> Run:
 async def _check_same_agent(agent: Agent, run_id: str) -> None:
     """See that a run of this id, where there is one, is of this agent: the same id and prompt go on with it."""
     try:
-        target = (await read_header(agent.store, run_id)).target
+        target = (await agent.runs.header(run_id)).target
     except RunNotFoundError:
         return
     theirs, own = split_target(target)[0], split_target(agent.target)[0]
