@@ -144,6 +144,7 @@ async def _check_wait(execution: Execution, effect: Wait) -> None:
 
 
 async def cancel_run(execution: Execution) -> None:
+    """End the run as its cancel request says, and the child runs with it."""
     rows = await execution.journal.store.inbox(execution.journal.run.id)
     request = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
     events = *build_usage_events(execution), *await _end_child_runs(execution)
@@ -167,6 +168,7 @@ def build_usage_events(execution: Execution) -> tuple[e.Event, ...]:
 
 
 async def observe(execution: Execution, _effect: ReadInbox) -> None:
+    """Take in the inputs that wait in the inbox, unless a stop was requested."""
     journal = execution.journal
     rows = await journal.read_inbox()
     if not rows:
@@ -201,6 +203,7 @@ def _select_inputs(execution: Execution, rows: Sequence[PostedItem]) -> list[Pos
 
 
 async def reflect(execution: Execution, effect: Reflect) -> None:
+    """Review the results of the turn, or the draft of the answer."""
     if effect.draft is None:
         await review_results(execution, effect)
     elif await review_draft(execution, effect):
