@@ -24,6 +24,7 @@ from agentfsm.engine.tool_calls.child_runs import (
     build_deleted_result,
     build_final_result,
     build_unresponsive_result,
+    load_child_cost,
     waits_on_child,
 )
 from agentfsm.ports import Clock, Durability, Store
@@ -145,4 +146,4 @@ async def _end_child_run(journal: Journal, tools: ToolRegistry, entry: OpenCall)
     except AgentError as error:
         journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
         text = f"the agent of {entry.call.name} could not be told to stop. Check before you repeat anything."
-        return ToolReturn(outcome=Outcome.UNKNOWN, content=text)
+        return ToolReturn(outcome=Outcome.UNKNOWN, content=text, child=await load_child_cost(journal.store, child_id))

@@ -61,7 +61,20 @@ def add_child_cost(execution: Execution, result: ToolResult) -> ToolResult:
     spent = execution.budget.pop_child(child_run_id(execution.journal.run.id, result.call_id))
     if result.child is not None or spent is None:
         return result
-    return attrs.evolve(result, child=attrs.evolve(calculate_run_cost(spent.run), usage=spent.usage))
+    return attrs.evolve(result, child=_build_cost(spent))
+
+
+async def load_child_cost(store: Store, run_id: str) -> AgentCost | None:
+    """Return what the run of an agent has cost, with the open calls of agents below it; None if it cannot be read."""
+    try:
+        spent = await _load_spending(store, run_id)
+    except StoreError:
+        return None
+    return None if spent is None else _build_cost(spent)
+
+
+def _build_cost(spent: RunSpending) -> AgentCost:
+    return attrs.evolve(calculate_run_cost(spent.run), usage=spent.usage)
 
 
 async def end_interrupted_child(
