@@ -241,7 +241,7 @@ class Runs:
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL, digest=digest)
         approval = build_approval(item, arguments, by=by)
-        check_edited_arguments(approval, self._tools_of(run.header).get(item.tool))
+        check_edited_arguments(approval, self._find_tools(run.header).get(item.tool))
         await post_decision(self.store, run, item, approval)
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
@@ -401,11 +401,11 @@ class Runs:
 
     async def _apply_posted(self, run_id: str) -> None:
         """Apply the request that was just posted, if no worker drives the run."""
-        tools = self._tools_of(await self.header(run_id))
+        tools = self._find_tools(await self.header(run_id))
         with suppress(LeaseHeldError):
             await apply_stop_requests(self.store, run_id, clock=self.clock, tools=tools, durability=self.durability)
 
-    def _tools_of(self, header: Header) -> ToolRegistry:
+    def _find_tools(self, header: Header) -> ToolRegistry:
         return self.tools.get(header.agent, NO_TOOLS)
 
     # Removal.
