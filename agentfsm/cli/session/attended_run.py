@@ -17,7 +17,7 @@ from agentfsm.cli.render.pending import format_hints, format_pending
 from agentfsm.cli.render.progress import PlainView
 from agentfsm.cli.render.text import format_used
 from agentfsm.cli.resolve.agent_target import join_target, split_target
-from agentfsm.cli.resolve.store_location import CommandHint
+from agentfsm.cli.resolve.command_hint import CommandHint
 from agentfsm.cli.session.prompts import build_prompter, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
