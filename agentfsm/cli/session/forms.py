@@ -14,7 +14,7 @@ from agentfsm.decisions import build_input
 from agentfsm.tools.schema.arguments import describe_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.effects import Pending, Question
