@@ -32,9 +32,8 @@ def one_line(text: str, width: int) -> str:
         text: Any text.
         width: Characters at most, 4 or more.
     """
-    line = " ".join(
-        strip_unsafe(text[: width * 8]).split()
-    )  # eight times: room for what is stripped, and still bounded
+    # Eight times the width: room for what is stripped, and still bounded.
+    line = " ".join(strip_unsafe(text[: width * 8]).split())
     return line if len(line) <= width else line[: width - len(ELLIPSIS)].rstrip() + ELLIPSIS
 
 

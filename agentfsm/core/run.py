@@ -327,7 +327,7 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
 
     Args:
         header: Entry 0 of its journal.
-        prior_run: The run that it goes on from, where `header.after` names one. What a compaction has left of that one's
+        prior_run: The run that it goes on from, where `header.after` names one. What a compaction has left of its
             messages is what the model is shown of them from here on: they were paid for to become short.
     """
     run, history = _new_run(header), header.history

@@ -1,6 +1,6 @@
 """What the wires of all providers share: JSON written once and read quickly, fields checked, events out of a stream.
 
-Pure, and no vendor. What each wire says is in a file of its own: `chat_wire`, `responses_wire`, `anthropic_wire`.
+Pure, and no vendor. What each wire says is in a file of its own: `chat_wire`, `responses_wire`, `anthropic.wire`.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def wired(monkeypatch):
     """The messages that were written, in order."""
     wired = []
     write = chat_wire._wire_message
-    monkeypatch.setattr(chat_wire, "_parse_line", lambda message: wired.append(message) or write(message))
+    monkeypatch.setattr(chat_wire, "_wire_message", lambda message: wired.append(message) or write(message))
     return wired
 
 

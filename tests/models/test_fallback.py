@@ -394,7 +394,7 @@ async def test_all_are_closed():
 def pair(times, monkeypatch):
     """Return what runs an agent over two models of a server, by what the server says to each request."""
     monkeypatch.setattr(
-        "agentfsm.config.think.ask.anyio",
+        "agentfsm.engine.model_calls.request.anyio",
         SimpleNamespace(sleep=times.sleep, get_cancelled_exc_class=anyio.get_cancelled_exc_class),
     )
 

@@ -128,7 +128,7 @@ async def test_failures_with_status_200_are_translated(form, code, kind):
         (False, '{"status": "queued", "output": []}'),
         (True, 'data: {"choices": []}\n\n'),
         (True, "data: {oops\n\n"),
-        (True, 'data: {"type": "response.propose_completions", "response": {"output": ["x"]}}\n\n'),
+        (True, 'data: {"type": "response.completed", "response": {"output": ["x"]}}\n\n'),
         (True, "data: " + "[" * 100_000 + "\n\n"),
     ],
     ids=["nothing", "torn", "chat completion", "queued", "chunk", "event of no JSON", "bad items", "too deep"],

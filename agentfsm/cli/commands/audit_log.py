@@ -88,7 +88,7 @@ def _matches(args: argparse.Namespace, record: AuditRecord) -> bool:
 
 
 def build_record_json(record: AuditRecord, *, with_result: bool) -> dict[str, Any]:
-    """Return a call as JSON; its result by hash and length, and as it is only where the `with_result` is wanted."""
+    """Return a call as JSON; its result by hash and length, and the result itself only `with_result`."""
     digest = None if record.result is None else {"sha256": record.digest, "chars": len(record.result)}
     document = attrs.asdict(record) | {"result": digest}
     return document | {"content": record.result} if with_result else document

@@ -106,7 +106,7 @@ async def request(
         subject: What is asked for, as it stands in an error.
         timeout_s: Seconds from the moment at which there is a connection.
         operation: Asks.
-        proves_health: As `ServerConnection.ask` has it.
+        proves_health: As `ServerConnection.request` has it.
 
     Raises:
         MCPServerError: when there is no answer, or one that cannot be used.

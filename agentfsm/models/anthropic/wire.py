@@ -8,9 +8,9 @@
    only 20 blocks back from a mark, and a turn of ten calls has more (redpanda-data/ai-sdk-go#205);
 3. on the last block of all, which is mark 2 of the next request.
 
-What stands before the newest reply never changes again. It is written once, kept as bytes (`EncodingCache`), and marked by
-putting the mark's bytes before its last brackets. The newest reply and what follows it are written for this request and
-once more when they are old: what follows may grow, as when a person writes on after a failed request, and is one
+What stands before the newest reply never changes again. It is written once, kept as bytes (`EncodingCache`), and marked
+by putting the mark's bytes before its last brackets. The newest reply and what follows it are written for this request
+and once more when they are old: what follows may grow, as when a person writes on after a failed request, and is one
 message of the user's all the same.
 """
 

@@ -97,8 +97,8 @@ def encode(
         request: The whole question.
         model: As the server knows it.
         streamed: Whether to ask for a stream; its last event has the usage.
-        include_reasoning: Whether to ask for what the model thinks, sealed. OpenAI answers that with 400, "Encrypted content is
-            not supported with this model", where the model does not think.
+        include_reasoning: Whether to ask for what the model thinks, sealed. OpenAI answers that with 400, "Encrypted
+            content is not supported with this model", where the model does not think.
         encoding_cache: What need not be written again; takes in what is written now.
 
     Raises:

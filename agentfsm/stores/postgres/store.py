@@ -1,7 +1,7 @@
 """Journals in PostgreSQL, for workers on many machines, on asyncio and trio alike.
 
-One thread owns the one connection and commits in groups (`writer`); the server is reached and understood by
-`postgres_link`, and `postgres_sql` has the tables and the statements.
+One thread owns the one connection and commits in groups (`threaded.group_commit`). `postgres.connection` connects to
+the server and judges its errors; `postgres.sql` has the tables and the statements.
 
 The appends of a group are written by one statement, which takes those that may be written and says which they were. All
 are expected to be: where one was not, the transaction is rolled back, and the group is done again with that one by
