@@ -20,7 +20,19 @@ TOOLS = PORTS | {"streaming", "tools"}
 ENGINE = TOOLS | {"engine"}
 ADAPTERS = {"models", "stores"}
 FAMILIES = {"context", "reflection"}
-FRONT = {"_validation", "agent", "cli", "decisions", "mcp", "subagent", "testing", "worker", "__init__", "__main__"}
+FRONT = {
+    "_validation",
+    "agent",
+    "cli",
+    "decisions",
+    "mcp",
+    "runs",
+    "subagent",
+    "testing",
+    "worker",
+    "__init__",
+    "__main__",
+}
 
 # Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
 MAY_IMPORT = (
