@@ -22,10 +22,11 @@ from agentfsm.core.run import A_co, Run
 from agentfsm.engine.execution import journal as journals
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.follow import wait_until_blocked
-from agentfsm.engine.step import apply_requests, build_execution, run_steps
+from agentfsm.engine.step import apply_requests, run_steps
 from agentfsm.ports import Durability, Lease, Store
 from agentfsm.tokens.ledger import TokenLedger
 from agentfsm.tools.builtin import find_builtin
@@ -140,7 +141,6 @@ class Driver(Generic[A_co]):
             )
             await (apply_requests(drive) if apply_requests_only else run_steps(drive, throttle, once=once))
             self._cache(journal.run, drive.ledger)
-            drive.close()
             return cast("Run[A_co]", journal.run)
         except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: it can wait for nothing more
             journal.release()
