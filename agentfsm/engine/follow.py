@@ -89,7 +89,7 @@ class JournalTail:
         """Return the events after the newest one, as soon as there are any. A cancelled wait loses none.
 
         Raises:
-            RunNotFoundError: as `look`.
+            RunNotFoundError: as `poll`.
         """
         if self._subscription is None:
             self._subscription = weakref.finalize(self, self._subscribe())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentfsm._plugins import MODELS, find_plugins, load_plugin
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports import ensure_model
 
@@ -45,30 +46,29 @@ _EXPORT_MODULES = {
     "to_openai": "agentfsm.models.openai.conversion",
 }
 
-# What a model's name may begin with, and the adapter it stands for.
-_ADAPTERS = {"openai": "OpenAIChat", "openai-responses": "OpenAIResponses", "anthropic": "Anthropic"}
-
 
 def resolve(model: str) -> Model:
     """Make the model that a name like "openai:gpt-4o" stands for.
 
     Args:
-        model: The provider, a colon, and the model's name as the provider knows it.
+        model: A prefix, a colon, and the model's name as the provider knows it. The prefix is `openai`,
+            `openai-responses` or `anthropic`, or one that an installed package provides as an entry point of the group
+            `agentfsm.models`.
 
     Raises:
-        MisuseError: when the name has another form, or the provider is unknown; or, from the adapter, when no API key
-            is found, or its package is missing.
+        MisuseError: if the name has another form, or no installed package knows the prefix; or, from the adapter, if no
+            API key is found, or its package is missing.
     """
     prefix, _, name = model.partition(":")
-    if prefix not in _ADAPTERS or not name:
-        known = ", ".join(f"'{prefix}:'" for prefix in _ADAPTERS)
+    if not name or prefix not in find_plugins(MODELS):
+        known = ", ".join(f"'{each}:'" for each in sorted(find_plugins(MODELS)))
         msg = (
             f"{model!r} names no model: a model is named by its provider, a colon and its name, such as "
             f"'openai:gpt-4o'. Known providers: {known}. For another server that speaks OpenAI's wire, pass "
             "OpenAIChat('its-model', base_url='https://its.host/v1')."
         )
         raise MisuseError(msg)
-    adapter: Model = __getattr__(_ADAPTERS[prefix])(name)
+    adapter: Model = load_plugin(MODELS, prefix)(name)
     return adapter
 
 

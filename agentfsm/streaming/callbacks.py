@@ -80,7 +80,10 @@ class CallbackDispatcher:
         return self._dropped + self._errors
 
     def put(self, event: object) -> None:
-        """Hand over an event soon; from any thread, without waiting. It is dropped if `BUFFER` others wait."""
+        """Hand over an event soon; from any thread, without waiting.
+
+        The event is dropped if `MAX_BUFFERED_EVENTS` others wait.
+        """
         with self._changed:
             if not self._has_thread:
                 self._has_thread = _start_daemon(threading.Thread(target=self._run_thread, name="agentfsm-listener"))

@@ -62,8 +62,8 @@ class Breaker:
     def admit(self, now: float) -> Ticket | float:
         """Let a call go, or say how long to wait.
 
-        Every ticket must come back, in `record_success`, `failed` or `discard`. A probe that has not come back after
-        `OPEN_S` holds up nobody any longer: another one goes beside it, and the first result decides.
+        Every ticket must come back, in `record_success`, `record_failure` or `discard`. A probe that has not come back
+        after `OPEN_S` no longer holds up other calls: another one goes beside it, and the first result decides.
 
         Args:
             now: Monotonic seconds.

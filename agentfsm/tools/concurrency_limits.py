@@ -30,7 +30,8 @@ class Bulkhead:
     """So many places; from any thread and event loop.
 
     A caller that may have to wait is known by a `wake` of its own: it asks `try_acquire(wake)`, and if that says no,
-    calls `notify_when_free(wake)` and asks again when woken. If it gives up, woken or not, it calls `off(wake)`.
+    calls `notify_when_free(wake)` and asks again when woken. If it gives up, woken or not, it calls
+    `cancel_wait(wake)`.
     """
 
     limit: int = attrs.field(validator=_check_limit)
@@ -82,7 +83,7 @@ class Bulkhead:
         woken()
 
     def mark_abandoned(self) -> None:
-        """Say that the call of a place was given up, and its thread still holds the place; it gives it `release_abandoned`."""
+        """Record that the call of a place was given up while its thread holds the place, until `release_abandoned`."""
         with self._lock:
             self._abandoned += 1
 
@@ -100,11 +101,11 @@ class Bulkhead:
     def notify_when_free(self, wake: WakeCallback) -> None:
         """Have `wake` called once, when there is a place for it: at once, or later from any thread.
 
-        The place is kept until `try_acquire(wake)` or `off(wake)`, one of which must follow. Asking again before that
-        changes nothing.
+        The place is kept until `try_acquire(wake)` or `cancel_wait(wake)`, one of which must follow. Asking again
+        before that changes nothing.
 
         Args:
-            wake: Must neither block nor raise, like what `agentfsm._concurrency.waker` makes.
+            wake: Must neither block nor raise, like what `agentfsm._concurrency.make_waker` returns.
         """
         with self._lock:
             if wake not in self._reserved:
@@ -113,7 +114,7 @@ class Bulkhead:
         woken()
 
     def cancel_wait(self, wake: WakeCallback) -> None:
-        """Take back `notify_when_free(wake)`, if there is anything to take back; a place kept for it goes to the next."""
+        """Take back `notify_when_free(wake)`, if it is pending; a place kept for it goes to the next."""
         with self._lock:
             self._waiting.pop(wake, None)
             self._reserved.discard(wake)

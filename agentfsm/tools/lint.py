@@ -105,8 +105,8 @@ def _check_tool_count(tools: tuple[_Tool, ...]) -> Iterator[Finding]:
     offered = sum(tool.enabled is True for tool in tools)
     if offered > MAX_OFFERED_TOOLS:
         message = (
-            f"{offered} tools are always offered together, and beyond {MAX_OFFERED_TOOLS} models choose worse: offer fewer with "
-            "registry.filter(...) or @tool(enabled=...), or share them among several agents"
+            f"{offered} tools are always offered together, and beyond {MAX_OFFERED_TOOLS} models choose worse: offer "
+            "fewer with registry.filter(...) or @tool(enabled=...), or share them among several agents"
         )
         yield Finding(tool=None, severity="hint", message=message)
 
@@ -173,8 +173,8 @@ def _check_parameters(tool: _Tool) -> Iterator[Finding]:
     properties, types = _get_mapping(tool.parameters, "properties"), _definitions(tool.parameters)
     if silent := [name for name, schema in properties.items() if not _is_described(schema, types)]:
         message = (
-            f"no description of {_join_names(silent)}: the model guesses from the name. Write a sentence and an example "
-            "for each, in the docstring under Args"
+            f"no description of {_join_names(silent)}: the model guesses from the name. Write a sentence and an "
+            "example for each, in the docstring under Args"
         )
         yield _hint(tool, message)
     if short := [name for name in properties if len(name) == 1]:
@@ -232,7 +232,8 @@ def _check_size(tool: _Tool, count: CountTokens | None) -> Iterator[Finding]:
     if tokens > MAX_DEFINITION_TOKENS:
         message = (
             f"its definition has {'about ' if count is None else ''}{tokens:,} tokens, which every request pays for; "
-            f"{MAX_DEFINITION_TOKENS} are plenty: shorten the descriptions, and let enumerations say what they say in words"
+            f"{MAX_DEFINITION_TOKENS} are plenty: shorten the descriptions, and let enumerations say what they "
+            "say in words"
         )
         yield _hint(tool, message)
 

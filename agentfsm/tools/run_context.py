@@ -85,7 +85,7 @@ class RunContext(Generic[D]):
     inquiry: Inquiry = attrs.field(factory=Inquiry, repr=False)
     # What the tool has asked people, and was told: `answers` and `state`.
     parent: Any = attrs.field(default=None, repr=False)
-    # For a tool that is an agent: the run that it works for (`config.drive.family.Parent`).
+    # For a tool that is an agent: the run that it works for (`agentfsm.engine.execution.parent.Parent`).
 
     def progress(self, message: str) -> _CompletedAwaitable:
         """Tell whoever watches how far the call is: `await ctx.progress("half")`, without `await` in a plain function.
@@ -133,7 +133,7 @@ class ToolReturn(Value):
     retryable: bool = False
     child: AgentCost | None = None
     parts: tuple[Media, ...] = ()
-    # What goes with the content, which names them: both come from `render.render_parts`.
+    # What goes with the content, which names them: both come from `result_text.render_parts`.
 
 
 class CallPaused(Exception):  # noqa: N818  it is no error: the call goes on later

@@ -57,7 +57,10 @@ DIGEST_CHARS: Final = 16
 UNKNOWN_OUTCOME_POLICIES: Final = frozenset({"rerun", "fail", "ask"})
 
 UnknownOutcomePolicy: TypeAlias = Literal["rerun", "fail", "ask"]
-OnUnknown: TypeAlias = "UnknownOutcomePolicy | Callable[[RunContext[Any], Arguments], UnknownOutcomePolicy | Found | Awaitable[UnknownOutcomePolicy | Found]]"
+_FoundOutcome: TypeAlias = "UnknownOutcomePolicy | Found"
+OnUnknown: TypeAlias = (
+    "UnknownOutcomePolicy | Callable[[RunContext[Any], Arguments], _FoundOutcome | Awaitable[_FoundOutcome]]"
+)
 
 
 def _to_tags(tags: Iterable[str]) -> frozenset[str]:

@@ -131,7 +131,7 @@ class Journal:
     has_pause_request: bool = False
     # Whether one of them asks for a rest.
     defers_changes: bool = False
-    # Whether `listen` is told of changes of state by `emit_changes` only: what led to them is told first.
+    # Whether `on_event` is told of changes of state by `emit_changes` only: what led to them is told first.
     _deferred_changes: list[StateChanged] = attrs.field(factory=list)
     # Those that it was not told of.
     _is_released: bool = False
@@ -252,7 +252,7 @@ class Journal:
                 self.emit_changes()
 
     def emit_changes(self) -> None:
-        """Tell `listen` of the changes of state that it was not told of, and hold none from here on."""
+        """Tell `on_event` of the changes of state that it was not told of, and hold none from here on."""
         self.defers_changes = False
         changes, self._deferred_changes = self._deferred_changes, []
         for change in changes:

@@ -155,7 +155,7 @@ class _PolicyRequests:
     errors: list[str] = attrs.field(factory=list)
 
     async def ask(self, model: Model | None, instructions: str, question: str, tokens: int) -> str:
-        """Ask, as `compaction.Ask` says."""
+        """Ask, as `ports.context.PolicyAsk` says."""
         try:
             text, usage = await send_side_request(
                 self.execution,

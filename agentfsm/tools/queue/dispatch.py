@@ -1,7 +1,7 @@
 """One call, from its text to its result: the arguments, the checks, the attempts, the time.
 
 Whatever a tool does, its call gets exactly one result. What is written here holds for every call, whoever asked for
-it: a run by way of its `Host`, or a queue that works by itself.
+it: a run by way of its `QueueHost`, or a queue that works by itself.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class ToolQueue:
     # Whose calls these are: a thread that outlives its call blocks later ones of the same owner only. A run's id.
     host: QueueHost = attrs.field(factory=QueueHost)
     on_event: EventHook | None = None
-    # As `listen`, for whoever neither waits nor fails: called at once.
+    # As `listen`, but called at once: it must neither wait nor fail.
     retries_per_tool: int = 2
     retries_per_run: int = 3
     # Attempts after the first, in the life of this queue: see `Limits`.

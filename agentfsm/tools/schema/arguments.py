@@ -203,7 +203,8 @@ def describe_parameters(parameters: Mapping[str, Any]) -> str:
     """One line on the parameters: name, type, and whether it is required or what its default is."""
     required, properties = parameters.get("required", ()), parameters["properties"]
     shown = [
-        f"{_truncate(name, _MAX_VALUE_CHARS)} ({_truncate(_describe_type(part), _MAX_TYPE_CHARS)}{_describe_requirement(name, part, required)})"
+        f"{_truncate(name, _MAX_VALUE_CHARS)} "
+        f"({_truncate(_describe_type(part), _MAX_TYPE_CHARS)}{_describe_requirement(name, part, required)})"
         for name, part in islice(properties.items(), _MAX_PARAMETERS)
     ]
     if len(properties) > _MAX_PARAMETERS:

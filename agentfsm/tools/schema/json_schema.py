@@ -1,7 +1,7 @@
 """A function whose arguments a plain JSON Schema describes, such as a tool of an MCP server.
 
 Whoever wrote the schema is not trusted: nothing that it refers to is fetched, its patterns run on an engine that takes
-linear time, and what it may cost is bounded (`guard.py`). It is compiled once, when the tool is made. A call
+linear time, and what it may cost is bounded (`complexity.py`). It is compiled once, when the tool is made. A call
 then costs one strict look at the text, one parse and one `is_valid`; only where that says no, it is asked why.
 """
 

@@ -219,8 +219,8 @@ def _validate_answer(adapter: TypeAdapter[Any], schema: Mapping[str, Any], text:
         problems, sent = error.errors(include_url=False, include_context=False), jiter.from_json(text.encode())
         raise ArgumentsError(format_problems("the answer does", problems, sent, schema)) from None
     except Exception as error:  # as of arguments
-        told = f"the answer does not fit ({type(error).__name__}: {summarise_error(error)}).\n{describe_parameters(schema)}"
-        raise ArgumentsError(told) from error
+        reason = f"{type(error).__name__}: {summarise_error(error)}"
+        raise ArgumentsError(f"the answer does not fit ({reason}).\n{describe_parameters(schema)}") from error
     return value["result"] if is_wrapped else value
 
 

@@ -6,7 +6,7 @@ In strict mode the provider lets the model write nothing but what fits the schem
   so that an optional one can only be nullable;
 - taken are `type`, `properties`, `items`, `anyOf`, `enum`, `const`, `$ref`, `$defs`, for strings `pattern` and nine
   values of `format`, for numbers `multipleOf` and the four bounds, for arrays `minItems` and `maxItems`;
-- not taken are `allOf`, `not`, `dependentRequired`, `dependentSchemas`, `if`, `add_successor`, `else`;
+- not taken are `allOf`, `not`, `dependentRequired`, `dependentSchemas`, `if`, `then`, `else`;
 - a `$ref` stands alone, and `oneOf` has to be `anyOf` (so do the provider's own clients write them).
 
 There are sizes too (5,000 properties, 10 levels, 1,000 enum values, 120,000 characters of names). They have grown more

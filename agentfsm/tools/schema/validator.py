@@ -66,11 +66,11 @@ def compile_schema(schema: dict[str, Any], tool: str) -> Callable[[Any], bool]:
     """Compile a schema.
 
     Args:
-        schema: What `guard.admitted` returned, with its `$schema`.
+        schema: What `complexity.normalise_parameters` returned, with its `$schema`.
         tool: The tool's name, for error texts.
 
     Returns:
-        Whether a value is valid. What that may cost is told by `guard.work`.
+        Whether a value is valid. What that may cost is told by `complexity.ValidationCost`.
 
     Raises:
         MisuseError: when the schema is invalid, refers to what is not in it, or has a pattern that cannot be had in

@@ -1,0 +1,95 @@
+"""Open stores by path or URL, and load those that need a driver when they are used."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from agentfsm._plugins import STORES, find_plugins, load_plugin
+from agentfsm.core.errors import MisuseError
+
+if TYPE_CHECKING:
+    from agentfsm.ports import Store
+
+MODULES: Final = {"PostgresStore": "postgres.store", "RedisStore": "redis.store", "SQLiteStore": "sqlite.store"}
+# The extra that installs each driver.
+_EXTRAS: Final = {"psycopg": "postgres", "redis": "redis"}
+# Up to the last @: a password that should have been escaped may hold anything.
+_URL_PASSWORD: Final = re.compile(r"(://[^:]*):.*@")
+_QUERY_PASSWORD: Final = re.compile(r"([?&][^=&]*pass[^=&]*)=[^&\s]*", re.IGNORECASE)
+
+
+def open_store(location: str | os.PathLike[str]) -> Store:
+    """Return the store at a path or URL. It connects, or makes its file, when it is first used.
+
+    Args:
+        location: The path of a SQLite file, or a URL. The scheme of a URL selects the store: `postgresql://` and
+            `postgres://`, `redis://`, `rediss://` and `unix://`, and those that installed packages provide as entry
+            points of the group `agentfsm.stores`. Options of the store stand in the query:
+            `postgresql://db/shop?schema=agents`, `redis://cache?prefix=shop`.
+
+    Raises:
+        MisuseError: if no installed package knows the scheme, or the driver is missing.
+    """
+    text = os.fspath(location)
+    scheme, is_url, _ = text.partition("://")
+    if not is_url:
+        store: Store = load_store_class("SQLiteStore")(text)
+        return store
+    if scheme.lower() not in find_plugins(STORES):
+        known = ", ".join(f"{each}://" for each in sorted(find_plugins(STORES)))
+        raise MisuseError(
+            f"{mask_password(text)} names no store: give the path of a file, or a URL that begins with {known}"
+        )
+    opened: Store = load_plugin(STORES, scheme.lower())(text)
+    return opened
+
+
+def open_postgres(url: str) -> Store:
+    """Return the `PostgresStore` of a URL; `schema` may stand in its query."""
+    return _open("PostgresStore", url, ("schema",))
+
+
+def open_redis(url: str) -> Store:
+    """Return the `RedisStore` of a URL; `accept_loss` and `prefix` may stand in its query."""
+    return _open("RedisStore", url, ("accept_loss", "prefix"))
+
+
+def load_store_class(name: str) -> Any:
+    """Return a store's class, imported when it is first asked for.
+
+    Raises:
+        ImportError: if its driver is not installed; the message names the extra.
+    """
+    try:
+        return getattr(import_module(f"agentfsm.stores.{MODULES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        raise ImportError(f"{name} needs a driver: pip install 'agentfsm[{_EXTRAS[error.name]}]'") from error
+
+
+def mask_password(text: str) -> str:
+    """Return a URL, or a text with one in it, without its password."""
+    return _QUERY_PASSWORD.sub(r"\1=***", _URL_PASSWORD.sub(r"\1:***@", text))
+
+
+def _open(name: str, url: str, own_options: tuple[str, ...]) -> Store:
+    url, options = _split_options(url, own_options)
+    try:
+        store: Store = load_store_class(name)(url, **options)
+    except ImportError as error:  # it says what to install
+        raise MisuseError(str(error)) from None
+    return store
+
+
+def _split_options(url: str, names: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """Return a URL without the options that are the store's own, and these."""
+    head, _, query = url.partition("?")
+    pairs = [pair for pair in query.split("&") if pair]
+    own = {name: unquote(value) for name, _, value in (pair.partition("=") for pair in pairs) if name in names}
+    rest = [pair for pair in pairs if pair.partition("=")[0] not in names]
+    return "?".join(filter(None, [head, "&".join(rest)])), own
