@@ -44,7 +44,7 @@ async def act(execution: Execution, effect: RunTools | Wait, calls: ToolCalls) -
     if not host.unfinished:
         host.record()
     elif ready:
-        await calls.run(ready)
+        await calls.run_deferring_changes(calls.queue.execute_all(ready))
 
 
 def _list_unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import attrs
 
@@ -130,7 +130,7 @@ class Driver(Generic[A_co]):
             ended_runs=self._ended_runs,
         )
         del run  # the journal has its newest value: this one would stay for as long, at 900 bytes
-        journal.run = cast("Run", self.attach_decoder(journal.run))
+        journal.run = self.attach_decoder(journal.run)
         try:
             if not apply_requests_only and (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
@@ -141,7 +141,6 @@ class Driver(Generic[A_co]):
             )
             await (apply_requests(drive) if apply_requests_only else run_steps(drive, throttle, once=once))
             self._cache(journal.run, drive.ledger)
-            return cast("Run[A_co]", journal.run)
         except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: it can wait for nothing more
             journal.release()
             raise
@@ -156,6 +155,7 @@ class Driver(Generic[A_co]):
             ) from cancellation
         finally:
             await journal.close()
+        return journal.run
 
     def check_price(self) -> None:
         """Refuse a limit of money that cannot be kept, since the price is unknown.
@@ -200,7 +200,7 @@ class Driver(Generic[A_co]):
                     "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",
                 )
 
-    def _take_ledger(self, run: Run) -> TokenLedger:
+    def _take_ledger(self, run: Run[Any]) -> TokenLedger:
         own = self._ledgers.pop((run.id, run.created_at), None)
         return own or self._take_predecessor_ledger(run) or TokenLedger(own_start=run.own_start)
 
@@ -214,7 +214,7 @@ class Driver(Generic[A_co]):
             tally.resume_from(run.own_start)
         return tally
 
-    def _cache(self, run: Run, ledger: TokenLedger) -> None:
+    def _cache(self, run: Run[Any], ledger: TokenLedger) -> None:
         """Keep what the next driving call, or the next run of the conversation, would have to read or count anew."""
         if run.is_over:
             if run.header.session is None and not run.prior:

@@ -21,6 +21,7 @@ from agentfsm.core.machine import State
 from agentfsm.engine.act import act
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.fairness import StepThrottle
+from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import end_after_last_answer, stop_at_limit
 from agentfsm.engine.observe import observe
@@ -58,24 +59,27 @@ HANDLERS: Final[Mapping[type[Effect], Handler]] = {
 
 async def step(execution: Execution, calls: ToolCalls) -> None:
     """Perform the run's effect, and commit what its handler returns. This is the whole control flow."""
-    journal = execution.journal
+    journal, lease = execution.journal, execution.journal.lease
     outcome = None
-    if journal.lease.cancelled:
+    if lease.cancelled:
         outcome = await cancel_run(execution)
-    elif journal.has_unread_inbox or journal.has_pause_request:
+    elif lease.inbox_head > lease.inbox_read or journal.has_pause_request:
         outcome = await find_requested_stop(execution, await journal.read_inbox())
     if outcome is None and (effect := journal.run.effect) is not None:
         outcome = await HANDLERS[type(effect)](execution, effect, calls)
-    if outcome is not None:
-        await _commit(execution, outcome)
+    if outcome is None:
+        return
+    if outcome.otherwise is None and outcome.scope is None:
+        journal.commit(*outcome.events, taken=outcome.taken)
+    else:
+        await _commit(journal, outcome)
 
 
-async def _commit(execution: Execution, outcome: StepOutcome) -> None:
-    """Commit an outcome. If new input forestalls an end, commit the alternative instead."""
-    journal = execution.journal
+async def _commit(journal: Journal, outcome: StepOutcome) -> None:
+    """Commit an outcome in its scope. If new input forestalls the end of the run, commit the alternative instead."""
     if outcome.scope is not None:
         async with outcome.scope:
-            return await _commit(execution, outcome._replace(scope=None))
+            return await _commit(journal, outcome._replace(scope=None))
     while outcome.otherwise is not None:
         if await journal.try_commit_final(*outcome.events, taken=outcome.taken):
             return None
@@ -88,9 +92,9 @@ async def run_steps(execution: Execution, throttle: StepThrottle, *, once: bool 
     limits, journal = execution.config.limits, execution.journal
     if journal.run.open:
         await load_child_spending(execution)
-    is_wanted = not journal.run.is_over and not journal.lease.cancelled
-    if is_wanted and journal.run.paused is None and journal.lease.crashes >= limits.crashes:
-        await _commit(execution, _park(execution))
+    is_suspect = journal.lease.crashes >= limits.crashes and not journal.lease.cancelled
+    if is_suspect and journal.run.paused is None and not journal.run.is_over:
+        await _commit(journal, _park(execution))
         return await journal.flush()
     calls = ToolCalls(execution)
     while await _run_until_limit(execution, calls, throttle, once=once):
@@ -117,7 +121,7 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
             if once or journal.run is before or journal.run.limit_reached is not reached:
                 break
     if scope.cancelled_caught and (journal.run.limit_reached is reached or journal.lease.cancelled):
-        await _commit(execution, await _interrupt(execution))
+        await _commit(journal, await _interrupt(execution))
     return not once and journal.run.limit_reached is not reached and not journal.run.is_over
 
 
@@ -128,9 +132,9 @@ async def apply_requests(execution: Execution) -> None:
         return
     await load_child_spending(execution)
     if journal.lease.cancelled:
-        await _commit(execution, await cancel_run(execution))
+        await _commit(journal, await cancel_run(execution))
     elif (stop := await find_requested_stop(execution, await journal.read_inbox())) is not None:
-        await _commit(execution, stop)
+        await _commit(journal, stop)
     await journal.flush()
 
 

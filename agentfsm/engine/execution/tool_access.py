@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 
-def find_tool(execution: Execution, name: str) -> Tool[..., Any] | None:
-    """Return the tool of that name: the agent's, one that the engine brings along, or the one that gives the answer."""
-    tool = execution.config.registry.get(name) or find_builtin(execution.journal.run, name)
-    if tool is not None:
+def find_engine_tool(execution: Execution, name: str) -> Tool[..., Any] | None:
+    """Return the tool of that name that the engine brings along, or the one that gives the answer."""
+    if (tool := find_builtin(execution.journal.run, name)) is not None:
         return tool
     spec = execution.config.output_spec  # a call of its tool that comes here came too early
     return None if spec is None or spec.tool is None or spec.tool.name != name else spec.tool

@@ -30,7 +30,7 @@ from agentfsm.engine.execution.tool_access import (
     check_available,
     check_permitted,
     current_turn,
-    find_tool,
+    find_engine_tool,
 )
 from agentfsm.engine.model_calls.eager_calls import EagerAttempt, EagerCalls
 from agentfsm.engine.model_calls.tool_selection import search_tools
@@ -80,9 +80,9 @@ class RunHost(QueueHost):
         ending = () if self.unfinished else (e.ToolsReturned(),)
         self.execution.journal.commit(*events, *ending, taken=taken)
 
-    def find_tool(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:  # noqa: ARG002  the agent's own
+    def find_tool(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
         """Return the tool of that name: the agent's, or one that the engine brings along."""
-        return find_tool(self.execution, name)
+        return registry.get(name) or find_engine_tool(self.execution, name)
 
     def list_tool_names(self, registry: ToolRegistry) -> Sequence[str]:
         """Return the names of the tools that the run has and may use."""
@@ -363,7 +363,7 @@ def build_call(execution: Execution, index: int, proposed: ProposedCall) -> Tool
     """Give a call of the reply its id and key, mend its arguments if need be, and set aside what is no JSON object."""
     run = execution.journal.run
     call_id = f"t{run.turns_before + run.turn + 1}.{index}"
-    known = find_tool(execution, proposed.name) is not None
+    known = (execution.config.registry.get(proposed.name) or find_engine_tool(execution, proposed.name)) is not None
     arguments = normalise_text(proposed.arguments)
     flaw, mended = check_object(arguments), None
     if flaw is not None:
@@ -416,13 +416,9 @@ class ToolCalls:
             self._queue = _create_queue(self.execution, self.host)
         return self._queue
 
-    async def run(self, calls: Sequence[ToolCall]) -> None:
-        """Run calls, and commit what happens to them."""
-        await self._defer_changes(self.queue.execute_all(calls))
-
     async def finish_eager_calls(self, eager: EagerCalls) -> None:
         """Commit the results of calls that started while the reply streamed, and wait for those still in flight."""
-        await self._defer_changes(self._drain_eager_calls(eager))
+        await self.run_deferring_changes(self._drain_eager_calls(eager))
 
     async def _drain_eager_calls(self, eager: EagerCalls) -> None:
         await eager.finish()
@@ -430,7 +426,7 @@ class ToolCalls:
         if not self.drained_pending:
             await self.queue.emit_drained()
 
-    async def _defer_changes(self, running: Awaitable[object]) -> None:
+    async def run_deferring_changes(self, running: Awaitable[object]) -> None:
         """Await calls that run. Listeners hear of a turn that ends with them after them, as in the journal."""
         journal = self.execution.journal
         journal.defers_changes = True
