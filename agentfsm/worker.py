@@ -149,7 +149,7 @@ class Worker:
                     self._suspects.discard(lease.run_id)
                     self._changed.set()
 
-            await self.execute(run, deps, lease=lease, see=see)
+            await self.execute(run, deps, lease=lease, on_run=see)
         except BaseException:
             self.agent.store.release(lease)
             raise

@@ -387,7 +387,7 @@ def test_a_display_that_breaks_does_not_break_the_run(here, monkeypatch):
     """Plain lines take its place."""
 
     class Broken(PlainView):
-        def see(self, event, run):
+        def on_event(self, event, run):
             raise RuntimeError("no pixels [/x]")
 
     monkeypatch.setattr(attended_run, "choose_view", lambda terminal: Broken(terminal=terminal))

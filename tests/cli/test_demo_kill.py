@@ -86,7 +86,8 @@ def test_killed_at_any_moment(tmp_path):
 DEADLY = """
 import os, signal, sys
 from pathlib import Path
-from agentfsm.cli import demo_tools, main
+from agentfsm.cli import main
+from agentfsm.cli.demo import survey_tools
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -99,10 +100,10 @@ sys.exit(main(["demo", "."]))
 @pytest.mark.parametrize(
     ("patch", "left"),
     [
-        ("demo_tools._put = die", []),
+        ("survey_tools._write_durably = die", []),
         ("Path.replace = die", ["part"]),
-        ("demo_tools._sync_folder = die", ["md"]),
-        ("demo_tools._relative_path = die", ["md"]),
+        ("survey_tools._sync_folder = die", ["md"]),
+        ("survey_tools._relative_path = die", ["md"]),
     ],
     ids=["before it is written", "before it has its name", "before the name is durable", "before the result is known"],
 )

@@ -117,6 +117,6 @@ def test_without_an_agent_there_are_no_tools(here):
 
 def test_no_findings_where_all_is_well(here):
     """Our own demo declares and describes what it does."""
-    report = here.json("doctor", "agentfsm.cli.demo.demo_agent:agent")
+    report = here.json("doctor", "agentfsm.cli.demo:agent")
     assert report["ok"]
     assert report["findings"] == []

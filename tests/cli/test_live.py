@@ -25,7 +25,7 @@ def look() -> str:
 def drawn(view, run, *events):
     """Return what the view draws after these events."""
     for event in events:
-        view.see(event, run)
+        view.on_event(event, run)
     view.end(run)
     console = Console(file=io.StringIO(), width=120)
     console.print(view._render())

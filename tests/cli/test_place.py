@@ -76,7 +76,7 @@ class Missing:
 
 def test_a_driver_that_is_missing(monkeypatch):
     """It is said what to install."""
-    for name in [name for name in sys.modules if name.startswith(("redis", "agentfsm.stores.redis.store"))]:
+    for name in [name for name in sys.modules if name.startswith(("redis", "agentfsm.stores.redis"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
     with pytest.raises(MisuseError, match=r"pip install 'agentfsm\[redis\]'"):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from agentfsm.config import audit as audits
 
 from agentfsm import Agent, AuditRecord, Filter, Outcome, tool
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.messages import ToolResult
+from agentfsm.engine import audit as audits
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say

@@ -352,7 +352,7 @@ def test_room_in_the_very_moment_of_giving_up():
         class Witness(QueueHost):
             """A host that notes each result."""
 
-            def finished(self, result: ToolResult) -> None:
+            def on_result(self, result: ToolResult) -> None:
                 """Note."""
                 handed.append(result)
 
@@ -553,7 +553,7 @@ def test_who_waits_for_a_stuck_place_is_told_while_others_run():
     class Witness(QueueHost):
         """A host that notes when each result comes."""
 
-        def finished(self, result: ToolResult) -> None:
+        def on_result(self, result: ToolResult) -> None:
             """Note."""
             ends[result.tool] = anyio.current_time()
 

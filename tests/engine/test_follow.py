@@ -9,11 +9,11 @@ import sys
 
 import anyio
 import pytest
-from agentfsm.config import follow
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, JournalEvent, MisuseError, PendingKind, RunNotFoundError, StopReason, tool
 from agentfsm.core import codec, events
+from agentfsm.engine import follow
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, VirtualClock, call, run_virtual, say
 from tests.support.checks import HANG_S, names

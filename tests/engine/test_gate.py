@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import anyio
 import pytest
-from agentfsm.config.drive.gate import STEPS_PER_TICK, StepThrottle
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, tool
+from agentfsm.engine.execution.fairness import STEPS_PER_TICK, StepThrottle
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.testing import FunctionModel, ScriptedModel
 

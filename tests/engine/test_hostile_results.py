@@ -106,7 +106,7 @@ async def test_a_huge_result_is_cut_before_anything_costly_is_done_with_it(value
         return measure
 
     monkeypatch.setattr(result_text, "replace_surrogates", measured(result_text.replace_surrogates))
-    monkeypatch.setattr(result_text.json, "dump_compact", measured(json.dumps))
+    monkeypatch.setattr(result_text.json, "dumps", measured(json.dumps))
     core = SimpleNamespace(
         **vars(result_text._pydantic_core()) | {"to_json": measured(result_text._pydantic_core().to_json)}
     )
@@ -116,7 +116,7 @@ async def test_a_huge_result_is_cut_before_anything_costly_is_done_with_it(value
         sizes.append(len(text))
         return len(text) // 3
 
-    monkeypatch.setattr(QueueHost, "count", count)
+    monkeypatch.setattr(QueueHost, "count_tokens", count)
 
     async def act() -> object:
         return value

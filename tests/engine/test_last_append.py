@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 import attrs
 import pytest
-from agentfsm.config.drive import journal
 
 from agentfsm import Agent, StoreError
+from agentfsm.engine.execution import journal
 from agentfsm.ports import PendingWrite
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel

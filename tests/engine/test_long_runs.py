@@ -8,11 +8,11 @@ from typing import Any
 
 import anyio
 import pytest
-from agentfsm.config.drive import journal
-from agentfsm.config.think import compact
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, tool
+from agentfsm.engine.execution import journal
+from agentfsm.engine.model_calls import compaction
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -76,7 +76,7 @@ async def test_a_long_history_is_counted_in_portions(memory, monkeypatch):
     """So it is where a run is taken up whose messages nobody has counted yet, and again when there is a vocabulary."""
     run_id = await many_turns(memory)
     portion = 8
-    monkeypatch.setattr(compact, "FOLD_BATCH", portion)
+    monkeypatch.setattr(compaction, "FOLD_BATCH", portion)
     monkeypatch.setattr(ledger, "FOLD_BATCH", portion)
     counted: list[int] = [0]
     count_message = ledger.count_message

@@ -323,7 +323,7 @@ async def test_a_function_that_returns_a_coroutine(caplog):
 @pytest.mark.usefixtures("patient")
 async def test_many_threads_put_at_once(monkeypatch):
     """Thousands of events from several threads: each is told or counted, in the order of its thread."""
-    monkeypatch.setattr(module, "BUFFER", 100)
+    monkeypatch.setattr(module, "MAX_BUFFERED_EVENTS", 100)
     seen = []
     outlet = CallbackDispatcher(seen.append)
 
@@ -423,12 +423,12 @@ def test_a_hanging_listener_does_not_hold_the_process():
     """A process ends though its listener hangs and an idle thread waits."""
     program = """
 import threading
-from agentfsm.config.watch.outlet import Outlet
+from agentfsm.streaming.callbacks import CallbackDispatcher
 entered = threading.Event()
 def hang(event):
     entered.set()
     threading.Event().wait()
-quick, hanging = Outlet(print), Outlet(hang)
+quick, hanging = CallbackDispatcher(print), CallbackDispatcher(hang)
 quick.put("told")
 hanging.put(1)
 assert entered.wait(20)
@@ -441,8 +441,8 @@ def test_after_a_fork_nothing_hangs():
     """In the child of a fork the thread is missing and the lock may be held: it begins anew, without old events."""
     program = """
 import os, threading, warnings, anyio
-from agentfsm.config.watch import outlet as module
-from agentfsm.config.watch.outlet import Outlet
+from agentfsm.streaming import callbacks as module
+from agentfsm.streaming.callbacks import CallbackDispatcher
 module.DRAIN_TIMEOUT_S = 1_000
 warnings.simplefilter("ignore")
 entered, gate, seen = threading.Event(), threading.Event(), []
@@ -451,7 +451,7 @@ def listen(event):
     if event == "first":
         entered.set()
         gate.wait(20)
-outlet = Outlet(listen)
+outlet = CallbackDispatcher(listen)
 outlet.put("first")
 outlet.put("old")
 assert entered.wait(20)

@@ -433,11 +433,11 @@ async def test_a_plan_runs_nothing():
     class Witness(QueueHost):
         """A host that notes what it is told."""
 
-        async def starting(self, call, tool):
+        async def on_start(self, call, tool):
             """Note."""
             ran.append(f"starting {call.id}")
 
-        def finished(self, result):
+        def on_result(self, result):
             """Note."""
             ran.append(f"finished {result.call_id}")
 

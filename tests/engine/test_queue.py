@@ -325,11 +325,11 @@ async def test_the_host_is_told_in_the_order_of_events():
         return "ok"
 
     class Telling(QueueHost):
-        async def starting(self, call: ToolCall, tool: object) -> None:
+        async def on_start(self, call: ToolCall, tool: object) -> None:
             await checkpoint()
             told.append(f"starting {call.id}")
 
-        def finished(self, result: ToolResult) -> None:
+        def on_result(self, result: ToolResult) -> None:
             told.append(f"finished {result.call_id} {result.outcome}")
 
     queue = ToolQueue(registry=ToolRegistry.of([act]), host=Telling())
@@ -357,7 +357,7 @@ async def test_what_starting_raises_stops_the_queue(safe):
         return "never"
 
     class Full(QueueHost):
-        async def starting(self, call: ToolCall, tool: object) -> None:
+        async def on_start(self, call: ToolCall, tool: object) -> None:
             if call.id == "t1.1":
                 raise OSError("the disk is full")
 

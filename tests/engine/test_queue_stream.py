@@ -195,7 +195,7 @@ async def test_an_error_of_the_host_is_raised_to_the_reader(count):
     class Full(QueueHost):
         """A host whose disk is full."""
 
-        def finished(self, result):
+        def on_result(self, result):
             """Fail."""
             raise OSError("disk full")
 

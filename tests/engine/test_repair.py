@@ -182,7 +182,7 @@ def test_no_junk_takes_long(unit):
 def test_a_validator_is_loaded_only_when_a_tool_needs_it():
     """Neither importing the package nor mending a text loads jsonschema-rs or pydantic."""
     code = (
-        "import sys, agentfsm; from agentfsm.tools.schema.arguments import repair; repair('{a: 1}'); "
+        "import sys, agentfsm; from agentfsm.tools.schema.arguments import repair_object; repair_object('{a: 1}'); "
         "print(*[name for name in ('jsonschema_rs', 'pydantic') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -203,7 +203,7 @@ def test_the_wait_is_what_the_service_asks_for(failures, waits):
 @pytest.mark.parametrize(("ahead_s", "wait_s"), [(20, 20), (-20, 0)])
 def test_a_date_is_waited_for(monkeypatch, status, ahead_s, wait_s):
     """Retry-After may be a date; one that has passed asks for no wait."""
-    monkeypatch.setattr("agentfsm.tools.queue.classify_failure.time", SimpleNamespace(time=lambda: TODAY))
+    monkeypatch.setattr("agentfsm.tools.queue.transient.time", SimpleNamespace(time=lambda: TODAY))
     date = format_datetime(datetime.fromtimestamp(TODAY + ahead_s, UTC), usegmt=True)
     service = Service(http(status, Retry_After=date), read_only=True)
     assert once(service).outcome is Outcome.DONE

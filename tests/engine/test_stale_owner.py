@@ -8,10 +8,10 @@ from collections.abc import Callable
 import anyio
 import attrs
 import pytest
-from agentfsm.config.drive import journal as journals
 
 from agentfsm import Agent, LeaseLostError, RunContext, TransientError, tool
 from agentfsm.core.events import Event, ToolCutOff, ToolStarted
+from agentfsm.engine.execution import journal as journals
 from agentfsm.ports import Lease, PendingWrite, Store
 from agentfsm.testing.models import ScriptedModel, call, say
 from tests.support.checks import HANG_S, Wrapped

@@ -193,7 +193,7 @@ async def test_the_queue_tells_of_a_result_after_its_host_has_it():
 
     @attrs.define
     class Keeper(QueueHost):
-        def finished(self, result: ToolResult) -> None:
+        def on_result(self, result: ToolResult) -> None:
             """Keep it."""
             order.append(("kept", result.call_id))
 

@@ -10,10 +10,10 @@ from base64 import b64decode
 from typing import Any, Final
 
 import anyio
-from agentfsm.mcp.serving.is_offered import Prompt, Resource
 
 from agentfsm import InputRequired, Question, ToolRegistry, tool
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, TextPart, UserMessage
+from agentfsm.mcp.server.resources import Prompt, Resource
 from agentfsm.mcp.server.service import MCPService
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import make_tool

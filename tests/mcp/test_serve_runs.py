@@ -6,7 +6,6 @@ from typing import Literal
 import anyio
 import attrs
 import pytest
-from agentfsm.config.tools.find_builtin import ask_user
 from mcp import Client, MCPError
 
 from agentfsm import Agent, Limits, RunContext, tool
@@ -15,6 +14,7 @@ from agentfsm.mcp import MCPService
 from agentfsm.mcp.server import served_runs as serve_runs
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
+from agentfsm.tools.builtin import ask_user
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 CONTROL = ["start", "send", "status", "result", "approve"]

@@ -5,7 +5,6 @@ import json
 import anyio
 import anyio.lowlevel
 import pytest
-from agentfsm.config.tools.find_builtin import ask_user
 from mcp import Client, MCPError
 from mcp.types import ElicitResult
 
@@ -13,6 +12,7 @@ from agentfsm import Permissions, RunContext, ToolRegistry, tool
 from agentfsm.core.errors import ModelRetry
 from agentfsm.mcp import MCPServerError, MCPService
 from agentfsm.mcp.server import call_sequencer as serve_turns
+from agentfsm.tools.builtin import ask_user
 from agentfsm.tools.permission import Rule
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])

@@ -2,15 +2,6 @@
 
 import httpx2
 import pytest
-from agentfsm.config.queue.classify_failure import classify_failure
-from agentfsm.mcp.connection.last_error import (
-    FAULT_RULES,
-    Disposition,
-    MessageTooLongError,
-    RequestFault,
-    WireStatus,
-    classify_error,
-)
 from mcp import MCPError
 from pydantic import BaseModel, ValidationError
 
@@ -18,7 +9,16 @@ from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, Transient
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.mcp import MCPServerError
 from agentfsm.mcp.client.connection import request_errors
+from agentfsm.mcp.client.connection.request_errors import (
+    FAULT_RULES,
+    Disposition,
+    MessageTooLongError,
+    RequestFault,
+    WireStatus,
+    classify_error,
+)
 from agentfsm.mcp.errors import NoAnswerError, ServerCircuitOpenError
+from agentfsm.tools.queue.transient import classify_failure
 
 
 def told(error):

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import attrs
 import pytest
-from agentfsm.config.drive.budget import Budget
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, Run, State, StopReason
@@ -21,6 +20,7 @@ from agentfsm.core.errors import RunError
 from agentfsm.core.events import Event, ToolStarted
 from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
 from agentfsm.core.run import Header, begin_run
+from agentfsm.engine.execution.budget import Budget
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.clock import VirtualClock, run_virtual
@@ -170,7 +170,7 @@ class Keeping(QueueHost):
 
     kept: list[ToolResult] = attrs.field(factory=list)
 
-    def finished(self, result: ToolResult) -> None:
+    def on_result(self, result: ToolResult) -> None:
         """Keep it."""
         self.kept.append(result)
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import anyio
 import pytest
-from agentfsm.config.drive import journal
 
 from agentfsm.cli import main
 from agentfsm.core.run import Run
+from agentfsm.engine.execution import journal
 from agentfsm.stores import SQLiteStore
 
 # A guard against hanging, never a bound that a test relies on.

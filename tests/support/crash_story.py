@@ -14,7 +14,6 @@ from typing import Any
 
 import anyio
 import attrs
-from agentfsm.config.act import decide as engine_decide
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, Outcome, PendingKind, Run, RunContext, Settings, tool
@@ -22,6 +21,7 @@ from agentfsm.core import codec
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, Event, ToolFinished, ToolStarted
 from agentfsm.core.messages import AssistantMessage
+from agentfsm.engine.tool_calls import approvals as engine_approvals
 from agentfsm.ports import (
     CallChunk,
     Emit,
@@ -329,7 +329,7 @@ def hushed_up() -> None:
     async def recovered(_drive: Any, call: Any) -> ToolFinished:
         return ToolFinished(result=build_decided_result(call, Outcome.SKIPPED, "not run"))
 
-    engine_decide._recover_call = recovered
+    engine_approvals._recover_call = recovered
 
 
 def unasked() -> None:
@@ -338,7 +338,7 @@ def unasked() -> None:
     async def recovered(*_: Any) -> None:
         return
 
-    engine_decide._recover_call = recovered
+    engine_approvals._recover_call = recovered
 
 
 FAULTS = {

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
-from agentfsm.config.drive.journal import Journal
 
 from agentfsm import Agent, RunContext, tool
 from agentfsm.core.errors import AgentError, LeaseHeldError
+from agentfsm.engine.execution.journal import Journal
 from agentfsm.ports import Store
 from agentfsm.stores.sqlite import store as sqlite
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter

@@ -84,7 +84,7 @@ class MCPServer:
     origin: str | None = None
     # The file or the directory that it comes from; None for one that a program names in its code.
     start: ApprovedText = attrs.field(
-        default=attrs.Factory(lambda server: build_start_text(server.launch), takes_self=True)
+        default=attrs.Factory(lambda server: build_start_text(server.transport), takes_self=True)
     )
     # How it is started, as it is approved.
     required: bool = True

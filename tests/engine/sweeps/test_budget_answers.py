@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 import attrs
-from agentfsm.config.drive.config import MAX_ANSWER_TOKENS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from agentfsm.core import events as e
 from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import Usage
+from agentfsm.engine.execution.config import MAX_ANSWER_TOKENS
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from tests.support.checks import fresh, results_of, valid_history, virtually
 

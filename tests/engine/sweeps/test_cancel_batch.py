@@ -91,11 +91,11 @@ class World(QueueHost):
             assert not isinstance(ticket, float)
             broken.breaker.record_failure(ticket, ToolQueue(self.registry).clock.monotonic() - 2 * OPEN_S)
 
-    async def starting(self, call: ToolCall, tool: Tool[..., Any]) -> None:
+    async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Wait, as for a disk."""
         await self.trap.visit()
 
-    def finished(self, result: ToolResult) -> None:
+    def on_result(self, result: ToolResult) -> None:
         """Note."""
         self.handed.append(result)
 

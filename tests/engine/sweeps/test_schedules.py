@@ -201,7 +201,7 @@ class _Host(QueueHost):
         """Take the schedule."""
         self.schedule = schedule
 
-    def finished(self, result: ToolResult) -> None:
+    def on_result(self, result: ToolResult) -> None:
         """Note."""
         self.schedule.handed.append(result)
 
