@@ -28,7 +28,7 @@ from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
 from agentfsm.testing.conformance.helpers import LeasedRun, make_header
 from benchmarks.contender import PROMPT, Script, ran
 from benchmarks.ours import WIDE, Scripted, contender, following, job, summing
-from benchmarks.rows import CPU, MS, US, WALL, check, count_base64_bytes, remembered, ticking, timed
+from benchmarks.rows import CPU, MS, US, WALL, check, remembered, size_of, ticking, timed
 
 TURNS = (20, 100, 400, 2_000)
 REPEATS = 5
@@ -78,7 +78,7 @@ async def lengths() -> None:
                 quick.append(await timed(memory, script, 1, CPU) / turns * US)
                 slow.append(await timed(disk, script, 1, WALL) / turns * US)
             await store.aclose()
-            size = count_base64_bytes(Path(folder)) / (1 + REPEATS) / turns
+            size = size_of(Path(folder)) / (1 + REPEATS) / turns
         held = await kept(script) / turns
         print(
             f"{turns:>6}{statistics.median(quick):>11.0f} us{held:>8.0f} bytes{statistics.median(slow):>12.0f} us"

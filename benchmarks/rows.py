@@ -196,7 +196,7 @@ async def journalled(contender: Contender, turns: int, level: str) -> AsyncItera
         await contender.aclose()
 
 
-def count_base64_bytes(folder: Path) -> int:
+def size_of(folder: Path) -> int:
     """Return the bytes of all files in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
@@ -211,7 +211,7 @@ async def stored(contender: Contender) -> AsyncIterator[Sample]:
             job = await contender.durable(script, Path(folder))
             check(await job(), script)
             await contender.aclose()
-            size = count_base64_bytes(Path(folder))
+            size = size_of(Path(folder))
         assert size > 20 * script.turns, "the steps are not on disk"
         return size / script.turns
 

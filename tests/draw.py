@@ -9,13 +9,13 @@ from agentfsm.core import diagram
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "architecture.md")
-_INDEX_PATTERN = re.compile(r"<!-- machine -->\n.*?<!-- /machine -->", re.DOTALL)
+_PICTURE = re.compile(r"<!-- machine -->\n.*?<!-- /machine -->", re.DOTALL)
 
 
 def drawn(page: str) -> str:
     """Return the page with the picture as the table has it."""
     picture = f"<!-- machine -->\n```mermaid\n{diagram.mermaid()}\n```\n<!-- /machine -->"
-    return _INDEX_PATTERN.sub(lambda _: picture, page)
+    return _PICTURE.sub(lambda _: picture, page)
 
 
 if __name__ == "__main__":

@@ -136,8 +136,8 @@ def test_nothing_left(end, names):
     assert all(is_gone(int(pid)) for pid in pids)
 
 
-@pytest.mark.parametrize("_parse_time", [1, 2])
-def test_empty_redis(redis_url, _parse_time):
+@pytest.mark.parametrize("_time", [1, 2])
+def test_empty_redis(redis_url, _time):
     """Each test finds an empty Redis."""
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0

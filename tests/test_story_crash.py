@@ -26,7 +26,7 @@ def test_the_worker_is_really_killed(told):
     assert told[at + 1] == "    killed by signal 9"
 
 
-def build_idempotency_key(told, tool):
+def key_of(told, tool):
     """The idempotency key of a tool's call, as the second process tells it."""
     (line,) = [line for line in told if line.startswith(f"    {tool} ") and " key " in line]
     return line.split(" key ")[1]
@@ -38,8 +38,8 @@ def test_nothing_runs_twice(told):
     assert runs == ["look_up", "write_letter", "pay"]
     entries = [json.loads(line.split(maxsplit=1)[1]) for line in told if ".jsonl " in line]
     assert [entry["key"] for entry in entries] == [
-        build_idempotency_key(told, "write_letter"),
-        build_idempotency_key(told, "pay"),
+        key_of(told, "write_letter"),
+        key_of(told, "pay"),
     ]
 
 
@@ -53,5 +53,5 @@ def test_the_unknown_call_waits(told):
 def test_the_model_is_told_the_truth(told):
     """It reads what the person found out, and the journal says who that was."""
     [answer] = [line for line in told if line.startswith("    answer: ")]
-    assert f"paid, the bank has it under {build_idempotency_key(told, 'pay')}" in answer
+    assert f"paid, the bank has it under {key_of(told, 'pay')}" in answer
     assert any(line.split() == ["8", "ToolFinished", "t1.2", "by", "ann"] for line in told)

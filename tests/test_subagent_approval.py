@@ -339,13 +339,13 @@ async def test_the_call_of_an_agent_may_need_approval_itself(store, kind):
 
 async def test_the_decision_arrives_while_the_caller_is_driven():
     """A sibling is still at work: when that ends, the child goes on in the same driving call."""
-    world, asked, resume_from = World(), anyio.Event(), anyio.Event()
+    world, asked, go_on = World(), anyio.Event(), anyio.Event()
 
     @tool(read_only=True)
     async def slow() -> str:
         """Take a while."""
         asked.set()
-        await resume_from.wait()
+        await go_on.wait()
         return "at last"
 
     script = ScriptedModel(say("", call("payer", query="go"), call("slow")), "done")
@@ -361,7 +361,7 @@ async def test_the_decision_arrives_while_the_caller_is_driven():
             await asked.wait()
             await anyio.wait_all_tasks_blocked()
             await agent.approve(CHILD, "t1.0")
-            resume_from.set()
+            go_on.set()
     assert [run.output for run in runs] == ["done"]
     assert len(world.paid) == 1
 

@@ -1,14 +1,23 @@
-"""The words that the command line takes."""
+"""The parser of the command line: its subcommands and their options."""
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S
-from agentfsm.cli import datetimes
+from agentfsm.cli.argument_types import (
+    parse_count,
+    parse_date,
+    parse_days,
+    parse_field,
+    parse_new_id,
+    parse_object,
+    parse_pair,
+    parse_seconds,
+    parse_time,
+)
 from agentfsm.cli.commands import (
     audit_log,
     decide,
@@ -18,7 +27,6 @@ from agentfsm.cli.commands import (
     mcp_serve,
     retention,
     timetravel,
-    work,
 )
 from agentfsm.cli.resolve.agent_target import MCP_OPTION
 from agentfsm.cli.resolve.store_location import DEFAULT_STORE, STORE_VARIABLE, mask_password
@@ -27,7 +35,6 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
-from agentfsm.tools.schema.arguments import check_object
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.run_lookup import Command
@@ -84,24 +91,37 @@ def _add_execute(add: AddParser) -> None:
         _add_agent(starts)
         starts.add_argument("prompt", help="what it shall do")
         starts.add_argument(
-            "--id", type=_parse_new_id, help="the run's id (the same id and prompt again means the same run)"
+            "--id",
+            type=parse_new_id,
+            help="the run's id (the same id and prompt again means the same run)",
         )
         starts.add_argument("--session", help="go on with this conversation")
         starts.add_argument("--messages", metavar="FILE", help="go on from these, in JSON as OpenAI has messages")
         starts.add_argument(
-            "--metadata", metavar="KEY=VALUE", type=_parse_pair, action="append", default=[], help="kept with the run"
+            "--metadata",
+            metavar="KEY=VALUE",
+            type=parse_pair,
+            action="append",
+            default=[],
+            help="kept with the run",
         )
-    worker = _add_command(add, work.worker, text="drive the runs of an agent that can be moved on, until interrupted")
+    worker = _add_command(
+        add, execute.worker, text="drive the runs of an agent that can be moved on, until interrupted"
+    )
     _add_agent(worker)
     worker.add_argument(
         "--parallel",
         metavar="N",
-        type=_parse_count,
+        type=parse_count,
         default=WORKER_PARALLEL,
         help="runs at once (default: %(default)s)",
     )
     worker.add_argument(
-        "--poll", metavar="SECONDS", type=_parse_seconds, default=WORKER_POLL_S, help="between two looks (%(default)s)"
+        "--poll",
+        metavar="SECONDS",
+        type=parse_seconds,
+        default=WORKER_POLL_S,
+        help="between two looks (%(default)s)",
     )
     worker.add_argument("--until-idle", action="store_true", help="end when nothing can be moved on")
     resume = _add_command(add, execute.resume, text="go on with a run, from where its journal ends; a pause ends")
@@ -118,11 +138,9 @@ def _add_inspect(add: AddParser) -> None:
     runs.add_argument("--state", choices=[str(state) for state in State], help="only in this state")
     runs.add_argument("--waiting", action="store_true", help="only those that wait")
     runs.add_argument("--parent", metavar="RUN", help="only those that work for this run")
-    runs.add_argument(
-        "--before", metavar="TIME", type=datetimes.parse_date, help="only those created before, as in `prune`"
-    )
+    runs.add_argument("--before", metavar="TIME", type=parse_date, help="only those created before, as in `prune`")
     runs.add_argument("--all", action="store_true", help="those that work for other runs, too")
-    runs.add_argument("--limit", type=_parse_count, default=20, help="how many at most (default: %(default)s)")
+    runs.add_argument("--limit", type=parse_count, default=20, help="how many at most (default: %(default)s)")
     show = _add_command(add, inspect.show, text="show a run: its turns, calls and outcomes")
     _add_run_id(show)
     show.add_argument("--at", metavar="VERSION", type=int, help="as it was then")
@@ -153,11 +171,9 @@ def _add_audit(add: AddParser) -> None:
     audit.add_argument("--agent", metavar="NAME", help="only of the agent of this name")
     audit.add_argument("--user", metavar="NAME", help="only for this user")
     audit.add_argument("--session", help="only of this conversation")
-    audit.add_argument(
-        "--since", metavar="TIME", type=datetimes.parse_date, help="only those that were open then or later"
-    )
-    audit.add_argument("--until", metavar="TIME", type=datetimes.parse_date, help="only those asked for before")
-    audit.add_argument("--limit", type=_parse_count, default=1_000, help="how many at most (default: %(default)s)")
+    audit.add_argument("--since", metavar="TIME", type=parse_date, help="only those that were open then or later")
+    audit.add_argument("--until", metavar="TIME", type=parse_date, help="only those asked for before")
+    audit.add_argument("--limit", type=parse_count, default=1_000, help="how many at most (default: %(default)s)")
     audit.add_argument("--results", action="store_true", help="with --json: the whole results, beside their hashes")
 
 
@@ -175,7 +191,10 @@ def _add_decide(add: AddParser) -> None:
         _add_run_id(decides)
         decides.add_argument("call", help="the call's id, for example t3.0")
     approve.add_argument(
-        "--arguments", metavar="JSON", type=_parse_object, help="run it with these, not with the model's own"
+        "--arguments",
+        metavar="JSON",
+        type=parse_object,
+        help="run it with these, not with the model's own",
     )
     approve.add_argument("--digest", default="", help="of the call as it was shown: a yes to any other is refused")
     reject.add_argument("--message", default="", help="why not, for the model")
@@ -190,7 +209,7 @@ def _add_decide(add: AddParser) -> None:
     answer.add_argument(
         "--field",
         metavar="NAME=VALUE",
-        type=_parse_field,
+        type=parse_field,
         action="append",
         default=[],
         help="a field of what a tool asks",
@@ -214,9 +233,7 @@ def _add_send(add: AddParser) -> None:
     send.add_argument("--kind", choices=kinds, default="user", help="where it comes from (default: %(default)s)")
     priorities = [str(priority) for priority in Priority]
     send.add_argument("--priority", choices=priorities, default="normal", help="(default: %(default)s)")
-    send.add_argument(
-        "--at", metavar="TIME", type=datetimes.parse_time, help="not before: +90s, +15m, +2h, +3d, or a date"
-    )
+    send.add_argument("--at", metavar="TIME", type=parse_time, help="not before: +90s, +15m, +2h, +3d, or a date")
     send.add_argument("--key", help="an input of the same key is taken in once only")
 
 
@@ -225,7 +242,7 @@ def _add_timetravel(add: AddParser) -> None:
     _add_run_id(fork)
     fork.add_argument("--at", metavar="VERSION", type=int, help="how many events (default: all, but for the end)")
     fork.add_argument("--prompt", help="another first message")
-    fork.add_argument("--id", dest="new_id", type=_parse_new_id, help="the new run's id")
+    fork.add_argument("--id", dest="new_id", type=parse_new_id, help="the new run's id")
     replay = _add_command(
         add, timetravel.replay, text="fold a run again, and check that the model would be asked the same now"
     )
@@ -247,10 +264,8 @@ def _add_retention(add: AddParser) -> None:
     delete.add_argument("--session", help="the conversation, with all its runs")
     prune = _add_command(add, retention.prune, text="remove the runs that ended long ago")
     long = prune.add_mutually_exclusive_group(required=True)
-    long.add_argument(
-        "--before", metavar="TIME", type=datetimes.parse_date, help="for example 2026-01-31, or seconds since 1970"
-    )
-    long.add_argument("--older-than", metavar="DAYS", type=datetimes.parse_days, help="by the store's clock")
+    long.add_argument("--before", metavar="TIME", type=parse_date, help="for example 2026-01-31, or seconds since 1970")
+    long.add_argument("--older-than", metavar="DAYS", type=parse_days, help="by the store's clock")
     _add_command(
         add, retention.compact, text="give the room of removed runs back to the disk (a SQLite file, nothing driven)"
     )
@@ -299,7 +314,7 @@ def _add_mcp_client(sub: AddParser) -> None:
     for takes in (prompt, read):
         takes.add_argument("server", metavar="SERVER", help="its name in the file")
     prompt.add_argument("name", metavar="NAME", help="of the prompt")
-    prompt.add_argument("arguments", metavar="KEY=VALUE", type=_parse_pair, nargs="*", help="what it is filled in with")
+    prompt.add_argument("arguments", metavar="KEY=VALUE", type=parse_pair, nargs="*", help="what it is filled in with")
     read.add_argument("uri", metavar="URI", help="of the resource")
 
 
@@ -322,48 +337,3 @@ def _add_agent_option(takes: argparse.ArgumentParser) -> None:
 
 def _add_mcp_option(takes: argparse.ArgumentParser, text: str) -> None:
     takes.add_argument(MCP_OPTION, metavar="FILE", action="append", default=[], help=text)
-
-
-# Values.
-
-
-def _parse_new_id(text: str) -> str:
-    if text.startswith("-"):
-        raise argparse.ArgumentTypeError(f"{text!r} would be taken for an option wherever it is named: choose another")
-    return text
-
-
-def _parse_pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
-    return key, value
-
-
-def _parse_field(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not (name and sign):
-        raise argparse.ArgumentTypeError(f"{text!r} is no field: write for example name=Ann")
-    return name, value
-
-
-def _parse_object(text: str) -> str:
-    if (flaw := check_object(text)) is not None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object ({flaw}): write for example '{{\"cents\": 500}}'")
-    return text
-
-
-def _parse_count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
-
-
-def _parse_seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return value

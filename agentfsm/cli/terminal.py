@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -58,6 +58,13 @@ class Terminal:
         if not answer:
             self.err("")
         return answer.strip() if answer else None
+
+    def ask_choice(self, question: str, choices: Mapping[str, str]) -> str | None:
+        """Ask until the answer is one of the choices, in any case of letters; None where there is no answer."""
+        while (answer := self.ask(question)) is not None:
+            if (chosen := choices.get(answer.lower())) is not None:
+                return chosen
+        return None
 
 
 def _wait_for_line(stream: TextIO, news: int) -> bool:

@@ -299,7 +299,7 @@ def _reduce_resumed(run: Run[Any], event: e.Resumed) -> Changes:
 
 def _reduce_limit_reached(run: Run[Any], event: e.LimitReached) -> Changes:
     changes = _stop_run(run, event)
-    messages = changes.get("messages", run.messages).then(SystemMessage(text=event.note))
+    messages = changes.get("messages", run.messages).with_appended(SystemMessage(text=event.note))
     return {**changes, "messages": messages, "verdict": None, "limit_reached": event}
 
 

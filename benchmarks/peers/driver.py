@@ -54,14 +54,14 @@ def told(row: Row, entry: dict[str, Any]) -> str:
     return short(figure) + (f" {row.unit}" if row.absolute and row.unit != "x" else "x")
 
 
-def media_label(name: str, found: Entries) -> str:
+def name_of(name: str, found: Entries) -> str:
     """Return a contender's name as in the table; its module's where it never said it."""
     return next((entry["contender"] for entry in found.values() if "contender" in entry), name)
 
 
 def table(rows: list[Row], results: dict[str, Entries]) -> str:
     """Return the table in Markdown: the best of each row in bold, and below it who is ahead of us and who has none."""
-    names = {name: media_label(name, found) for name, found in results.items()}
+    names = {name: name_of(name, found) for name, found in results.items()}
     lines = [
         "| row | what | floor | " + " | ".join(names.values()) + " |",
         "|---|---|--:|" + "--:|" * len(names),
@@ -98,7 +98,7 @@ def versions(results: dict[str, Entries]) -> str:
     for name, found in results.items():
         packages: dict[str, str] = next((entry["versions"] for entry in found.values() if "versions" in entry), {})
         texts.append(
-            f"{media_label(name, found)}: " + (", ".join(" ".join(each) for each in packages.items()) or "unknown")
+            f"{name_of(name, found)}: " + (", ".join(" ".join(each) for each in packages.items()) or "unknown")
         )
     return "; ".join(texts)
 

@@ -100,7 +100,7 @@ class Chatty(Model):
             tool_choice="auto",
             tools=[],
         )
-        yield ResponseCompletedEvent(type="response.propose_completions", response=response, sequence_number=number + 1)
+        yield ResponseCompletedEvent(type="response.completed", response=response, sequence_number=number + 1)
 
 
 class OpenAIAgents(Contender):

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from agentfsm.cli.resolve import store_location
-from agentfsm.cli.resolve.store_location import CommandHint, mask_password, open_existing_store
+from agentfsm.cli.resolve.command_hint import CommandHint
+from agentfsm.cli.resolve.store_location import mask_password, open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.stores import SQLiteStore
 from tests.support.database_servers import PASSWORD, RedisServer

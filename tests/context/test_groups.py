@@ -13,7 +13,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, Message, Outcome, SystemMessage
 from agentfsm.core.segments import Removed, Span, Summarised, render_segments
 from agentfsm.ports.context import Context, GroupKind, build_segments, count_tokens, group_messages
-from tests.support.histories import GROUPS, as_history, room_of, run_of, tally_of, turn, user
+from tests.support.histories import GROUPS, history_of, room_of, run_of, tally_of, turn, user
 from tests.support.word_counter import WordCounter
 
 
@@ -24,7 +24,7 @@ def compaction(start, head):
 @given(groups=GROUPS, picks=st.lists(st.sampled_from(["keep", "drop", "cut"]), min_size=80, max_size=80))
 def test_what_is_left_is_what_is_shown(groups, picks):
     """Whichever groups are dropped or shortened: the layout shows exactly the others, and counts each message once."""
-    run = run_of((user("task"), *as_history(groups), user("newest")))
+    run = run_of((user("task"), *history_of(groups), user("newest")))
     for _ in range(2):  # the second time in what the first has left
         tally = tally_of(run, WordCounter())
         before = group_messages(run, tally)

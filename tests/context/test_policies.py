@@ -31,7 +31,7 @@ from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Requ
 from agentfsm.testing.models import FunctionModel
 from agentfsm.tokens.ledger import count_message, count_tools
 from tests.support.checks import sound, valid_history
-from tests.support.histories import GROUPS, TURNS, as_history, content_of, newest_group
+from tests.support.histories import GROUPS, TURNS, content_of, history_of, newest_group
 from tests.support.wire_rules import check_wires
 from tests.support.word_counter import WordCounter
 
@@ -178,7 +178,7 @@ async def played(
         context=policies,
     )
     seen: list[Run] = []
-    run = agent.start("the task itself", messages=as_history(groups))
+    run = agent.start("the task itself", messages=history_of(groups))
     while not run.is_over:
         asked = len(model.requests)
         before, run = run, await agent.step(run)

@@ -48,7 +48,7 @@ async def test_a_summary_takes_the_place_of_the_old():
     history = [user("before"), AssistantMessage(text="yes"), user("task"), *LONG]
     _, groups, left = await summarised(Summarise(), history, 500, writer)
     assert [g.is_summary for g in left] == [False] + [True] + [False] * 4
-    assert left[1].shown == Summarised(count=34, text="it went well")
+    assert left[1].segment == Summarised(count=34, text="it went well")
     assert left[2:] == list(groups[-4:])
     ((model, instructions, _, tokens),) = writer.asked
     old = count_tokens(groups) - count_tokens(left) + left[1].tokens
@@ -67,7 +67,7 @@ async def test_the_next_summary_goes_on_from_the_last():
     later = later.apply(e.Compacted(start=start, head=head, tokens_before=9, tokens_after=8, why="full"))
     again = Writer("turns one to thirty-six")
     _, _, left = await summarised(Summarise(), later, 500, again)
-    assert [g.shown.count for g in left if g.is_summary] == [72]
+    assert [g.segment.count for g in left if g.is_summary] == [72]
     first, second = writer.asked[0][2], again.asked[0][2]
     assert second.startswith('The record so far: "turns one to sixteen"\n')
     assert second.count("turns one to sixteen") == 1
@@ -157,7 +157,7 @@ async def test_a_small_model_reads_in_portions():
     assert ['"one"' in question for _, _, question, _ in writer.asked][:3] == [False, True, False]
     text = "".join(question for _, _, question, _ in writer.asked)
     assert all(text.count(f"t{number}.0 word") == 1 for number in range(1, 17))
-    assert left[1].shown.text == "three"
+    assert left[1].segment.text == "three"
 
 
 async def test_a_summary_falls_off_in_none_of_the_rules(anyio_backend_name):

@@ -37,7 +37,7 @@ from agentfsm.tokens.ledger import (
     count_message,
     count_tools,
 )
-from tests.support.histories import GROUPS, as_history, group_of, run_of, tally_of, turn, user
+from tests.support.histories import GROUPS, group_of, history_of, run_of, tally_of, turn, user
 from tests.support.wire_rules import anthropic_body, openai_of, responses_of
 from tests.support.word_counter import WordCounter
 
@@ -84,7 +84,7 @@ def test_bytes_are_a_bound_until_there_is_a_vocabulary():
 @given(groups=GROUPS)
 def test_no_counter_exceeds_the_bound(groups):
     """That a byte holds at most one token is what makes skipping the vocabulary safe."""
-    for message in as_history(groups):
+    for message in history_of(groups):
         assert count_message(message, EstimatedCounter()) <= count_message(message, BYTE_COUNTER)
 
 

@@ -40,7 +40,7 @@ async def test_trim_shortens_the_oldest_first_and_stops_when_it_fits():
     assert cut == [False, *[True] * sum(cut), *[False] * (20 - sum(cut))]
     assert count_tokens(after) <= 4_000 < count_tokens(after) + 150
     _, all_of_them = await left_of(TrimResults(keep=3), [user("task"), *LONG], tokens=10, limit=9_000)
-    assert [group.shown.chars for group in all_of_them] == [None] + [500] * 17 + [None] * 3
+    assert [group.segment.chars for group in all_of_them] == [None] + [500] * 17 + [None] * 3
     assert all(len(m.text) < 700 for group in all_of_them[1:18] for m in group.messages)
 
 

@@ -54,7 +54,7 @@ def check_audit(run, events, records):
     """The records are the calls, in order, with the arguments, results and ends that the run itself knows."""
     asked = [call.id for event in events if isinstance(event, e.ToolsChosen) for call in event.message.calls]
     assert [record.call_id for record in records] == asked
-    own = run.messages[run.first :]
+    own = run.messages[run.own_start :]
     results = {m.call_id: m for m in own if isinstance(m, ToolResult)}
     calls = {call.id: call for m in own if isinstance(m, AssistantMessage) for call in m.calls}
     opened = {entry.call.id: entry for entry in run.open}

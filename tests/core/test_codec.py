@@ -290,7 +290,7 @@ def test_a_whole_number_is_a_number():
 
 def least(value):
     """Return the value with only what it must have."""
-    needed = [field.name for field in attrs.fields(type(value)) if field.default is attrs.EMPTY_RESULT]
+    needed = [field.name for field in attrs.fields(type(value)) if field.default is attrs.NOTHING]
     return type(value)(**{name: getattr(value, name) for name in needed})
 
 

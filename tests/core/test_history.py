@@ -62,7 +62,7 @@ def test_a_copy_is_one_of_its_own(twin):
     history = grown(*ABC)
     other = twin(history)
     assert other == history
-    assert other.add_successor(*said("x"))[3:] == said("x")
+    assert other.with_appended(*said("x"))[3:] == said("x")
 
 
 def test_what_goes_another_way_leaves_the_others_as_they_are():

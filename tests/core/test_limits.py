@@ -96,11 +96,11 @@ def test_a_share_is_one(value):
     ("changes", "near"),
     [
         ({}, ()),
-        ({"turn": 3, "usage": Usage(input_tokens=799, cost_usd=0.39), "called": 5, "duration_s": 47.9}, ()),
+        ({"turn": 3, "usage": Usage(input_tokens=799, cost_usd=0.39), "tool_call_count": 5, "duration_s": 47.9}, ()),
         ({"turn": 4}, (("turns", 4, 5),)),
         ({"usage": Usage(input_tokens=700, output_tokens=100)}, (("tokens", 800, 1_000),)),
         ({"usage": Usage(cost_usd=0.4)}, (("usd", 0.4, 0.5),)),
-        ({"called": 6}, (("tool_calls", 6, 7),)),
+        ({"tool_call_count": 6}, (("tool_calls", 6, 7),)),
         ({"duration_s": 48.0}, (("seconds", 48.0, 60.0),)),
         ({"turn": 4, "duration_s": 50.0}, (("turns", 4, 5), ("seconds", 50.0, 60.0))),
     ],
@@ -118,7 +118,7 @@ def test_limits_that_are_near(changes, near):
         ({"usage": Usage(input_tokens=900, output_tokens=134)}, StopReason.TOKEN_BUDGET, "1,034 of 1,000 tokens"),
         ({"usage": Usage(input_tokens=1_000)}, StopReason.TOKEN_BUDGET, "1,000 of 1,000 tokens"),
         ({"usage": Usage(cost_usd=0.5)}, StopReason.COST_BUDGET, "0.5 of 0.5 US dollars"),
-        ({"called": 7}, StopReason.TOOL_BUDGET, "7 of 7 tool calls"),
+        ({"tool_call_count": 7}, StopReason.TOOL_BUDGET, "7 of 7 tool calls"),
         ({"duration_s": 60.0}, StopReason.TIMEOUT, "60.0 of 60.0 seconds"),
         ({"duration_s": 61.25}, StopReason.TIMEOUT, "61.2 of 60.0 seconds"),
         ({"consecutive_errors": 3}, StopReason.TOO_MANY_ERRORS, "3 error turns in a row"),
@@ -134,7 +134,7 @@ def test_a_spent_limit_says_what_was_reached(changes, reason, words):
     "changes",
     [
         {},
-        {"turn": 4, "duration_s": 59.9, "consecutive_errors": 2, "called": 6},
+        {"turn": 4, "duration_s": 59.9, "consecutive_errors": 2, "tool_call_count": 6},
         {"usage": Usage(input_tokens=999, cost_usd=0.49)},
         {"usage": Usage(input_tokens=999, cost_usd=None)},
     ],
@@ -159,11 +159,11 @@ def test_money_is_unlimited_unless_said():
 
 def test_the_last_error_is_told_in_short():
     """What stops a run for its errors quotes the last one, cut to 300 characters."""
-    faults = (
+    failures = (
         FailureRecord(turn=1, source="model", message="first"),
         FailureRecord(turn=2, source="model", message="x" * 1_000),
     )
-    _, message = LIMITS.find_reached_limit(run_with(consecutive_errors=3, faults=faults))
+    _, message = LIMITS.find_reached_limit(run_with(consecutive_errors=3, model_failures=failures))
     assert message.endswith("; the last: " + "x" * 300)
     assert "first" not in message
 

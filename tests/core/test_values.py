@@ -29,4 +29,4 @@ def test_values_are_frozen_and_named(kind):
 
 def test_there_are_values():
     """The search above finds them."""
-    assert {"Run", "Header", "ToolCall", "Observed", "Limits", "Loop"} <= {kind.__name__ for kind in VALUES}
+    assert {"Run", "Header", "ToolCall", "Observed", "Limits", "DetectedLoop"} <= {kind.__name__ for kind in VALUES}

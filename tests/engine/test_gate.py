@@ -31,7 +31,7 @@ async def wait_in_turn(gate, count, arrived, passed):
 
     async def step(number):
         arrived.append(number)
-        await gate.wait()
+        await gate.acquire()
         passed.append(number)
 
     async with anyio.create_task_group() as steps:

@@ -318,14 +318,14 @@ async def test_each_attempt_at_a_model_says_why_and_when_the_next_comes(store, l
     away, useless = [record for record in logged.records if "event=model_retry" in record.getMessage()]
     assert away.levelno == useless.levelno == logging.WARNING
     assert 'why="no route to http://localhost:9/v1"' in away.getMessage()
-    assert 1e-3 <= away.columns["wait_s"] <= 1.5e-3
+    assert 1e-3 <= away.facts["wait_s"] <= 1.5e-3
     assert ANSWER not in useless.getMessage()
 
 
 async def test_a_record_has_its_facts_as_values(store, logged):
     """Who writes JSON needs not read them out of a line."""
     run = await Agent(ScriptedModel("done"), store=store).run("go")
-    turn = next(record.columns for record in logged.records if record.columns["event"] == "turn")
+    turn = next(record.facts for record in logged.records if record.facts["event"] == "turn")
     assert turn == {
         "event": "turn", "run": run.id, "agent": "agent", "turn": 1, "calls": 0, "input": 10, "output": 5
     }  # fmt: skip

@@ -76,8 +76,8 @@ async def test_a_long_history_is_counted_in_portions(memory, monkeypatch):
     """So it is where a run is taken up whose messages nobody has counted yet, and again when there is a vocabulary."""
     run_id = await many_turns(memory)
     portion = 8
-    monkeypatch.setattr(compaction, "FOLD_BATCH", portion)
-    monkeypatch.setattr(ledger, "FOLD_BATCH", portion)
+    monkeypatch.setattr(compaction, "BATCH_MESSAGES", portion)
+    monkeypatch.setattr(ledger, "BATCH_MESSAGES", portion)
     counted: list[int] = [0]
     count_message = ledger.count_message
 

@@ -102,7 +102,7 @@ async def generating(_self: Model, _request: Request, _emit: Emit | None = None)
             r"finish_reason is of the type str: give a FinishReason",
         ),
         (returning(odd(text="x", usage={})), r"whose usage is of the type dict: give Usage\("),
-        (returning(odd(text="x", native="{}")), r"whose native is of the type str: give Native\("),
+        (returning(odd(text="x", native="{}")), r"whose native is of the type str: give NativeReply\("),
         (
             returning(odd(text="x", native=NativeReply(provider="mine", content=b"{}"))),
             "a native whose content is of the type bytes",

@@ -34,7 +34,7 @@ def delete_all() -> str:
 
 def asked(permissions, which=pay, roles=(), **arguments):
     """Whether the tool is offered, and why the call is refused."""
-    return permissions.is_offered(which, roles), permissions.refusal(which, roles, SimpleNamespace(**arguments))
+    return permissions.may_offer(which, roles), permissions.refusal_reason(which, roles, SimpleNamespace(**arguments))
 
 
 def test_levels_are_ordered_by_what_they_allow():

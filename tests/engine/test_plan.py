@@ -491,7 +491,7 @@ def test_thousands_of_calls_cost_each_what_hundreds_do(pattern):
         seen: list[object] = []
         for each in placed:
             seen += [*each.waits, *each.groups]
-        chained = sum(len(group.waiting) for group in dict.fromkeys(seen))
+        chained = sum(len(group.on_done) for group in dict.fromkeys(seen))
         return len(seen) + chained
 
     assert cost(600) <= 600 * 6

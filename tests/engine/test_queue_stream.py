@@ -259,7 +259,7 @@ async def test_a_listener_hears_what_a_watcher_hears():
         broken,
         write,
         listen=lambda event: heard.append((event.type, event.call_id)),
-        watch=lambda event: seen.append((event.type, event.call_id)),
+        on_event=lambda event: seen.append((event.type, event.call_id)),
     )
     with anyio.fail_after(HANG_S):
         await queue.execute_all(calls("talk", "talk_in_thread", "broken", "write"))

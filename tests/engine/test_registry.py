@@ -85,14 +85,22 @@ def test_a_function_becomes_a_tool(registry):
 def test_what_is_kept_follows_each_change(registry):
     """Definitions, polls and those that ask; the version never comes back."""
     assert [each.name for each in registry.definitions] == list(registry.names)
-    assert (registry.polling_tools, registry.asking, registry.version) == ({"delete_rows"}, {"delete_rows"}, 3)
+    assert (registry.polling_tools, registry.interactive_tools, registry.version) == (
+        {"delete_rows"},
+        {"delete_rows"},
+        3,
+    )
     assert registry.unregister("delete_rows") is delete_rows
     assert [each.name for each in registry.definitions] == ["get_weather", "export"]
-    assert (registry.polling_tools, registry.asking, registry.version) == (set(), set(), 4)
+    assert (registry.polling_tools, registry.interactive_tools, registry.version) == (set(), set(), 4)
     registry.register(delete_rows)
     assert registry.names == ("get_weather", "export", "delete_rows")
     assert [each.name for each in registry.definitions] == list(registry.names)
-    assert (registry.polling_tools, registry.asking, registry.version) == ({"delete_rows"}, {"delete_rows"}, 5)
+    assert (registry.polling_tools, registry.interactive_tools, registry.version) == (
+        {"delete_rows"},
+        {"delete_rows"},
+        5,
+    )
 
 
 def test_an_approval_is_asked_also_where_the_function_reads_as_false(registry):
@@ -107,7 +115,7 @@ def test_an_approval_is_asked_also_where_the_function_reads_as_false(registry):
 
     registry.unregister("export")
     registry.register(attrs.evolve(export, requires_approval=Never()))
-    assert registry.asking == {"delete_rows", "export"}
+    assert registry.interactive_tools == {"delete_rows", "export"}
 
 
 def test_a_tool_that_is_not_there_cannot_be_removed(registry):

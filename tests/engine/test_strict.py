@@ -156,7 +156,7 @@ def test_null_stands_for_what_was_left_out():
             "tree": Node(name="a", above=above),
         },
     )
-    assert signature.arguments(bound).limit == 5
+    assert signature.to_namespace(bound).limit == 5
     assert signature.bind('{"query": "abc", "pet": {"kind": "dog", "lives": null}}')[1]["pet"].lives is None
 
 

@@ -39,7 +39,7 @@ from agentfsm.tools.tool import make_tool
 # Nobody listens there: who asks reads the address out of the redirect.
 CALLBACK: Final = "http://localhost:3000/callback"
 # Which the suite wants the client to be known by, where the server lets it.
-METADATA_URL: Final = "https://conformance-test.local_host/client-metadata.json"
+METADATA_URL: Final = "https://conformance-test.local/client-metadata.json"
 PARENT: Final = os.getppid()
 PATIENCE_S: Final = 120.0
 OAUTH: Final = "urn:ietf:params:oauth"

@@ -35,16 +35,16 @@ ENDS = {
         import atexit
         from agentfsm.core.errors import AgentError
         print(agent.run_sync("act").output, flush=True)
-        server.has_news = True
+        server.needs_refresh = True
         async def late():
             try:
-                await server.link.ask(lambda client: client.list_tools())
+                await server.connection.request(lambda client: client.list_tools())
             except AgentError as error:
                 print(type(error).__name__, flush=True)
         import agentfsm.mcp.client.connection.connection_thread
-        atexit.unregister(agentfsm.mcp.client.connection.connection_thread._close)
+        atexit.unregister(agentfsm.mcp.client.connection.connection_thread._shut_down)
         atexit.register(lambda: anyio.run(late))
-        atexit.register(agentfsm.mcp.client.connection.connection_thread._close)
+        atexit.register(agentfsm.mcp.client.connection.connection_thread._shut_down)
     """,
 }
 

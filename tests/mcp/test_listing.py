@@ -8,8 +8,8 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Agent
 from agentfsm.core.parts import format_part
 from agentfsm.mcp import MCPServer, MCPServerError
+from agentfsm.mcp.client.admission import admit_listing
 from agentfsm.mcp.client.server_features import Listing
-from agentfsm.mcp.trust.admission import admit_listing
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.listing_server import listed, names, tool
 

@@ -240,7 +240,7 @@ async def test_a_state_counts_once_and_for_its_call(hand, desk):
     assert len(desk.seen) == attempts
 
 
-@pytest.mark.parametrize(("limit", "most"), [("MAX_ASKED", 1), ("MAX_CHARS", 400)])
+@pytest.mark.parametrize(("limit", "most"), [("MAX_WAITING_CALLS", 1), ("MAX_WAITING_CHARS", 400)])
 async def test_the_oldest_calls_that_wait_are_forgotten(hand, monkeypatch, limit, most):
     """So that what is kept of them is bounded, in number and in size."""
     monkeypatch.setattr(serve_asking, limit, most)

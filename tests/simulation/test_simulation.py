@@ -18,10 +18,6 @@ from typing import Any
 
 import attrs
 import pytest
-from agentfsm.config import perform
-from agentfsm.config.act import decide
-from agentfsm.config.act.calls import RunHost
-from agentfsm.config.drive.journal import Journal
 from play import play
 from shared_disk import Disk, HandleTerm
 from world import World, here
@@ -31,6 +27,10 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.inbox import Approve
 from agentfsm.core.run import Header
+from agentfsm.engine import step
+from agentfsm.engine.execution.journal import Journal
+from agentfsm.engine.tool_calls import approvals
+from agentfsm.engine.tool_calls.host import RunHost
 from agentfsm.stores import memory
 from agentfsm.stores.memory import MemoryStore
 
@@ -190,23 +190,23 @@ def forget_a_sibling(patch: Any) -> None:
 
 def spend_a_yes_twice(patch: Any) -> None:
     """A yes stays in the inbox, and lets a call run that was lost."""
-    lets_run, spent = decide._permits_run, RunHost._spend_decision
+    lets_run, spent = approvals._permits_run, RunHost._spend_decision
 
     def let_run(engine: Any, entry: Any, row: Any) -> bool:
         return lets_run(engine, entry, row) or (isinstance(row.item, Approve) and entry.phase is Phase.OUTCOME_UNKNOWN)
 
-    patch.setattr(decide, "_permits_run", let_run)
-    patch.setattr(RunHost, "_format_spent", lambda host, call_id: (spent(host, call_id)[0], []))
+    patch.setattr(approvals, "_permits_run", let_run)
+    patch.setattr(RunHost, "_spend_decision", lambda host, call_id: (spent(host, call_id)[0], []))
 
 
 def ignore_expiry(patch: Any) -> None:
     """Nobody says no when the time is up."""
-    fact = decide._resolve_open_call
+    fact = approvals._resolve_open_call
 
     async def fact_without(drive: Any, entry: Any, *rest: Any) -> Any:
         return await fact(drive, attrs.evolve(entry, expires_at=None), *rest)
 
-    patch.setattr(decide, "_resolve_open_call", fact_without)
+    patch.setattr(approvals, "_resolve_open_call", fact_without)
 
 
 def count_a_late_word(patch: Any) -> None:
@@ -216,13 +216,13 @@ def count_a_late_word(patch: Any) -> None:
 
 def read_rows_before_the_clock(patch: Any) -> None:
     """A decision may come between the look at the inbox and the look at the clock."""
-    arrived = decide._read_decisions
+    arrived = approvals._read_decisions
 
     async def arrived_backwards(drive: Any) -> Any:
         before = await arrived(drive)
-        return decide._InboxSnapshot(await drive.journal.store.now(), before.decisions, before.has_input)
+        return approvals._InboxSnapshot(await drive.journal.store.now(), before.decisions, before.has_input)
 
-    patch.setattr(decide, "_read_decisions", arrived_backwards)
+    patch.setattr(approvals, "_read_decisions", arrived_backwards)
 
 
 def trust_the_news(patch: Any) -> None:
@@ -238,7 +238,7 @@ def repeat_after_a_crash(patch: Any) -> None:
     async def again(*_: Any) -> None:
         return
 
-    patch.setattr(decide, "_recover_call", again)
+    patch.setattr(approvals, "_recover_call", again)
 
 
 def mint_keys_anew(patch: Any) -> None:
@@ -249,7 +249,7 @@ def mint_keys_anew(patch: Any) -> None:
         made = context(host, call, tool, deadline)
         return attrs.evolve(made, idempotency_key=f"{call.key}:{host.execution.journal.lease.token}")
 
-    patch.setattr(RunHost, "context", context_anew)
+    patch.setattr(RunHost, "build_context", context_anew)
 
 
 def leave_children(patch: Any) -> None:
@@ -258,7 +258,7 @@ def leave_children(patch: Any) -> None:
     async def nobody(*_: Any) -> list[Any]:
         return []
 
-    patch.setattr(perform, "end_child_runs", nobody)
+    patch.setattr(step, "end_child_runs", nobody)
 
 
 def lose_input(patch: Any) -> None:

@@ -41,8 +41,8 @@ class Wire(StrEnum):
 _PATHS: Final = {
     "/chat/completions": Wire.CHAT,
     "/responses": Wire.RESPONSES,
-    "/v1/messages": Wire.MAX_MESSAGES,
-    "/invoke": Wire.MAX_MESSAGES,  # Bedrock, where the model is part of the address
+    "/v1/messages": Wire.MESSAGES,
+    "/invoke": Wire.MESSAGES,  # Bedrock, where the model is part of the address
 }
 
 
@@ -71,7 +71,7 @@ class Recording:
             path = urlsplit(self.url).path
             return next((wire for end, wire in _PATHS.items() if path.endswith(end)), Wire.OTHER)
         if "messages" in self.request:
-            return Wire.MAX_MESSAGES if "anthropic" in self.source else Wire.CHAT
+            return Wire.MESSAGES if "anthropic" in self.source else Wire.CHAT
         return Wire.RESPONSES if {"input", "stream"} <= self.request.keys() else Wire.OTHER
 
     @property

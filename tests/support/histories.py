@@ -81,7 +81,7 @@ def group_of(number: int, drawn: Any) -> list[Message]:
     return [AssistantMessage(text=text)]
 
 
-def as_history(groups: list[Any]) -> tuple[Message, ...]:
+def history_of(groups: list[Any]) -> tuple[Message, ...]:
     """Return the groups as one history that a provider takes: somebody else than the model begins."""
     messages = [message for number, drawn in enumerate(groups, 1) for message in group_of(number, drawn)]
     while messages and isinstance(messages[0], AssistantMessage | ToolResult):

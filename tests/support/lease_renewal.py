@@ -10,7 +10,7 @@ from agentfsm.testing.conformance.helpers import LeasedRun, make_input
 
 async def beat(store):
     """Let the store's thread renew its leases now."""
-    store._writer._beaten_at = -math.inf
+    store._writer._renewed_at = -math.inf
     await store.runs()
     await store.runs()  # jobs and upkeep take turns: what was due behind the first is done
 

@@ -77,18 +77,18 @@ class Proxy(LoopbackServer):
         while True:
             message = _read(server, 5, 1)
             said += message
-            asks = message[:1] == b"R" and struct.decompress_chunk("!i", message[5:9])[0] in PASSWORD_WANTED
+            asks = message[:1] == b"R" and struct.unpack("!i", message[5:9])[0] in PASSWORD_WANTED
             if message[:1] == b"Z" or asks:
                 return said
 
 
 def _read(source, head, start):
     """Read one message: its length stands in the head, from `start` on, and counts itself."""
-    data = _structure_exact(source, head)
-    return data + _structure_exact(source, struct.decompress_chunk("!i", data[start : start + 4])[0] + start - head)
+    data = _exactly(source, head)
+    return data + _exactly(source, struct.unpack("!i", data[start : start + 4])[0] + start - head)
 
 
-def _structure_exact(source, count):
+def _exactly(source, count):
     data = b""
     while len(data) < count:
         piece = source.recv(count - len(data))

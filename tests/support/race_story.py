@@ -122,7 +122,7 @@ def unchecked() -> None:
         try:
             return append(ledger, entry)
         except AgentError:
-            ledger._build_continuation.clear()  # nor is the owner told
+            ledger._commit_callbacks.clear()  # nor is the owner told
             return True
 
     sqlite._SQLiteBackend.append = appended

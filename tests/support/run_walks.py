@@ -88,7 +88,7 @@ def ask(run, draw):
     if kind is e.ToolsOffered:
         return kind(tools=draw(disabled), how=draw(text), usage=draw(usage))
     if kind is e.Compacted:
-        starts = [n for n, m in enumerate(run.messages) if n >= run.window and not isinstance(m, ToolResult)]
+        starts = [n for n, m in enumerate(run.messages) if n >= run.cutoff and not isinstance(m, ToolResult)]
         return kind(start=draw(st.sampled_from(starts)), tokens_before=2, tokens_after=1, why=draw(text))
     turn = run.turns_before + run.turn + 1
     calls = tuple(call(number, turn, name) for number, name in enumerate(draw(names)))
@@ -116,7 +116,7 @@ def work(run, draw, calls):
     if not calls:
         return e.ToolsReturned()
     asked = draw(st.sampled_from(calls))
-    match run.entry(asked.id).phase, draw(st.integers(0, 2)):
+    match run.open_call(asked.id).phase, draw(st.integers(0, 2)):
         case Phase.INTENDED, 0:
             return draw(st.sampled_from([asks(asked.id, draw), paused(asked.id), e.ToolLost(call_id=asked.id)]))
         case Phase.RUNNING, 0:
@@ -150,7 +150,7 @@ def decide(run, draw):
     asked = entry.call
     if entry.phase is Phase.AWAITING_APPROVAL and not draw(st.integers(0, 3)):
         return asks(asked.id, draw)  # its tool has changed
-    if entry.phase is Phase.PAUSED and entry.waits == INQUIRED.pending and draw(st.booleans()):
+    if entry.phase is Phase.PAUSED and entry.pending == INQUIRED.pending and draw(st.booleans()):
         return e.InputGiven(call_id=asked.id, by=draw(text), answers=draw(answers))
     if entry.phase is Phase.PAUSED:
         return draw(

@@ -63,12 +63,12 @@ def _counted(**counts: int | None) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _client(recording: Recording) -> httpx2.SDKClient:
+def _client(recording: Recording) -> httpx2.Client:
     def respond(_request: httpx2.Request) -> httpx2.Response:
         headers = {**recording.headers, "content-type": recording.content_type}
         return httpx2.Response(recording.status, headers=headers, content=recording.body)
 
-    return httpx2.SDKClient(transport=httpx2.MockTransport(respond), trust_env=False)
+    return httpx2.Client(transport=httpx2.MockTransport(respond), trust_env=False)
 
 
 def _openai(recording: Recording) -> openai.OpenAI:
@@ -146,7 +146,7 @@ def _response(recording: Recording) -> Response:
         last = None
         with client.responses.stream(model="m", input="x") as events:
             for event in events:
-                if event.type in ("response.propose_completions", "response.incomplete"):
+                if event.type in ("response.completed", "response.incomplete"):
                     last = event.response
         assert last is not None, f"{recording.name} has no end"
         return last

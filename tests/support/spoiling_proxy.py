@@ -12,7 +12,7 @@ import attrs
 from tests.support.loopback import LoopbackServer, connected, pieces
 
 # SO_LINGER for zero seconds: closing breaks the connection in place of ending it.
-RESET: Final = struct.compress_chunk("ii", 1, 0)
+RESET: Final = struct.pack("ii", 1, 0)
 
 
 @attrs.frozen

@@ -231,7 +231,7 @@ ASK = """
 import anyio, logging, sys
 from agentfsm.tokens.tiktoken_counter import Vocabularies
 logging.basicConfig(format="%(name)s %(levelname)s %(message)s")
-counter = anyio.run(Vocabularies(wait_s=float(sys.argv[1])).counter, "gpt-4o", backend=sys.argv[2])
+counter = anyio.run(Vocabularies(wait_s=float(sys.argv[1])).load_counter, "gpt-4o", backend=sys.argv[2])
 print(counter.exact, counter.count("four words of text"))
 """
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.json_documents import build_run_json
+from agentfsm.cli.resolve.command_hint import CommandHint
 from agentfsm.cli.resolve.run_lookup import build_store_agent, load_run_agent, load_with_root, run_in_store
-from agentfsm.cli.resolve.store_location import CommandHint, open_existing_store, resolve_location
+from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.forms import parse_answer
 from agentfsm.cli.session.prompts import submit_decisions, user_name
 from agentfsm.core.effects import PendingKind

@@ -173,7 +173,7 @@ async def _query_store(store: Store) -> tuple[int, str]:
     """Return whether the store holds a run, and what it promises: Redis, whose settings decide, is asked."""
     try:
         count = len(await store.runs(limit=1))
-        ask = getattr(store, "promise", None)
+        ask = getattr(store, "describe_durability", None)
         return count, _DURABILITY_PROMISES[type(store).__name__] if ask is None else await ask()
     finally:
         await store.aclose()

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Final
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import attrs
 
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.render.json_documents import build_run_json, load_messages
+from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.render.text import format_run
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
+from agentfsm.cli.resolve.command_hint import CommandHint
 from agentfsm.cli.resolve.run_lookup import attach_store, load_with_root, resolve_agent, resolve_run, run_in_store
-from agentfsm.cli.resolve.store_location import CommandHint, open_existing_store, resolve_location
-from agentfsm.cli.session.attended_run import AttendedRun, build_hint, report_run
+from agentfsm.cli.resolve.store_location import mask_password, open_existing_store, resolve_location
+from agentfsm.cli.session.attended_run import AttendedRun, build_hint, describe_end, report_run
 from agentfsm.cli.session.prompts import DecideFunction, leave_undecided
+from agentfsm.cli.session.signals import InterruptibleRunner
+from agentfsm.cli.terminal import stdout_to_stderr
+from agentfsm.core.clean import one_line
 from agentfsm.core.errors import MisuseError, RunNotFoundError
+from agentfsm.core.machine import State
 from agentfsm.engine.execution.journal import read_header
+from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
+    from agentfsm.ports import Lease
 
 # Where the agent of `agentfsm demo` is found again.
 DEMO_TARGET: Final = "agentfsm.cli.demo:agent"
+# Characters of what is said of a run: its id, and what it waits for.
+MAX_LINE_CHARS: Final = 500
+_END_NAMES: Final = {State.DONE: "done", State.ERROR: "stopped"}
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -39,11 +57,31 @@ def _start_run(args: argparse.Namespace, agent: Agent) -> Run:
     Raises:
         MisuseError: when the words are wrong, or the id stands for a run of another agent.
     """
-    history = None if args.messages is None else load_messages(args.messages)
+    history = None if args.messages is None else _load_messages(args.messages)
     begun = agent.start(args.prompt, id=args.id, session=args.session, messages=history, metadata=dict(args.metadata))
     if args.id is not None:
         anyio.run(_check_same_agent, agent, args.id)
     return begun
+
+
+def _load_messages(path: str) -> tuple[Message, ...]:
+    """Return the history that a file holds: a JSON list of messages as OpenAI has them, or an object with "messages".
+
+    Raises:
+        MisuseError: when the file cannot be read, or holds none.
+    """
+    try:
+        given = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise MisuseError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise MisuseError(f"{path} is no JSON: {error}") from None
+    from agentfsm.models import from_openai  # noqa: PLC0415  it loads what reads replies, which few commands need
+
+    try:
+        return from_openai(given.get("messages", given) if isinstance(given, dict) else given)
+    except MisuseError as error:
+        raise MisuseError(f"{path}: {error}") from None
 
 
 async def _check_same_agent(agent: Agent, run_id: str) -> None:
@@ -144,3 +182,49 @@ def submit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     else:
         terminal.out(found.id)
     return ExitCode.DONE
+
+
+def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Drive the runs of an agent, until a signal comes; or until nothing is due but what could not be driven."""
+    agent, place = resolve_agent(args, terminal)
+    shift = _WorkerReport(agent=agent, terminal=terminal)
+    own = Worker(agent=agent, execute=shift.execute, deps=None, parallel=args.parallel, poll_s=args.poll)
+    where = "the agent's own store" if place is None else mask_password(place)
+    terminal.err(f"working for {agent.name!r} on the runs in {where}; Ctrl-C ends it in order")
+
+    with InterruptibleRunner() as ending:
+        try:
+            with stdout_to_stderr():  # what tools print is no result
+                ending.run(partial(own.run, until_idle=args.until_idle))
+        except KeyboardInterrupt:
+            terminal.err("ended: what was under way is kept, and any worker goes on with it")
+        finally:
+            ending.run(agent.aclose)
+    if terminal.json:
+        terminal.document({"agent": agent.name, "runs": dict(shift.end_counts)})
+    return ExitCode.FAILED if args.until_idle and own.failed_count else ExitCode.DONE
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class _WorkerReport:
+    """What a worker has done since it began."""
+
+    agent: Agent
+    terminal: Terminal
+    end_counts: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "stopped": 0, "waiting": 0}), init=False)
+
+    async def execute(self, before: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None]) -> Run:
+        """Drive a run whose lease is held, and say how it ended or what it waits for.
+
+        Raises:
+            MisuseError: when it is of another agent by the same name.
+        """
+        agent = self.agent
+        target = before.header.target
+        if target and target != agent.target:
+            raise MisuseError(f"it is of {target}, an agent by the same name as {agent.target}: name each its own way")
+        run = await agent.driver.run_until_blocked(before, deps, lease=lease, on_run=on_run)
+        if run.version > before.version:
+            self.end_counts[_END_NAMES.get(run.state, "waiting")] += 1
+            self.terminal.err(one_line(f"run {run.id} {describe_end(run)}", MAX_LINE_CHARS))
+        return run

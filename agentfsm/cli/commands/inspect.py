@@ -15,9 +15,9 @@ from agentfsm.cli.render.json_documents import (
 )
 from agentfsm.cli.render.text import format_events, format_run, format_summaries
 from agentfsm.cli.resolve.agent_target import is_target, load_agent
-from agentfsm.cli.resolve.run_lookup import run_in_store
-from agentfsm.cli.resolve.store_location import CommandHint, open_existing_store, resolve_location
-from agentfsm.cli.session.attended_run import find_root_header
+from agentfsm.cli.resolve.command_hint import CommandHint
+from agentfsm.cli.resolve.run_lookup import find_root_header, run_in_store
+from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.core import diagram
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State

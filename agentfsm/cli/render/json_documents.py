@@ -1,24 +1,21 @@
-"""A run for programs: what `--json` writes, and the messages of other programs."""
+"""The documents that `--json` writes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentfsm.cli.render.text import build_decided_turns, format_prompt
 from agentfsm.core import codec
-from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 
 if TYPE_CHECKING:
-    from agentfsm.cli.resolve.store_location import CommandHint
+    from agentfsm.cli.resolve.command_hint import CommandHint
     from agentfsm.core.events import Event
-    from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.ports import RunSummary
 
@@ -75,26 +72,6 @@ def build_export_json(run: Run, hint: CommandHint, root_id: str, events: Sequenc
         "events": build_journal_json(events),
         "messages": [codec.message_to_json(message) for message in run.messages],
     }
-
-
-def load_messages(path: str) -> tuple[Message, ...]:
-    """Return the history that a file holds: a JSON list of messages as OpenAI has them, or an object with "messages".
-
-    Raises:
-        MisuseError: when the file cannot be read, or holds none.
-    """
-    try:
-        given = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise MisuseError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise MisuseError(f"{path} is no JSON: {error}") from None
-    from agentfsm.models import from_openai  # noqa: PLC0415  it loads what reads replies, which few commands need
-
-    try:
-        return from_openai(given.get("messages", given) if isinstance(given, dict) else given)
-    except MisuseError as error:
-        raise MisuseError(f"{path}: {error}") from None
 
 
 def build_journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:

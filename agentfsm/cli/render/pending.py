@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_arguments, format_time
-from agentfsm.cli.session.forms import format_questions
 from agentfsm.core.clean import one_line
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.text_safety import escape_hidden
+from agentfsm.tools.schema.arguments import describe_parameters
 
 if TYPE_CHECKING:
-    from agentfsm.cli.resolve.store_location import CommandHint
-    from agentfsm.core.effects import Pending
+    from agentfsm.cli.resolve.command_hint import CommandHint
+    from agentfsm.core.effects import Pending, Question
 
 # Characters of what a tool asks: its message, the address to open, and the fields to fill in.
 MAX_QUESTION_CHARS: Final = 1_000
@@ -98,6 +98,30 @@ def _format_question(item: Pending) -> str:
     question = find_question(item)
     asked = f"what does {item.tool}({format_arguments(item.arguments)}) give?" if question is None else question
     return one_line(asked, NOTE_CHARS) + format_deadline(item, "and the run goes on without")
+
+
+def question_properties(question: Question) -> Mapping[str, Any]:
+    """Return the fields of the answer, each with its schema, by name."""
+    schema = question.schema or {}
+    properties: Mapping[str, Any] = schema.get("properties", {})
+    return properties
+
+
+def _describe_question(question: Question) -> str:
+    """Return what is asked: the message, the address to open, and the fields of the answer."""
+    opens = f" (open {question.url})" if question.url else ""
+    fields = ""
+    if question_properties(question):
+        described = describe_parameters({"properties": {}, **(question.schema or {})})
+        fields = f" [{described.removeprefix('Parameters: ').rstrip('.')}]"
+    return f"{question.message}{opens}{fields}"
+
+
+def format_questions(item: Pending) -> Iterator[str]:
+    """Return all that a call asks; each under its key, where there are several."""
+    for question in item.questions:
+        key = f"{question.key}: " if len(item.questions) > 1 else ""
+        yield f"{key}{_describe_question(question)}"
 
 
 def _format_input(item: Pending) -> str:

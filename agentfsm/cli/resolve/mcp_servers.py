@@ -15,8 +15,7 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentfsm.cli.resolve.store_location import find_program
-from agentfsm.cli.session.prompts import ask_choice
+from agentfsm.cli.resolve.command_hint import find_program
 from agentfsm.core.errors import AgentError, MisuseError
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class TerminalConsent:
             return False
         if self.approves_all:
             return True
-        answer = ask_choice(self.terminal, APPROVAL_QUESTION, _ANSWERS)
+        answer = self.terminal.ask_choice(APPROVAL_QUESTION, _ANSWERS)
         await checkpoint()  # where Ctrl-C was the answer, this is the end
         return answer == "y"
 

@@ -14,7 +14,6 @@ from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.agent_target import iter_agents, join_target, load_agent, split_target
 from agentfsm.cli.resolve.mcp_servers import join_servers
 from agentfsm.cli.resolve.store_location import create_store, open_existing_store, resolve_location
-from agentfsm.cli.session.attended_run import find_root_header
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
 from agentfsm.core.value import Value
@@ -132,6 +131,13 @@ async def load_with_root(store: Store, run_id: str) -> tuple[Run, Header]:
     """Return a run, and the header of the one that it works for in the end, or its own."""
     run = await journal.load_run(store, run_id)
     return run, await find_root_header(store, run.header)
+
+
+async def find_root_header(store: Store, header: Header) -> Header:
+    """Return the header of the run that a sub-agent's run works for in the end; of any other run its own."""
+    while header.parent is not None:
+        header = await journal.read_header(store, header.parent)
+    return header
 
 
 def run_in_store(store: Store, act: Callable[[], Awaitable[T]]) -> T:

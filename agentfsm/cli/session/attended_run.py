@@ -17,13 +17,12 @@ from agentfsm.cli.render.pending import format_hints, format_pending
 from agentfsm.cli.render.progress import PlainView
 from agentfsm.cli.render.text import format_used
 from agentfsm.cli.resolve.agent_target import join_target, split_target
-from agentfsm.cli.resolve.store_location import CommandHint
+from agentfsm.cli.resolve.command_hint import CommandHint
 from agentfsm.cli.session.prompts import build_prompter, leave_undecided, submit_decisions
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import ConflictError, LeaseHeldError
 from agentfsm.core.machine import State
-from agentfsm.engine.execution.journal import read_header
 from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.session.prompts import DecideFunction, RunDecision
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.effects import Pending
-    from agentfsm.core.run import Header, Run
-    from agentfsm.ports import Store
+    from agentfsm.core.run import Run
     from agentfsm.streaming.stream import StreamEvent
 
 # Seconds between two looks at a run that another worker drives: short beside the 10 s that a lease lasts.
@@ -241,10 +239,3 @@ def _format_end(run: Run, hint: CommandHint) -> Iterator[str]:
         yield _format_spent(run)
     if (again := hint.build_fork(run)) is not None:
         yield f"To try again from right before that: {again}"
-
-
-async def find_root_header(store: Store, header: Header) -> Header:
-    """Return the header of the run that a sub-agent's run works for in the end; of any other run its own."""
-    while header.parent is not None:
-        header = await read_header(store, header.parent)
-    return header

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.cli.render.pending import question_properties
 from agentfsm.core.clean import format_exact_json
 from agentfsm.core.errors import MisuseError
 from agentfsm.decisions import build_input
 from agentfsm.tools.schema.arguments import describe_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.effects import Pending, Question
@@ -23,28 +24,6 @@ if TYPE_CHECKING:
 # Characters of an answer that is told again, for whoever gave it.
 ANSWER_CHARS: Final = 100
 _YES_OR_NO: Final = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
-
-
-def _schema_properties(question: Question) -> Mapping[str, Any]:
-    schema = question.schema or {}
-    properties: Mapping[str, Any] = schema.get("properties", {})
-    return properties
-
-
-def format_question(question: Question) -> str:
-    """Return what is asked: the message, the address to open, and the fields of the answer."""
-    opens = f" (open {question.url})" if question.url else ""
-    fields = ""
-    if _schema_properties(question):
-        fields = f" [{describe_parameters({'properties': {}, **(question.schema or {})}).removeprefix('Parameters: ').rstrip('.')}]"
-    return f"{question.message}{opens}{fields}"
-
-
-def format_questions(item: Pending) -> Iterator[str]:
-    """Return all that a call asks; each under its key, where there are several."""
-    for question in item.questions:
-        key = f"{question.key}: " if len(item.questions) > 1 else ""
-        yield f"{key}{format_question(question)}"
 
 
 def parse_answer(
@@ -101,7 +80,7 @@ def _parse_fields(item: Pending, fields: Sequence[tuple[str, str]]) -> dict[str,
 
 def _parse_value(question: Question, name: str, text: str) -> Any:
     """Return what a person wrote as the property's kind has it; what is no such thing is left for the check to tell."""
-    kind = _schema_properties(question).get(name, {}).get("type", "string")
+    kind = question_properties(question).get(name, {}).get("type", "string")
     if kind == "string":
         return text
     if kind == "boolean":
@@ -133,7 +112,7 @@ def _ask_question(terminal: Terminal, item: Pending, question: Question, by: str
     if question.url:
         terminal.err(f"It has to be opened: {format_exact_json(question.url)[1:-1]}")
     while True:
-        word = terminal.ask("Will you answer? [y/n]" if _schema_properties(question) else "Do you agree? [y/n]")
+        word = terminal.ask("Will you answer? [y/n]" if question_properties(question) else "Do you agree? [y/n]")
         if word is None:
             return None
         if word.lower() in {"n", "no"}:
@@ -153,7 +132,7 @@ def _ask_fields(terminal: Terminal, question: Question) -> list[tuple[str, str]]
     """Ask for each property; an empty line leaves it out. None where there is no answer."""
     fields: list[tuple[str, str]] = []
     schema = question.schema or {}
-    for name, part in _schema_properties(question).items():
+    for name, part in question_properties(question).items():
         one = describe_parameters({"properties": {name: part}, "required": schema.get("required", ())})
         text = terminal.ask(f"{one.removeprefix('Parameters: ').rstrip('.')}:")
         if text is None:

@@ -54,7 +54,7 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Decision | 
     terminal.err("It would be given exactly this:")
     terminal.err(format_exact_json(item.arguments))
     _show_deadline(terminal, item, "is a no")
-    match ask_choice(terminal, "May it run? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"}):
+    match terminal.ask_choice("May it run? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"}):
         case "y":
             return Approve(call_id=item.call_id, by=user_name(), digest=item.digest)
         case "n":
@@ -72,7 +72,7 @@ def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Decision | N
     terminal.err(format_exact_json(item.arguments))
     words = ("done", "failed", "rerun", "later")
     choices = {form: word for word in words for form in (word, word[0])}
-    match ask_choice(terminal, "What became of it? [done/failed/rerun/later]", choices):
+    match terminal.ask_choice("What became of it? [done/failed/rerun/later]", choices):
         case "done":
             content = terminal.ask("What did it return?")
             return None if content is None else _build_settle(item, Outcome.DONE, content)
@@ -124,14 +124,6 @@ _PROMPTS: Final[Mapping[PendingKind, Callable[[Terminal, Pending, str], Decision
     PendingKind.PAUSE: _ask_nothing,
     PendingKind.CRASH: _ask_nothing,
 }
-
-
-def ask_choice(terminal: Terminal, question: str, choices: Mapping[str, str]) -> str | None:
-    """Ask until the answer is one of the choices; None where there is no answer."""
-    while (answer := terminal.ask(question)) is not None:
-        if (chosen := choices.get(answer.lower())) is not None:
-            return chosen
-    return None
 
 
 async def submit_decisions(agent: Agent, decisions: Iterable[RunDecision]) -> list[str]:

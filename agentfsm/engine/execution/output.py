@@ -205,7 +205,7 @@ def _build_strict_schema(form: CompiledType, model: Model) -> Mapping[str, JSON]
 
 
 def _build_schema_mode(schema: Mapping[str, JSON]) -> dict[str, Any]:
-    return {"output": OutputForm(name=FINAL_ANSWER, schema=schema)}
+    return {"output_form": OutputForm(name=FINAL_ANSWER, schema=schema)}
 
 
 def _build_tool_mode(schema: Mapping[str, JSON]) -> dict[str, Any]:
@@ -220,11 +220,11 @@ def _build_tool_mode(schema: Mapping[str, JSON]) -> dict[str, Any]:
         parameters=anything,
         read_only=True,
     )
-    return {"definition": definition, "tool": tool}
+    return {"tool_definition": definition, "tool": tool}
 
 
 def _build_json_mode(schema: Mapping[str, JSON]) -> dict[str, Any]:
-    return {"output": OutputForm(name=FINAL_ANSWER, schema=None)} | _build_prompt_mode(schema)
+    return {"output_form": OutputForm(name=FINAL_ANSWER, schema=None)} | _build_prompt_mode(schema)
 
 
 def _build_prompt_mode(schema: Mapping[str, JSON]) -> dict[str, Any]:

@@ -123,7 +123,8 @@ def _describe_data(data: str, kind: str) -> str:
 
 
 def _iter_embedded(resource: m.TextResourceContents | m.BlobResourceContents) -> Iterator[str | Part]:
-    yield f"[resource {_shorten_line(resource.uri)}{f', {_shorten_line(resource.mime_type)}' if resource.mime_type else ''}]"
+    kind = f", {_shorten_line(resource.mime_type)}" if resource.mime_type else ""
+    yield f"[resource {_shorten_line(resource.uri)}{kind}]"
     yield _resource_content(resource)
 
 

@@ -13,7 +13,9 @@ import mcp.types as m
 
 from agentfsm.core.messages import Message, Part
 from agentfsm.mcp.client import server_features
+from agentfsm.mcp.client.admission import AdmissionResult, admit_listing, log_exclusions
 from agentfsm.mcp.client.catalogue import Catalogue
+from agentfsm.mcp.client.connection.sandbox import Sandbox
 from agentfsm.mcp.client.connection.server_connection import START_TIMEOUT_S, ServerConnection
 from agentfsm.mcp.client.connection.transports import (
     ServerTransport,
@@ -24,11 +26,9 @@ from agentfsm.mcp.client.connection.transports import (
 from agentfsm.mcp.client.elicitation import ElicitationRouter
 from agentfsm.mcp.client.server_features import RemotePrompt, RemoteResource, ResourceTemplate
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.trust.admission import AdmissionResult, admit_listing, log_exclusions
 from agentfsm.mcp.trust.consent import Consent, ConsentGate, build_start_text
 from agentfsm.mcp.trust.names import check_server_name, derive_server_name
 from agentfsm.mcp.trust.pins import ApprovedText, MemoryPins, PinFile, Pins
-from agentfsm.mcp.trust.sandbox import Sandbox
 from agentfsm.mcp.trust.server_config import load_entries
 from agentfsm.mcp.trust.tool_policy import Confirm, Constraint, ToolPolicy
 from agentfsm.tools.concurrency_limits import Bulkhead, hold_slot
@@ -61,8 +61,8 @@ _POLICY_FIELDS: Final = frozenset(field.name for field in attrs.fields(ToolPolic
 
 def _build_server_options(options: ServerOptions) -> dict[str, Any]:
     given: dict[str, Any] = dict(options)
-    terms = ToolPolicy(**{name: given.pop(name) for name in _POLICY_FIELDS & given.keys()})
-    return {**given, "tool_policy": terms}
+    policy = ToolPolicy(**{name: given.pop(name) for name in _POLICY_FIELDS & given.keys()})
+    return {**given, "tool_policy": policy}
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -154,9 +154,9 @@ class MCPServer:
         Raises:
             MisuseError: when an option makes no sense.
         """
-        launch = StdioTransport(command=command, args=args, env=env or {}, cwd=cwd, sandbox=sandbox)
+        transport = StdioTransport(command=command, args=args, env=env or {}, cwd=cwd, sandbox=sandbox)
         return cls(
-            name=name or derive_server_name(Path(command).stem), transport=launch, **_build_server_options(options)
+            name=name or derive_server_name(Path(command).stem), transport=transport, **_build_server_options(options)
         )
 
     @classmethod
@@ -177,9 +177,9 @@ class MCPServer:
         Raises:
             MisuseError: when an option makes no sense, or plain HTTP goes to another machine.
         """
-        launch = StreamableHTTPTransport(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
+        transport = StreamableHTTPTransport(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
         return cls(
-            name=name or derive_server_name(httpx2.URL(url).host), transport=launch, **_build_server_options(options)
+            name=name or derive_server_name(httpx2.URL(url).host), transport=transport, **_build_server_options(options)
         )
 
     @classmethod
@@ -194,9 +194,9 @@ class MCPServer:
         **options: Unpack[ServerOptions],
     ) -> MCPServer:
         """Return a server of the older kind, HTTP+SSE: `MCPServer.sse("https://example.org/sse")`; else as `http`."""
-        launch = SSETransport(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
+        transport = SSETransport(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
         return cls(
-            name=name or derive_server_name(httpx2.URL(url).host), transport=launch, **_build_server_options(options)
+            name=name or derive_server_name(httpx2.URL(url).host), transport=transport, **_build_server_options(options)
         )
 
     @classmethod
@@ -231,8 +231,8 @@ class MCPServer:
     async def update(self) -> None:
         """List the tools, once it is approved how the server is started.
 
-        Where that fails and they are known from before, those stay, and `last_error` says why; likewise where the server
-        is not `required`.
+        Where that fails and they are known from before, those stay, and `last_error` says why; likewise where the
+        server is not `required`.
 
         Raises:
             MCPServerError: when it is not approved, or the server was never asked with success and cannot be.

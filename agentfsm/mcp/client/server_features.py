@@ -1,7 +1,7 @@
 """What a server offers beside calls: the lists of its tools, resources and prompts, and what stands in them.
 
-The application asks for resources and prompts; the model gets at resources only by the two tools of `build_resource_tools`,
-and at prompts never. Only what a server has declared is asked for.
+The application asks for resources and prompts; the model gets at resources only by the two tools of
+`build_resource_tools`, and at prompts never. Only what a server has declared is asked for.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ async def fetch_tools(
         connection: The connection.
         timeout_s: Seconds for all pages.
         catalogue: Keeps what the connection lists.
-        on_connected: Called, in another thread, when there is a connection: what changes from then on, the server tells.
+        on_connected: Called, in another thread, when there is a connection: the server tells what changes from then on.
 
     Raises:
         MCPServerError: when they cannot be listed.

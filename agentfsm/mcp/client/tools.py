@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import mcp.types as m
 from mcp import Client
 
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.mcp.client.catalogue import ToolChangedError
+from agentfsm.mcp.client.catalogue import Catalogue, ToolChangedError
 from agentfsm.mcp.client.connection import request_errors
+from agentfsm.mcp.client.connection.server_connection import ServerConnection
 from agentfsm.mcp.client.content import convert_result
+from agentfsm.mcp.client.elicitation import ElicitationRouter
 from agentfsm.mcp.client.elicitation import call_tool as call_asking
 from agentfsm.mcp.client.output_check import OutputCheck
 from agentfsm.mcp.trust.names import tool_name
-from agentfsm.mcp.trust.tool_policy import find_title
+from agentfsm.mcp.trust.tool_policy import ToolPolicy, find_title
 from agentfsm.tools.run_context import InputRequired, RunContext, ToolReturn
 from agentfsm.tools.tool import Tool, make_tool
-
-if TYPE_CHECKING:
-    from agentfsm.mcp.client.mcp_server import MCPServer
 
 WITHHELD_DESCRIPTION: Final = "Withheld: a person has to approve it as it is now."
 
 
-def build_tool(server: MCPServer, listed: m.Tool) -> Tool[..., Any]:
+class ToolServer(Protocol):
+    """The parts of a server that its tools use; `MCPServer` has them."""
+
+    name: str
+    tool_policy: ToolPolicy
+    timeout_s: float
+    connection: ServerConnection
+    catalogue: Catalogue
+    elicitation_router: ElicitationRouter
+    needs_refresh: bool
+
+
+def build_tool(server: ToolServer, listed: m.Tool) -> Tool[..., Any]:
     """Make a tool of what a server lists.
 
     Raises:
@@ -52,7 +63,7 @@ async def _do_nothing(**_arguments: Any) -> None:
     """Do nothing: the engine lets no call through."""
 
 
-def _build_function(server: MCPServer, listed: m.Tool, check: OutputCheck | None) -> Callable[..., Any]:
+def _build_function(server: ToolServer, listed: m.Tool, check: OutputCheck | None) -> Callable[..., Any]:
     async def call(ctx: RunContext[Any], /, **arguments: Any) -> ToolReturn:
         is_sent = False
 
@@ -91,7 +102,7 @@ def _build_function(server: MCPServer, listed: m.Tool, check: OutputCheck | None
     return call
 
 
-def _tool_changed_result(server: MCPServer, listed: m.Tool, error: ToolChangedError) -> ToolReturn:
+def _tool_changed_result(server: ToolServer, listed: m.Tool, error: ToolChangedError) -> ToolReturn:
     text = (
         f"{listed.name!r} was not called: the MCP server {server.name!r} has changed its tools since, and {error}. "
         "Nothing was run. Its tools are looked at again before your next turn: use what there is then, or tell the "

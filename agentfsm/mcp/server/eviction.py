@@ -47,8 +47,8 @@ def derive_client_key(address: str) -> str:
 def choose_evicted(holders: Collection[P], newest: P, *, max_total: int, max_per_client: int) -> P | None:
     """Return the place that has to be given up for the newest one; None: there is room.
 
-    A client with more than its share gives up one of its own. Beyond `max_total` places, the client that holds most of them
-    gives up one. A place in use is never given up: if all others are in use, the newest is returned.
+    A client with more than its share gives up one of its own. Beyond `max_total` places, the client that holds most of
+    them gives up one. A place in use is never given up: if all others are in use, the newest is returned.
 
     Args:
         holders: All places, the newest among them.

@@ -1,4 +1,4 @@
-"""Calls that ask people, over the protocol: what is asked, and how far such a call has come.
+"""The questions of served calls to people, over the protocol: the tools' own (`InputRequired`), and their approval.
 
 The revision 2026-07-28 has no requests from server to client. There the call is answered with the questions, and made
 again with the answers. How far it has come is kept here, under a token that nobody can guess and that counts once: a
@@ -22,11 +22,25 @@ from mcp.server import ServerRequestContext
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentfsm.core.calls import Inquiry
+from agentfsm.core.clean import format_exact_json, strip_unsafe
 from agentfsm.core.effects import Question
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 from agentfsm.ports import Clock
+from agentfsm.tools.question_validation import validate_answer
 from agentfsm.tools.queue.result_text import describe_error
 
+# The key of the one question that a call has.
+APPROVAL_KEY: Final = "approval"
+# Characters of the arguments, which a person reads; a call with longer ones is not put to anybody.
+MAX_APPROVAL_CHARS: Final = 20_000
+APPROVAL_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "approve": {"type": "boolean", "title": "Run it", "description": "Whether the call may run.", "default": False}
+    },
+    "required": ["approve"],
+}
 # Calls that wait for their answers; the oldest are forgotten, so that asking costs a client nothing but its call.
 MAX_WAITING_CALLS: Final = 1_000
 # Characters kept of all of them: as much as their tools' states and answers usually have a hundred times over.
@@ -99,7 +113,7 @@ class InputBroker:
             expires_s: Seconds for which an answer counts.
 
         Raises:
-            UnansweredError: when the client cannot ask this, or nobody answers in time.
+            InputNotGivenError: when the client cannot ask this, or nobody answers in time.
         """
         for asked in requests.values():
             _check_can_ask(ctx, asked, lead)
@@ -163,3 +177,124 @@ async def _elicit(ctx: RequestContext, asked: ElicitParams) -> m.ElicitResult:
     if isinstance(asked, m.ElicitRequestFormParams):
         return await ctx.session.elicit_form(asked.message, asked.requested_schema, ctx.request_id)
     return await ctx.session.elicit_url(asked.message, asked.url, secrets.token_urlsafe(), ctx.request_id)
+
+
+@attrs.frozen(kw_only=True)
+class ApprovalRequest(Value):
+    """What a person is asked: may this call run?"""
+
+    tool: str
+    arguments: dict[str, Any]
+    description: str
+    # What it will do, where the tool says so.
+    expires_s: float
+    # Seconds for which an answer counts.
+
+    @property
+    def text(self) -> str:
+        """The question with the exact arguments; hidden characters are spelt out."""
+        says = f"{strip_unsafe(self.description)}\n\n" if self.description else ""
+        return f"May {self.tool} run?\n\n{says}Arguments: {format_exact_json(self.arguments)}"
+
+    async def obtain(
+        self, broker: InputBroker, ctx: RequestContext, call_state: InterruptedCall, replies: Mapping[str, Any] | None
+    ) -> m.InputRequiredResult | None:
+        """Return None where a person said yes, or a question that is on its way.
+
+        Args:
+            broker: Puts it to people.
+            ctx: Of the request.
+            call_state: How far the call has come.
+            replies: What the client brings in answer to this very question; None: it was not put yet.
+
+        Raises:
+            InputNotGivenError: when it cannot be put, or the answer is not a yes.
+        """
+        lead = f"{self.tool} was not run"
+        if replies is None:
+            if len(self.text) > MAX_APPROVAL_CHARS:
+                raise InputNotGivenError(f"{lead}: a person could not read so long arguments: shorten them")
+            form = m.ElicitRequestFormParams(message=self.text, requested_schema=APPROVAL_SCHEMA)
+            said = await broker.request_input(
+                ctx, call_state, {APPROVAL_KEY: form}, lead=lead, expires_s=self.expires_s
+            )
+            if isinstance(said, m.InputRequiredResult):
+                return said
+            replies = said
+        if (no := _explain_refusal(replies.get(APPROVAL_KEY))) is not None:
+            raise InputNotGivenError(f"{lead}: {no}")
+        return None
+
+
+def _explain_refusal(answer: object) -> str | None:
+    """Return None for a yes, and nothing else than a yes; else why the call does not run."""
+    if not isinstance(answer, m.ElicitResult):
+        return "the question whether it may has no answer"
+    if answer.action == "accept" and (answer.content or {}).get("approve") is True:
+        return None
+    if answer.action == "cancel":
+        return "the question whether it may was dismissed. Do not try it again unasked."
+    return "a person rejected it. Do not try it again unasked."
+
+
+async def collect_answers(
+    broker: InputBroker,
+    ctx: RequestContext,
+    call_state: InterruptedCall,
+    replies: Mapping[str, Any],
+    *,
+    tool: str,
+    expires_s: float,
+) -> m.InputRequiredResult | InterruptedCall:
+    """Return the call with the answers to what its tool has asked, or the questions that are on their way.
+
+    Args:
+        broker: Puts them to people.
+        ctx: Of the request.
+        call_state: How far the call has come.
+        replies: What the client brings along, by the question's key; what was not asked is passed over.
+        tool: The tool's name.
+        expires_s: Seconds for which an answer counts.
+
+    Raises:
+        InputNotGivenError: when they cannot be put, are dismissed, or an answer does not fit.
+    """
+    lead = f"{tool} was not finished"
+    told = _add_answers(call_state, replies, lead)
+    if not told.questions:
+        return told
+    requests = {question.key: _to_elicit_params(question) for question in told.questions}
+    said = await broker.request_input(ctx, told, requests, lead=lead, expires_s=expires_s)
+    return said if isinstance(said, m.InputRequiredResult) else _add_answers(told, said, lead)
+
+
+def _to_elicit_params(question: Question) -> ElicitParams:
+    if question.url:
+        return m.ElicitRequestURLParams(message=strip_unsafe(question.message), url=question.url)
+    schema = {"type": "object", "properties": {}, **(question.schema or {})}
+    return m.ElicitRequestFormParams(message=strip_unsafe(question.message), requested_schema=schema)
+
+
+def _add_answers(call_state: InterruptedCall, replies: Mapping[str, Any], lead: str) -> InterruptedCall:
+    """Return the call with those answers that are there; the other questions stay."""
+    given = {key: reply for key, reply in replies.items() if isinstance(reply, m.ElicitResult)}
+    answers = {
+        each.key: _parse_answer(each, given[each.key], lead) for each in call_state.questions if each.key in given
+    }
+    return attrs.evolve(
+        call_state,
+        questions=tuple(question for question in call_state.questions if question.key not in answers),
+        inquiry=attrs.evolve(call_state.inquiry, answers={**call_state.inquiry.answers, **answers}),
+    )
+
+
+def _parse_answer(question: Question, reply: m.ElicitResult, lead: str) -> dict[str, Any] | None:
+    """Return what the tool is told: an object, or None where it was declined."""
+    if reply.action == "cancel":
+        raise InputNotGivenError(f"{lead}: the question {question.key!r} was dismissed. Do not try it again unasked.")
+    if reply.action == "decline":
+        return None
+    try:
+        return validate_answer(question, None if question.url else reply.content)
+    except MisuseError as error:
+        raise InputNotGivenError(f"{lead}: {error}. Call it again to have a person asked anew.") from error

@@ -18,10 +18,15 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from agentfsm.core.errors import AgentError, ArgumentsError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.engine.tool_calls.approvals import answer_lifetime_s, describe_call, needs_approval
-from agentfsm.mcp.server.approval import ApprovalRequest
 from agentfsm.mcp.server.call_sequencer import CallSequencer
-from agentfsm.mcp.server.input_requests import InputBroker, InputNotGivenError, InterruptedCall, RequestContext
-from agentfsm.mcp.server.inquiry import collect_answers
+from agentfsm.mcp.server.input_requests import (
+    ApprovalRequest,
+    InputBroker,
+    InputNotGivenError,
+    InterruptedCall,
+    RequestContext,
+    collect_answers,
+)
 from agentfsm.mcp.server.resources import to_content_block
 from agentfsm.ports import Clock, SystemClock
 from agentfsm.streaming.stream import ToolEvent, ToolEventType

@@ -91,9 +91,8 @@ def format_start(transport: ServerTransport) -> str:
             lines = [f"command:   {shlex.join([transport.command, *transport.args])}"]
             lines += [f"folder:    {transport.cwd}"] if transport.cwd else []
             lines += [f"variables: {', '.join(transport.env)}"] if transport.env else []
-            lines.append(
-                f"sandbox:   {transport.sandbox.description if transport.sandbox else 'none: it may do what you may do'}"
-            )
+            kept_in = transport.sandbox.description if transport.sandbox else "none: it may do what you may do"
+            lines.append(f"sandbox:   {kept_in}")
         case RemoteTransport():
             lines = [f"URL:       {transport.display_text}"]
             lines += [f"headers:   {', '.join(transport.headers)}"] if transport.headers else []

@@ -23,6 +23,7 @@ import jiter
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
+from agentfsm.mcp.client.connection.sandbox import Sandbox
 from agentfsm.mcp.client.connection.transports import (
     ServerTransport,
     SSETransport,
@@ -31,7 +32,6 @@ from agentfsm.mcp.client.connection.transports import (
 )
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.names import check_server_name
-from agentfsm.mcp.trust.sandbox import Sandbox
 from agentfsm.mcp.trust.tool_policy import ToolPolicy
 
 # Bytes; a hundred servers take some 30,000.
@@ -187,13 +187,13 @@ def parse_entry(
         check_server_name(name)
         known = {**_STANDARD_KEYS, **_EXTENSION_KEYS} if allow_extensions else _STANDARD_KEYS
         reading.check_keys(raw, known)
-        launch = reading.parse_transport(raw)
-        terms = ToolPolicy(**{key: raw[key] for key in _POLICY_KEYS if key in raw})
+        transport = reading.parse_transport(raw)
+        policy = ToolPolicy(**{key: raw[key] for key in _POLICY_KEYS if key in raw})
     except MisuseError as error:
         raise MCPServerError(f"{reading.where}: {error}") from error
     options = {option: raw[key] for key, option in _OPTION_BY_KEY.items() if key in raw}
     options |= {key: raw[key] for key in ("required", "resources_as_tools") if key in raw}
-    return ServerEntry(name=name, transport=launch, raw=raw, options={**options, "tool_policy": terms})
+    return ServerEntry(name=name, transport=transport, raw=raw, options={**options, "tool_policy": policy})
 
 
 @attrs.frozen

@@ -39,7 +39,7 @@ def _as_globs(given: Iterable[str]) -> tuple[str, ...]:
     return globs
 
 
-def _check_confirm(_terms: ToolPolicy, _attribute: object, confirm: Any) -> None:
+def _check_confirm(_policy: ToolPolicy, _attribute: object, confirm: Any) -> None:
     if confirm is not None and (not (isinstance(confirm, bool) or callable(confirm)) or iscoroutinefunction(confirm)):
         raise MisuseError(
             f"confirm={confirm!r} makes no sense: give True, False, or a plain function of a tool's name and its "

@@ -1,8 +1,8 @@
 """What goes wrong with a request to a server, in words for the model: what it is, and what to do about it.
 
 The SDK knows an error by its JSON-RPC code, and makes one up for what has none: an HTTP status, a connection that is
-gone. What was seen on the wire is noted beside it (`WireStatus`), and both together tell which `RequestFault` it is. One table then
-says for each fault which way it goes: tried again, back to the model, or the end of the call.
+gone. What was seen on the wire is noted beside it (`WireStatus`), and both together tell which `RequestFault` it is.
+One table then says for each fault which way it goes: tried again, back to the model, or the end of the call.
 
 Source: document D, 7.4.
 """

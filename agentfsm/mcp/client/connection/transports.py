@@ -17,10 +17,10 @@ from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm.mcp.client.connection import stdio_process
 from agentfsm.mcp.client.connection.http_client import MESSAGE_BYTES, build_http_client
+from agentfsm.mcp.client.connection.private_addresses import PublicAddressTransport, check_url
 from agentfsm.mcp.client.connection.request_errors import MessageTooLongError
+from agentfsm.mcp.client.connection.sandbox import Sandbox
 from agentfsm.mcp.client.connection.stdio_process import ProcessExit
-from agentfsm.mcp.trust.private_addresses import PublicAddressTransport, check_url
-from agentfsm.mcp.trust.sandbox import Sandbox
 
 
 class ServerTransport(Protocol):
@@ -142,8 +142,8 @@ class StreamableHTTPTransport(RemoteTransport):
     def advice(self) -> str:
         """What to try when it does not answer."""
         return (
-            f"see whether {self.display_text} is the server's address, whether it runs, and whether it needs a token in "
-            'headers=; a server of the older kind, HTTP+SSE, is given by MCPServer.sse, or by "type": "sse"'
+            f"see whether {self.display_text} is the server's address, whether it runs, and whether it needs a token "
+            'in headers=; a server of the older kind, HTTP+SSE, is given by MCPServer.sse, or by "type": "sse"'
         )
 
     @asynccontextmanager
@@ -164,8 +164,8 @@ class SSETransport(RemoteTransport):
     def advice(self) -> str:
         """What to try when it does not answer."""
         return (
-            f"see whether {self.display_text} is where the server's stream of events is; a server of today's kind, streamable "
-            'HTTP, is given by MCPServer.http, or by "type": "http"'
+            f"see whether {self.display_text} is where the server's stream of events is; a server of today's kind, "
+            'streamable HTTP, is given by MCPServer.http, or by "type": "http"'
         )
 
     @asynccontextmanager

@@ -1,12 +1,15 @@
-"""Moments as people write them on a command line."""
+"""The values of the command line's arguments: each function reads one kind, as `type=` of argparse."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Final
+
+from agentfsm.tools.schema.arguments import check_object
 
 # From the store's time to the moment that is meant, seconds since 1970.
 TimeResolver = Callable[[float], float]
@@ -52,3 +55,51 @@ def parse_days(text: str) -> float:
     if not re.fullmatch(r"\d{1,6}(?:\.\d+)?", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of days: write for example 30")
     return float(text)
+
+
+def parse_new_id(text: str) -> str:
+    """Read the id of a new run."""
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"{text!r} would be taken for an option wherever it is named: choose another")
+    return text
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """Read KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
+    return key, value
+
+
+def parse_field(text: str) -> tuple[str, str]:
+    """Read a field of an answer: NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise argparse.ArgumentTypeError(f"{text!r} is no field: write for example name=Ann")
+    return name, value
+
+
+def parse_object(text: str) -> str:
+    """Check that the text is a JSON object, and return the text."""
+    if (flaw := check_object(text)) is not None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object ({flaw}): write for example '{{\"cents\": 500}}'")
+    return text
+
+
+def parse_count(text: str) -> int:
+    """Read a number of 1 or more."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
+
+
+def parse_seconds(text: str) -> float:
+    """Read a number of seconds above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value

@@ -20,6 +20,7 @@ from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import find_hidden
 from agentfsm.core.value import Value
+from agentfsm.mcp.client.connection.sandbox import Sandbox
 from agentfsm.mcp.client.connection.transports import StdioTransport
 from agentfsm.mcp.client.mcp_server import MCPServer
 from agentfsm.mcp.errors import MCPServerError
@@ -27,7 +28,6 @@ from agentfsm.mcp.trust.consent import Consent, Proposal, Wish, format_start
 from agentfsm.mcp.trust.hidden_characters import iter_texts
 from agentfsm.mcp.trust.names import SERVER_CHARS, derive_server_name
 from agentfsm.mcp.trust.pins import ApprovedText, Pin, PinFile, Pins
-from agentfsm.mcp.trust.sandbox import Sandbox
 from agentfsm.mcp.trust.server_config import ServerEntry, parse_entry
 from agentfsm.tools.permission import Level
 from agentfsm.tools.schema.binding import Arguments

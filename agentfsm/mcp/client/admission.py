@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 import mcp.types as m
@@ -16,14 +16,12 @@ from agentfsm.core.text_safety import escape_hidden, find_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.client.connection.lenient_parsing import InvalidEntry
 from agentfsm.mcp.client.server_features import Listing, build_resource_tools
-from agentfsm.mcp.client.tools import build_tool, build_withheld_tool
+from agentfsm.mcp.client.tools import ToolServer, build_tool, build_withheld_tool
+from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.hidden_characters import find_hidden_flaw
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.pins import ApprovedText, build_tool_text
 from agentfsm.tools.tool import Tool
-
-if TYPE_CHECKING:
-    from agentfsm.mcp.client.mcp_server import MCPServer
 
 _log = logging.getLogger("agentfsm.mcp")
 
@@ -33,9 +31,16 @@ _INSTRUCTIONS: Final = "instructions"
 _DUPLICATE_NAME: Final = "the server lists two tools of that name, and nobody can say which is meant"
 
 
+class ListedServer(ToolServer, Protocol):
+    """The parts of a server that its listing is checked with; `MCPServer` has them."""
+
+    consent_gate: ConsentGate
+    resources_as_tools: bool
+
+
 @attrs.frozen(kw_only=True)
 class AdmissionResult(Value):
-    """What of that is used."""
+    """The part of a listing that is used, and why the rest is not."""
 
     tools: tuple[Tool[..., Any], ...] = ()
     # Those that are withheld among them, switched off.
@@ -48,7 +53,7 @@ class AdmissionResult(Value):
     # Globs of the access lists that match no tool.
 
 
-async def admit_listing(server: MCPServer, listing: Listing) -> AdmissionResult:
+async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResult:
     """Sort what a server lists.
 
     Raises:
@@ -78,7 +83,7 @@ async def admit_listing(server: MCPServer, listing: Listing) -> AdmissionResult:
 
 
 async def _build_tools(
-    server: MCPServer, listed: Sequence[m.Tool | InvalidEntry]
+    server: ToolServer, listed: Sequence[m.Tool | InvalidEntry]
 ) -> tuple[list[tuple[str, ApprovedText, Tool[..., Any]]], dict[str, str]]:
     """Make tools of those that are admitted, by their own names, and say why others cannot be used.
 
