@@ -51,7 +51,6 @@ from agentfsm.core.messages import (
     Message,
     Part,
     SessionCost,
-    Usage,
     as_parts,
     check_history,
 )
@@ -145,7 +144,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.preload()
     if agent.limits.usd is not None:
-        agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
+        agent.model.prepare()  # here, and not in the event loop, where `check_price` asks for a price
     answers = _build_answers(agent)
     added = "" if answers is None else answers.instructions
     engine = EngineConfig(

@@ -20,7 +20,7 @@ from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, ErrorType, Outcome, Usage
+from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.engine.execution.parent import Parent, child_run_id
 from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
@@ -67,7 +67,7 @@ def make_agent_tool(
     check_seconds("timeout_s", timeout_s)
     if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
         raise MisuseError(f"as_tool() takes no {', '.join(sorted(told))}: that follows from the agent's own tools")
-    agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
+    agent.model.prepare()
     agent.driver.check_price()
     child = _SubagentTool(agent, prompt, turns, timeout_s)
     tools = list(agent.tools)

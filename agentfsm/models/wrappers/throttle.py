@@ -123,6 +123,10 @@ class Throttled(Model):
         """Say why the provider cannot hold the model to this schema; None where it can."""
         return self._model.unsupported_schema(schema)
 
+    def prepare(self) -> None:
+        """Prepare the model."""
+        self._model.prepare()
+
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply, or None where no price is known."""
         return self._model.cost_usd(usage)
