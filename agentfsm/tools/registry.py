@@ -11,8 +11,8 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import AgentError, DuplicateToolError, MisuseError
+from agentfsm.limiter import Limiter
 from agentfsm.ports import ToolDefinition
-from agentfsm.tools.concurrency_limits import Bulkhead
 from agentfsm.tools.lint import Finding
 from agentfsm.tools.lint import lint_tools as check_tools
 from agentfsm.tools.permission import Level
@@ -20,8 +20,8 @@ from agentfsm.tools.run_context import ToolKind
 from agentfsm.tools.tool import NAME_CHARS, Tool, make_tool
 
 
-def _to_bulkheads(limits: Mapping[str, int | Bulkhead]) -> dict[str, Bulkhead]:
-    return {tag: each if isinstance(each, Bulkhead) else Bulkhead(each) for tag, each in limits.items()}
+def _to_limiters(limits: Mapping[str, int | Limiter]) -> dict[str, Limiter]:
+    return {tag: each if isinstance(each, Limiter) else Limiter(each) for tag, each in limits.items()}
 
 
 class ToolSource(Protocol):
@@ -70,9 +70,9 @@ class ToolRegistry:
     What is asked for with each turn or call is kept with each registration, so that asking costs nothing.
     """
 
-    tag_limits: Mapping[str, Bulkhead] = attrs.field(factory=dict, converter=_to_bulkheads)
-    # Calls in flight at once of all tools that have a tag, over the whole process: `{"db": 2}`. Registries that are
-    # given the same Bulkhead share it.
+    tag_limits: Mapping[str, Limiter] = attrs.field(factory=dict, converter=_to_limiters)
+    # Limits of all tools that have a tag, over the whole process: calls in flight at once, `{"db": 2}`, or a limiter,
+    # `{"db": Limiter(2, per_minute=100)}`. Registries that are given the same limiter share it.
     definitions: tuple[ToolDefinition, ...] = attrs.field(default=(), init=False)
     # What a model is told of them.
     polling_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
@@ -92,7 +92,7 @@ class ToolRegistry:
     _tools: dict[str, Tool[..., Any]] = attrs.field(factory=dict, init=False)
     _source_tools: dict[ToolSource, tuple[int, tuple[str, ...]]] = attrs.field(factory=dict, init=False)
     # By source: its version, and the names of its tools that are here.
-    _bulkheads: dict[Tool[..., Any], tuple[Bulkhead, ...]] = attrs.field(factory=dict, init=False)
+    _limiters: dict[Tool[..., Any], tuple[Limiter, ...]] = attrs.field(factory=dict, init=False)
 
     @classmethod
     def of(cls, tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
@@ -166,7 +166,7 @@ class ToolRegistry:
 
     def _add(self, added: Tool[..., Any]) -> None:
         self._tools[added.name] = added
-        self._bulkheads[added] = self._collect_bulkheads(added)
+        self._limiters[added] = self._collect_limiters(added)
         self.definitions += (added.definition,)
         self.polling_tools |= {added.name} if added.poll else set()
         self.interactive_tools |= {added.name} if added.is_interactive else set()
@@ -187,7 +187,7 @@ class ToolRegistry:
                 f"there is no tool {name!r} to remove: {f'did you mean {near}?' if near else 'see the names'}"
             )
         removed = self._tools.pop(name)
-        del self._bulkheads[removed]
+        del self._limiters[removed]
         self.definitions = tuple(each for each in self.definitions if each.name != name)
         self.polling_tools -= {name}
         self.interactive_tools -= {name}
@@ -223,16 +223,16 @@ class ToolRegistry:
                 part.register(each)
         return part
 
-    def bulkheads_for(self, tool: Tool[..., Any]) -> tuple[Bulkhead, ...]:
+    def limiters_for(self, tool: Tool[..., Any]) -> tuple[Limiter, ...]:
         """Return what a call of a tool has to pass: the tool's own first, then those of its tags by name.
 
         Callers that take them in this order never wait for one another in a ring.
         """
-        known = self._bulkheads.get(tool)
-        return self._collect_bulkheads(tool) if known is None else known  # removed, with a call of it on its way
+        known = self._limiters.get(tool)
+        return self._collect_limiters(tool) if known is None else known  # removed, with a call of it on its way
 
-    def _collect_bulkheads(self, tool: Tool[..., Any]) -> tuple[Bulkhead, ...]:
-        own = () if tool.bulkhead is None else (tool.bulkhead,)
+    def _collect_limiters(self, tool: Tool[..., Any]) -> tuple[Limiter, ...]:
+        own = () if tool.limiter is None else (tool.limiter,)
         return *own, *(self.tag_limits[tag] for tag in sorted(tool.tags) if tag in self.tag_limits)
 
     def for_openai(self) -> list[dict[str, Any]]:

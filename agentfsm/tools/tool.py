@@ -26,10 +26,10 @@ import attrs
 from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.fingerprint import short_hash
+from agentfsm.limiter import Limiter
 from agentfsm.ports import Clock, Store, ToolDefinition, to_mutable_json
 from agentfsm.tools import callback_errors
 from agentfsm.tools.breaker import Breaker
-from agentfsm.tools.concurrency_limits import Bulkhead
 from agentfsm.tools.permission import Level
 from agentfsm.tools.run_context import Found, RunContext, ToolKind, ToolReturn
 from agentfsm.tools.schema.binding import Arguments, BoundArguments
@@ -109,7 +109,10 @@ class Tool(Generic[P, R]):
     after: tuple[str, ...] = ()
     # Tools whose earlier calls in the same reply a call waits for.
     limit: int | None = None
-    # Calls in flight at once, of all runs in this process, 1 or more.
+    # Calls in flight at once, of all runs in this process, 1 or more. None: any number.
+    per_minute: int | None = None
+    # Calls that start in any 60 seconds, of all runs in this process, 1 or more; a call beyond that waits its turn
+    # without using up its time. None: any number.
     tags: frozenset[str] = attrs.field(default=frozenset(), converter=_to_tags)
     permission: Level = attrs.field(
         default=attrs.Factory(lambda tool: Level.READ if tool.read_only else Level.WRITE, takes_self=True),
@@ -143,8 +146,8 @@ class Tool(Generic[P, R]):
     end_child_run: Callable[[Store, Clock, str], Awaitable[ToolReturn]] | None = None
     # Ends the run of the agent behind it, by the run's id, since its caller or the call of it ends; tells what it did.
     breaker: Breaker = attrs.field(factory=Breaker, init=False, repr=False)
-    bulkhead: Bulkhead | None = attrs.field(
-        default=attrs.Factory(lambda tool: None if tool.limit is None else Bulkhead(tool.limit), takes_self=True),
+    limiter: Limiter | None = attrs.field(
+        default=attrs.Factory(lambda tool: _build_limiter(tool.limit, tool.per_minute), takes_self=True),
         init=False,
         repr=False,
     )
@@ -242,6 +245,7 @@ class ToolDeclarations(TypedDict, total=False):
     locks: Callable[[Arguments], Iterable[Hashable]] | None
     after: Iterable[str]
     limit: int | None
+    per_minute: int | None
     tags: Iterable[str]
     permission: Level | str
     enabled: bool | Callable[[RunContext[Any]], bool]
@@ -348,10 +352,15 @@ def _check_name(name: str) -> None:
 
 # Declarations by what they may be.
 _NUMBERS: Final = frozenset({"timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"})
+_COUNTS: Final = frozenset({"limit", "per_minute"})
 _FLAGS: Final = frozenset({"read_only", "idempotent", "poll", "external"})
 _CHOICES: Final = frozenset({"enabled", "requires_approval", "concurrency_safe"})
 _CALLABLES: Final = frozenset({"validate", "describe", "locks"})
 _COLLECTIONS: Final = frozenset({"after", "tags"})
+
+
+def _build_limiter(limit: int | None, per_minute: int | None) -> Limiter | None:
+    return None if limit is None and per_minute is None else Limiter(limit, per_minute=per_minute)
 
 
 def _is_finite_duration(value: Any) -> bool:
@@ -368,6 +377,8 @@ def _describe_expected(option: str, value: Any) -> str | None:
         return None
     if option in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf):
         return "a finite number above 0"
+    if option in _COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        return "a whole number, 1 or more"
     if option in _CHOICES and not isinstance(value, bool) and not callable(value):
         return "True, False or a function"
     if option in _CALLABLES and not callable(value):

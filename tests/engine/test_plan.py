@@ -455,7 +455,7 @@ async def test_a_plan_runs_nothing():
     plan = queue.plan(wanted)
     assert queue.plan(wanted) == plan
     assert (ran, told, queue.statistics().running) == ([], [], 0)
-    assert made[0].bulkhead.in_use == 0
+    assert made[0].limiter.in_use == 0
     results = await queue.execute_all(wanted)
     assert [result.outcome for result in results] == [Outcome.DONE] * 3 + [Outcome.FAILED]
     assert results[3].error_type is ErrorType.UNKNOWN_TOOL

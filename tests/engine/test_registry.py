@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from agentfsm.core.errors import DuplicateToolError, MisuseError
-from agentfsm.tools.concurrency_limits import Bulkhead
+from agentfsm.limiter import Limiter
 from agentfsm.tools.permission import Level
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.tool import tool
@@ -170,12 +170,12 @@ def test_calls_pass_the_limit_of_their_tool_and_of_its_tags():
     for each in TOOLS:
         registry.register(each)
     web, db = registry.tag_limits["web"], registry.tag_limits["db"]
-    assert (web.limit, db.limit) == (5, 2)
-    assert registry.bulkheads_for(get_weather) == (get_weather.bulkhead, web)
-    assert registry.bulkheads_for(delete_rows) == (db,)
-    assert registry.bulkheads_for(export) == (db, web)
-    assert get_weather.bulkhead.limit == 3
-    assert ToolRegistry.of(TOOLS).bulkheads_for(export) == ()
+    assert (web.concurrency, db.concurrency) == (5, 2)
+    assert registry.limiters_for(get_weather) == (get_weather.limiter, web)
+    assert registry.limiters_for(delete_rows) == (db,)
+    assert registry.limiters_for(export) == (db, web)
+    assert get_weather.limiter.concurrency == 3
+    assert ToolRegistry.of(TOOLS).limiters_for(export) == ()
 
 
 def test_a_part_shares_the_limits_of_the_whole():
@@ -183,8 +183,8 @@ def test_a_part_shares_the_limits_of_the_whole():
     registry = ToolRegistry(tag_limits={"db": 2})
     registry.register(delete_rows)
     part = registry.filter()
-    assert part.bulkheads_for(delete_rows) == registry.bulkheads_for(delete_rows) == (registry.tag_limits["db"],)
-    mine = Bulkhead(1)
+    assert part.limiters_for(delete_rows) == registry.limiters_for(delete_rows) == (registry.tag_limits["db"],)
+    mine = Limiter(1)
     assert ToolRegistry(tag_limits={"db": mine}).tag_limits["db"] is mine
 
 
@@ -192,9 +192,9 @@ def test_a_call_on_its_way_keeps_its_limits_when_its_tool_is_removed():
     """It still has to give back what it took."""
     registry = ToolRegistry(tag_limits={"db": 2})
     registry.register(delete_rows)
-    before = registry.bulkheads_for(delete_rows)
+    before = registry.limiters_for(delete_rows)
     registry.unregister("delete_rows")
-    assert registry.bulkheads_for(delete_rows) == before == (registry.tag_limits["db"],)
+    assert registry.limiters_for(delete_rows) == before == (registry.tag_limits["db"],)
 
 
 def test_a_limit_that_lets_nothing_through_is_refused():

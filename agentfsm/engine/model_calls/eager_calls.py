@@ -150,7 +150,7 @@ class EagerCalls:
             return
         draft, queue = self._drafts[len(self._started)], self._attempt.queue
         tool = queue.host.find_tool(queue.registry, draft.name)
-        if tool is None or not tool.may_start_early or queue.registry.bulkheads_for(tool):
+        if tool is None or not tool.may_start_early or queue.registry.limiters_for(tool):
             self._can_start = False
             return
         call = self.build_call(

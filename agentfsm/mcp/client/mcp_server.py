@@ -12,6 +12,7 @@ import httpx2
 import mcp.types as m
 
 from agentfsm.core.messages import Message, Part
+from agentfsm.limiter import Limiter
 from agentfsm.mcp.client import server_features
 from agentfsm.mcp.client.admission import AdmissionResult, admit_listing, log_exclusions
 from agentfsm.mcp.client.catalogue import Catalogue
@@ -31,7 +32,6 @@ from agentfsm.mcp.trust.names import check_server_name, derive_server_name
 from agentfsm.mcp.trust.pins import ApprovedText, MemoryPins, PinFile, Pins
 from agentfsm.mcp.trust.server_config import load_entries
 from agentfsm.mcp.trust.tool_policy import Confirm, Constraint, ToolPolicy
-from agentfsm.tools.concurrency_limits import Bulkhead, hold_slot
 from agentfsm.tools.tool import Tool
 
 _log = logging.getLogger("agentfsm.mcp")
@@ -106,7 +106,7 @@ class MCPServer:
     consent_gate: ConsentGate = attrs.field(init=False)
     needs_refresh: bool = attrs.field(default=True, init=False)
     # Whether the server was not asked yet, was started anew, or has said that its tools have changed.
-    _refresh_limit: Bulkhead = attrs.field(factory=lambda: Bulkhead(1), init=False)
+    _refresh_limit: Limiter = attrs.field(factory=lambda: Limiter(1), init=False)
     # So that of several runs, of any agents, one asks; a person is asked once.
 
     def __attrs_post_init__(self) -> None:
@@ -239,7 +239,7 @@ class MCPServer:
             MisuseError: when there is a constraint on a tool that there is not.
         """
         known = self.version
-        async with hold_slot(self._refresh_limit):
+        async with self._refresh_limit.hold():
             if self.needs_refresh or self.version == known:  # else somebody was faster
                 await self._update()
 

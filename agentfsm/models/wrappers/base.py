@@ -13,15 +13,15 @@ from agentfsm.models import resolve_model
 from agentfsm.ports import Emit, Model, Reply, Request
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import JSON
+    from agentfsm.core.messages import JSON, Part
     from agentfsm.core.settings import Settings
 
 
 class CompositeModel(Model):
-    """One of several models answers.
+    """A model that wraps one model or several, one of which answers each request.
 
     Args:
-        between: Stands between their names in the name of them all. That begins with the name of the first, so tokens
+        separator: Stands between their names in the name of them all. That begins with the name of the first, so tokens
             are counted as that one counts.
         models: At least one; models, or strings such as "openai:gpt-4o".
 
@@ -39,6 +39,10 @@ class CompositeModel(Model):
         )
         if not self.output_modes:
             raise MisuseError(f"the models of {self.name!r} share no output mode: leave out the one that differs")
+
+    def unsupported_part(self, part: Part) -> str | None:
+        """Say why one of the models cannot take this part: any of them may have to answer."""
+        return next((why for model in self.models if (why := model.unsupported_part(part)) is not None), None)
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Say which of the settings one of the models has no word for: any of them may have to answer."""

@@ -37,7 +37,6 @@ from agentfsm.core.value import Value
 from agentfsm.models.wrappers.base import CompositeModel, ask_model
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Part
     from agentfsm.ports import Chunk, Emit, Model, Reply, Request
 
 # Seconds after a first failure: an overload is rarely over sooner, and one request per rest is little to lose.
@@ -138,10 +137,6 @@ class Fallback(CompositeModel):
         out = ModelUnavailableError(f"none of {len(failures)} models could answer. {' '.join(failures)}")
         _attach_usage(out, paid)
         raise out
-
-    def unsupported_part(self, part: Part) -> str | None:
-        """Say why one of the models cannot take this part: any of them may have to answer."""
-        return next((reason for model in self.models if (reason := model.unsupported_part(part)) is not None), None)
 
     def statistics(self) -> tuple[ModelStatistics, ...]:
         """Return how each model does, in their order."""

@@ -36,8 +36,8 @@ from agentfsm.tools.run_context import CallPaused, RunContext, ToolKind, ToolRet
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolResult
+    from agentfsm.limiter import Limiter
     from agentfsm.ports import Clock
-    from agentfsm.tools.concurrency_limits import Bulkhead
     from agentfsm.tools.queue.plan import Access
     from agentfsm.tools.registry import ToolRegistry
     from agentfsm.tools.schema.binding import BoundArguments
@@ -125,9 +125,9 @@ class ToolJob:
     call: ToolCall
     tool: Tool[..., Any] | None
     access: Access
-    bulkheads: tuple[Bulkhead, ...] = ()
+    limiters: tuple[Limiter, ...] = ()
     # What it has to pass before it runs.
-    bulkheads_held: int = 0
+    permits_held: int = 0
     # How many of them it has passed.
     bound: BoundArguments | ArgumentsError | None = None
     # Its arguments, where the plan had to look at them.

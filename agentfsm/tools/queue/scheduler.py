@@ -22,10 +22,10 @@ from agentfsm.core.errors import ArgumentsError, MisuseError, first_error
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.times import round_duration, round_timestamp
 from agentfsm.core.value import Value
+from agentfsm.limiter import Limiter, WakeCallback
 from agentfsm.ports import Clock, SystemClock
 from agentfsm.streaming.callbacks import CallbackDispatcher
 from agentfsm.streaming.stream import QueueStream, StreamEvent, ToolEvent, ToolEventType
-from agentfsm.tools.concurrency_limits import Bulkhead, WakeCallback
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.abandoned_threads import find_abandoned
 from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolDispatcher, ToolJob, failed_outcome
@@ -137,7 +137,7 @@ class ToolQueue:
         """
         if len(calls) == 1 and not self.is_watched:
             job = self.build_job(0, calls[0])
-            if not job.bulkheads:  # nothing to plan, to wait for or to tell
+            if not job.limiters:  # nothing to plan, to wait for or to tell
                 result = await self.run_job(job)
                 return [] if result is None else [result]
         session = Scheduler(self)
@@ -176,7 +176,7 @@ class ToolQueue:
         tool = None if call.invented else self.host.find_tool(self.registry, call.name)
         if tool is None or call.malformed is not None:
             return ToolJob(index, call, tool, NO_ACCESS)
-        job = ToolJob(index, call, tool, NO_ACCESS, self.registry.bulkheads_for(tool))
+        job = ToolJob(index, call, tool, NO_ACCESS, self.registry.limiters_for(tool))
         try:
             job.access = resolve_access(tool, lambda: tool.to_namespace(job.bind(tool)))
         except ArgumentsError:
@@ -276,12 +276,14 @@ def _build_planned_call(job: ToolJob, place: ScheduledCall, calls: Sequence[Tool
 
 @attrs.define(eq=False, repr=False)
 class ParkedCall:
-    """A call that waits for room in a bulkhead."""
+    """A call that waits for a permit of a limiter."""
 
-    bulkhead: Bulkhead
+    limiter: Limiter
     wake: WakeCallback
     check_at: float
     # When it asks whether it waits in vain; seconds of the event loop.
+    retry_at: float
+    # When it asks again for a permit that a rate has kept from it; infinite if only a release can help.
 
 
 @attrs.define(eq=False, repr=False)
@@ -306,7 +308,7 @@ class Scheduler:
     _ready: list[int] = attrs.field(factory=list)
     # The indexes of calls that may start, as a heap: the earliest first.
     _parked: dict[int, ParkedCall] = attrs.field(factory=dict)
-    # Those that have to wait for room in a bulkhead, in the order of their coming.
+    # Those that have to wait for room in a limiter, in the order of their coming.
     _unparked: dict[int, ParkedCall] = attrs.field(factory=dict)
     # Those of them for which there is room now, until they are taken.
     _workers: int = 0
@@ -314,7 +316,7 @@ class Scheduler:
     # Workers that have not begun yet: for each, one of the ready calls is spoken for.
     _results: dict[int, ToolResult] = attrs.field(factory=dict)
     _wakeup: anyio.Event | None = None
-    # Set for whoever drains when nothing is in flight any more, or a bulkhead has room.
+    # Set for whoever drains when nothing is in flight any more, or a limiter has room.
 
     @property
     def results(self) -> list[ToolResult]:
@@ -362,10 +364,10 @@ class Scheduler:
 
     async def drain(self) -> None:
         """Run calls until none is left that could start."""
-        attends = self.start_task is not None and any(job.bulkheads for job in self._jobs)
+        attends = self.start_task is not None and any(job.limiters for job in self._jobs)
         try:
             while self._ready or self._workers or self._parked:
-                if attends:  # so that somebody is there when a bulkhead has room
+                if attends:  # so that somebody is there when a limiter has room
                     self.start_workers()
                     await self._wait()
                 elif self._wanted_workers > 0:
@@ -375,33 +377,38 @@ class Scheduler:
                     await self._wait()
         finally:
             for index, parked in (*self._parked.items(), *self._unparked.items()):
-                parked.bulkhead.cancel_wait(parked.wake)
-                self._release_bulkheads(self._jobs[index])
+                parked.limiter.cancel_wait(parked.wake)
+                self._release_limiters(self._jobs[index])
 
     async def _wait(self) -> None:
-        """Wait until nothing is in flight, or there is room in a bulkhead, or somebody has waited long for that."""
+        """Wait until nothing is in flight, or there is room in a limiter, or somebody has waited long for that."""
         loop = current_backend()
         self._wakeup = loop.create_event()
         with loop.create_cancel_scope() as scope:
-            scope.deadline = min((parked.check_at for parked in self._parked.values()), default=math.inf)
+            scope.deadline = min(
+                (min(parked.check_at, parked.retry_at) for parked in self._parked.values()), default=math.inf
+            )
             await self._wakeup.wait()
         self._wakeup = None
         if scope.cancelled_caught:
             self._check_parked()
 
     def _check_parked(self) -> None:
-        """Answer the parked calls that wait for threads which may never end; all others have their turn."""
+        """Retry the calls that a rate held up; answer those that wait for threads which may never end."""
         now = anyio.current_time()
         for index, parked in list(self._parked.items()):
+            if now >= parked.retry_at:
+                self._unpark(index)
+                continue
             if now < parked.check_at:
                 continue
-            if not parked.bulkhead.is_stuck:
+            if not parked.limiter.is_stuck:
                 parked.check_at = now + self._park_timeout_s(index)
                 continue
             del self._parked[index]
-            parked.bulkhead.cancel_wait(parked.wake)
+            parked.limiter.cancel_wait(parked.wake)
             job = self._jobs[index]
-            self._release_bulkheads(job)
+            self._release_limiters(job)
             end = failed_outcome(result_text.blocked_text(job.call.name), ErrorType.BLOCKED, retryable=True)
             self._finish(index, self.queue.refuse(job, end))
 
@@ -418,7 +425,7 @@ class Scheduler:
             while self._ready:
                 index = heappop(self._ready)
                 await loop.checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
-                if not self._acquire_bulkheads(index):
+                if not self._acquire_limiters(index):
                     continue
                 if self._wanted_workers > 0:
                     await watch_first_suspend(self._run_job(index), self.start_workers)
@@ -450,7 +457,7 @@ class Scheduler:
         try:
             result = await self.queue.run_job(job)
         finally:
-            self._release_bulkheads(job)
+            self._release_limiters(job)
         if result is not None:
             self._finish(index, result)
 
@@ -463,29 +470,31 @@ class Scheduler:
         if self._wakeup is not None:
             self._wakeup.set()
 
-    # Bulkheads: how many calls of a tool, or of a tag, the whole process may have in flight.
+    # Limiters: how many calls of a tool, or of a tag, the whole process may have in flight, or start in a minute.
 
-    def _acquire_bulkheads(self, index: int) -> bool:
-        """Take a place in each bulkhead of the call, in their order; where one has no room, park the call until it has.
+    def _acquire_limiters(self, index: int) -> bool:
+        """Take a permit of each limiter of the call, in their order; if one has none, park the call until it has.
 
-        Places that were taken are kept meanwhile: since all take them in the same order, nobody waits in a ring.
+        Permits that were taken are kept meanwhile: since all calls take them in the same order, none waits in a ring.
         """
         job, called = self._jobs[index], self._unparked.pop(index, None)
         wake = _NO_WAKE if called is None else called.wake
-        while job.bulkheads_held < len(job.bulkheads):
-            bulkhead = job.bulkheads[job.bulkheads_held]
-            if not bulkhead.try_acquire(wake):
-                self._park(index, bulkhead, wake)
+        while job.permits_held < len(job.limiters):
+            limiter = job.limiters[job.permits_held]
+            if limiter.try_acquire(wake) is None:
+                self._park(index, limiter, wake)
                 return False
-            job.bulkheads_held += 1
+            job.permits_held += 1
         return True
 
-    def _park(self, index: int, bulkhead: Bulkhead, wake: WakeCallback) -> None:
+    def _park(self, index: int, limiter: Limiter, wake: WakeCallback) -> None:
         wake = make_waker(partial(self._unpark, index)) if wake is _NO_WAKE else wake
-        until = anyio.current_time() + self._park_timeout_s(index)
-        self._parked[index] = ParkedCall(bulkhead, wake, until)
-        self._wake()  # whoever attends has to know until when
-        bulkhead.notify_when_free(wake)
+        limiter.notify_when_free(wake)  # a waker calls back in a later round of the event loop
+        now = anyio.current_time()
+        self._parked[index] = ParkedCall(
+            limiter, wake, now + self._park_timeout_s(index), now + limiter.next_check_s(wake)
+        )
+        self._wake()  # the task that waits has to know until when
 
     def _unpark(self, index: int) -> None:
         if index in self._parked:
@@ -493,14 +502,14 @@ class Scheduler:
             heappush(self._ready, index)
             self._wake()
 
-    def _release_bulkheads(self, job: ToolJob) -> None:
-        for bulkhead in job.bulkheads[: job.bulkheads_held]:
+    def _release_limiters(self, job: ToolJob) -> None:
+        for limiter in job.limiters[: job.permits_held]:
             if job.abandoned_thread is None:
-                bulkhead.release()
+                limiter.release()
             else:  # its thread goes on, and so does what it does to the service
-                bulkhead.mark_abandoned()
-                job.abandoned_thread.on_end(bulkhead.release_abandoned)
-        job.bulkheads_held = 0
+                limiter.mark_abandoned()
+                job.abandoned_thread.on_end(limiter.release_abandoned)
+        job.permits_held = 0
 
 
 @attrs.define(eq=False, repr=False)

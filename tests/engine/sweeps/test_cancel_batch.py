@@ -16,16 +16,16 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.limiter import Limiter
 from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S
-from agentfsm.tools.concurrency_limits import Bulkhead
 from agentfsm.tools.queue.dispatch import QueueHost
 from agentfsm.tools.tool import Tool
 from tests.support.checks import HANG_S, Trap
 
 
-def is_free(*bulkheads: Bulkhead | None) -> bool:
+def is_free(*limiters: Limiter | None) -> bool:
     """Whether nobody is in any of them, nor waits."""
-    return all(each is not None and (each.in_use, each.waiting) == (0, 0) for each in bulkheads)
+    return all(each is not None and (each.in_use, each.waiting) == (0, 0) for each in limiters)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -104,9 +104,9 @@ class World(QueueHost):
         return ToolQueue(self.registry, host=self, limit=4)
 
     @property
-    def bulkheads(self) -> set[Bulkhead]:
-        """All bulkheads of all tools."""
-        return {each for one in self.registry for each in self.registry.bulkheads_for(one)}
+    def limiters(self) -> set[Limiter]:
+        """All limiters of all tools."""
+        return {each for one in self.registry for each in self.registry.limiters_for(one)}
 
 
 BATCH = (
@@ -133,7 +133,7 @@ async def check_cut(world: World) -> None:
         if not is_refused_probe(result):
             assert result.outcome is Outcome.DONE
             assert result.call_id in world.ended, "what was handed over stands"
-    await until(lambda: is_free(*world.bulkheads))
+    await until(lambda: is_free(*world.limiters))
     for _ in range(5):
         await checkpoint()
     threads = {call.id for call in asked("a") if call.name == "thread"}
@@ -147,7 +147,7 @@ async def check_cut(world: World) -> None:
     probe.breaker.discard(ticket)
     results = await world.queue().execute_all(asked("again"))
     assert [result.content for result in results] == [f"again{n}" for n in range(len(BATCH))]
-    assert is_free(*world.bulkheads)
+    assert is_free(*world.limiters)
 
 
 async def cut(world: World, drive: Callable[[ToolQueue], Any]) -> bool:

@@ -232,8 +232,8 @@ async def _play(schedule: Schedule) -> None:
     with anyio.fail_after(1_000):  # of virtual time: it costs nothing, and ends what would wait for ever
         results = await queue.execute_all(wanted)
     assert queue.statistics().running == 0
-    for bulkhead in {each for one in registry for each in registry.bulkheads_for(one)}:
-        assert (bulkhead.in_use, bulkhead.waiting) == (0, 0)
+    for limiter in {each for one in registry for each in registry.limiters_for(one)}:
+        assert (limiter.in_use, limiter.waiting) == (0, 0)
     check(schedule, plan, [_at(result, began) for result in results])
 
 

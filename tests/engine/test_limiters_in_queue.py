@@ -1,4 +1,4 @@
-"""Bulkheads in the queue, over runs: shared limits, who comes first, threads that hang, cancellation."""
+"""Limiters in the queue, over runs: shared limits, who comes first, threads that hang, cancellation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import trio
 from anyio.lowlevel import checkpoint
 
 from agentfsm import ToolQueue, ToolRegistry, tool
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.limiter import Limiter
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
 from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S
-from agentfsm.tools.concurrency_limits import Bulkhead
 from agentfsm.tools.queue.dispatch import QueueHost
 from agentfsm.tools.queue.scheduler import Scheduler
 from agentfsm.tools.tool import Tool
@@ -74,9 +75,9 @@ def spans(results: list[ToolResult]) -> list[tuple[float, float]]:
     return [(result.started_at - EPOCH, result.completed_at - EPOCH) for result in results]
 
 
-def is_free(*bulkheads: Bulkhead | None) -> bool:
+def is_free(*limiters: Limiter | None) -> bool:
     """Whether nobody is in any of them, nor waits."""
-    return all(each is not None and (each.in_use, each.waiting) == (0, 0) for each in bulkheads)
+    return all(each is not None and (each.in_use, each.waiting) == (0, 0) for each in limiters)
 
 
 # Room
@@ -95,7 +96,7 @@ def test_two_runs_share_the_limit_of_a_tool():
 
     assert run_virtual(play) == 6
     assert watch.most["search"] == 2
-    assert is_free(made.bulkhead)
+    assert is_free(made.limiter)
 
 
 def test_who_comes_first_goes_first():
@@ -134,9 +135,9 @@ def test_a_tag_bounds_several_tools_together():
     assert [at for name, at in watch.begun if name == "free"] == [0] * 4
 
 
-def test_registries_that_are_given_one_bulkhead_share_it():
+def test_registries_that_are_given_one_limiter_share_it():
     """Two agents with the same service behind different tools stay within what it bears."""
-    watch, shared = Watch(), Bulkhead(1)
+    watch, shared = Watch(), Limiter(1)
 
     async def play() -> float:
         async with anyio.create_task_group() as tasks:
@@ -170,7 +171,7 @@ def test_runs_that_need_several_places_all_end():
 
     async def once() -> None:
         watch, steps = Watch(), Steps(20_000)  # some hundreds will do
-        tag_limits = {"db": Bulkhead(1), "net": Bulkhead(1)}
+        tag_limits = {"db": Limiter(1), "net": Limiter(1)}
         tools = [
             watch.tool("a", limit=1, tags=["db", "net"]),
             watch.tool("b", limit=1, tags=["net"]),
@@ -185,7 +186,7 @@ def test_runs_that_need_several_places_all_end():
         assert not steps.scope.cancelled_caught, "they go round in a ring"
         assert [watch.most[tag] for tag in tag_limits] == [1, 1]
         assert len(watch.begun) == 18
-        assert is_free(*tag_limits.values(), *[each.bulkhead for each in tools])
+        assert is_free(*tag_limits.values(), *[each.limiter for each in tools])
 
     async def play() -> None:
         for _ in range(100):  # trio decides by chance who comes first
@@ -200,12 +201,12 @@ def test_who_waits_for_room_takes_no_worker_from_others():
     narrow, wide = watch.tool("narrow", limit=1), watch.tool("wide")
 
     async def play() -> list[ToolResult]:
-        assert narrow.bulkhead is not None
-        assert narrow.bulkhead.try_acquire(print)
+        assert narrow.limiter is not None
+        assert narrow.limiter.try_acquire(print)
 
         async def later() -> None:
             await anyio.sleep(10)
-            narrow.bulkhead.release()
+            narrow.limiter.release()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(later)
@@ -233,7 +234,7 @@ def test_room_that_comes_does_not_lift_the_limit_of_the_queue():
     """A call that waited for room waits for a worker, too."""
     watch = Watch()
     tools = [watch.tool("narrow", limit=1), watch.tool("lead"), watch.tool("follow", after=["lead"])]
-    narrow = tools[0].bulkhead
+    narrow = tools[0].limiter
     assert narrow is not None
     assert narrow.try_acquire(print)
 
@@ -269,7 +270,7 @@ def test_calls_that_started_early_count_for_the_limit():
     assert watch.most["all"] == 2
 
 
-def test_calls_in_a_line_pass_their_bulkheads():
+def test_calls_in_a_line_pass_their_limiters():
     """Calls that run one by one wait for room in the same way: limit 1, a single call, a chain."""
     watch = Watch()
     made = watch.tool("write", concurrency_safe=False, limit=1)
@@ -302,7 +303,7 @@ def test_a_place_is_given_back_however_a_call_ends(ending):
 
     results = run_virtual(play)
     assert [result.outcome is Outcome.DONE for result in results] == [False, True]
-    assert is_free(made.bulkhead)
+    assert is_free(made.limiter)
 
 
 # Places that are not given back
@@ -312,9 +313,9 @@ def test_who_waits_in_vain_is_told_so_after_his_time():
     """All that wait for a place that nobody gives back are blocked when their own time is over, and not in turn."""
     watch = Watch()
     made, other = watch.tool("hang", limit=1, timeout_s=5), watch.tool("other", timeout_s=600)
-    assert made.bulkhead is not None
-    assert made.bulkhead.try_acquire(print)
-    made.bulkhead.mark_abandoned()
+    assert made.limiter is not None
+    assert made.limiter.try_acquire(print)
+    made.limiter.mark_abandoned()
 
     async def play() -> list[ToolResult]:
         results = await queue_of(made, other).execute_all(calls("hang", "hang", "other", "hang"))
@@ -327,17 +328,17 @@ def test_who_waits_in_vain_is_told_so_after_his_time():
         assert (result.error_type, result.retryable) == (ErrorType.BLOCKED, True)
         assert "blocked: hang is still running" in result.content
     assert [name for name, _ in watch.begun] == ["other"]
-    made.bulkhead.release_abandoned()
-    assert is_free(made.bulkhead)
+    made.limiter.release_abandoned()
+    assert is_free(made.limiter)
 
 
 def test_what_is_behind_a_blocked_call_goes_on():
     """It has a result, so whatever waited for it starts."""
     watch = Watch()
     tools = [watch.tool("hang", limit=1, timeout_s=5), watch.tool("write", concurrency_safe=False)]
-    assert tools[0].bulkhead is not None
-    assert tools[0].bulkhead.try_acquire(print)
-    tools[0].bulkhead.mark_abandoned()
+    assert tools[0].limiter is not None
+    assert tools[0].limiter.try_acquire(print)
+    tools[0].limiter.mark_abandoned()
     results = run_virtual(lambda: queue_of(*tools).execute_all(calls("hang", "write", "hang")))
     assert [result.error_type for result in results] == [ErrorType.BLOCKED, None, ErrorType.BLOCKED]
 
@@ -362,13 +363,13 @@ def test_room_in_the_very_moment_of_giving_up():
             ran.append("narrow")
             return "ok"
 
-        assert narrow.bulkhead is not None
-        assert narrow.bulkhead.try_acquire(print)
-        narrow.bulkhead.mark_abandoned()
+        assert narrow.limiter is not None
+        assert narrow.limiter.try_acquire(print)
+        narrow.limiter.mark_abandoned()
 
         async def leave_late() -> None:
             await anyio.sleep(4)
-            narrow.bulkhead.release_abandoned()
+            narrow.limiter.release_abandoned()
             clock.jump(2)  # both at once: there is room, and the time is over
 
         async with anyio.create_task_group() as tasks:
@@ -376,7 +377,7 @@ def test_room_in_the_very_moment_of_giving_up():
             results = await queue_of(narrow, host=Witness()).execute_all(calls("narrow"))
         assert results == handed
         assert [result.outcome is Outcome.DONE for result in handed] == [bool(ran)]
-        assert is_free(narrow.bulkhead)
+        assert is_free(narrow.limiter)
 
     for _ in range(30):  # trio decides by chance who goes first
         clock = trio.testing.MockClock(autojump_threshold=0)
@@ -429,8 +430,8 @@ def hanging(gate: Gate, **options: Any) -> Tool[..., Any]:
 async def test_a_thread_left_behind_keeps_its_place(gate, by):
     """Until it ends: other calls are blocked after their time, in this run and in others; then there is room again."""
     made = hanging(gate, limit=1) if by == "limit" else hanging(gate, tags=["slow"])
-    shared = Bulkhead(1)
-    bulkhead = made.bulkhead or shared
+    shared = Limiter(1)
+    limiter = made.limiter or shared
 
     def queue() -> ToolQueue:
         registry = ToolRegistry(tag_limits={"slow": shared})
@@ -444,20 +445,20 @@ async def test_a_thread_left_behind_keeps_its_place(gate, by):
     assert kinds == [ErrorType.TIMEOUT, ErrorType.BLOCKED, ErrorType.BLOCKED]
     assert [result.error_type for result in second] == [ErrorType.BLOCKED]
     assert gate.inside == 1
-    assert (bulkhead.in_use, bulkhead.waiting) == (1, 0)
+    assert (limiter.in_use, limiter.waiting) == (1, 0)
     gate.leave.set()
-    await until(lambda: is_free(bulkhead))
+    await until(lambda: is_free(limiter))
     with anyio.fail_after(HANG_S):
         (again,) = await queue().execute_all(calls("hang"))
     assert again.outcome in (Outcome.DONE, Outcome.TIMED_OUT)  # its time is short, and threads take what they take
-    await until(lambda: is_free(bulkhead))
+    await until(lambda: is_free(limiter))
 
 
 async def test_who_waits_for_a_thread_runs_when_it_ends(gate):
     """The place goes to him in the moment in which the thread gives it back."""
     made = hanging(gate, limit=1)
     patient = attrs.evolve(made, timeout_s=HANG_S)
-    patient.bulkhead = made.bulkhead
+    patient.limiter = made.limiter
     results: list[ToolResult] = []
 
     async def wait() -> None:
@@ -468,11 +469,11 @@ async def test_who_waits_for_a_thread_runs_when_it_ends(gate):
         assert first.outcome is Outcome.TIMED_OUT
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
-            await until(lambda: made.bulkhead is not None and made.bulkhead.waiting == 1)
+            await until(lambda: made.limiter is not None and made.limiter.waiting == 1)
             assert gate.inside == 1
             gate.leave.set()
     assert [result.content for result in results] == ["late"]
-    await until(lambda: is_free(made.bulkhead))
+    await until(lambda: is_free(made.limiter))
 
 
 # Cancellation
@@ -481,21 +482,21 @@ async def test_who_waits_for_a_thread_runs_when_it_ends(gate):
 async def test_threads_that_outlive_a_cancelled_batch_keep_their_places(gate):
     """Until they end, and no longer; who waits for them comes in then."""
     made = hanging(gate, limit=2)
-    assert made.bulkhead is not None
+    assert made.limiter is not None
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ToolQueue(ToolRegistry.of([attrs_like(made, HANG_S)])).execute_all, calls(*["hang"] * 5))
-            await until(lambda: gate.inside == 2 and made.bulkhead is not None and made.bulkhead.waiting == 3)
+            await until(lambda: gate.inside == 2 and made.limiter is not None and made.limiter.waiting == 3)
             tasks.cancel_scope.cancel()
-    assert (made.bulkhead.in_use, made.bulkhead.waiting) == (2, 0)
+    assert (made.limiter.in_use, made.limiter.waiting) == (2, 0)
     gate.leave.set()
-    await until(lambda: is_free(made.bulkhead))
+    await until(lambda: is_free(made.limiter))
 
 
 def attrs_like(made: Tool[..., Any], timeout_s: float) -> Tool[..., Any]:
     """The same tool with the same places, and another time."""
     other = attrs.evolve(made, timeout_s=timeout_s)
-    other.bulkhead = made.bulkhead
+    other.limiter = made.limiter
     return other
 
 
@@ -545,9 +546,9 @@ def test_who_waits_for_a_stuck_place_is_told_while_others_run():
     watch = Watch()
     stuck = [watch.tool("hang", limit=1, timeout_s=5), watch.tool("slow", limit=1, timeout_s=20)]
     for each in stuck:
-        assert each.bulkhead is not None
-        assert each.bulkhead.try_acquire(print)
-        each.bulkhead.mark_abandoned()
+        assert each.limiter is not None
+        assert each.limiter.try_acquire(print)
+        each.limiter.mark_abandoned()
     ends: dict[str, float] = {}
 
     class Witness(QueueHost):
@@ -561,5 +562,78 @@ def test_who_waits_for_a_stuck_place_is_told_while_others_run():
     run_virtual(lambda: queue.execute_all(calls("hang", "slow", ("long", 50))))
     assert ends == {"hang": 6.0, "slow": 21.0, "long": 50.0}
     for each in stuck:
-        assert each.bulkhead is not None
-        each.bulkhead.release_abandoned()
+        assert each.limiter is not None
+        each.limiter.release_abandoned()
+
+
+# Rates.
+
+
+def rated(**limits: Any) -> Limiter:
+    """A limiter in virtual time."""
+    return Limiter(**limits, monotonic=anyio.current_time)
+
+
+@pytest.mark.parametrize("in_a_row", [False, True])
+def test_a_rate_spreads_the_calls(in_a_row: bool) -> None:
+    """No minute has more starts of a tag than allowed, and the calls come in their order."""
+
+    async def play() -> None:
+        watch = Watch()
+        work = watch.tool("work", tags={"api"}, concurrency_safe=not in_a_row)
+        queue = queue_of(work, tag_limits={"api": rated(per_minute=2)})
+        results = await queue.execute_all(calls(*[("work", 0.5)] * 5))
+        assert [result.outcome for result in results] == [Outcome.DONE] * 5
+        starts = [moment for _, moment in watch.begun]
+        for first, third in zip(starts, starts[2:], strict=False):
+            assert third - first >= 60
+        assert starts[-1] <= 121
+        assert is_free(queue.registry.tag_limits["api"])
+
+    run_virtual(play)
+
+
+def test_waiting_for_a_rate_takes_nothing_of_the_time_of_a_call() -> None:
+    """A call that waits two minutes for its turn runs within its time-out all the same."""
+
+    async def play() -> None:
+        watch = Watch()
+        work = watch.tool("work", tags={"api"}, timeout_s=2)
+        queue = queue_of(work, tag_limits={"api": rated(per_minute=1)})
+        results = await queue.execute_all(calls("work", "work", "work"))
+        assert [result.outcome for result in results] == [Outcome.DONE] * 3
+
+    run_virtual(play)
+
+
+def test_a_cancelled_call_leaves_the_line() -> None:
+    """Who is cancelled while it waits for its minute leaves the limiter as it was."""
+
+    async def play() -> None:
+        watch = Watch()
+        work = watch.tool("work", tags={"api"})
+        queue = queue_of(work, tag_limits={"api": rated(per_minute=1)})
+        with anyio.move_on_after(30):
+            await queue.execute_all(calls("work", "work", "work"))
+        limiter = queue.registry.tag_limits["api"]
+        assert is_free(limiter)
+        assert limiter.statistics().recent == 1
+
+    run_virtual(play)
+
+
+def test_a_tool_has_a_rate_of_its_own() -> None:
+    """`per_minute` makes the limiter, alone or beside `limit`."""
+    search = tool(name="search", per_minute=30)(lambda: "")
+    both = tool(name="both", limit=2, per_minute=30)(lambda: "")
+    assert search.limiter is not None
+    assert both.limiter is not None
+    assert (search.limiter.concurrency, search.limiter.per_minute) == (None, 30)
+    assert (both.limiter.concurrency, both.limiter.per_minute) == (2, 30)
+
+
+@pytest.mark.parametrize("options", [{"per_minute": 0}, {"limit": 0}, {"per_minute": 1.5}, {"limit": True}], ids=str)
+def test_a_limit_is_a_whole_number(options: dict[str, Any]) -> None:
+    """The error names the tool and the option."""
+    with pytest.raises(MisuseError, match=r"'work': (per_minute|limit)=.* give a whole number, 1 or more"):
+        tool(name="work", **options)(lambda: "")

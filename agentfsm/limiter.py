@@ -1,0 +1,322 @@
+"""A limiter: so many permits at once, so many starts a minute, first come, first served; on threads and event loops.
+
+Tools, models and MCP servers use it. A slot that becomes free is reserved for the waiter that came first, so that a
+later one cannot take it in between, and a run with many calls cannot keep all others out.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, TypeAlias
+
+import anyio
+import attrs
+
+from agentfsm._concurrency import ThreadWaiter, notify_all
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
+
+WakeCallback: TypeAlias = Callable[[], None]
+
+MINUTE_S: Final = 60.0
+# A waiter sleeps at least so long until it looks again: a shorter time may be lost in the digits of a clock.
+MIN_WAIT_S: Final = 0.001
+
+
+@attrs.define(eq=False, repr=False)
+class Permit:
+    """A slot that was taken."""
+
+    started_at: float
+    # By the limiter's clock, seconds.
+    cost: int
+    # Estimated when it was taken; `Limiter.record_cost` corrects it.
+    is_expired: bool = False
+    # Whether it was taken more than a minute ago, and counts for no rate any more.
+
+
+@attrs.frozen(kw_only=True)
+class LimiterStatistics(Value):
+    """The state of a limiter."""
+
+    in_use: int
+    # Permits that were not released yet.
+    waiting: int
+    # Callers that wait.
+    recent: int
+    # Permits that were taken in the last minute; counted if a rate is limited, as is their cost.
+    recent_cost: int
+
+
+def _check_limit(_limiter: object, field: attrs.Attribute[int | None], limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise MisuseError(f"{field.name}={limit} would let nothing pass: give 1 or more, or None for no such limit")
+
+
+@attrs.define(eq=False, repr=False)
+class Limiter:
+    """Limits how many hold a permit at once, and how many permits, or what cost, a minute may have.
+
+    `async with limiter.hold():` is the usual way. A caller that must not wait in one place is known by a `wake` of its
+    own: it asks `try_acquire(wake)`; if it gets no permit, it calls `notify_when_free(wake)` and asks again when it is
+    woken, or after `next_check_s(wake)` seconds. If it gives up, woken or not, it calls `cancel_wait(wake)`.
+
+    The limits hold in this process only. Objects that are given the same limiter share it.
+    """
+
+    concurrency: int | None = attrs.field(default=None, validator=_check_limit)
+    # Permits held at once, 1 or more. None: any number.
+    per_minute: int | None = attrs.field(default=None, validator=_check_limit, kw_only=True)
+    # Permits taken in any 60 seconds, 1 or more. None: any number.
+    cost_per_minute: int | None = attrs.field(default=None, validator=_check_limit, kw_only=True)
+    # The cost of these, 1 or more, for example in tokens. One that costs more than that passes alone. None: any cost.
+    monotonic: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    # The clock, seconds. Tests in virtual time give `anyio.current_time`.
+    _in_use: int = attrs.field(default=0, init=False)
+    # Reserved slots included.
+    _abandoned: int = attrs.field(default=0, init=False)
+    # Of these, slots of threads whose calls were given up.
+    _waiting: dict[WakeCallback, int] = attrs.field(factory=dict, init=False)
+    # The cost of each waiter, in the order of their arrival.
+    _reserved: dict[WakeCallback, Permit] = attrs.field(factory=dict, init=False)
+    # Permits of waiters that were woken and have not come yet.
+    _recent: deque[Permit] = attrs.field(factory=deque, init=False)
+    # Permits of the last minute, oldest first, if a rate is limited.
+    _recent_cost: int = attrs.field(default=0, init=False)
+    _timekeeper: WakeCallback | None = attrs.field(default=None, init=False)
+    # The first waiter, once it knows that it has to look at the time.
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    @property
+    def in_use(self) -> int:
+        """How many permits are held."""
+        return self._in_use - len(self._reserved)
+
+    @property
+    def waiting(self) -> int:
+        """How many callers wait, those included that were woken and have not come yet."""
+        return len(self._waiting) + len(self._reserved)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a thread whose call was given up holds every slot, so that it is unknown when one becomes free."""
+        return self.concurrency is not None and self._abandoned >= self.concurrency
+
+    def try_acquire(self, wake: WakeCallback, cost: int = 0) -> Permit | None:
+        """Take the slot that is reserved for this `wake`, or a free one.
+
+        Args:
+            wake: Identifies the caller.
+            cost: What it will cost, about; a waiter gives it to `notify_when_free`.
+
+        Returns:
+            The permit, which `release` must give back; None if there is none yet, and nothing was changed.
+        """
+        with self._lock:
+            woken = self._reserve()
+            permit = self._reserved.pop(wake, None)
+            if permit is None and not self._waiting and self._required_wait_s(cost) <= 0:
+                permit = self._start(cost)
+        _call(woken)
+        return permit
+
+    def release(self) -> None:
+        """Give a permit back, and wake the waiter that came first.
+
+        Raises:
+            MisuseError: if none is held; it was given back twice.
+        """
+        with self._lock:
+            if self._in_use <= len(self._reserved):
+                raise MisuseError("a permit of a limiter was given back twice: call release() once for each permit")
+            self._in_use -= 1
+            woken = self._reserve()
+        _call(woken)
+
+    def record_cost(self, permit: Permit, cost: int) -> None:
+        """Replace the estimated cost of a permit by what it did cost."""
+        with self._lock:
+            if self.cost_per_minute is not None and not permit.is_expired:
+                self._recent_cost += cost - permit.cost
+                permit.cost = cost
+
+    def mark_abandoned(self) -> None:
+        """Note that a permit's call was given up, while its thread still holds the permit until `release_abandoned`."""
+        with self._lock:
+            self._abandoned += 1
+
+    def release_abandoned(self) -> None:
+        """Give back a permit that was marked as abandoned: its thread has ended."""
+        with self._lock:
+            self._abandoned -= 1
+        self.release()
+
+    def notify_when_free(self, wake: WakeCallback, cost: int = 0) -> None:
+        """Wait in line: `wake` is called when the caller should look again, at once or later, from any thread.
+
+        A slot that is reserved for it stays so until `try_acquire(wake)` or `cancel_wait(wake)`, one of which must
+        follow. To ask again before that changes nothing.
+
+        Args:
+            wake: Must neither block nor raise, as those that `agentfsm._concurrency.make_waker` makes.
+            cost: As for `try_acquire`.
+        """
+        with self._lock:
+            if wake not in self._reserved:
+                self._waiting.setdefault(wake, cost)
+            woken = self._reserve()
+        _call(woken)
+
+    def cancel_wait(self, wake: WakeCallback) -> None:
+        """Leave the line, if the caller is in it; a slot that is reserved for it goes to the next."""
+        with self._lock:
+            self._leave(wake)
+            if (permit := self._reserved.pop(wake, None)) is not None:
+                self._undo(permit)
+            woken = self._reserve()
+        _call(woken)
+
+    def next_check_s(self, wake: WakeCallback) -> float:
+        """Return after how many seconds a waiter should look again even if it is not woken; infinite for never.
+
+        A rate makes the first in line wait for time to pass, and nothing else will wake it then.
+        """
+        with self._lock:
+            first = next(iter(self._waiting), None)
+            return max(MIN_WAIT_S, self._required_wait_s(self._waiting[wake])) if first == wake else math.inf
+
+    async def acquire(self, cost: int = 0, *, max_wait_s: float = math.inf) -> Permit | None:
+        """Wait for a permit, in any event loop. A caller that is cancelled leaves the line and loses nothing of others.
+
+        Args:
+            cost: What it will cost, about.
+            max_wait_s: Seconds to wait at most.
+
+        Returns:
+            The permit, which `release` must give back; None if there was none in that time.
+        """
+        caller = _Caller()
+        wake = caller.wake
+        if (permit := self.try_acquire(wake, cost)) is not None:
+            return permit
+        try:
+            with anyio.move_on_after(max_wait_s):
+                while True:
+                    caller.waiter = ThreadWaiter()  # before the look: what changes after it is heard
+                    self.notify_when_free(wake, cost)
+                    if (permit := self.try_acquire(wake)) is not None:
+                        return permit
+                    with anyio.move_on_after(self.next_check_s(wake)):
+                        await caller.waiter.event.wait()
+        finally:
+            if permit is None:
+                self.cancel_wait(wake)
+        return None
+
+    @asynccontextmanager
+    async def hold(self, cost: int = 0) -> AsyncIterator[None]:
+        """Hold a permit for the length of a block: wait for it, in any event loop, and give it back at the end."""
+        await self.acquire(cost)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def statistics(self) -> LimiterStatistics:
+        """Return its state now."""
+        with self._lock:
+            self._drop_expired(self.monotonic())
+            return LimiterStatistics(
+                in_use=self.in_use, waiting=self.waiting, recent=len(self._recent), recent_cost=self._recent_cost
+            )
+
+    # Under the lock.
+
+    def _reserve(self) -> list[WakeCallback]:
+        """Reserve what is free for the waiters that came first; return which to wake, outside the lock."""
+        woken: list[WakeCallback] = []
+        while self._waiting:
+            wake, cost = next(iter(self._waiting.items()))
+            wait_s = self._required_wait_s(cost)
+            if wait_s <= 0:
+                self._leave(wake)
+                self._reserved[wake] = self._start(cost)
+                woken.append(wake)
+                continue
+            if wait_s < math.inf and wake != self._timekeeper:
+                self._timekeeper = wake  # from now on it looks at the time
+                woken.append(wake)
+            break
+        return woken
+
+    def _leave(self, wake: WakeCallback) -> None:
+        self._waiting.pop(wake, None)
+        if wake == self._timekeeper:
+            self._timekeeper = None
+
+    def _start(self, cost: int) -> Permit:
+        permit = Permit(0.0, cost)
+        self._in_use += 1
+        if self._limits_rate:
+            permit.started_at = self.monotonic()
+            self._recent.append(permit)
+            self._recent_cost += cost
+        return permit
+
+    def _undo(self, permit: Permit) -> None:
+        self._in_use -= 1
+        if self._limits_rate and not permit.is_expired:
+            self._recent.remove(permit)
+            self._recent_cost -= permit.cost
+
+    @property
+    def _limits_rate(self) -> bool:
+        return self.per_minute is not None or self.cost_per_minute is not None
+
+    def _required_wait_s(self, cost: int) -> float:
+        """Return the seconds until a permit can be taken: 0 for now, infinite for until one is released."""
+        if self.concurrency is not None and self._in_use >= self.concurrency:
+            return math.inf
+        if not self._limits_rate:
+            return 0.0
+        now = self.monotonic()
+        self._drop_expired(now)
+        surplus = 0 if self.per_minute is None else len(self._recent) + 1 - self.per_minute
+        excess = 0 if self.cost_per_minute is None else self._recent_cost + cost - self.cost_per_minute
+        wait_s = 0.0
+        for permit in self._recent:
+            if surplus <= 0 and excess <= 0:
+                break
+            surplus, excess = surplus - 1, excess - permit.cost
+            wait_s = permit.started_at + MINUTE_S - now
+        return wait_s
+
+    def _drop_expired(self, now: float) -> None:
+        while self._recent and self._recent[0].started_at <= now - MINUTE_S:
+            permit = self._recent.popleft()
+            permit.is_expired = True
+            self._recent_cost -= permit.cost
+
+
+@attrs.define(eq=False, repr=False)
+class _Caller:
+    """A coroutine that waits for a permit."""
+
+    waiter: ThreadWaiter | None = None
+    wake: WakeCallback = attrs.field(default=attrs.Factory(lambda caller: partial(_notify, caller), takes_self=True))
+
+
+def _notify(caller: _Caller) -> None:
+    if caller.waiter is not None:
+        notify_all([caller.waiter])
+
+
+def _call(woken: Iterable[WakeCallback]) -> None:
+    for wake in woken:
+        wake()
