@@ -98,7 +98,7 @@ async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: L
             elif last_waits.get(call_id) != entry.pending and await _is_child_unblocked(execution, entry, arrived.now):
                 last_waits[call_id] = entry.pending
                 resumable.add(call_id)
-        elif (event := await _resolve_open_call(execution, host, entry, row, arrived)) is not None:
+        elif (event := await _resolve_open_call(execution, entry, row, arrived, host)) is not None:
             events.append(event)
             taken += [row.number] if row is not None else []
     return Decisions(tuple(events), tuple(taken), approvals, frozenset(resumable))
@@ -173,7 +173,7 @@ def _permits_run(config: EngineConfig, entry: OpenCall, row: PostedItem) -> bool
 
 
 async def _resolve_open_call(
-    execution: Execution, host: QueueHost, entry: OpenCall, row: PostedItem | None, arrived: _InboxSnapshot
+    execution: Execution, entry: OpenCall, row: PostedItem | None, arrived: _InboxSnapshot, host: QueueHost
 ) -> e.Event | None:
     """Return what is to be recorded of an open call before any call runs, if anything."""
     call, now = entry.call, arrived.now
@@ -182,7 +182,7 @@ async def _resolve_open_call(
         case Phase.INTENDED, _:
             return _request_decision(execution, call, now)
         case Phase.RUNNING, _:
-            return await _recover_call(execution, host, entry)
+            return await _recover_call(execution, entry, host)
         case Phase.AWAITING_APPROVAL, Reject(by=by, message=message):
             reason = f" ({message})" if message else ""
             return e.ToolFinished(result=_build_rejection(entry, f"a person rejected it{reason}"), by=by)
@@ -357,11 +357,11 @@ def _resolve_wait(entry: OpenCall, arrived: _InboxSnapshot) -> e.ToolFinished | 
 # A call that was in flight when its worker died.
 
 
-async def _recover_call(execution: Execution, host: QueueHost, entry: OpenCall) -> e.Event | None:
+async def _recover_call(execution: Execution, entry: OpenCall, host: QueueHost) -> e.Event | None:
     """Return what is recorded of it; None where it is run again."""
     call = entry.call
     tool = None if call.invented else execution.config.registry.get(call.name)
-    policy = "ask" if tool is None else await _resolve_on_unknown(execution, host, tool, call)
+    policy = "ask" if tool is None else await _resolve_on_unknown(execution, tool, call, host)
     if isinstance(policy, Found):
         content, parts = result_text.render_result(policy.result)
         result = attrs.evolve(_build_settled_result(execution, entry, Outcome.DONE, content), parts=parts)
@@ -377,7 +377,7 @@ async def _recover_call(execution: Execution, host: QueueHost, entry: OpenCall) 
 
 
 async def _resolve_on_unknown(
-    execution: Execution, host: QueueHost, tool: Tool[..., Any], call: ToolCall
+    execution: Execution, tool: Tool[..., Any], call: ToolCall, host: QueueHost
 ) -> str | Found:
     """Return what the tool declares, or what its function finds out; one that cannot tell leaves it to a person."""
     if isinstance(tool.on_unknown, str):
