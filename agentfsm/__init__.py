@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.agent import Agent
 from agentfsm.core.audit_records import AuditRecord
 from agentfsm.core.diff import Difference, difference
-from agentfsm.core.effects import Pending, PendingKind, Question
 from agentfsm.core.errors import (
     AgentError,
     ArgumentsError,
@@ -27,7 +26,6 @@ from agentfsm.core.errors import (
     ModelRetry,
     ModelUnavailableError,
     RefusedError,
-    RunError,
     RunNotFoundError,
     StepError,
     StoreError,
@@ -39,26 +37,26 @@ from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.limits import Limits, StopReason
 from agentfsm.core.machine import TABLE, State, next_state
 from agentfsm.core.messages import (
-    AgentCost,
     AssistantMessage,
     AudioPart,
     ErrorType,
     FilePart,
     ImagePart,
     Outcome,
-    SessionCost,
     SystemMessage,
     TextPart,
     ToolCall,
     ToolResult,
-    Usage,
     UserMessage,
 )
-from agentfsm.core.run import Run
+from agentfsm.core.pending import Pending, PendingKind, Question
+from agentfsm.core.run import Run, RunError
 from agentfsm.core.settings import Settings
+from agentfsm.core.tool_traits import Level
+from agentfsm.core.usage import AgentCost, SessionCost, Usage
 from agentfsm.engine.follow import JournalEvent
 from agentfsm.engine.replay import Divergence, Replay
-from agentfsm.ports import Filter
+from agentfsm.ports.store import Filter
 from agentfsm.streaming.stream import (
     AgentEvent,
     AgentEventType,
@@ -74,7 +72,7 @@ from agentfsm.streaming.stream import (
     UsageReported,
 )
 from agentfsm.subagent import COORDINATION
-from agentfsm.tools.permission import Level, Permissions, Rule
+from agentfsm.tools.permission import Permissions, Rule
 from agentfsm.tools.queue.scheduler import ToolQueue
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import Found, InputRequired, RunContext

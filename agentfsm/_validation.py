@@ -13,13 +13,13 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
-from agentfsm.ports import Filter
 from agentfsm.ports.context import Context
+from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.permission import Permissions
 
 if TYPE_CHECKING:
-    from agentfsm.ports import ContextPolicy
+    from agentfsm.ports.context import ContextPolicy
 
 # Characters of a run's id: what any store takes as a key, also with the calls of a chain of agents behind it.
 MAX_ID_CHARS: Final = 200

@@ -39,24 +39,18 @@ from agentfsm._validation import (
     to_plain_json,
 )
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
+from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
-from agentfsm.core.messages import (
-    JSON,
-    AgentCost,
-    Message,
-    Part,
-    SessionCost,
-    as_parts,
-    check_history,
-)
-from agentfsm.core.run import A_co, Header, Run, begin_run
+from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.settings import Settings
-from agentfsm.core.times import round_timestamp
+from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.decisions import build_answer, build_approval, build_settlement, find_pending, post_decision, wake_callers
 from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.driver import Driver
@@ -67,20 +61,11 @@ from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.follow import JournalFollower
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
-from agentfsm.models import resolve_model
-from agentfsm.ports import (
-    ALL_RUNS,
-    Clock,
-    Durability,
-    Filter,
-    Judge,
-    Model,
-    OutputMode,
-    Store,
-    SystemClock,
-    ToolSelector,
-)
+from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.context import Context
+from agentfsm.ports.model import Model, OutputMode
+from agentfsm.ports.policies import Judge, ToolSelector
+from agentfsm.ports.store import ALL_RUNS, Clock, Durability, Filter, Store, SystemClock
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.rules import check_run_id
 from agentfsm.streaming import log

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm._validation import as_text, to_plain_json
 from agentfsm.core.calls import Phase
-from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ArgumentsError, ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, InputGiven, ToolFinished
 from agentfsm.core.inbox import Approve, GiveInput, Rerun, Settle, Wake
 from agentfsm.core.messages import Outcome, replace_surrogates
+from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.run import Run
 from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.tools.question_validation import validate_answer
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Decision
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
     from agentfsm.tools.tool import Tool
 
 # What ends each kind of wait.

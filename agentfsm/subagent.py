@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm._runnable_agent import RunnableAgent
 from agentfsm._validation import check_count, check_seconds
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.engine.execution.parent import Parent, child_run_id
 from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
-from agentfsm.tools.permission import Level
-from agentfsm.tools.run_context import CallPaused, RunContext, ToolKind, ToolReturn
+from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
     from agentfsm.core.run import Run
-    from agentfsm.ports import Clock, Store
+    from agentfsm.ports.store import Clock, Store
 
 # Turns of a child, unless told otherwise: look, look again, answer (document C, 5).
 DEFAULT_TURNS: Final = 3
@@ -52,7 +52,7 @@ BuildPrompt = Callable[[Arguments], str]
 
 
 def make_agent_tool(
-    agent: Agent[Any],
+    agent: RunnableAgent,
     *,
     name: str | None = None,
     description: str | None = None,
@@ -99,7 +99,7 @@ def make_agent_tool(
 class _SubagentTool:
     """An agent that is called as a tool."""
 
-    agent: Agent[Any]
+    agent: RunnableAgent
     prompt: BuildPrompt | None
     turns: int
     timeout_s: float
@@ -137,7 +137,7 @@ class _SubagentTool:
             return self.prompt(Arguments(**arguments))
         return json.dumps(arguments, ensure_ascii=False, indent=2)
 
-    def _build_variant(self, ctx: RunContext[Any], parent: Parent | None) -> Agent:
+    def _build_variant(self, ctx: RunContext[Any], parent: Parent | None) -> RunnableAgent:
         """Return the agent as it works for this caller: in its store, within its time."""
         clock = self.agent.clock if parent is None else parent.clock
         left_s = max(0.001, min(self.timeout_s, ctx.deadline - clock.now(), self.agent.limits.seconds))
@@ -161,7 +161,7 @@ def _with_derived_nonce(run: Run, key: str) -> Run:
 class _SubagentCall:
     """One call of an agent."""
 
-    agent: Agent[Any]
+    agent: RunnableAgent
     ctx: RunContext[Any]
     parent: Parent | None
     turn: int = 0

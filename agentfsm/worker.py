@@ -16,14 +16,14 @@ import anyio
 import attrs
 
 from agentfsm._concurrency import make_waker
+from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.errors import AgentError, StoreError, first_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agentfsm.agent import Agent
     from agentfsm.core.run import Run
-    from agentfsm.ports import Lease
+    from agentfsm.ports.store import Lease
 
 _log = logging.getLogger("agentfsm.worker")
 
@@ -39,7 +39,7 @@ MAX_BACKOFF_RUNS: Final = 10_000
 class Worker:
     """Drives the runs of one agent; `Agent.worker` is `work` of one of these."""
 
-    agent: Agent[Any]
+    agent: RunnableAgent
     execute: Callable[..., Awaitable[Run[Any]]]
     # `Driver.drive`.
     deps: Any

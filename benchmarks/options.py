@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from agentfsm import Agent, Permissions, Rule
-from agentfsm.core.run import Header
+from agentfsm.core.header import Header
 from agentfsm.ports import Emit, Lease, Model, PendingWrite, Reply, Request, Store
 from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore, SQLiteStore

@@ -13,16 +13,8 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, Tool, tool
-from agentfsm.core.messages import (
-    AssistantMessage,
-    Message,
-    Outcome,
-    TextPart,
-    ToolCall,
-    ToolResult,
-    Usage,
-    UserMessage,
-)
+from agentfsm.core.messages import AssistantMessage, Message, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.ports import Durability, Emit, FinishReason, Model, ProposedCall, Reply, Request, Store, TextChunk
 from agentfsm.stores import MemoryStore, SQLiteStore

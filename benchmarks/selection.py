@@ -32,7 +32,7 @@ import attrs
 
 from agentfsm.context.lexical import LexicalScorer
 from agentfsm.context.selection import STAGE_ONE_BYTES, BySimilarity, TwoStage
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.ports import Scorer, ToolDefinition
 from agentfsm.tokens.ledger import BYTE_COUNTER, count_tools
 

@@ -50,9 +50,9 @@ from agentfsm import (
     tool,
 )
 from agentfsm.core.calls import parse_arguments
-from agentfsm.core.clean import one_line, strip_unsafe
 from agentfsm.core.effects import RunTools
 from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.models import FunctionModel

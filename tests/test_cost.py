@@ -18,11 +18,12 @@ from typing import Any
 
 import anyio
 import pytest
-from agentfsm.config.drive.drive import Execution
-from agentfsm.config.drive.gate import StepThrottle
 
 from agentfsm import Agent, Limits, tool
-from agentfsm.core.messages import TextPart, Usage, UserMessage
+from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.usage import Usage
+from agentfsm.engine.execution.execution import Execution
+from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.tools.queue.scheduler import ToolQueue
@@ -99,9 +100,8 @@ async def finished(agent: Agent, **start: Any) -> None:
 async def counted(agent: Agent, **start: Any) -> Counter[str]:
     """Return which functions one run calls, and how often; a first run has filled the caches."""
     await finished(agent, **start)
-    await (
-        await StepThrottle.enter()
-    ).acquire()  # to a new round of the event loop: a run waits for the next when it is full
+    # To a new round of the event loop: a run waits for the next when it is full.
+    await (await StepThrottle.enter()).acquire()
     calls: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, arg: Any) -> None:
@@ -171,8 +171,10 @@ async def test_each_thing_is_done_once(tmp_path: Path):
         turn = await per_turn(100, 120, store=store)
     finally:
         await store.aclose()
-    done = {name: turn.get(name, 0.0) for name in ("validate_json", "from_json", "encode_event", "commit", "apply")}
-    assert done == {"validate_json": 1, "from_json": 2, "encode_event": 5, "commit": 4, "apply": 5}
+    done = {
+        name: turn.get(name, 0.0) for name in ("validate_json", "from_json", "encode_event", "commit", "apply_event")
+    }
+    assert done == {"validate_json": 1, "from_json": 2, "encode_event": 5, "commit": 4, "apply_event": 5}
 
 
 async def test_no_task_is_made_for_one_call():

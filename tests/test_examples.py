@@ -214,7 +214,7 @@ def test_the_calculator_is_no_eval(toolbox, expression):
 def test_the_calculator_takes_no_long_text(toolbox):
     """The schema bounds it, before anything is parsed."""
     with pytest.raises(ArgumentsError, match="200"):
-        toolbox.calculate.bound('{"expression": "' + "-" * 500 + '1"}')
+        toolbox.calculate.bind('{"expression": "' + "-" * 500 + '1"}')
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_the_database_itself_refuses(toolbox, ctx, sql):
 @pytest.mark.parametrize("sql", ["DROP TABLE orders", "SELECT 1; DROP TABLE orders", "", "EXPLAIN SELECT 1"])
 def test_the_rule_tells_the_model(toolbox, sql):
     """The third layer of validation speaks before anything is run."""
-    bound = toolbox.query_database.arguments(((), {"sql": sql}))
+    bound = toolbox.query_database.to_namespace(((), {"sql": sql}))
     assert toolbox.only_select(bound) == "write one SELECT, without a semicolon"
     bound.sql = " select 1; "
     assert toolbox.only_select(bound) is None
@@ -298,7 +298,7 @@ def test_no_header_is_smuggled_in(toolbox, to, subject):
     """The schema refuses it before anybody is asked to approve."""
     text = json.dumps({"to": to, "subject": subject, "body": ""})
     with pytest.raises(ArgumentsError):
-        toolbox.send_email.bound(text)
+        toolbox.send_email.bind(text)
 
 
 def test_no_weather_is_made_up(toolbox):

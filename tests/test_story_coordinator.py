@@ -16,12 +16,12 @@ import pytest
 from agentfsm import Agent, Outcome, Run, State, tool
 from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import Usage
+from agentfsm.core.tool_traits import ToolKind
+from agentfsm.core.usage import Usage
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.streaming.stream import AgentEvent, ToolEvent
 from agentfsm.subagent import COORDINATION
 from agentfsm.testing.models import FunctionModel, Line, ScriptedModel, call, fail, say
-from agentfsm.tools.run_context import ToolKind
 from tests.support.checks import newest, results_of, sound, starts_of, texts, valid_history, virtually
 
 QUESTION = "我 30 岁, 硕士, 想移民香港, 请评估并记住。"

@@ -239,7 +239,7 @@ class Answering(BaseHTTPRequestHandler):
             inside.gone.set()
         if self.path == "/broken":
             inside.read.wait(HANG_S)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.compress_chunk("ii", 1, 0))
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.rfile.close()
             self.connection.close()  # at once and without a farewell, as LINGER says
 
@@ -507,13 +507,13 @@ async def test_hostile_text_comes_clean(research, outside):
 )
 def test_html_becomes_text(research, page, text):
     """What is shown is kept, a line for each block; scripts, styles and comments are not."""
-    assert research.as_text(page) == text
+    assert research.text_of(page) == text
 
 
 @pytest.mark.parametrize("piece", ["<a ", "<", "<!--", "<!", "<![CDATA[", "</", '<a b="', "<a b='>", "<?", "&#", "a"])
 def test_no_page_takes_for_ever(research, piece):
-    """A megabyte of what `html.build_parser` would chew on for hours, and of what a careless pattern would."""
-    research.as_text("<b" + piece * (research.PAGE_BYTES // len(piece)))
+    """A megabyte of what `html.parser` would chew on for hours, and of what a careless pattern would."""
+    research.text_of("<b" + piece * (research.PAGE_BYTES // len(piece)))
 
 
 # The search.
@@ -565,7 +565,7 @@ async def test_a_search_engine_that_answers_nonsense(research, inside, monkeypat
 def test_the_number_of_results_is_bounded(research, number):
     """By the schema, before anything is asked."""
     with pytest.raises(ArgumentsError, match="max_results"):
-        research.web_search.bound(json.dumps({"query": "a", "max_results": number}))
+        research.web_search.bind(json.dumps({"query": "a", "max_results": number}))
 
 
 # The file.

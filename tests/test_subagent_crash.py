@@ -18,7 +18,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, tool
 from agentfsm.core.errors import LeaseLostError, StoreError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say

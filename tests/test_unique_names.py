@@ -11,8 +11,10 @@ ROOT = Path(agentfsm.__file__).parent
 # Modules that share a name, and why: the folder tells them apart.
 SHARED_MODULES = {
     "errors": "the package's own errors; those of MCP servers need the SDK's types",
+    "model": "the port; the adapter of Anthropic",
+    "pending": "the values; how the command line shows them",
     "server": "the Redis server that a store speaks to; the local server of the testing kit",
-    "store": "one for each database, in the folder of its name",
+    "store": "the port; one for each database, in the folder of its name",
     "wire": "helpers of all wires; Anthropic's wire",
 }
 # Functions whose name ends in "of" as the rest of a verb.

@@ -24,8 +24,8 @@ from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.parser import build_parser
 from agentfsm.cli.render.formatting import NOTE_CHARS
 from agentfsm.cli.terminal import Terminal, make_streams_tolerant
-from agentfsm.core.clean import one_line
 from agentfsm.core.errors import AgentError
+from agentfsm.core.text_safety import one_line
 from agentfsm.tools.queue.result_text import describe_error
 
 __all__ = ["main"]

@@ -15,8 +15,8 @@ from typing import Any, TextIO, cast
 
 import attrs
 
-from agentfsm.core.clean import strip_unsafe
 from agentfsm.core.errors import AgentError
+from agentfsm.core.text_safety import strip_unsafe
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

@@ -13,8 +13,7 @@ from agentfsm.context.trim import at_least
 from agentfsm.context.window import drop_lowest
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ToolResult
-from agentfsm.ports import ContextPolicy
-from agentfsm.ports.context import CompactionBudget, GroupKind, MessageGroup
+from agentfsm.ports.context import CompactionBudget, ContextPolicy, GroupKind, MessageGroup
 
 # Source: document F, 7.2.
 IMPORTANCE: Final[Mapping[GroupKind, float]] = MappingProxyType(

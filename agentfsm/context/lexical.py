@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from agentfsm.ports import Scorer
+from agentfsm.ports.policies import Scorer
 
 # How soon a word's repetition stops to count: the usual value, called k1. From 0.8 to 3 recall moves by under 1 %.
 SATURATION: Final = 1.2

@@ -20,8 +20,10 @@ import attrs
 from agentfsm.context.lexical import LexicalScorer
 from agentfsm.context.trim import at_least
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.messages import JSON, Usage
-from agentfsm.ports import MAX_FOUND_TOOLS, Scorer, Selection, SelectorAsk, ToolDefinition, ToolSelector
+from agentfsm.core.messages import JSON
+from agentfsm.core.usage import Usage
+from agentfsm.ports.model import ToolDefinition
+from agentfsm.ports.policies import MAX_FOUND_TOOLS, Scorer, Selection, SelectorAsk, ToolSelector
 from agentfsm.tokens.ledger import BYTE_COUNTER
 from agentfsm.tools.queue.result_text import describe_error
 

@@ -20,8 +20,8 @@ from agentfsm.core.messages import (
     replace_surrogates,
 )
 from agentfsm.core.segments import Summarised
-from agentfsm.ports import ContextPolicy, Model, check_model
-from agentfsm.ports.context import CompactionBudget, MessageGroup, count_tokens
+from agentfsm.ports.context import CompactionBudget, ContextPolicy, MessageGroup, count_tokens
+from agentfsm.ports.model import Model, check_model
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN
 
 # The part of the tokens that a summary stands for: what the model is told, and what it is held to.

@@ -8,8 +8,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.ports import ContextPolicy
-from agentfsm.ports.context import CompactionBudget, MessageGroup, count_tokens
+from agentfsm.ports.context import CompactionBudget, ContextPolicy, MessageGroup, count_tokens
 
 # Characters of a result that the model has read (Source: document A, 8.3, and document G, 7).
 MAX_RESULT_CHARS: Final = 500

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from agentfsm.context.trim import at_least
-from agentfsm.ports import ContextPolicy
-from agentfsm.ports.context import CompactionBudget, MessageGroup, count_tokens
+from agentfsm.ports.context import CompactionBudget, ContextPolicy, MessageGroup, count_tokens
 
 
 @attrs.frozen

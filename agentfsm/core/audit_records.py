@@ -10,10 +10,11 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase, parse_arguments
-from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import Header
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.core.run import Header, Run, begin_run
+from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
 
 # Characters of a result's SHA-256: all of it, since it stands for the result.

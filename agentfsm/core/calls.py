@@ -6,17 +6,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 
-from agentfsm.core.effects import Pending
 from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import Header
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Outcome, ToolCall, ToolResult
+from agentfsm.core.pending import Pending
 from agentfsm.core.value import Value
-
-if TYPE_CHECKING:
-    from agentfsm.core.run import Header
 
 
 class Phase(StrEnum):

@@ -30,11 +30,9 @@ Cancellation belongs to none of these: it stays the event loop's own exception.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import traceback
 
-if TYPE_CHECKING:
-    from agentfsm.core.messages import Usage
-    from agentfsm.core.run import Run
+from agentfsm.core.usage import Usage
 
 
 class AgentError(Exception):
@@ -65,21 +63,6 @@ class DuplicateToolError(MisuseError):
 
 class ClosedError(MisuseError):
     """A store, model or agent was used after it was closed."""
-
-
-class RunError(AgentError):
-    """The run did not end in DONE, so it has no output.
-
-    Attributes:
-        run: The run as it stands.
-    """
-
-    def __init__(self, message: str, run: Run[Any]) -> None:
-        super().__init__(message, run)
-        self.run = run
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class StepError(AgentError):
@@ -201,4 +184,14 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def ensure_printable(error: BaseException) -> BaseException:
+    """Return the error, or what stands for it where its traceback cannot be written: a handler would raise at it."""
+    try:
+        traceback.format_exception(error)
+    except BaseException:  # noqa: BLE001  an attribute of it, or of what it comes from, can raise anything
+        told = f"{type(error).__name__}, which cannot be written"
+        return RuntimeError(told).with_traceback(error.__traceback__)
     return error

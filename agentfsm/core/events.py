@@ -6,16 +6,21 @@ events, so that the table alone decides what comes next.
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 
-from agentfsm.core.effects import Pending, PendingKind
+from agentfsm.core.encoding import write_record, write_tagged
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import AssistantMessage, ToolResult, Usage
+from agentfsm.core.messages import AssistantMessage, ToolResult
+from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.segments import Segment
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict
 
@@ -34,9 +39,9 @@ class Event(Value):
 
         Its fields come under their names, without those that have their default, and its class under `is`.
         """
-        from agentfsm.core.codec import event_to_json  # noqa: PLC0415  brings cattrs
-
-        return event_to_json(self)
+        write = partial(write_tagged, kinds=frozenset(EVENTS))
+        fields: dict[str, Any] = json.loads(write_record(write, self, known_version=FORMAT))
+        return fields
 
 
 @attrs.frozen(kw_only=True)

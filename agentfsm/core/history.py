@@ -31,9 +31,8 @@ class History(Sequence[Message]):
         if not size:
             items = list(messages)
         elif len(items) == size:
-            items += (
-                messages  # one step: where two threads do this at once, the news of one are behind those of the other
-            )
+            # One step: where two threads do this at once, the messages of one come after those of the other.
+            items += messages
         if items[size:end] != list(messages):
             items = [*items[:size], *messages]
         after = object.__new__(History)

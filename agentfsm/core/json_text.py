@@ -1,4 +1,4 @@
-"""Plain JSON: what every reader can read back."""
+"""Plain JSON text with bounded depth, and times rounded for it."""
 
 from __future__ import annotations
 
@@ -30,3 +30,16 @@ def _is_too_deep(value: object) -> bool:
         held = [each for each in level if isinstance(each, dict | list | tuple)]
         level = [item for each in held for item in (each.values() if isinstance(each, dict) else each)]
     return bool(level)
+
+
+# Full-precision floats would add about 10 % to the journal.
+
+
+def round_timestamp(seconds: float) -> float:
+    """Return a date, in seconds since 1970, in whole milliseconds."""
+    return int(seconds * 1e3 + 0.5) / 1e3
+
+
+def round_duration(seconds: float) -> float:
+    """Return a duration, in seconds, in whole microseconds."""
+    return int(seconds * 1e6 + 0.5) / 1e6

@@ -1,17 +1,15 @@
-"""When a run has to stop: finite limits, with the reason for each number, and the closed set of stop reasons."""
+"""Limits of a run, finite and each with the reason for its number, and the closed set of stop reasons."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.header import Header
 from agentfsm.core.value import Value
-
-if TYPE_CHECKING:
-    from agentfsm.core.run import Run
 
 
 class StopReason(StrEnum):
@@ -132,89 +130,17 @@ class Limits(Value):
     # Workers that may die in one turn of a run while they drive it and no other; then the run is paused. One or two are
     # chance or a roll-out, five are the run.
 
-    def max_model_retries(self, run: Run) -> int:
-        """Return how many attempts at the model may follow the first in a turn of this run."""
+    def max_model_retries(self, header: Header) -> int:
+        """Return how many attempts at the model may follow the first in a turn of the run with this header."""
         if self.model_retries is not None:
             return self.model_retries
-        return SUBAGENT_MODEL_RETRIES if self.fails_fast(run) else MODEL_RETRIES
+        return SUBAGENT_MODEL_RETRIES if self.fails_fast(header) else MODEL_RETRIES
 
-    def fails_fast(self, run: Run) -> bool:
+    def fails_fast(self, header: Header) -> bool:
         """Whether the run ends once its model has failed: it works for another, and `model_retries` is not set."""
-        return self.model_retries is None and run.header.parent is not None
+        return self.model_retries is None and header.parent is not None
 
     @property
     def last_answer_s(self) -> float:
         """Seconds that are kept back for the last answer, where the agent asks for one."""
         return min(LAST_ANSWER_S, LAST_ANSWER_SHARE * self.seconds)
-
-    def find_reached_limit(self, run: Run, *, reserves_last_answer: bool = False) -> tuple[StopReason, str] | None:
-        """Say which limit the run has reached, with the number reached and the limit to raise, or None.
-
-        Args:
-            run: As it stands.
-            reserves_last_answer: Whether a turn, where there is more than one, and `last_answer_s` are kept back for
-                a last answer.
-        """
-        most, seconds = self.turns, self.seconds
-        if reserves_last_answer:
-            most, seconds = max(1, most - 1), seconds - self.last_answer_s
-        if run.consecutive_errors >= self.errors:
-            last = f"; the last: {run.errors[-1].message[:300]}" if run.errors else ""
-            turns = "1 error turn" if run.consecutive_errors == 1 else f"{run.consecutive_errors} error turns in a row"
-            return StopReason.TOO_MANY_ERRORS, f"{turns}{last}"
-        if run.turn >= most:
-            return StopReason.MAX_TURNS, f"{run.turn} of {self.turns} turns used; a larger turns= allows more"
-        if run.usage.tokens >= self.tokens:
-            return StopReason.TOKEN_BUDGET, format_tokens_used(run.usage.tokens, self)
-        if self.usd is not None and (run.usage.cost_usd or 0.0) >= self.usd:
-            return StopReason.COST_BUDGET, format_usd_used(run.usage.cost_usd or 0.0, self)
-        if run.tool_call_count >= self.tool_calls:
-            return StopReason.TOOL_BUDGET, format_calls_used(run.tool_call_count, self)
-        if run.duration_s >= seconds:
-            return StopReason.TIMEOUT, format_seconds_used(run.duration_s, self)
-        return None
-
-    def find_near_limits(self, run: Run) -> tuple[tuple[str, float, float], ...]:
-        """Return the limits of which the run has used `warn_at` or more: name, used, and the limit itself."""
-        share, usage = self.warn_at, run.usage
-        tokens = usage.input_tokens + usage.output_tokens
-        # One look in most turns: this is asked in each of them.
-        if (
-            run.turn < self.turns * share
-            and tokens < self.tokens * share
-            and run.tool_call_count < self.tool_calls * share
-            and run.duration_s < self.seconds * share
-            and (self.usd is None or (usage.cost_usd or 0.0) < self.usd * share)
-        ):
-            return ()
-        used = (
-            ("turns", run.turn, self.turns),
-            ("tokens", tokens, self.tokens),
-            ("usd", usage.cost_usd or 0.0, self.usd),
-            ("tool_calls", run.tool_call_count, self.tool_calls),
-            ("seconds", run.duration_s, self.seconds),
-        )
-        return tuple([(name, now, of) for name, now, of in used if of is not None and now >= of * share])
-
-
-# What a spent budget says: the number reached, and the limit to raise.
-
-
-def format_tokens_used(tokens: int, limits: Limits) -> str:
-    """Say how many tokens are gone."""
-    return f"{tokens:,} of {limits.tokens:,} tokens used; a larger tokens= allows more"
-
-
-def format_usd_used(usd: float, limits: Limits) -> str:
-    """Say how much money is gone."""
-    return f"{usd:.4g} of {limits.usd or 0.0:.4g} US dollars used; a larger usd= allows more"
-
-
-def format_calls_used(calls: int, limits: Limits) -> str:
-    """Say how many calls of tools were made."""
-    return f"{calls:,} of {limits.tool_calls:,} tool calls made; a larger tool_calls= allows more"
-
-
-def format_seconds_used(seconds: float, limits: Limits) -> str:
-    """Say how much active time is gone."""
-    return f"{seconds:.1f} of {limits.seconds:.1f} seconds used; a larger seconds= allows more"

@@ -1,4 +1,4 @@
-"""What the model reads and says: parts, messages, tool calls and their results, usage.
+"""What the model reads and says: parts, messages, tool calls and their results.
 
 All are frozen values. A history is a tuple of messages in which every call of an assistant message has exactly one
 result, in call order, right behind it; `Run` builds histories so that this always holds.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from binascii import b2a_base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from operator import itemgetter
@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.usage import AgentCost
 from agentfsm.core.value import Value
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
@@ -144,6 +145,53 @@ def read_inline_data(part: Media) -> tuple[str, str] | None:
     return head[len("data:") :].partition(";")[0], data
 
 
+_MEDIA_KINDS: Final[Mapping[type[Media], str]] = {ImagePart: "image", AudioPart: "recording", FilePart: "file"}
+# Characters of a name or an address, as it is told.
+MAX_LABEL_CHARS: Final = 200
+
+
+def media_kind(part: Media) -> str:
+    """Return what a part is, in a word."""
+    return _MEDIA_KINDS[type(part)]
+
+
+def media_label(part: Media, number: int) -> str:
+    """Return what a result's text calls a part: "image 1".
+
+    Args:
+        part: One of the result's.
+        number: Its place among them, from 1.
+    """
+    return f"{media_kind(part)} {number}"
+
+
+def describe_media(part: Media) -> str:
+    """Return what a part holds: "image/png, 12,345 bytes", with a file's name before it; of an address, the address."""
+    name = _shorten_label(part.name) if isinstance(part, FilePart) else ""
+    carried = read_inline_data(part)
+    if carried is None:
+        told = _shorten_label(part.url)
+    else:
+        kind, data = carried
+        told = f"{_shorten_label(kind) or 'unknown type'}, {count_base64_bytes(data):,} bytes"
+    return f"{name}, {told}" if name else told
+
+
+def count_base64_bytes(data: str) -> int:
+    """Return how many bytes a base64 text stands for."""
+    return len(data) * 3 // 4 - data[-2:].count("=")
+
+
+def format_part(part: Part) -> str:
+    """Return a part for people who read a line: a text as it is, all else by what it holds."""
+    return part.text if isinstance(part, TextPart) else f"[{media_kind(part)}: {describe_media(part)}]"
+
+
+def _shorten_label(text: str) -> str:
+    line = " ".join(text[:MAX_LABEL_CHARS].split())
+    return line if len(text) <= MAX_LABEL_CHARS else f"{line}..."
+
+
 @attrs.frozen(kw_only=True)
 class SystemMessage(Value):
     """A note of the system to the model, in its place in the history."""
@@ -216,101 +264,6 @@ class AssistantMessage(Value):
     def signature(self) -> tuple[tuple[str, str], ...]:
         """The calls as names and arguments with sorted keys: equal for equal calls, however they were written."""
         return tuple([(call.name, call.canonical) for call in self.calls])
-
-
-@attrs.frozen(kw_only=True)
-class Usage(Value):
-    """What model calls cost. Adds up with `+`."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    # The share of the input tokens that the provider read from its cache.
-    cache_write_tokens: int = 0
-    # The share of the input tokens that it wrote into its cache, which some bill higher.
-    reasoning_tokens: int = 0
-    # The share of the output tokens that the model spent on thinking.
-    cost_usd: float | None = None
-    # US dollars, of the replies whose price was known when they came; None where none was.
-    estimated: bool = False
-    # Whether the tokens were counted here because the provider did not say.
-    unpriced: bool = False
-    # Whether the price of some of the tokens was not known, so that all of them cost more than `cost_usd`.
-
-    @property
-    def tokens(self) -> int:
-        """Input and output tokens together."""
-        return self.input_tokens + self.output_tokens
-
-    def with_price(self, price: Callable[[Usage], float | None]) -> Usage:
-        """Return the usage of a reply with its price; as it is where that is known, or known by nobody, or nothing."""
-        if self.cost_usd is not None or self.unpriced or not self.tokens:
-            return self
-        cost_usd = price(self)
-        return Usage(
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            cached_tokens=self.cached_tokens,
-            cache_write_tokens=self.cache_write_tokens,
-            reasoning_tokens=self.reasoning_tokens,
-            cost_usd=cost_usd,
-            unpriced=cost_usd is None,
-            estimated=self.estimated,
-        )
-
-    def __add__(self, other: Usage) -> Usage:
-        cost = self.cost_usd if other.cost_usd is None else other.cost_usd + (self.cost_usd or 0.0)
-        return Usage(
-            input_tokens=self.input_tokens + other.input_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
-            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
-            cost_usd=cost,
-            estimated=self.estimated or other.estimated,
-            unpriced=self.unpriced or other.unpriced,
-        )
-
-
-@attrs.frozen(kw_only=True)
-class AgentCost(Value):
-    """What a run of an agent cost."""
-
-    agent: str
-    run_id: str
-    usage: Usage
-    # Its own sub-agents' included, as `usd`.
-    usd: float | None
-    # US dollars; None where the price of a model in it is unknown.
-    unpriced: tuple[str, ...] = ()
-    # The names of those models, each once.
-    turns: int
-    tool_calls: tuple[str, ...] = ()
-    # The tools that it called, in order; calls that were skipped are none.
-    duration_s: float = 0.0
-    # Active seconds.
-    children: tuple[AgentCost, ...] = ()
-    # The sub-agents among its tools, in call order.
-
-    @property
-    def calls(self) -> int:
-        """How many calls of tools were made, its own sub-agents' included."""
-        return len(self.tool_calls) + sum(child.calls for child in self.children)
-
-
-@attrs.frozen(kw_only=True)
-class SessionCost(Value):
-    """What the runs of a session cost."""
-
-    session: str
-    usage: Usage
-    # Of all of them, as `usd`.
-    usd: float | None
-    # US dollars; None where the price of a model in it is unknown.
-    unpriced: tuple[str, ...] = ()
-    # The names of those models, each once.
-    runs: tuple[AgentCost, ...] = ()
-    # Oldest first.
 
 
 @attrs.frozen(kw_only=True)

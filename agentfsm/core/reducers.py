@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import ERROR_OUTCOMES, UNDECIDED_PHASES, FailureRecord, Inquiry, OpenCall, Phase, parse_index
-from agentfsm.core.effects import Pending
+from agentfsm.core.calls import ERROR_OUTCOMES, UNDECIDED_PHASES, FailureRecord, Inquiry, OpenCall, Phase
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.history import History
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.pending import Pending
+from agentfsm.core.run_fields import RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
 from agentfsm.core.verdict import Action
-
-if TYPE_CHECKING:
-    from agentfsm.core.history import History
-    from agentfsm.core.run import Run
 
 Changes = dict[str, Any]
 # What changes an open call, and no more.
@@ -29,7 +27,7 @@ OpenCallEvent: TypeAlias = (
 )
 
 
-def apply_event(run: Run[Any], event: e.Event) -> None:
+def apply_event(run: RunFields, event: e.Event) -> None:
     """Apply an event to a run in place. Use it only for a value that has not been shared.
 
     Raises:
@@ -45,7 +43,7 @@ def apply_event(run: Run[Any], event: e.Event) -> None:
     fields["updated_at"] = event.at
 
 
-def _reduce_observed(run: Run[Any], event: e.Observed) -> Changes:
+def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
     history = run.messages or _initial_history(run)
     if not event.inputs:
         return {"messages": history}
@@ -53,12 +51,12 @@ def _reduce_observed(run: Run[Any], event: e.Observed) -> Changes:
     return {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
 
 
-def _initial_history(run: Run[Any]) -> History:
+def _initial_history(run: RunFields) -> History:
     """Return the history at version 0: what the run goes on from, and the prompt."""
     return run.prior.with_appended(*run.header.history, UserMessage(parts=run.header.prompt))
 
 
-def _count_reply(run: Run[Any], event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted) -> Changes:
+def _count_reply(run: RunFields, event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted) -> Changes:
     """Return what every reply changes: it is a turn, and it costs."""
     unpriced = run.unpriced
     if event.usage.unpriced:
@@ -67,20 +65,20 @@ def _count_reply(run: Run[Any], event: e.ToolsChosen | e.AnswerGiven | e.AnswerD
     return {"turn": run.turn + 1, "usage": run.usage + event.usage, "unpriced": unpriced}
 
 
-def _reduce_tools_chosen(run: Run[Any], event: e.ToolsChosen) -> Changes:
+def _reduce_tools_chosen(run: RunFields, event: e.ToolsChosen) -> Changes:
     entries = tuple([OpenCall(call=call) for call in event.message.calls])
     return {**_count_reply(run, event), "reply": event.message, "open": entries}
 
 
-def _reduce_answer_drafted(run: Run[Any], event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
+def _reduce_answer_drafted(run: RunFields, event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
     return {**_count_reply(run, event), "messages": run.messages.with_appended(event.message), "consecutive_errors": 0}
 
 
-def _reduce_answer_given(run: Run[Any], event: e.AnswerGiven) -> Changes:
+def _reduce_answer_given(run: RunFields, event: e.AnswerGiven) -> Changes:
     return {**_reduce_answer_drafted(run, event), "stop_reason": StopReason.COMPLETED}
 
 
-def _reduce_model_faltered(run: Run[Any], event: e.ModelFaltered) -> Changes:
+def _reduce_model_faltered(run: RunFields, event: e.ModelFaltered) -> Changes:
     fault = FailureRecord(turn=run.turn + 1, source="model", message=event.error)
     return {
         "turn": run.turn + 1,
@@ -90,7 +88,7 @@ def _reduce_model_faltered(run: Run[Any], event: e.ModelFaltered) -> Changes:
     }
 
 
-def _reduce_compacted(run: Run[Any], event: e.Compacted) -> Changes:
+def _reduce_compacted(run: RunFields, event: e.Compacted) -> Changes:
     layout = event.head if event.head is not None else default_segments(event.start, _find_task(run, event.start))
     is_cut = any(isinstance(entry, Span) and entry.chars is not None for entry in layout)
     return {
@@ -104,7 +102,7 @@ def _reduce_compacted(run: Run[Any], event: e.Compacted) -> Changes:
     }
 
 
-def _find_task(run: Run[Any], start: int) -> int | None:
+def _find_task(run: RunFields, start: int) -> int | None:
     """Return where the task is, the first that the user said in this run; None where it is not before `start`."""
     places = range(run.own_start, min(start, len(run.messages)))
     return next((place for place in places if isinstance(run.messages[place], UserMessage)), None)
@@ -123,23 +121,7 @@ _ALLOWED_PHASES: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
 }
 
 
-def find_open_call_index(run: Run[Any], call_id: str) -> int:
-    """Return where among the open calls the one of that id is.
-
-    Raises:
-        MisuseError: when it is not among them.
-    """
-    place = parse_index(call_id)
-    if place < len(run.open) and run.open[place].call.id == call_id:
-        return place
-    for index, entry in enumerate(run.open):  # an id that was not made here
-        if entry.call.id == call_id:
-            return index
-    ids = ", ".join(entry.call.id for entry in run.open) or "none"
-    raise MisuseError(f"run {run.id} has no open call {call_id!r}; open calls: {ids}")
-
-
-def _locate_call(run: Run[Any], event: e.Event, call_id: str) -> tuple[list[OpenCall], int]:
+def _locate_call(run: RunFields, event: e.Event, call_id: str) -> tuple[list[OpenCall], int]:
     """Return the open calls as a list, and where the call of the event is, if it may come to it in its phase."""
     entries = list(run.open)
     index = find_open_call_index(run, call_id)
@@ -149,17 +131,17 @@ def _locate_call(run: Run[Any], event: e.Event, call_id: str) -> tuple[list[Open
     return entries, index
 
 
-def _evolve_call(run: Run[Any], event: OpenCallEvent, **changes: Any) -> Changes:
+def _evolve_call(run: RunFields, event: OpenCallEvent, **changes: Any) -> Changes:
     entries, index = _locate_call(run, event, event.call_id)
     entries[index] = attrs.evolve(entries[index], **changes)
     return {"open": tuple(entries)}
 
 
-def _reduce_tools_offered(run: Run[Any], event: e.ToolsOffered) -> Changes:
+def _reduce_tools_offered(run: RunFields, event: e.ToolsOffered) -> Changes:
     return {"offered": event.tools, "usage": run.usage + event.usage}
 
 
-def _reduce_tool_started(run: Run[Any], event: e.ToolStarted) -> Changes:
+def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
     return _evolve_call(
         run,
         event,
@@ -172,7 +154,7 @@ def _reduce_tool_started(run: Run[Any], event: e.ToolStarted) -> Changes:
     )
 
 
-def _reduce_tool_cut_off(run: Run[Any], event: e.ToolCutOff) -> Changes:
+def _reduce_tool_cut_off(run: RunFields, event: e.ToolCutOff) -> Changes:
     if not event.undone:
         return _evolve_call(run, event, started_at=event.started_at, duration_s=event.duration_s)
     attempts = run.open_call(event.call_id).attempts - 1
@@ -181,7 +163,7 @@ def _reduce_tool_cut_off(run: Run[Any], event: e.ToolCutOff) -> Changes:
     return _evolve_call(run, event, phase=Phase.APPROVED, attempts=0, started_at=0.0)
 
 
-def _reduce_tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
+def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
     entries, index = _locate_call(run, event, event.result.call_id)
     was = entries[index]
     result = event.result
@@ -199,12 +181,12 @@ def _reduce_tool_finished(run: Run[Any], event: e.ToolFinished) -> Changes:
     return changes
 
 
-def _reduce_tool_lost(run: Run[Any], event: e.ToolLost) -> Changes:
+def _reduce_tool_lost(run: RunFields, event: e.ToolLost) -> Changes:
     losses = run.open_call(event.call_id).losses + 1
     return _evolve_call(run, event, phase=Phase.OUTCOME_UNKNOWN, losses=losses, expires_at=None, digest="", pending=())
 
 
-def _reduce_tool_paused(run: Run[Any], event: e.ToolPaused) -> Changes:
+def _reduce_tool_paused(run: RunFields, event: e.ToolPaused) -> Changes:
     changes: Changes = {"phase": Phase.PAUSED, "pending": event.pending}
     if event.state is not None:
         before = run.open_call(event.call_id).inquiry or Inquiry()
@@ -212,13 +194,13 @@ def _reduce_tool_paused(run: Run[Any], event: e.ToolPaused) -> Changes:
     return _evolve_call(run, event, **changes)
 
 
-def _reduce_input_given(run: Run[Any], event: e.InputGiven) -> Changes:
+def _reduce_input_given(run: RunFields, event: e.InputGiven) -> Changes:
     before = run.open_call(event.call_id).inquiry or Inquiry()
     inquiry = attrs.evolve(before, answers={**before.answers, **event.answers})
     return _evolve_call(run, event, phase=Phase.APPROVED, pending=(), inquiry=inquiry)
 
 
-def _reduce_approval_asked(run: Run[Any], event: e.ApprovalAsked) -> Changes:
+def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
     return _evolve_call(
         run,
         event,
@@ -229,7 +211,7 @@ def _reduce_approval_asked(run: Run[Any], event: e.ApprovalAsked) -> Changes:
     )
 
 
-def _reduce_approval_given(run: Run[Any], event: e.ApprovalGiven) -> Changes:
+def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
     if event.arguments is None:
         return _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None)
     # A person's arguments stand in the place of the model's, also in the message that asked for the call.
@@ -240,20 +222,20 @@ def _reduce_approval_given(run: Run[Any], event: e.ApprovalGiven) -> Changes:
     return {**changes, "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls)}
 
 
-def _reduce_tools_returned(run: Run[Any], _event: e.ToolsReturned) -> Changes:
+def _reduce_tools_returned(run: RunFields, _event: e.ToolsReturned) -> Changes:
     results = [entry.result for entry in run.open if entry.result is not None]
     if len(results) != len(run.open):
         raise MisuseError(f"run {run.id}: the turn cannot end while calls are open")
     return {**_close_turn(run, results), "consecutive_errors": _count_error_turns(run, results)}
 
 
-def _count_error_turns(run: Run[Any], results: list[ToolResult]) -> int:
+def _count_error_turns(run: RunFields, results: list[ToolResult]) -> int:
     """Count an error turn where all calls failed; one success resets; a refused or withdrawn call is neither."""
     outcomes = {result.outcome for result in results}
     return 0 if Outcome.DONE in outcomes else run.consecutive_errors + (outcomes <= ERROR_OUTCOMES)
 
 
-def _reduce_continued(run: Run[Any], event: e.Continued) -> Changes:
+def _reduce_continued(run: RunFields, event: e.Continued) -> Changes:
     changes: Changes = {}
     if event.note:
         changes["messages"] = run.messages.with_appended(SystemMessage(text=event.note))
@@ -280,40 +262,40 @@ _CORRECTIVE_ACTIONS: Final = frozenset({Action.RETRY_STEP, Action.REPLAN})
 _LOOP_MESSAGE: Final = "the run went round in circles after every warning"
 
 
-def _reduce_judged(run: Run[Any], event: e.Judged) -> Changes:
+def _reduce_judged(run: RunFields, event: e.Judged) -> Changes:
     return {"verdict": event.verdict, "usage": run.usage + event.usage}
 
 
-def _reduce_accepted(_run: Run[Any], _event: e.Accepted) -> Changes:
+def _reduce_accepted(_run: RunFields, _event: e.Accepted) -> Changes:
     return {"stop_reason": StopReason.COMPLETED}
 
 
-def _reduce_paused(run: Run[Any], event: e.Paused) -> Changes:
+def _reduce_paused(run: RunFields, event: e.Paused) -> Changes:
     words = [f"paused by {event.by}" if event.by else "paused", *([event.message] if event.message else [])]
     return {"paused": Pending(kind=event.kind, run_id=run.id, description=": ".join(words))}
 
 
-def _reduce_resumed(run: Run[Any], event: e.Resumed) -> Changes:
+def _reduce_resumed(run: RunFields, event: e.Resumed) -> Changes:
     return {"paused": None, "fingerprint": event.fingerprint or run.fingerprint}
 
 
-def _reduce_limit_reached(run: Run[Any], event: e.LimitReached) -> Changes:
+def _reduce_limit_reached(run: RunFields, event: e.LimitReached) -> Changes:
     changes = _stop_run(run, event)
     messages = changes.get("messages", run.messages).with_appended(SystemMessage(text=event.note))
     return {**changes, "messages": messages, "verdict": None, "limit_reached": event}
 
 
-def _reduce_failed(run: Run[Any], event: e.Failed) -> Changes:
+def _reduce_failed(run: RunFields, event: e.Failed) -> Changes:
     return {**_stop_run(run, event), "stop_reason": event.reason, "stop_message": event.message}
 
 
-def _stop_run(run: Run[Any], event: e.LimitReached | e.Failed) -> Changes:
+def _stop_run(run: RunFields, event: e.LimitReached | e.Failed) -> Changes:
     """Close every open call, and end what the run waits for."""
     results = [entry.result or entry.build_result(*_interrupted_outcome(entry, event.reason)) for entry in run.open]
     return {**_close_turn(run, results), "paused": None, "asks": ""}
 
 
-def _close_turn(run: Run[Any], results: list[ToolResult]) -> Changes:
+def _close_turn(run: RunFields, results: list[ToolResult]) -> Changes:
     """Move the open turn into the history: the assistant's message together with all its results."""
     if run.reply is None:
         return {} if run.messages else {"messages": _initial_history(run)}
@@ -335,7 +317,7 @@ def _interrupted_outcome(entry: OpenCall, reason: StopReason) -> tuple[Outcome, 
     return Outcome.UNKNOWN, f"{how} and the effect may have happened; check before repeating"
 
 
-REDUCERS: Final[Mapping[type[e.Event], Callable[[Run[Any], Any], Changes]]] = MappingProxyType(
+REDUCERS: Final[Mapping[type[e.Event], Callable[[RunFields, Any], Changes]]] = MappingProxyType(
     {
         e.Observed: _reduce_observed,
         e.ToolsChosen: _reduce_tools_chosen,

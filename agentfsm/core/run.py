@@ -25,25 +25,14 @@ from agentfsm.core.calls import (
     parse_arguments,
     parse_turn,
 )
-from agentfsm.core.effects import AskModel, Effect, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
-from agentfsm.core.errors import RunError
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.history import History, as_history
-from agentfsm.core.limits import StopReason
-from agentfsm.core.machine import START, State
-from agentfsm.core.messages import (
-    AssistantMessage,
-    Message,
-    Part,
-    ToolCall,
-    ToolResult,
-    Usage,
-)
-from agentfsm.core.reducers import apply_event, find_open_call_index
-from agentfsm.core.segments import Segment
-from agentfsm.core.settings import Settings
-from agentfsm.core.value import Value
-from agentfsm.core.verdict import Verdict
+from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.errors import AgentError
+from agentfsm.core.header import Header
+from agentfsm.core.machine import State
+from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
+from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.reducers import apply_event
+from agentfsm.core.run_fields import RunFields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,125 +40,11 @@ if TYPE_CHECKING:
 # What an answer is: text, unless the agent has an output_type.
 A_co = TypeVar("A_co", default=str, covariant=True)
 
-# The format of journals that this code writes; raised with every change that an older reader would misunderstand.
-FORMAT: Final = 4
-
-
-def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(metadata)
-
 
 @attrs.frozen(kw_only=True, slots=False)
-class Header(Value):
-    """Entry 0 of a journal: what a run was begun with. It never changes. Not slotted, as `OpenCall`."""
+class Run(RunFields, Generic[A_co]):
+    """A run after `version` events: its fields, what has to happen next, and the run after an event."""
 
-    id: str
-    # Unique in the store.
-    nonce: str = ""
-    # Random, and of no other run, also where an id is used again: the keys of its calls begin with it. Empty in runs of
-    # formats older than 4, whose keys begin with the id.
-    prompt: tuple[Part, ...]
-    created_at: float
-    # Seconds since 1970.
-    session: str | None = None
-    # The conversation that the run belongs to.
-    after: str | None = None
-    # The id of the run whose history this one goes on from.
-    history: tuple[Message, ...] = ()
-    # Messages to go on from that no store has.
-    agent: str = ""
-    agent_version: str = ""
-    fingerprint: Fingerprint = Fingerprint()
-    # What the agent was.
-    target: str = ""
-    # Where the command line finds the agent again: "module:attribute".
-    user: str | None = None
-    roles: tuple[str, ...] = ()
-    parent: str | None = None
-    # The id of the run whose tool this one is; its own id is that and the call's.
-    depth: int = 0
-    # How many runs are above it.
-    forked_from: str | None = None
-    # The id of the run whose first events are this one's, too.
-    forked_at: int = 0
-    # How many.
-    settings: Settings | None = None
-    # How the model is asked in this run, over what the agent says.
-    metadata: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
-    # JSON values; a copy of what the caller gave.
-    format: int = FORMAT
-    # The version of the format that the journal is written in.
-
-
-@attrs.frozen(kw_only=True, slots=False)
-class Run(Generic[A_co]):
-    """Where a run stands after `version` events. Not slotted: `apply` copies its dict, a tenth of what evolve costs."""
-
-    header: Header
-    prior: History = attrs.field(factory=History, converter=as_history, repr=False)
-    # The messages of the run that `header.after` names; never stored, read again by reference.
-    version: int = 0
-    # How many events were applied.
-    state: State = START
-    turn: int = 0
-    # Model replies so far.
-    messages: History = attrs.field(factory=History, converter=as_history, repr=False)
-    # The whole history, in order; every call has its result.
-    turns_before: int = 0
-    # The highest turn number among the call ids of the history that the run goes on from; its own count on from there.
-    cutoff: int = 0
-    # From here on the model is shown all messages as they are; 0 for all that there are.
-    segments: tuple[Segment, ...] = attrs.field(default=(), repr=False)
-    # What it is shown of those before.
-    compacted_messages: tuple[Message, ...] = attrs.field(default=(), repr=False)
-    # The same as messages, made once: they stay the same objects until the next compaction.
-    compacted_version: int = 0
-    # The version that the newest compaction has made...
-    compactions: int = 0
-    # ...and how many there were in a row with it.
-    reply: AssistantMessage | None = None
-    # The assistant message whose calls are open.
-    open: tuple[OpenCall, ...] = ()
-    # The calls of `reply`, in call order.
-    usage: Usage = Usage()
-    unpriced: tuple[str, ...] = ()
-    # The models that answered and whose price was not known, each once.
-    duration_s: float = 0.0
-    # Active seconds.
-    tool_call_count: int = 0
-    # Calls of tools that have a result, whatever it is, and those of the agents behind them; not what was skipped.
-    consecutive_errors: int = 0
-    # Error turns in a row.
-    model_failures: tuple[FailureRecord, ...] = ()
-    # Model calls that failed.
-    loops: int = 0
-    # Loop findings so far.
-    disabled: tuple[str, ...] = ()
-    # Tools withdrawn because of loops.
-    refusals: int = 0
-    # Drafts that were refused, since input came.
-    verdict: Verdict | None = None
-    # What a judge said of what REFLECT looks at now.
-    corrections: int = 0
-    # How many times a judge had something done again, since input came.
-    limit_reached: e.LimitReached | None = None
-    # The limit that stops the run: the next reply is the last, and is asked for without tools.
-    asks: str = ""
-    # What a person is asked, where the run waits for input.
-    paused: Pending | None = None
-    # Why the run rests between two steps; None while it does not.
-    fingerprint: Fingerprint | None = None
-    # Of the agent that drives it; None where that is still what the header says.
-    offered: tuple[str, ...] | None = None
-    # The tools chosen among many since input came; None where no choice was made.
-    has_cut: bool = False
-    # Whether any result is longer than what the model is shown of it.
-    retries: Mapping[str, int] = attrs.field(factory=dict)
-    # How many times calls were tried again, by tool.
-    stop_reason: StopReason | None = None
-    stop_message: str = ""
-    updated_at: float = 0.0
-    # Seconds since 1970 of the newest event.
     decoder: Callable[[str], A_co] | None = attrs.field(default=None, eq=False, repr=False)
     # Makes `output` of the answer's text; the agent's, and not a part of the run.
 
@@ -264,11 +139,6 @@ class Run(Generic[A_co]):
         return next((text for text in said if text.strip()), None)
 
     @property
-    def id(self) -> str:
-        """The run's id, unique in its store."""
-        return self.header.id
-
-    @property
     def session(self) -> str | None:
         """The conversation that the run belongs to."""
         return self.header.session
@@ -289,16 +159,6 @@ class Run(Generic[A_co]):
         return self.compacted_messages + self.messages[self.cutoff :]
 
     @property
-    def recent_compactions(self) -> int:
-        """How many compactions there were since anything else happened."""
-        return self.compactions if self.compacted_version == self.version else 0
-
-    @property
-    def own_start(self) -> int:
-        """Where the run's own messages start; those before are of what it goes on from."""
-        return len(self.prior) + len(self.header.history)
-
-    @property
     def calls(self) -> tuple[CallRecord, ...]:
         """The run's own closed calls, in order."""
         return tuple(_call_records(self))
@@ -308,14 +168,6 @@ class Run(Generic[A_co]):
         """What failed on the way, by turn: model calls and tools."""
         tools = (FailureRecord(turn=turn, source=r.tool, message=r.content) for turn, r in _failed_results(self))
         return tuple(sorted((*self.model_failures, *tools), key=lambda fault: fault.turn))
-
-    def open_call(self, call_id: str) -> OpenCall:
-        """Return the open call of that id.
-
-        Raises:
-            MisuseError: when there is none.
-        """
-        return self.open[find_open_call_index(self, call_id)]
 
     def _last_text(self) -> str:
         last = self.messages[-1] if self.messages else None
@@ -327,8 +179,8 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
 
     Args:
         header: Entry 0 of its journal.
-        prior_run: The run that it goes on from, where `header.after` names one. What a compaction has left of that one's
-            messages is what the model is shown of them from here on: they were paid for to become short.
+        prior_run: The run that it goes on from, where `header.after` names one. What a compaction has left of that
+            one's messages is what the model is shown of them from here on: they were paid for to become short.
     """
     run, history = _new_run(header), header.history
     if prior_run is not None:
@@ -357,6 +209,21 @@ def _new_run(header: Header) -> Run:
     fields = {**_INITIAL_FIELDS, "header": header, "updated_at": header.created_at}
     object.__setattr__(run, "__dict__", fields)
     return run
+
+
+class RunError(AgentError):
+    """The run did not end in DONE, so it has no output.
+
+    Attributes:
+        run: The run as it stands.
+    """
+
+    def __init__(self, message: str, run: Run[Any]) -> None:
+        super().__init__(message, run)
+        self.run = run
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def _explain_no_output(run: Run[Any]) -> str:

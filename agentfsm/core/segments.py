@@ -16,8 +16,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from agentfsm.core.messages import Message, SystemMessage, ToolResult, replace_surrogates
-from agentfsm.core.parts import media_label
+from agentfsm.core.messages import Message, SystemMessage, ToolResult, media_label, replace_surrogates
 from agentfsm.core.value import Value
 
 # The first items of a list may take so many times the characters of a text: a whole item says more than half of two.

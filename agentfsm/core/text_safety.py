@@ -1,7 +1,8 @@
-"""Characters that a reader does not see, or that change how others read: which they are, and where one belongs.
+"""Hidden characters in text from outside: find them, escape them, and strip text so that it is safe to show.
 
 Terminal escapes repaint what a person has read, bidirectional marks reorder it, and zero-width and tag characters hide
-words that a model reads all the same.
+words that a model reads all the same. Text for reading is stripped of them. Text that a person decides on is shown with
+each of them escaped, because it has to be exact.
 """
 
 from __future__ import annotations
@@ -61,3 +62,32 @@ def find_hidden(text: str) -> str | None:
 def escape_hidden(text: str) -> str:
     """Return the text with each hidden character written as its escape in JSON, so that nothing is left out."""
     return HIDDEN_CHARS.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+# Stands for what was cut off; plain ASCII, since it is shown on any terminal.
+ELLIPSIS: Final = "..."
+
+# Control sequences (ECMA-48, 5.4), removed whole: without its ESC one would leave "[31m" behind.
+_CONTROL_SEQUENCES: Final = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
+
+
+def strip_unsafe(text: str) -> str:
+    """Return the text without what a terminal would act on or a reader would not see; line breaks and tabs stay."""
+    return HIDDEN_CHARS.sub("", _CONTROL_SEQUENCES.sub("", text))
+
+
+def one_line(text: str, width: int) -> str:
+    """Return the beginning of the text, cleaned, on one line.
+
+    Args:
+        text: Any text.
+        width: Characters at most, 4 or more.
+    """
+    # Eight times the width: room for what is stripped, and still bounded.
+    line = " ".join(strip_unsafe(text[: width * 8]).split())
+    return line if len(line) <= width else line[: width - len(ELLIPSIS)].rstrip() + ELLIPSIS
+
+
+def format_exact_json(value: object) -> str:
+    """Return the value as indented JSON in which every hidden character is spelt out, so that nothing is left out."""
+    return escape_hidden(json.dumps(value, ensure_ascii=False, indent=2, default=str))

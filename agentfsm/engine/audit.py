@@ -12,7 +12,7 @@ import attrs
 from agentfsm.core.audit_records import AuditRecord, build_audit
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.engine.execution.parent import child_run_id
-from agentfsm.ports import Filter, RunSummary, Store
+from agentfsm.ports.store import Filter, RunSummary, Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,8 +17,8 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.events import Resumed
 from agentfsm.core.machine import State
-from agentfsm.core.messages import Usage
 from agentfsm.core.run import A_co, Run
+from agentfsm.core.usage import Usage
 from agentfsm.engine.execution import journal as journals
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
@@ -27,7 +27,7 @@ from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.follow import wait_until_blocked
 from agentfsm.engine.step import apply_requests, run_steps
-from agentfsm.ports import Durability, Lease, Store
+from agentfsm.ports.store import Durability, Lease, Store
 from agentfsm.tokens.ledger import TokenLedger
 from agentfsm.tools.builtin import find_builtin
 

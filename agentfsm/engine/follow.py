@@ -21,7 +21,7 @@ from agentfsm.core.machine import TABLE
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.journal import EndedRuns, load_run
 from agentfsm.engine.tool_calls.approvals import is_wait_over
-from agentfsm.ports import Store
+from agentfsm.ports.store import Store
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentfsm.core.events import Event
-    from agentfsm.core.run import Header
+    from agentfsm.core.header import Header
     from agentfsm.tools.registry import ToolRegistry
 
 

@@ -13,14 +13,15 @@ from agentfsm.core import loop_detection
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import JSON, Usage
+from agentfsm.core.messages import JSON
+from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import stop_at_limit
 from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.engine.model_calls.side_request import send_side_request
 from agentfsm.engine.stop_requests import find_requested_stop
-from agentfsm.ports import OutputForm, OutputMode
+from agentfsm.ports.model import OutputForm, OutputMode
 from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.engine.tool_calls.host import ToolCalls
-    from agentfsm.ports import Judge, JudgeAsk
+    from agentfsm.ports.policies import Judge, JudgeAsk
 
 # What a finding says, the first and the second time; the third stops the run.
 _LOOP_WARNINGS: Final = (

@@ -17,7 +17,7 @@ from agentfsm.core.value import Value
 from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.journal import Journal, load_predecessor
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools
-from agentfsm.ports import Lease, Store
+from agentfsm.ports.store import Lease, Store
 from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger
 

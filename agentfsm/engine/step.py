@@ -14,10 +14,11 @@ from typing import Any, Final, TypeAlias
 from agentfsm._concurrency import current_backend
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
-from agentfsm.core.effects import AskModel, Effect, PendingKind, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
+from agentfsm.core.pending import PendingKind
 from agentfsm.engine.act import act
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.fairness import StepThrottle

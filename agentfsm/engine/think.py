@@ -22,7 +22,9 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Usage, replace_surrogates
+from agentfsm.core.messages import AssistantMessage, replace_surrogates
+from agentfsm.core.stops import find_near_limits
+from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import end_after_last_answer, fail, stop_at_limit
@@ -31,7 +33,7 @@ from agentfsm.engine.model_calls.eager_calls import EagerCalls
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
 from agentfsm.engine.tool_calls.host import ToolCalls, build_calls, create_eager_calls
-from agentfsm.ports import FinishReason, Reply
+from agentfsm.ports.model import FinishReason, Reply
 from agentfsm.streaming.stream import BudgetWarning, UsageReported
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> Ste
         return await _ask_last_answer(execution, effect, reached)
     if (stop := execution.budget.find_stop_reason()) is not None:
         return stop_at_limit(execution, *stop)
-    if near := config.limits.find_near_limits(journal.run):
+    if near := find_near_limits(journal.run, config.limits):
         _warn_of_limits(execution, near)
     digest = ""
     try:
@@ -69,7 +71,7 @@ async def _read_error(execution: Execution, error: ModelError, digest: str) -> S
     if isinstance(error, ModelUnavailableError | ModelReplyError):
         journal.log.warning("model_faltered", turn=journal.run.turn + 1, error=type(error).__name__)
         faltered = e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=digest)
-        if not execution.config.limits.fails_fast(journal.run):
+        if not execution.config.limits.fails_fast(journal.run.header):
             return StepOutcome((faltered,))
         return fail(execution, StopReason.MODEL_ERROR, str(error), faltered)
     if isinstance(error, ContextTooLongError) and (cut := await compact_after_refusal(execution, error)) is not None:

@@ -6,9 +6,9 @@ It needs the extra: `pip install agentfsm[mcp]`.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from agentfsm.mcp.client.connection.sandbox import Sandbox
 from agentfsm.mcp.client.directory import Candidate, FoundServers, ServerDirectory
 from agentfsm.mcp.client.mcp_server import MCPServer
+from agentfsm.mcp.connection.sandbox import Sandbox
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.consent import Consent, Proposal, Wish
 from agentfsm.mcp.trust.pins import MemoryPins, Pin, PinFile, Pins

@@ -5,9 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentfsm._plugins import MODELS, find_plugins, load_plugin
-from agentfsm.core.errors import MisuseError
-from agentfsm.ports import ensure_model
+from agentfsm.models.model_names import resolve
 
 if TYPE_CHECKING:
     from agentfsm.models.anthropic.model import Anthropic
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from agentfsm.models.wrappers.fallback import Fallback
     from agentfsm.models.wrappers.router import Router
     from agentfsm.models.wrappers.throttle import Throttled
-    from agentfsm.ports import Model
 
 __all__ = [
     "Anthropic",
@@ -45,40 +42,6 @@ _EXPORT_MODULES = {
     "from_openai": "agentfsm.models.openai.conversion",
     "to_openai": "agentfsm.models.openai.conversion",
 }
-
-
-def resolve(model: str) -> Model:
-    """Make the model that a name like "openai:gpt-4o" stands for.
-
-    Args:
-        model: A prefix, a colon, and the model's name as the provider knows it. The prefix is `openai`,
-            `openai-responses` or `anthropic`, or one that an installed package provides as an entry point of the group
-            `agentfsm.models`.
-
-    Raises:
-        MisuseError: if the name has another form, or no installed package knows the prefix; or, from the adapter, if no
-            API key is found, or its package is missing.
-    """
-    prefix, _, name = model.partition(":")
-    if not name or prefix not in find_plugins(MODELS):
-        known = ", ".join(f"'{each}:'" for each in sorted(find_plugins(MODELS)))
-        msg = (
-            f"{model!r} names no model: a model is named by its provider, a colon and its name, such as "
-            f"'openai:gpt-4o'. Known providers: {known}. For another server that speaks OpenAI's wire, pass "
-            "OpenAIChat('its-model', base_url='https://its.host/v1')."
-        )
-        raise MisuseError(msg)
-    adapter: Model = load_plugin(MODELS, prefix)(name)
-    return adapter
-
-
-def resolve_model(model: Model | str) -> Model:
-    """Return a model that is given as such, or by a string such as "openai:gpt-4o".
-
-    Raises:
-        MisuseError: when it is none, or as from `resolve`.
-    """
-    return resolve(model) if isinstance(model, str) else ensure_model(model)
 
 
 def __getattr__(name: str) -> Any:

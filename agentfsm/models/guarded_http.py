@@ -74,8 +74,8 @@ class _LimitedByteStream(httpx.AsyncByteStream, httpx2.AsyncByteStream):
 class GuardedClient(httpx2.AsyncClient):
     """Sends by another client, follows no redirect to another origin, and cuts the body of an error.
 
-    A reply is handed out unread, and its reader bounds it (`read_limited`). The vendor's package reads an error itself and
-    whole, so that one is read here, up to `MAX_ERROR_BYTES`.
+    A reply is handed out unread, and its reader bounds it (`read_limited`). The vendor's package reads an error itself
+    and whole, so that one is read here, up to `MAX_ERROR_BYTES`.
     """
 
     def __init__(self, inner: httpx2.AsyncClient) -> None:

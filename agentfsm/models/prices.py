@@ -15,7 +15,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Usage
+    from agentfsm.core.usage import Usage
 
 _THOUSAND: Final = 1_000
 _MILLION: Final = 1_000_000

@@ -68,40 +68,40 @@ def context_length_error(failure: ProviderFailure) -> ModelError:
 def bad_request_error(failure: ProviderFailure) -> ModelError:
     """Something in the request is wrong for this provider, and stays so."""
     return ModelError(
-        f"{failure.model_and_url} refused the request {failure.server_message}. Mend what it names (a setting, a tool's parameters, a "
-        "message): the same request will be refused again."
+        f"{failure.model_and_url} refused the request {failure.server_message}. Mend what it names (a setting, a "
+        "tool's parameters, a message): the same request will be refused again."
     )
 
 
 def api_key_error(failure: ProviderFailure) -> ModelError:
     """The provider does not know the key."""
     return ModelError(
-        f"{failure.model_and_url} refused the API key {failure.server_message}. Check the environment variable {failure.api_key_env}, or "
-        f"the api_key given to {failure.adapter}."
+        f"{failure.model_and_url} refused the API key {failure.server_message}. Check the environment variable "
+        f"{failure.api_key_env}, or the api_key given to {failure.adapter}."
     )
 
 
 def permission_error(failure: ProviderFailure) -> ModelError:
     """The key may not use this model."""
     return ModelError(
-        f"{failure.model_and_url} is not open to this API key {failure.server_message}. Check what the key's project may use, or take "
-        "another model."
+        f"{failure.model_and_url} is not open to this API key {failure.server_message}. Check what the key's project "
+        "may use, or take another model."
     )
 
 
 def not_found_error(failure: ProviderFailure) -> ModelError:
     """There is no such model, or no such address."""
     return ModelError(
-        f"There is no model {failure.model!r} at {failure.base_url}, or no such address {failure.server_message}. Check the "
-        "model's name and base_url."
+        f"There is no model {failure.model!r} at {failure.base_url}, or no such address {failure.server_message}. "
+        "Check the model's name and base_url."
     )
 
 
 def quota_error(failure: ProviderFailure) -> ModelError:
     """The account is empty."""
     return ModelError(
-        f"The account has no quota left for {failure.model_and_url} {failure.server_message}. Add credit or use another key: asking "
-        "again will not help."
+        f"The account has no quota left for {failure.model_and_url} {failure.server_message}. Add credit or use "
+        "another key: asking again will not help."
     )
 
 
@@ -117,8 +117,8 @@ def unavailable_error(failure: ProviderFailure) -> ModelError:
 def connection_error(failure: ProviderFailure) -> ModelError:
     """The network is at fault, or the address."""
     return ModelUnavailableError(
-        f"{failure.model_and_url} was not reached, or the connection broke {failure.server_message}. Ask again; if it stays, check "
-        "base_url, the network and the proxy."
+        f"{failure.model_and_url} was not reached, or the connection broke {failure.server_message}. Ask again; if it "
+        "stays, check base_url, the network and the proxy."
     )
 
 
@@ -140,16 +140,16 @@ def incomplete_stream_error(failure: ProviderFailure) -> ModelError:
 def invalid_reply_error(failure: ProviderFailure) -> ModelError:
     """What came is no reply."""
     return ModelReplyError(
-        f"{failure.model_and_url} answered with something else than {failure.expected_reply} {failure.server_message}. Ask again; if it stays, "
-        "check that base_url leads to a server that speaks this wire."
+        f"{failure.model_and_url} answered with something else than {failure.expected_reply} {failure.server_message}. "
+        "Ask again; if it stays, check that base_url leads to a server that speaks this wire."
     )
 
 
 def reply_size_error(failure: ProviderFailure) -> ModelError:
     """More came than a reply may have."""
     return ModelReplyError(
-        f"The reply of {failure.model_and_url} was broken off, because it is too large {failure.server_message}. Limit it with "
-        "Settings(max_tokens=...); if it stays, check that base_url leads to a server that speaks this wire."
+        f"The reply of {failure.model_and_url} was broken off, because it is too large {failure.server_message}. Limit "
+        "it with Settings(max_tokens=...); if it stays, check that base_url leads to a server that speaks this wire."
     )
 
 
@@ -163,16 +163,16 @@ def sdk_error(failure: ProviderFailure) -> ModelError:
 def redirect_error(failure: ProviderFailure) -> ModelError:
     """The server sends the request elsewhere, and the conversation does not go there."""
     return ModelError(
-        f"{failure.model_and_url} answered with a redirect {failure.server_message}, which is not followed, so that the conversation and "
-        "the key reach no other server. Give the address where the server is now as base_url."
+        f"{failure.model_and_url} answered with a redirect {failure.server_message}, which is not followed, so that "
+        "the conversation and the key reach no other server. Give the address where the server is now as base_url."
     )
 
 
 def proxy_auth_error(failure: ProviderFailure) -> ModelError:
     """A proxy on the way wants to know who asks."""
     return ModelError(
-        f"A proxy on the way to {failure.model_and_url} wants a login {failure.server_message}. Put it into the proxy's address: "
-        "HTTPS_PROXY=http://user:password@host:port."
+        f"A proxy on the way to {failure.model_and_url} wants a login {failure.server_message}. Put it into the "
+        "proxy's address: HTTPS_PROXY=http://user:password@host:port."
     )
 
 

@@ -25,7 +25,7 @@ from anyio.lowlevel import current_token
 from agentfsm._concurrency import start_in_thread
 from agentfsm._http import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import ClosedError, MisuseError, ModelError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
 from agentfsm.models.context_windows import find_window_tokens
@@ -40,15 +40,14 @@ from agentfsm.models.wire import (
     WireFormatError,
     find_error,
 )
-from agentfsm.ports import Model
-from agentfsm.reply_size import find_reply_excess
+from agentfsm.ports.model import Model, find_reply_excess
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from agentfsm.models.prices import Prices
-    from agentfsm.ports import Chunk, Emit, Reply, Request
+    from agentfsm.ports.model import Chunk, Emit, Reply, Request
 
 # Shorter words of a key or a header are not taken out of the server's words, characters.
 _MIN_SECRET_CHARS: Final = 8

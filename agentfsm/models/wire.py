@@ -1,6 +1,6 @@
 """What the wires of all providers share: JSON written once and read quickly, fields checked, events out of a stream.
 
-Pure, and no vendor. What each wire says is in a file of its own: `chat_wire`, `responses_wire`, `anthropic_wire`.
+Pure, and no vendor. What each wire says is in a file of its own: `chat_wire`, `responses_wire`, `anthropic.wire`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 import attrs
 import jiter
 
-from agentfsm.core.messages import replace_surrogates
-from agentfsm.core.parts import media_label
-from agentfsm.ports import CallChunk, TextChunk, ThinkingChunk
-from agentfsm.reply_size import MAX_REPLY_CALLS, MAX_REPLY_CHARS, TOO_MANY_CALLS, TOO_MANY_CHARS
+from agentfsm.core.messages import media_label, replace_surrogates
+from agentfsm.ports.model import (
+    MAX_REPLY_CALLS,
+    MAX_REPLY_CHARS,
+    TOO_MANY_CALLS,
+    TOO_MANY_CHARS,
+    CallChunk,
+    TextChunk,
+    ThinkingChunk,
+)
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Media, Message, Part, ToolResult, Usage
-    from agentfsm.ports import Chunk, Reply, ToolDefinition
+    from agentfsm.core.messages import Media, Message, Part, ToolResult
+    from agentfsm.core.usage import Usage
+    from agentfsm.ports.model import Chunk, Reply, ToolDefinition
 
 _T = TypeVar("_T")
 # Says why a model cannot take a part, as `Model.refuses`.

@@ -1,31 +1,22 @@
 """What a compaction works on: groups of messages, the room that they shall fit into, and the policies that see to it.
 
-A group is what may be kept or dropped as one: a call with its results, one other message, or a summary. So a policy
-cannot part a call from its results, whatever it does. `group_messages` makes groups of what a run shows, and
-`build_segments` makes of the groups that are left what the journal says of them.
+A group is kept or dropped as one: a call with its results, one other message, or a summary. So a policy cannot part a
+call from its results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Protocol, TypeAlias
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, Message, Outcome, SystemMessage, ToolResult, UserMessage
-from agentfsm.core.run import Run
-from agentfsm.core.segments import Removed, Segment, Span, Summarised, build_note, render_segments
+from agentfsm.core.messages import Message
+from agentfsm.core.segments import Span, Summarised, build_note, render_segments
 from agentfsm.core.value import Value
-from agentfsm.ports import ContextPolicy, Model
-from agentfsm.tokens.ledger import BYTE_COUNTER, TokenLedger, count_message
-
-# The part of the allowance that a compaction leaves in use. Each one changes the start of the request, so that the
-# provider's prompt cache is lost; cutting by half loses it once in half a window of new messages, not in every turn.
-TARGET_SHARE: Final = 0.5
-# More than any note on a gap takes: what is left is found before it is known how much was removed.
-MAX_NOTE_TOKENS: Final = count_message(build_note(Removed(count=10**9)), BYTE_COUNTER)
+from agentfsm.ports.model import Model
 
 
 class GroupKind(StrEnum):
@@ -127,6 +118,30 @@ class CompactionBudget(Value):
         return MessageGroup(segment=shown, messages=(message,), tokens=self.count(message), kind=GroupKind.SYSTEM)
 
 
+class ContextPolicy(Protocol):
+    """Makes a history shorter that outgrew the window; several do so one after the other, see `Context`."""
+
+    async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
+        """Return what a request shows in place of these groups, until they fit or there is nothing more to do.
+
+        Args:
+            groups: What is shown now, oldest first: each is kept or dropped as a whole.
+            budget: How much there is, and how a group is made shorter.
+
+        Returns:
+            Some of these groups in their order, or what `budget` has made of them. The task and the newest group are
+            among them.
+
+        Raises:
+            MisuseError: when it is set up wrongly. What the world does to it must not raise.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close what the policy holds open; the default holds nothing."""
+        return
+
+
 def _as_policies(policies: Iterable[ContextPolicy]) -> tuple[ContextPolicy, ...]:
     return tuple(policies)
 
@@ -164,138 +179,3 @@ def count_tokens(groups: Iterable[MessageGroup]) -> int:
 
 
 # Groups of what a run shows.
-
-
-def group_messages(run: Run, ledger: TokenLedger) -> tuple[MessageGroup, ...]:
-    """Return what a run shows as groups, in order, without the note on what is not shown.
-
-    Args:
-        run: The run.
-        ledger: Follows it.
-    """
-    groups = [*_iter_compacted_groups(run, ledger), *_iter_recent_groups(run, ledger)]
-    unread = _find_first_unread(groups)
-    last = len(groups) - 1
-    return tuple(
-        [
-            attrs.evolve(group, is_unread=True, is_newest=index == last) if index >= unread else group
-            for index, group in enumerate(groups)
-        ],
-    )
-
-
-def _iter_compacted_groups(run: Run, ledger: TokenLedger) -> Iterator[MessageGroup]:
-    at = 0
-    for entry in run.segments:
-        size = entry.end - entry.start if isinstance(entry, Span) else 1
-        messages, tokens = run.compacted_messages[at : at + size], ledger.compacted_tokens[at : at + size]
-        at += size
-        if isinstance(entry, Span):
-            yield from _split_span(run, entry, messages, tokens, ledger.task_index)
-        elif isinstance(entry, Summarised):
-            yield MessageGroup(segment=entry, messages=messages, tokens=tokens[0], kind=GroupKind.SYSTEM)
-
-
-def _iter_recent_groups(run: Run, ledger: TokenLedger) -> Iterator[MessageGroup]:
-    span = Span(start=run.cutoff, end=len(run.messages))
-    tokens = [ledger.message_tokens(index) for index in range(span.start, span.end)]
-    yield from _split_span(run, span, run.messages[run.cutoff :], tokens, ledger.task_index)
-
-
-def _split_span(
-    run: Run,
-    span: Span,
-    messages: Sequence[Message],
-    tokens: Sequence[int],
-    task: int | None,
-) -> Iterator[MessageGroup]:
-    """Yield the groups of a span: a call with its results, or one other message."""
-    start = 0
-    while start < len(messages):
-        end = start + 1
-        while end < len(messages) and isinstance(messages[end], ToolResult):
-            end += 1
-        place = span.start + start
-        follower = run.messages[span.start + end] if span.start + end < len(run.messages) else None
-        yield MessageGroup(
-            segment=attrs.evolve(span, start=place, end=span.start + end),
-            messages=tuple(messages[start:end]),
-            tokens=sum(tokens[start:end]),
-            kind=_classify_group(messages[start:end], follower),
-            is_task=place == task,
-        )
-        start = end
-
-
-def _classify_group(messages: Sequence[Message], follower: Message | None) -> GroupKind:
-    """Return what a group is; an answer is final where the user went on from it."""
-    first, *results = messages
-    if isinstance(first, AssistantMessage) and first.calls:
-        return GroupKind.ERROR if all(_has_failed(result) for result in results) else GroupKind.RESULTS
-    if isinstance(first, AssistantMessage):
-        return GroupKind.FINAL if isinstance(follower, UserMessage) else GroupKind.OTHER
-    return GroupKind.SYSTEM if isinstance(first, SystemMessage) else GroupKind.USER
-
-
-def _has_failed(message: Message) -> bool:
-    return isinstance(message, ToolResult) and message.outcome is not Outcome.DONE
-
-
-def _find_first_unread(groups: Sequence[MessageGroup]) -> int:
-    """Return the first group that the model has not replied to: a call whose results are new to it, or what follows."""
-    for index in range(len(groups) - 1, -1, -1):
-        first = groups[index].messages[0]
-        if isinstance(first, AssistantMessage):
-            return index if first.calls else min(index + 1, len(groups) - 1)
-    return 0
-
-
-# What the journal says of groups.
-
-
-def build_segments(groups: Sequence[MessageGroup], end: int) -> tuple[int, tuple[Segment, ...]]:
-    """Return where the messages start that are shown whole up to the end, and the layout of those before.
-
-    Args:
-        groups: What is shown, in order.
-        end: How many messages the history has.
-    """
-    start, head = end, list(groups)
-    while head and isinstance(span := head[-1].segment, Span) and span.chars is None and span.end == start:
-        start = span.start
-        head.pop()
-    layout: list[Segment] = []
-    at = gap = 0
-    for entry in _merge_spans(group.segment for group in head):
-        if isinstance(entry, Span):
-            gap, at = (gap if entry.start == at else len(layout)), entry.end
-        layout.append(entry)
-    if at != start:
-        gap = len(layout)
-    if removed := start - sum(group.message_count for group in head):
-        # The note changes with each compaction, so it comes late: what stands before it stays in the prompt cache.
-        layout.insert(0 if _begins_with_reply(groups) else gap, Removed(count=removed))
-    return start, tuple(layout)
-
-
-def _merge_spans(entries: Iterable[Span | Summarised]) -> Iterator[Span | Summarised]:
-    """Yield the entries, neighbouring spans that are shown alike as one."""
-    last: Span | Summarised | None = None
-    for entry in entries:
-        if isinstance(last, Span) and isinstance(entry, Span) and _is_adjacent(last, entry):
-            last = attrs.evolve(last, end=entry.end)
-            continue
-        if last is not None:
-            yield last
-        last = entry
-    if last is not None:
-        yield last
-
-
-def _is_adjacent(last: Span, entry: Span) -> bool:
-    return (last.end, last.chars, last.items) == (entry.start, entry.chars, entry.items)
-
-
-def _begins_with_reply(groups: Sequence[MessageGroup]) -> bool:
-    """Whether the model's own words would come first: a provider wants a request to begin with somebody else's."""
-    return isinstance(groups[0].messages[0], AssistantMessage)

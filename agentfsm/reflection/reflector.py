@@ -17,14 +17,16 @@ import jiter
 from agentfsm.core.errors import MisuseError, ModelReplyError
 from agentfsm.core.messages import JSON, AssistantMessage, ToolResult, UserMessage
 from agentfsm.core.verdict import Action, Score, Verdict
-from agentfsm.ports import Judge, check_model
+from agentfsm.ports.model import check_model
+from agentfsm.ports.policies import Judge
 from agentfsm.tools.schema.arguments import extract_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agentfsm.core.run import Run
-    from agentfsm.ports import JudgeAsk, Model
+    from agentfsm.ports.model import Model
+    from agentfsm.ports.policies import JudgeAsk
 
 # What is scored, and the question that the score answers.
 RUBRIC: Final[Mapping[str, str]] = MappingProxyType(

@@ -12,7 +12,7 @@ from agentfsm._plugins import STORES, find_plugins, load_plugin
 from agentfsm.core.errors import MisuseError
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
 
 MODULES: Final = {"PostgresStore": "postgres.store", "RedisStore": "redis.store", "SQLiteStore": "sqlite.store"}
 # The extra that installs each driver.

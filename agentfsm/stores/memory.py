@@ -13,10 +13,22 @@ import attrs
 
 from agentfsm._concurrency import is_waker_dead
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, InboxItem, PostedItem, due_at
-from agentfsm.core.run import Header, Run, begin_run
+from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
-from agentfsm.ports import ALL_RUNS, Claim, Clock, Durability, Filter, Lease, RunSummary, Store, StoredRun, SystemClock
+from agentfsm.ports.store import (
+    ALL_RUNS,
+    Claim,
+    Clock,
+    Durability,
+    Filter,
+    Lease,
+    RunSummary,
+    Store,
+    StoredRun,
+    SystemClock,
+)
 from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     build_summary,
@@ -39,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from agentfsm.core.events import Event
-    from agentfsm.ports import PendingWrite
+    from agentfsm.ports.store import PendingWrite
 
 # Finished runs kept: enough to look back in a test or a shell, too few to fill the memory of a service.
 MAX_FINISHED_RUNS: Final = 1_000

@@ -14,13 +14,13 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
-from agentfsm.ports import Durability, RunSummary
+from agentfsm.ports.store import Durability, RunSummary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agentfsm.core.header import Header
     from agentfsm.core.inbox import InboxItem, PostedItem
-    from agentfsm.core.run import Header
 
 # What a decision has done to its call, in words.
 _DECISION_WORDS: Final[Mapping[type, str]] = {

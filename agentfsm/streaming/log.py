@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm.core.errors import ensure_printable
 from agentfsm.core.value import Value
-from agentfsm.tools.callback_errors import ensure_printable
 
 LOGGER: Final = logging.getLogger("agentfsm")
 _NULL_HANDLER: Final = logging.NullHandler()

@@ -19,10 +19,11 @@ import attrs
 from agentfsm._concurrency import current_backend
 from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, ToolResult, Usage
+from agentfsm.core.messages import JSON, ToolResult
 from agentfsm.core.run import A_co, Run
+from agentfsm.core.tool_traits import ToolKind
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
-from agentfsm.tools.run_context import ToolKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Iterator

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import anyio
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.ports import Clock
+from agentfsm.ports.store import Clock
 
 T = TypeVar("T")
 

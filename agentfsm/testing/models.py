@@ -12,9 +12,20 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, Message, Usage
+from agentfsm.core.messages import AssistantMessage, Message
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
-from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request, TextChunk
+from agentfsm.ports.model import (
+    CallChunk,
+    Emit,
+    FinishChunk,
+    FinishReason,
+    Model,
+    ProposedCall,
+    Reply,
+    Request,
+    TextChunk,
+)
 
 # What a scripted reply costs unless it says otherwise: enough to see sums add up.
 USAGE: Final = Usage(input_tokens=10, output_tokens=5)

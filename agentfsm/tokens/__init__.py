@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agentfsm._concurrency import start_in_thread
 
 if TYPE_CHECKING:
-    from agentfsm.ports import TokenCounter
+    from agentfsm.ports.model import TokenCounter
 
 __all__ = ["load_counter"]
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from agentfsm.ports import TokenCounter
+from agentfsm.ports.model import TokenCounter
 
 _PIECE: Final = re.compile(
     r"[A-Z]?[a-z]{1,6}|[A-Z]{1,3}"  # words, six letters a token; camelCase breaks where a vocabulary breaks it

@@ -28,12 +28,12 @@ from agentfsm.core.messages import (
     read_inline_data,
 )
 from agentfsm.core.segments import Span, default_segments
-from agentfsm.ports import TokenCounter
+from agentfsm.ports.model import TokenCounter
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import NativeReply
     from agentfsm.core.run import Run
-    from agentfsm.ports import ToolDefinition
+    from agentfsm.ports.model import ToolDefinition
 
 # English and code have four, Chinese too (a character has three bytes), JSON and logs two: what is between them.
 BYTES_PER_TOKEN: Final = 3

@@ -20,7 +20,7 @@ import attrs
 import tiktoken
 
 from agentfsm._concurrency import make_waker
-from agentfsm.ports import TokenCounter
+from agentfsm.ports.model import TokenCounter
 from agentfsm.tokens.estimate import EstimatedCounter
 
 _log = logging.getLogger("agentfsm")

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ModelRetry
-from agentfsm.tools.permission import Level
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.tool_traits import Level
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Media
     from agentfsm.core.run import Run
-    from agentfsm.ports import ToolDefinition
+    from agentfsm.ports.model import ToolDefinition
 
 READ_RESULT: Final = "read_result"
 FIND_TOOLS: Final = "find_tools"

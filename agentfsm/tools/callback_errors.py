@@ -7,7 +7,8 @@ is asked, the call is refused or runs alone. Its author learns of it from the lo
 from __future__ import annotations
 
 import logging
-import traceback
+
+from agentfsm.core.errors import ensure_printable
 
 _log = logging.getLogger("agentfsm.tools")
 
@@ -24,13 +25,3 @@ def log_callback_error(callback_name: str, tool: str, consequence: str, error: B
     _log.warning(
         "%s of the tool %r has failed, so %s", callback_name, tool, consequence, exc_info=ensure_printable(error)
     )
-
-
-def ensure_printable(error: BaseException) -> BaseException:
-    """Return the error, or what stands for it where its traceback cannot be written: a handler would raise at it."""
-    try:
-        traceback.format_exception(error)
-    except BaseException:  # noqa: BLE001  an attribute of it, or of what it comes from, can raise anything
-        told = f"{type(error).__name__}, which cannot be written"
-        return RuntimeError(told).with_traceback(error.__traceback__)
-    return error

@@ -7,49 +7,21 @@ call is asked about again with its very arguments, since a model may also name w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.tool_traits import Level
 from agentfsm.core.value import Value
 from agentfsm.tools import callback_errors
 
 if TYPE_CHECKING:
     from agentfsm.tools.tool import Tool
 
-
-class Level(StrEnum):
-    """What a tool does to the world, from the least: `Level.READ < Level.WRITE < Level.ADMIN`."""
-
-    READ = "read"
-    WRITE = "write"
-    ADMIN = "admin"
-
-    @classmethod
-    def _missing_(cls, value: object) -> NoReturn:
-        raise MisuseError(f"there is no level {value!r}: the levels are {', '.join(cls)}")
-
-    # As strings they would compare by the alphabet, where admin is the least.
-
-    def __lt__(self, other: str) -> bool:
-        return _RANK[self] < _RANK[Level(other)]
-
-    def __le__(self, other: str) -> bool:
-        return _RANK[self] <= _RANK[Level(other)]
-
-    def __gt__(self, other: str) -> bool:
-        return _RANK[self] > _RANK[Level(other)]
-
-    def __ge__(self, other: str) -> bool:
-        return _RANK[self] >= _RANK[Level(other)]
-
-
-_RANK: Final = {level: rank for rank, level in enumerate(Level)}
 
 # Tests the validated arguments, defaults included: `lambda a: a.cents <= 500`.
 Condition: TypeAlias = Callable[[SimpleNamespace], bool]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.json_text import encode_json
 from agentfsm.core.messages import replace_surrogates
+from agentfsm.core.pending import Question
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON

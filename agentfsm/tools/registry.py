@@ -11,12 +11,11 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import AgentError, DuplicateToolError, MisuseError
+from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.limiter import Limiter
-from agentfsm.ports import ToolDefinition
+from agentfsm.ports.model import ToolDefinition
 from agentfsm.tools.lint import Finding
 from agentfsm.tools.lint import lint_tools as check_tools
-from agentfsm.tools.permission import Level
-from agentfsm.tools.run_context import ToolKind
 from agentfsm.tools.tool import NAME_CHARS, Tool, make_tool
 
 

@@ -5,26 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from copy import deepcopy
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import attrs
 
 from agentfsm.core.calls import Inquiry
-from agentfsm.core.effects import Pending, Question
-from agentfsm.core.messages import JSON, AgentCost, ErrorType, Media, Outcome
+from agentfsm.core.messages import JSON, ErrorType, Media, Outcome
+from agentfsm.core.pending import Pending, Question
+from agentfsm.core.usage import AgentCost
 from agentfsm.core.value import Value
 from agentfsm.tools.question_validation import encode_state, validate_questions
 
 D = TypeVar("D")
-
-
-class ToolKind(StrEnum):
-    """What runs behind a tool."""
-
-    DIRECT = "direct"
-    AGENT = "agent"
 
 
 class _CompletedAwaitable:

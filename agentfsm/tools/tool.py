@@ -23,15 +23,16 @@ from typing import (
 
 import attrs
 
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.limiter import Limiter
-from agentfsm.ports import Clock, Store, ToolDefinition, to_mutable_json
+from agentfsm.ports.model import ToolDefinition, to_mutable_json
+from agentfsm.ports.store import Clock, Store
 from agentfsm.tools import callback_errors
 from agentfsm.tools.breaker import Breaker
-from agentfsm.tools.permission import Level
-from agentfsm.tools.run_context import Found, RunContext, ToolKind, ToolReturn
+from agentfsm.tools.run_context import Found, RunContext, ToolReturn
 from agentfsm.tools.schema.binding import Arguments, BoundArguments
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from agentfsm.cli.resolve.store_location import create_store, open_existing_stor
 from agentfsm.cli.session import attended_run
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import Observed
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Input, InputKind
-from agentfsm.core.run import Header, begin_run
+from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore
 
 

@@ -7,7 +7,6 @@ import anyio
 import pytest
 
 from agentfsm.cli.resolve.agent_target import load_agent
-from agentfsm.core.codec import event_to_json
 from agentfsm.stores import SQLiteStore
 
 
@@ -155,7 +154,7 @@ def test_an_export_is_the_whole_run(here, words):
     assert [event["version"] for event in found["events"]] == list(range(1, len(journal) + 1))
     for event, held in zip(found["events"], journal, strict=True):
         assert datetime.fromisoformat(event["date"]).timestamp() == pytest.approx(held.at, abs=1e-5)
-        assert {name: event[name] for name in event if name not in ("version", "date")} == event_to_json(held)
+        assert {name: event[name] for name in event if name not in ("version", "date")} == held.to_dict()
     assert [message["is"] for message in found["messages"]] == [
         "UserMessage",
         "AssistantMessage",

@@ -12,7 +12,8 @@ from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, Message, Outcome, SystemMessage
 from agentfsm.core.segments import Removed, Span, Summarised, render_segments
-from agentfsm.ports.context import Context, GroupKind, build_segments, count_tokens, group_messages
+from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
+from agentfsm.ports.context import Context, GroupKind, count_tokens
 from tests.support.histories import GROUPS, history_of, room_of, run_of, tally_of, turn, user
 from tests.support.word_counter import WordCounter
 

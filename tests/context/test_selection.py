@@ -21,8 +21,9 @@ from agentfsm.context.selection import (
     _find_names,
 )
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.messages import Usage
-from agentfsm.ports import NAMES_CHARS, SENTENCE_CHARS, Scorer, ToolDefinition, ToolSelector
+from agentfsm.core.usage import Usage
+from agentfsm.ports import Scorer, ToolDefinition, ToolSelector
+from agentfsm.ports.model import NAMES_CHARS, SENTENCE_CHARS
 
 COST = Usage(input_tokens=7, output_tokens=2)
 

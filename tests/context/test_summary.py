@@ -10,7 +10,8 @@ from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError, ModelUnavailableError
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
 from agentfsm.core.segments import Span, Summarised
-from agentfsm.ports.context import build_segments, count_tokens, group_messages
+from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
+from agentfsm.ports.context import count_tokens
 from agentfsm.testing.models import ScriptedModel
 from tests.support.histories import IMAGE, room_of, run_of, tally_of, turn, user
 from tests.support.word_counter import WordCounter

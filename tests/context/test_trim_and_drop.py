@@ -15,7 +15,8 @@ from agentfsm.context import (
 )
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, SystemMessage, ToolResult
-from agentfsm.ports.context import GroupKind, count_tokens, group_messages
+from agentfsm.engine.model_calls.message_groups import group_messages
+from agentfsm.ports.context import GroupKind, count_tokens
 from tests.support.histories import room_of, run_of, tally_of, turn, user
 from tests.support.word_counter import WordCounter
 

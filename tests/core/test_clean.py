@@ -6,7 +6,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.clean import format_exact_json, one_line, strip_unsafe
+from agentfsm.core.text_safety import format_exact_json, one_line, strip_unsafe
 
 # Unicode's categories of controls, format characters (bidirectional, zero-width, tags), surrogates and line separators.
 HIDING = {"Cc", "Cf", "Cs", "Zl", "Zp"}

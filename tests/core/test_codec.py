@@ -14,14 +14,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentfsm.core import codec
+from agentfsm.core import codec, encoding
 from agentfsm.core import events as e
-from agentfsm.core.codec import decode_header, decode_item, encode_header, encode_item, event_to_json
+from agentfsm.core.codec import decode_header, decode_item, encode_header, encode_item
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, TooNewError
+from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import Approve, Cancel, GiveInput, InboxItem, Input, Pause, Reject, Rerun, Settle, Wake
-from agentfsm.core.messages import AgentCost, AudioPart, FilePart, ImagePart, Outcome, TextPart, ToolResult, Usage
-from agentfsm.core.run import FORMAT, Header
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Outcome, TextPart, ToolResult
 from agentfsm.core.settings import Settings
+from agentfsm.core.usage import AgentCost, Usage
 from tests.support.sample_runs import PROMPT, SAMPLES, finished, header
 
 ITEMS = typing.get_args(InboxItem)
@@ -146,8 +147,8 @@ def test_defaults_are_left_out():
 @pytest.mark.parametrize("event", SAMPLES.values(), ids=lambda event: type(event).__name__)
 def test_an_event_is_shown_as_its_fields(event):
     """What is written of an event is at hand as an object, without the format that it is in."""
-    assert event_to_json(event) == json.loads(encode_event(event))
-    assert codec.decode_event(json.dumps(event_to_json(event)), header()) == event
+    assert event.to_dict() == json.loads(encode_event(event))
+    assert codec.decode_event(json.dumps(event.to_dict()), header()) == event
 
 
 # Refusals
@@ -466,6 +467,7 @@ def test_a_record_has_a_size(monkeypatch):
     """A record over the limit is a misuse when written and corrupt when read; one just within it is fine."""
     text = encode_event(e.ModelFaltered(error="x" * 100))
     monkeypatch.setattr(codec, "MAX_RECORD_CHARS", len(text))
+    monkeypatch.setattr(encoding, "MAX_RECORD_CHARS", len(text))
     assert decode_event(text) == decode_event(encode_event(e.ModelFaltered(error="x" * 100)))
     with pytest.raises(MisuseError, match=f"{len(text) + 1} characters, more than the {len(text)}"):
         encode_event(e.ModelFaltered(error="x" * 101))

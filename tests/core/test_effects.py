@@ -5,10 +5,11 @@ import pytest
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
-from agentfsm.core.effects import AskModel, Pending, PendingKind, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
+from agentfsm.core.pending import Pending, PendingKind
 from tests.support.sample_runs import (
     APPROVED,
     ASKED,

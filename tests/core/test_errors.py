@@ -15,14 +15,14 @@ from agentfsm.core.errors import (
     ModelReplyError,
     ModelUnavailableError,
     RefusedError,
-    RunError,
     StepError,
     StoreError,
     ToolError,
     TransientError,
     first_error,
 )
-from agentfsm.core.messages import Usage
+from agentfsm.core.run import RunError
+from agentfsm.core.usage import Usage
 from tests.support.sample_runs import observing
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]

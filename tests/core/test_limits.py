@@ -8,7 +8,8 @@ import pytest
 from agentfsm.core.calls import FailureRecord
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import BUDGET_REASONS, Limits, StopReason
-from agentfsm.core.messages import Usage
+from agentfsm.core.stops import find_near_limits, find_reached_limit
+from agentfsm.core.usage import Usage
 from tests.support.sample_runs import header, observing
 
 FIELDS = [field.name for field in attrs.fields(Limits)]
@@ -29,10 +30,10 @@ def test_every_default_is_finite():
 def test_a_run_that_works_for_another_retries_once():
     """Unless the limits say how often, which then holds for both."""
     own, below = run_with(), run_with(header=header(parent="r0"))
-    assert [Limits().max_model_retries(run) for run in (own, below)] == [3, 1]
-    assert [Limits().fails_fast(run) for run in (own, below)] == [False, True]
-    assert [Limits(model_retries=2).max_model_retries(run) for run in (own, below)] == [2, 2]
-    assert not Limits(model_retries=2).fails_fast(below)
+    assert [Limits().max_model_retries(run.header) for run in (own, below)] == [3, 1]
+    assert [Limits().fails_fast(run.header) for run in (own, below)] == [False, True]
+    assert [Limits(model_retries=2).max_model_retries(run.header) for run in (own, below)] == [2, 2]
+    assert not Limits(model_retries=2).fails_fast(below.header)
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -107,7 +108,7 @@ def test_a_share_is_one(value):
 )
 def test_limits_that_are_near(changes, near):
     """From the share on, and not before, each limit is named with what was used of it."""
-    assert LIMITS.find_near_limits(run_with(**changes)) == near
+    assert find_near_limits(run_with(**changes), LIMITS) == near
 
 
 @pytest.mark.parametrize(
@@ -126,8 +127,8 @@ def test_limits_that_are_near(changes, near):
 )
 def test_a_spent_limit_says_what_was_reached(changes, reason, words):
     """Each limit stops with its own reason, and the message carries the number reached."""
-    assert LIMITS.find_reached_limit(run_with(**changes))[0] is reason
-    assert words in LIMITS.find_reached_limit(run_with(**changes))[1]
+    assert find_reached_limit(run_with(**changes), LIMITS)[0] is reason
+    assert words in find_reached_limit(run_with(**changes), LIMITS)[1]
 
 
 @pytest.mark.parametrize(
@@ -141,12 +142,12 @@ def test_a_spent_limit_says_what_was_reached(changes, reason, words):
 )
 def test_below_every_limit_nothing_is_spent(changes):
     """Just below all limits a run may go on, also where no price is known."""
-    assert LIMITS.find_reached_limit(run_with(**changes)) is None
+    assert find_reached_limit(run_with(**changes), LIMITS) is None
 
 
 def test_one_error_turn_is_no_row():
     """It is enough where no more are allowed."""
-    assert Limits(errors=1).find_reached_limit(run_with(consecutive_errors=1)) == (
+    assert find_reached_limit(run_with(consecutive_errors=1), Limits(errors=1)) == (
         StopReason.TOO_MANY_ERRORS,
         "1 error turn",
     )
@@ -154,7 +155,7 @@ def test_one_error_turn_is_no_row():
 
 def test_money_is_unlimited_unless_said():
     """Without a limit in dollars no cost stops a run."""
-    assert Limits().find_reached_limit(run_with(usage=Usage(cost_usd=1e6))) is None
+    assert find_reached_limit(run_with(usage=Usage(cost_usd=1e6)), Limits()) is None
 
 
 def test_the_last_error_is_told_in_short():
@@ -163,7 +164,7 @@ def test_the_last_error_is_told_in_short():
         FailureRecord(turn=1, source="model", message="first"),
         FailureRecord(turn=2, source="model", message="x" * 1_000),
     )
-    _, message = LIMITS.find_reached_limit(run_with(consecutive_errors=3, model_failures=failures))
+    _, message = find_reached_limit(run_with(consecutive_errors=3, model_failures=failures), LIMITS)
     assert message.endswith("; the last: " + "x" * 300)
     assert "first" not in message
 

@@ -13,11 +13,11 @@ from agentfsm.core.messages import (
     SystemMessage,
     TextPart,
     ToolCall,
-    Usage,
     UserMessage,
     as_parts,
     check_history,
 )
+from agentfsm.core.usage import Usage
 from tests.support.sample_runs import call, result
 
 TEXT, IMAGE = TextPart(text="hi"), ImagePart(url="https://example.com/a.png", detail="low")

@@ -5,12 +5,13 @@ import pytest
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import CallRecord, FailureRecord, Phase, find_last_turn, parse_arguments
-from agentfsm.core.errors import MisuseError, RunError
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, Usage, UserMessage
-from agentfsm.core.run import begin_run
+from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, UserMessage
+from agentfsm.core.run import RunError, begin_run
+from agentfsm.core.usage import AgentCost, Usage
 from tests.support.sample_runs import (
     APPROVED,
     ASKED,

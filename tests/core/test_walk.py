@@ -13,8 +13,9 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.codec import decode_event, encode_event
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
-from agentfsm.core.messages import AssistantMessage, Usage
+from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.run import begin_run
+from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action
 from tests.support.run_walks import (
     EARLIER,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Outcome, Permissions, Rule, Run, tool
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.messages import ToolResult
+from agentfsm.core.pending import PendingKind
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.run_context import InputRequired, Question
 

@@ -9,7 +9,9 @@ import pytest
 from agentfsm import Agent, Limits, ModelRetry, Outcome, Run, State, StopReason, tool
 from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.events import Failed, LimitReached, ModelFaltered
-from agentfsm.core.messages import AssistantMessage, Usage
+from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.stops import find_reached_limit
+from agentfsm.core.usage import Usage
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import results_of, sound, sound_run, texts, virtually
@@ -242,8 +244,8 @@ def test_no_part_of_the_work_is_kept_back_unless_it_is_asked_for():
     """What is kept back is a fifth of the seconds, 30 at most, and a turn where there is a second."""
     assert (Limits().last_answer_s, Limits(seconds=20).last_answer_s) == (30.0, 4.0)
     run = attrs.evolve(Agent(ScriptedModel()).start("x"), turn=19, messages=(AssistantMessage(text="x"),))
-    assert Limits().find_reached_limit(run) is None
-    reached = Limits().find_reached_limit(run, reserves_last_answer=True)
+    assert find_reached_limit(run, Limits()) is None
+    reached = find_reached_limit(run, Limits(), reserves_last_answer=True)
     assert reached is not None
     assert reached[0] is StopReason.MAX_TURNS
-    assert Limits(turns=1).find_reached_limit(attrs.evolve(run, turn=0), reserves_last_answer=True) is None
+    assert find_reached_limit(attrs.evolve(run, turn=0), Limits(turns=1), reserves_last_answer=True) is None

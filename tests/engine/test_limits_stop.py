@@ -10,7 +10,8 @@ import pytest
 from agentfsm import Agent, Limits, MisuseError, Outcome, Run, RunContext, RunError, Settings, State, StopReason, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError
 from agentfsm.core.events import AnswerDrafted
-from agentfsm.core.messages import AssistantMessage, Usage
+from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.usage import Usage
 from agentfsm.ports import FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, names, results_of, sound, sound_run, virtually

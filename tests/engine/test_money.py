@@ -9,7 +9,7 @@ from agentfsm import Agent, Limits, tool
 from agentfsm.cli.render.text import format_run
 from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.events import AnswerGiven, ToolFinished, ToolsChosen
-from agentfsm.core.messages import AgentCost, Usage
+from agentfsm.core.usage import AgentCost, Usage
 from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.ports import Selection, ToolSelector
 from agentfsm.stores import MemoryStore

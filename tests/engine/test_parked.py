@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, State, StopReason, ask_user, tool
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.events import Failed, Observed
+from agentfsm.core.header import Header
 from agentfsm.core.messages import TextPart
-from agentfsm.core.run import Header, begin_run
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.run import begin_run
 from agentfsm.ports import Lease
 from agentfsm.testing.models import ScriptedModel, call, say
 from tests.support.checks import Wrapped, names, sound

@@ -20,10 +20,11 @@ from agentfsm import (
     tool,
 )
 from agentfsm.context import TrimResults
-from agentfsm.core.codec import MAX_RECORD_CHARS, encode_event
+from agentfsm.core.codec import encode_event
+from agentfsm.core.encoding import MAX_RECORD_CHARS
 from agentfsm.core.events import Compacted, ToolFinished
+from agentfsm.core.header import Header
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult
-from agentfsm.core.run import Header
 from agentfsm.ports.context import Context
 from agentfsm.testing.models import ScriptedModel, call, say
 from agentfsm.tools.queue import media, result_text

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.tools.permission import Level, Permissions, Rule
+from agentfsm.core.tool_traits import Level
+from agentfsm.tools.permission import Permissions, Rule
 from agentfsm.tools.tool import tool
 
 CHEAP = Rule("pay", lambda a: a.cents <= 500)

@@ -8,10 +8,11 @@ import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, Settings, Tool, tool
 from agentfsm.core.messages import ErrorType
+from agentfsm.core.tool_traits import Level
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
-from agentfsm.tools.permission import Level, Permissions, Rule
+from agentfsm.tools.permission import Permissions, Rule
 from tests.support.checks import no_leases, results_of, sound
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.tools.queue.dispatch import QueueHost
 from agentfsm.tools.queue.plan import (
@@ -26,7 +27,6 @@ from agentfsm.tools.queue.plan import (
     Plan,
     resolve_access,
 )
-from agentfsm.tools.run_context import ToolKind
 
 
 async def on_keys(keys: list[str], shared: bool = False, seconds: float = 0) -> str:

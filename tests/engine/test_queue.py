@@ -9,11 +9,11 @@ from anyio.lowlevel import checkpoint
 from agentfsm import MisuseError, ModelRetry, Outcome, ToolQueue, ToolRegistry, tool
 from agentfsm.core.errors import DuplicateToolError
 from agentfsm.core.messages import ToolCall, ToolResult
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.streaming.stream import ToolEvent
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.tools.queue.dispatch import QueueHost
 from agentfsm.tools.queue.scheduler import QueueStatistics
-from agentfsm.tools.run_context import ToolKind
 from tests.support.checks import HANG_S, Keeping
 
 

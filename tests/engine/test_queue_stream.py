@@ -10,11 +10,11 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import Outcome, ToolCall
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.streaming.callbacks import MAX_BUFFERED_EVENTS
 from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.tools.queue.dispatch import QueueHost
-from agentfsm.tools.run_context import ToolKind
 from tests.support.checks import HANG_S
 
 ENDS = {"tool_completed", "tool_error"}

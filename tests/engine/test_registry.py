@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from agentfsm.core.errors import DuplicateToolError, MisuseError
+from agentfsm.core.tool_traits import Level
 from agentfsm.limiter import Limiter
-from agentfsm.tools.permission import Level
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.tool import tool
 

@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, ConflictError, MisuseError, Run, State, StopReason, StoreError, tool
 from agentfsm.core.errors import LeaseHeldError, ModelError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.ports import CallChunk, Emit, Model, ProposedCall, Reply, Request, TextChunk
 from agentfsm.stores import MemoryStore
 from agentfsm.streaming.stream import (

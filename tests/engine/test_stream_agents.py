@@ -10,8 +10,10 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Run, State, Usage, ask_user, tool
+from agentfsm.core.header import Header
 from agentfsm.core.messages import ToolResult
-from agentfsm.core.run import Header, begin_run
+from agentfsm.core.run import begin_run
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.streaming.stream import (
     AgentEvent,
     AgentEventType,
@@ -27,7 +29,6 @@ from agentfsm.streaming.stream import (
     UsageReported,
 )
 from agentfsm.testing.models import ScriptedModel, call, say
-from agentfsm.tools.run_context import ToolKind
 from tests.support.checks import HANG_S
 
 

@@ -9,7 +9,7 @@ import pytest
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.mcp import MCPServer, MCPServerError
-from agentfsm.mcp.client.connection import http_client
+from agentfsm.mcp.connection import http_client
 from tests.support.mcp_calls import one_call, until
 from tests.support.misbehaving_http import serving
 
@@ -54,7 +54,7 @@ async def test_what_a_server_does_to_a_call_is_told_in_words(habit, error_type, 
 
 async def test_an_event_without_end_is_given_up(monkeypatch):
     """One event may not be longer than a message, and the server is hung up on."""
-    monkeypatch.setattr("agentfsm.mcp.client.connection.transports.MESSAGE_BYTES", 2 << 20)
+    monkeypatch.setattr("agentfsm.mcp.connection.transports.MESSAGE_BYTES", 2 << 20)
     with serving("endless-event") as server:
         (result,) = await one_call(far(server))
         assert server.cut_off.wait(timeout=20)

@@ -7,7 +7,7 @@ import pytest
 
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.mcp import MCPServerError
-from agentfsm.mcp.client.connection import stdio_process
+from agentfsm.mcp.connection import stdio_process
 from agentfsm.tools.breaker import BreakerState
 from tests.support.mcp_calls import at_home, heard, leftovers, lives, one_call, rude
 

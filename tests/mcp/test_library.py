@@ -21,7 +21,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.client import server_features
-from agentfsm.mcp.client.connection import tool_changes
+from agentfsm.mcp.connection import tool_changes
 from agentfsm.mcp.errors import NoAnswerError
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.testing.clock import run_virtual

@@ -41,10 +41,10 @@ ENDS = {
                 await server.connection.request(lambda client: client.list_tools())
             except AgentError as error:
                 print(type(error).__name__, flush=True)
-        import agentfsm.mcp.client.connection.connection_thread
-        atexit.unregister(agentfsm.mcp.client.connection.connection_thread._shut_down)
+        import agentfsm.mcp.connection.connection_thread
+        atexit.unregister(agentfsm.mcp.connection.connection_thread._shut_down)
         atexit.register(lambda: anyio.run(late))
-        atexit.register(agentfsm.mcp.client.connection.connection_thread._shut_down)
+        atexit.register(agentfsm.mcp.connection.connection_thread._shut_down)
     """,
 }
 

@@ -6,7 +6,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent
-from agentfsm.core.parts import format_part
+from agentfsm.core.messages import format_part
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.client.admission import admit_listing
 from agentfsm.mcp.client.server_features import Listing

@@ -11,7 +11,7 @@ import pytest
 
 from agentfsm import MisuseError
 from agentfsm.mcp import MCPServer, MCPServerError
-from agentfsm.mcp.client.connection.private_addresses import is_local_host, is_private
+from agentfsm.mcp.connection.private_addresses import is_local_host, is_private
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ValidationError
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.mcp import MCPServerError
-from agentfsm.mcp.client.connection import request_errors
-from agentfsm.mcp.client.connection.request_errors import (
+from agentfsm.mcp.connection import request_errors
+from agentfsm.mcp.connection.request_errors import (
     FAULT_RULES,
     Disposition,
     MessageTooLongError,

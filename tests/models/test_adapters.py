@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from agentfsm.core.errors import ClosedError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, TextChunk
 from agentfsm.testing import LocalServer, Say
 from tests.support.model_wires import ANTHROPIC, CALLS, CHAT, KEY, REQUEST, RESPONSES, both_ways, forget_keys

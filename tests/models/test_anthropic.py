@@ -11,8 +11,9 @@ from agentfsm.core.errors import (
     MisuseError,
     ModelError,
 )
-from agentfsm.core.messages import AudioPart, Usage, UserMessage
+from agentfsm.core.messages import AudioPart, UserMessage
 from agentfsm.core.settings import Settings
+from agentfsm.core.usage import Usage
 from agentfsm.models.anthropic.model import ANTHROPIC_URL, Anthropic
 from agentfsm.models.prices import Price
 from agentfsm.ports import (

@@ -527,7 +527,7 @@ def test_each_message_is_written_once_when_it_is_new_and_once_for_good(monkeypat
     """A turn writes what is new in it, however long the history is."""
     wired = []
     write = wire._message_blocks
-    monkeypatch.setattr(wire, "_blocks", lambda message, *how: wired.append(message) or write(message, *how))
+    monkeypatch.setattr(wire, "_message_blocks", lambda message, *how: wired.append(message) or write(message, *how))
     written, messages = build_encoding_cache(), (ASK,)
     for number in range(1, 50):
         encode(

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from agentfsm import Agent, CallDelta, Settings, tool
-from agentfsm.core.messages import AssistantMessage, NativeReply, TextPart, ToolCall, Usage, UserMessage
+from agentfsm.core.messages import AssistantMessage, NativeReply, TextPart, ToolCall, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.openai.chat_wire import ChatStreamAssembler, build_encoding_cache, decode, encode
 from agentfsm.models.wire import InBandError, WireFormatError

@@ -16,10 +16,10 @@ from agentfsm.core.messages import (
     TextPart,
     ToolCall,
     ToolResult,
-    Usage,
     UserMessage,
 )
 from agentfsm.core.settings import Settings
+from agentfsm.core.usage import Usage
 from agentfsm.models import wire
 from agentfsm.models.openai import chat_wire
 from agentfsm.models.openai.chat_wire import ChatStreamAssembler as Assembly
@@ -226,7 +226,7 @@ def wired(monkeypatch):
     """The messages that were written, in order."""
     wired = []
     write = chat_wire._wire_message
-    monkeypatch.setattr(chat_wire, "_parse_line", lambda message: wired.append(message) or write(message))
+    monkeypatch.setattr(chat_wire, "_wire_message", lambda message: wired.append(message) or write(message))
     return wired
 
 

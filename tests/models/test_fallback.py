@@ -14,7 +14,8 @@ from agentfsm.core.errors import (
     ModelReplyError,
     ModelUnavailableError,
 )
-from agentfsm.core.messages import ImagePart, TextPart, Usage, UserMessage
+from agentfsm.core.messages import ImagePart, TextPart, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.models import Anthropic, OpenAIResponses, Throttled
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.prices import Price
@@ -394,7 +395,7 @@ async def test_all_are_closed():
 def pair(times, monkeypatch):
     """Return what runs an agent over two models of a server, by what the server says to each request."""
     monkeypatch.setattr(
-        "agentfsm.config.think.ask.anyio",
+        "agentfsm.engine.model_calls.request.anyio",
         SimpleNamespace(sleep=times.sleep, get_cancelled_exc_class=anyio.get_cancelled_exc_class),
     )
 

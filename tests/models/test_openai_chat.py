@@ -17,8 +17,8 @@ from agentfsm.core.errors import (
     ModelReplyError,
     ModelUnavailableError,
 )
-from agentfsm.core.messages import Usage
 from agentfsm.core.settings import Settings
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai import chat_wire
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.prices import Price
@@ -74,7 +74,7 @@ async def test_a_model_writes_each_message_once(monkeypatch):
     """The second turn sends the whole history, of which it writes what is new."""
     written = []
     write = chat_wire._wire_message
-    monkeypatch.setattr(chat_wire, "_parse_line", lambda message: written.append(message) or write(message))
+    monkeypatch.setattr(chat_wire, "_wire_message", lambda message: written.append(message) or write(message))
     longer = attrs.evolve(REQUEST, messages=REQUEST.messages * 2)
     with LocalServer(lambda _body: Say(text="x")) as server:
         model = OpenAIChat("m", base_url=server.base_url)
@@ -369,7 +369,7 @@ async def test_replies_that_begin_at_once_share_a_client():
     made = []
 
     class Counted(OpenAIChat):
-        def _client(self, http_client):
+        def _make_client(self, http_client):
             made.append(super()._make_client(http_client))
             return made[-1]
 

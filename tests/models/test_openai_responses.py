@@ -8,8 +8,9 @@ import pytest
 
 from agentfsm import Agent, ModelRetry, Outcome, State, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import AudioPart, Usage
+from agentfsm.core.messages import AudioPart
 from agentfsm.core.settings import Settings
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.openai.responses import OpenAIResponses
 from agentfsm.ports import FinishChunk, FinishReason, OutputMode, TextChunk, ThinkingChunk
@@ -128,7 +129,7 @@ async def test_failures_with_status_200_are_translated(form, code, kind):
         (False, '{"status": "queued", "output": []}'),
         (True, 'data: {"choices": []}\n\n'),
         (True, "data: {oops\n\n"),
-        (True, 'data: {"type": "response.propose_completions", "response": {"output": ["x"]}}\n\n'),
+        (True, 'data: {"type": "response.completed", "response": {"output": ["x"]}}\n\n'),
         (True, "data: " + "[" * 100_000 + "\n\n"),
     ],
     ids=["nothing", "torn", "chat completion", "queued", "chunk", "event of no JSON", "bad items", "too deep"],

@@ -8,7 +8,8 @@ import attrs
 import pytest
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import TextPart, Usage, UserMessage
+from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.models import prices
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.prices import Price, find_list_cost_usd, find_price

@@ -17,7 +17,7 @@ import pytest
 
 from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
 from agentfsm.models import OpenAIChat, guarded_http, sdk, wire
-from agentfsm.reply_size import MAX_REPLY_CHARS
+from agentfsm.ports.model import MAX_REPLY_CHARS
 from agentfsm.testing import LocalServer, Say
 from tests.support.endless_replies import ADAPTERS, ANSWERS, ERRORS, FILLING, GZIP, STREAMS
 from tests.support.endless_server import Endless, EndlessServer

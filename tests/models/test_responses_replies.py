@@ -8,7 +8,8 @@ from openai.types.responses import ResponseError
 from openai.types.responses.response_status import ResponseStatus
 
 from agentfsm.core.errors import ModelError
-from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, Usage, UserMessage
+from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai.client import _STATUS_BY_CODE
 from agentfsm.models.openai.responses_wire import ResponsesStreamAssembler, decode
 from agentfsm.models.wire import InBandError, WireFormatError
@@ -105,7 +106,7 @@ def test_usage_of_any_numbers_is_read():
     reply = read(called(arguments={"x": 1}), usage=usage)
     assert reply.usage == Usage(input_tokens=5, cached_tokens=2)
     assert reply.calls == (ProposedCall(id="call_1", name="f", arguments='{"x": 1}'),)
-    last = {"type": "response.propose_completions", "response": response(called(arguments={"x": 1}), usage=usage)}
+    last = {"type": "response.completed", "response": response(called(arguments={"x": 1}), usage=usage)}
     assert assembled(item("done", called(arguments={"x": 1}), 0), last)[0].build_reply() == reply
 
 
@@ -366,9 +367,9 @@ def test_an_error_in_the_stream_is_read(event):
         {"type": 1},
         delta("output_text", 1),
         {"type": "response.output_item.added", "item": "x"},
-        {"type": "response.propose_completions", "response": "x"},
-        {"type": "response.propose_completions", "response": {"output": ["x"]}},
-        end(kind="queued") | {"type": "response.propose_completions"},
+        {"type": "response.completed", "response": "x"},
+        {"type": "response.completed", "response": {"output": ["x"]}},
+        end(kind="queued") | {"type": "response.completed"},
     ],
 )
 def test_a_malformed_event_is_a_form_error(event):

@@ -271,7 +271,7 @@ def test_each_message_of_a_history_that_grows_is_written_once(monkeypatch):
     wired = []
     write = responses_wire._message_items
     monkeypatch.setattr(
-        responses_wire, "_items_of", lambda message, *how: wired.append(message) or write(message, *how)
+        responses_wire, "_message_items", lambda message, *how: wired.append(message) or write(message, *how)
     )
     written, messages = build_encoding_cache(), (ASK,)
     for number in range(5):

@@ -148,10 +148,10 @@ def test_a_history_that_grows_is_written_as_if_it_were_the_first(name):
     """At every length at which a model may be asked, and also where one ends amid results."""
     wire, options = WIRES[name]
     whole = (ASK, *turn(1, (IMAGE,), ()), *turn(2, (), (REMOTE,)), ASK, *turn(3, (PDF,)), *turn(4, ()))
-    written = wire.memory()
+    written = wire.build_encoding_cache()
     for end in range(1, len(whole) + 1):
         request = Request(instructions="Help.", messages=whole[:end], tools=(TOOL,))
-        body = wire.encode(request, model="m", streamed=False, written=written, **options)
+        body = wire.encode(request, model="m", streamed=False, encoding_cache=written, **options)
         assert body == wire.encode(request, model="m", streamed=False, **options), end
 
 
@@ -160,12 +160,13 @@ def test_a_picture_is_written_once(name, monkeypatch):
     """However often the history goes on; of Anthropic's, the newest turn once more."""
     wire, options = WIRES[name]
     asked = []
-    write = wire._part
-    monkeypatch.setattr(wire, "_part", lambda part: asked.append(part) or write(part))
-    written, messages = wire.memory(), (ASK, *turn(0, (IMAGE,)))
+    writer = "_part_block" if name == "anthropic" else "_wire_part"
+    write = getattr(wire, writer)
+    monkeypatch.setattr(wire, writer, lambda part: asked.append(part) or write(part))
+    written, messages = wire.build_encoding_cache(), (ASK, *turn(0, (IMAGE,)))
     for number in range(1, 6):
         request = Request(instructions="Help.", messages=messages, tools=(TOOL,))
-        wire.encode(request, model="m", streamed=False, written=written, **options)
+        wire.encode(request, model="m", streamed=False, encoding_cache=written, **options)
         messages = (*messages, *turn(number, ()))
     assert asked.count(IMAGE) == (2 if name == "anthropic" else 1)
 
@@ -206,7 +207,7 @@ def test_a_model_of_ones_own_without_eyes_is_shown_words(kind):
     """What `refuses` says of a model goes for its results too, and not what the wire could carry."""
     model = type("Blind", (Reader, kind), {})("m", api_key="none-needed")
     request = Request(instructions="", messages=(ASK, *turn(1, (IMAGE, PDF))), tools=(TOOL,))
-    body = model._body(request, model._written(), streamed=False).decode()
+    body = model._encode_request(request, model._make_encoding_cache(), streamed=False).decode()
     assert "data:" not in body
     assert "base64" not in body
     told = json.dumps("[image 1: this model cannot be shown it (it reads text only)]")[1:-1]

@@ -4,7 +4,8 @@ import pytest
 
 from agentfsm import Agent, tool
 from agentfsm.core.errors import MisuseError, ModelUnavailableError
-from agentfsm.core.messages import ImagePart, TextPart, Usage, UserMessage
+from agentfsm.core.messages import ImagePart, TextPart, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.models.wrappers.router import Router
 from agentfsm.models.wrappers.throttle import Throttled

@@ -7,9 +7,10 @@ import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, tool
 from agentfsm.core import events as e
-from agentfsm.core.effects import PendingKind, Wait
+from agentfsm.core.effects import Wait
 from agentfsm.core.errors import ModelUnavailableError
-from agentfsm.core.messages import Usage
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action
 from agentfsm.ports import OutputMode, Reply
 from agentfsm.reflection import RUBRIC, Reflector

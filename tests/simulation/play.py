@@ -18,9 +18,9 @@ from shared_disk import BLOCKED_S, Handle
 from world import World, agent_of, here
 
 from agentfsm import Agent, Run
-from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import MisuseError, StoreError
 from agentfsm.core.inbox import Cancel, Decision, InputKind, Priority
+from agentfsm.core.pending import Pending, PendingKind
 
 # After which a run that is not over hangs.
 ROUNDS: Final = 40

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from world import World
 
     from agentfsm.core.events import Event
-    from agentfsm.core.run import Header, Run
+    from agentfsm.core.header import Header
+    from agentfsm.core.run import Run
     from agentfsm.ports import PendingWrite
 
 # Shorter than in real stores, so that more leases end in a short life.

@@ -25,8 +25,8 @@ from world import World, here
 import agentfsm.agent as agents
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve
-from agentfsm.core.run import Header
 from agentfsm.engine import step, stop_requests
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.tool_calls import approvals
@@ -123,13 +123,8 @@ def test_the_dice_throw_everything():
             things["forks"] += record.run.header.forked_from is not None
             things["children"] += record.run.header.parent is not None
         things.update(each.tool for each in world.attempts)
-    rare = {
-        "Compacted",
-        "ToolsOffered",
-        "Judged",
-        "Accepted",
-        "LimitReached",
-    }  # the last two are rare, the others
+    # The last two are rare; the worlds have nothing that makes the others.
+    rare = {"Compacted", "ToolsOffered", "Judged", "Accepted", "LimitReached"}
     assert not {kind.__name__ for kind in e.EVENTS} - rare - events.keys()
     for word in ("dies", "stalls", "cut", "LeaseLostError:", "after", "before", "forks", "children", "book", "stamp"):
         assert things[word] >= 3, word

@@ -23,7 +23,8 @@ from agentfsm import Agent, InputRequired, Limits, Question, Run, RunContext, Se
 from agentfsm.core.errors import ModelUnavailableError, TransientError
 from agentfsm.core.errors import RefusedError as ServiceRefusedError
 from agentfsm.core.events import Event, ToolStarted
-from agentfsm.core.messages import AssistantMessage, Usage
+from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.usage import Usage
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.testing.clock import VirtualClock
 from agentfsm.tools.breaker import Breaker

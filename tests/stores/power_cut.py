@@ -325,7 +325,7 @@ class Connection:
 
 @attrs.frozen
 class _Cursor:
-    inner: apsw.SQLiteCursor
+    inner: apsw.Cursor
 
     def fetchone(self) -> Any:
         with _coded():

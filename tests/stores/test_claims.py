@@ -142,7 +142,7 @@ async def test_runs_of_a_claim_that_redis_made_and_nobody_heard_of_come_free(red
         monkeypatch.setattr(RedisServer, "send_pipeline", converse_until_it_claims)
 
     def converse_until_it_claims(server, questions):
-        if any(question.words[0] == b"claim" for question in questions):
+        if any(question.args[0] == b"claim" for question in questions):
             redis_proxy.cut("answer", for_good=True)
             monkeypatch.undo()
         converse(server, questions)
@@ -165,7 +165,7 @@ async def test_a_claim_that_redis_is_asked_for_twice_is_one(redis_url, redis_pro
     converse = RedisServer.send_pipeline
 
     def converse_and_cut(server, questions):
-        if any(question.words[0] == b"claim" for question in questions):
+        if any(question.args[0] == b"claim" for question in questions):
             redis_proxy.cut(side)
             monkeypatch.undo()
         converse(server, questions)

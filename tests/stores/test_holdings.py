@@ -1,10 +1,10 @@
 """The leases that a store holds in this process."""
 
 import pytest
-from agentfsm.stores.leases import LeaseOwner, LeaseTable
 
 from agentfsm.core.errors import StoreError
 from agentfsm.ports import Lease
+from agentfsm.stores.threaded.lease_table import LeaseOwner, LeaseTable
 
 
 async def test_what_is_rolled_back_is_held_as_before():

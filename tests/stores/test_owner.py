@@ -31,24 +31,27 @@ def test_a_living_process_is_not_dead():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         stat = Path(f"/proc/{other.pid}/stat").read_text(encoding="utf-8")
         started = stat.rpartition(")")[2].split()[19]
-        alive = attrs.evolve(OwnerIdentity.generate(), pid=other.pid, started=started)
+        alive = attrs.evolve(OwnerIdentity.generate(), pid=other.pid, start_time=started)
         assert not alive.is_dead
-        assert attrs.evolve(alive, started="1").is_dead
+        assert attrs.evolve(alive, start_time="1").is_dead
         other.kill()
     assert alive.is_dead
 
 
-@pytest.mark.parametrize("change", [{"boot": "other"}, {"pids": "1"}, {"boot": "-"}, {"pids": "-"}, {"started": "-"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"boot_id": "other"}, {"pid_namespace": "1"}, {"boot_id": "-"}, {"pid_namespace": "-"}, {"start_time": "-"}],
+)
 def test_what_cannot_be_established_counts_as_alive(change):
     """A number of another boot or namespace says nothing about a process here."""
-    dead = attrs.evolve(OwnerIdentity.generate(), started="1")
+    dead = attrs.evolve(OwnerIdentity.generate(), start_time="1")
     assert dead.is_dead
     assert not attrs.evolve(dead, **change).is_dead
 
 
 def test_a_process_that_proc_hides_counts_as_alive(monkeypatch):
     """Where /proc shows no processes of other users, a signal that nobody gets tells."""
-    monkeypatch.setattr(owners, "_process", lambda _pid: ("-", "-"))
+    monkeypatch.setattr(owners, "_read_process_stat", lambda _pid: ("-", "-"))
     assert not OwnerIdentity.generate.__func__(OwnerIdentity).is_dead
     known = OwnerIdentity(owners._read_boot_id(), owners._read_pid_namespace(), os.getpid(), "7", "x")
     assert not known.is_dead

@@ -44,17 +44,17 @@ from tests.support.server_reaper import await_that
 FORKS = """
 import gc, os, sys, anyio
 from agentfsm.stores import PostgresStore
-from agentfsm.testing.conformance.build_with_agent import DONE, Driver, finished, header
+from agentfsm.testing.conformance.helpers import FINAL_ANSWER, LeasedRun, create_finished_run, make_header
 from agentfsm.core.events import Observed
 
 def session():
-    return store._writer.desk._db.info.backend_pid
+    return store._writer.backend._db.info.backend_pid
 
 store = PostgresStore(sys.argv[1], schema=sys.argv[2])
-driver = anyio.run(Driver.of, store)
+driver = anyio.run(LeasedRun.create, store)
 before = session()
 if (child := os.fork()) == 0:
-    anyio.run(finished, store, header("of the child"))
+    anyio.run(create_finished_run, store, make_header("of the child"))
     anyio.run(store.aclose)
     del store
     gc.collect()
@@ -64,8 +64,8 @@ assert os.waitpid(child, 0)[1] == 0
 del driver  # its event loop is over, and so is its lease
 
 async def resume_from():
-    driver = await Driver.again(store)
-    assert await driver.append(Observed(), DONE).wait()
+    driver = await LeasedRun.resume(store)
+    assert await driver.append(Observed(), FINAL_ANSWER).wait()
     return [line.id for line in await store.runs()]
 
 print(anyio.run(resume_from), session() == before)
@@ -100,7 +100,7 @@ def rows(postgres_desk, schema):
 
 async def asked(store, sql):
     """Ask in a transaction of the store's."""
-    return await store._do(lambda ledger: ledger.execute(sql).fetchall())
+    return await store._run_job(lambda ledger: ledger.execute(sql).fetchall())
 
 
 class TestPostgresStore(StoreConformance):
@@ -523,7 +523,7 @@ async def test_durability_is_what_the_server_is_told(store):
     """Full never waits for less than the disk, and no less than the server is set to; normal does not wait."""
     levels = []
     for durability in ("full", "normal"):
-        levels += await store._do(
+        levels += await store._run_job(
             lambda ledger: ledger.execute("SHOW synchronous_commit").fetchall(), durability=durability
         )
     assert levels == [("on",), ("off",)]
@@ -543,19 +543,19 @@ async def test_nothing_is_left_open(store, postgres_desk, schema):
     await driver.append(Observed()).wait()
     with pytest.raises(ConflictError):
         await store.create(make_header(prompt="another"))
-    store._writer.desk._db.execute("SELECT 1")
-    pid = store._writer.desk._db.info.backend_pid
+    store._writer.backend._db.execute("SELECT 1")
+    pid = store._writer.backend._db.info.backend_pid
     state = "SELECT state, xact_start, application_name FROM pg_stat_activity WHERE pid = %s"
     assert postgres_desk.execute(state, [pid]).fetchall() == [("idle", None, "agentfsm")]
     assert postgres_desk.execute("SELECT 1 FROM pg_locks WHERE pid = %s", [pid]).fetchall() == []
-    left = store._writer.desk._db.execute("SHOW search_path").fetchall()
+    left = store._writer.backend._db.execute("SHOW search_path").fetchall()
     assert schema not in left[0][0]
 
 
 async def test_the_connection_is_closed_when_idle(store, rows, monkeypatch):
     """A store that nobody closes holds no thread and no connection for long, and opens them again."""
     await create_finished_run(store)
-    pid = store._writer.desk._db.info.backend_pid
+    pid = store._writer.backend._db.info.backend_pid
     thread = store._writer._thread
     monkeypatch.setattr(group_commit, "IDLE_TIMEOUT_S", 0.0)
     await store.runs()

@@ -73,7 +73,9 @@ async def two_runs(store):
 
 
 async def append(store, drivers):
-    commits = [driver.append(Observed()) for driver in drivers] + [driver.append(*driver.turn()) for driver in drivers]
+    commits = [driver.append(Observed()) for driver in drivers] + [
+        driver.append(*driver.build_turn()) for driver in drivers
+    ]
     return [await commit.wait() for commit in commits]
 
 
@@ -135,7 +137,7 @@ async def taken(said, other, _given):
 
 
 async def release(store, drivers):
-    drivers[0].lease.seen = 7
+    drivers[0].lease.inbox_read = 7
     return await store.release(drivers[0].lease).wait()
 
 
@@ -153,7 +155,7 @@ async def post(store, _given):
 async def was_posted(said, other, drivers):
     assert said == list(await other.inbox("r0"))
     assert [row.number for row in said] == [1, 2]
-    assert (drivers[0].lease.newest, drivers[0].lease.cancelled) == (2, True)
+    assert (drivers[0].lease.inbox_head, drivers[0].lease.cancelled) == (2, True)
 
 
 async def delete(store, _given):
@@ -203,7 +205,7 @@ async def claimed(said, other, _given):
 
 
 async def beat(store, drivers):
-    store._writer._beaten_at = -1e9
+    store._writer._renewed_at = -1e9
     await store.runs()
     await store.runs()
 
@@ -252,7 +254,7 @@ async def test_a_cut_connection_is_made_good(*, frail, store, proxy, postgres_de
         where += 1
         del given, said
         for each in (frail, store):
-            each._writer.desk.leases.clear()
+            each._writer.backend.leases.clear()
         for table in ("events", "inbox", "runs"):
             postgres_desk.execute(f"DELETE FROM {schema}.{table}")  # noqa: S608  our own names
     assert where >= 2
@@ -292,7 +294,7 @@ async def test_a_commit_that_is_still_being_made_is_waited_for(frail, store, pro
     """)
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'agentfsm'"
     try:
-        pid = frail._writer.desk._db.info.backend_pid
+        pid = frail._writer.backend._db.info.backend_pid
         commit = driver.append(Observed())
         await until(lambda: postgres_desk.execute(waiting).fetchone() == (1,), "the commit waits")
         assert postgres_desk.execute("SELECT query FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone() == (
@@ -308,7 +310,7 @@ async def test_a_commit_that_is_still_being_made_is_waited_for(frail, store, pro
 
 def cut_off(store):
     """Cut the connection under the store, which waits for a reply."""
-    with socket.socket(fileno=socket.dup(store._writer.desk._db.pgconn.socket)) as line:
+    with socket.socket(fileno=socket.dup(store._writer.backend._db.pgconn.socket)) as line:
         line.shutdown(socket.SHUT_RDWR)
 
 
@@ -320,7 +322,7 @@ async def test_a_session_that_was_ended_is_opened_again(store, postgres_desk):
     """An administrator who ends our session (57P01) is nobody's error."""
     driver = await LeasedRun.create(store)
     for _ in range(3):
-        pid = store._writer.desk._db.info.backend_pid
+        pid = store._writer.backend._db.info.backend_pid
         postgres_desk.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
         assert await driver.append(*((Observed(),) if driver.run.version == 0 else driver.build_turn())).wait()
     assert len((await store.read("r1")).events) == 11
@@ -377,7 +379,7 @@ async def test_leases_are_renewed_while_locks_are_waited_for(shared_postgres, sc
     drivers = [await LeasedRun.create(store, make_header(f"r{number}")) for number in range(4)]
     beats = []
     beat = type(store._writer.backend).renew_leases
-    monkeypatch.setattr(type(store._writer.backend), "beat", lambda ledger: [beats.append(True), beat(ledger)])
+    monkeypatch.setattr(type(store._writer.backend), "renew_leases", lambda ledger: [beats.append(True), beat(ledger)])
     with session(shared_postgres, schema) as other:
         other.execute("UPDATE runs SET turn = 1 WHERE id <> 'r3'")
         gate = hold(store)
@@ -416,7 +418,7 @@ async def test_a_dropped_lease_whose_row_is_locked_costs_no_other(store, shared_
 
 async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgres, schema, monkeypatch):
     """What stops in the middle of a transaction (SIGSTOP) holds its locks for a moment; it goes on where it was."""
-    monkeypatch.setattr(connection, "IDLE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection, "IDLE_TRANSACTION_TIMEOUT_S", 0.1)
     other = PostgresStore(shared_postgres, schema=schema)
     await create_finished_run(store)
     gate, entered = threading.Event(), threading.Event()
@@ -429,7 +431,7 @@ async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgr
         return ledger.execute("SELECT count(*) FROM runs").fetchall(), lease
 
     async def stop():
-        outcome.append(await store._do(stand_still))
+        outcome.append(await store._run_job(stand_still))
 
     outcome = []
     async with anyio.create_task_group() as group:
@@ -461,7 +463,7 @@ async def test_runs_outlive_the_death_of_the_server(server):
 
     async def drive(driver):
         for _ in range(10):
-            assert await driver.append(*driver.turn()).wait()
+            assert await driver.append(*driver.build_turn()).wait()
 
     async with anyio.create_task_group() as group:
         for driver in drivers:

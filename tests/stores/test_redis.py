@@ -76,13 +76,13 @@ def small_pages(monkeypatch):
     """The script looks at two runs at a time."""
     script = redis_store._load_script()
     assert script.count("PAGE = 500") == 1
-    monkeypatch.setattr(redis_store, "_script", lambda: script.replace("PAGE = 500", "PAGE = 2"))
-    monkeypatch.setattr(threaded, "FOLD_BATCH", 2)
+    monkeypatch.setattr(redis_store, "_load_script", lambda: script.replace("PAGE = 500", "PAGE = 2"))
+    monkeypatch.setattr(threaded, "PRUNE_BATCH", 2)
 
 
 async def tidy(store):
     """Let the store's thread tidy up now."""
-    store._writer._untidy, store._writer._tidied_at = True, -math.inf
+    store._writer._needs_maintenance, store._writer._maintained_at = True, -math.inf
     await store.now()
     await store.now()
 
@@ -294,7 +294,7 @@ def ended_process():
     """Return an owner on this machine whose process has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    return attrs.evolve(OwnerIdentity.generate(), pid=process.pid, started="1")
+    return attrs.evolve(OwnerIdentity.generate(), pid=process.pid, start_time="1")
 
 
 async def test_a_dead_owner_on_this_machine_is_replaced_at_once(make, client):
@@ -384,10 +384,10 @@ async def test_a_session_that_is_deleted_while_it_goes_on_begins_anew(pair, monk
     """Who has seen the last run of a session, and finds it gone when he names it, goes on from none."""
     store, other = pair
     await create_finished_run(store, make_header("first", session="s"))
-    asked, desk = RedisServer.send_pipeline, store._writer.desk
+    asked, desk = RedisServer.send_pipeline, store._writer.backend
 
     def converse(server, questions):
-        if server is desk and any(question.words[2:3] not in [(), (b"",)] for question in questions):
+        if server is desk and any(question.args[2:3] not in [(), (b"",)] for question in questions):
             monkeypatch.undo()
             anyio.run(other.delete_session, "s")
         return asked(server, questions)

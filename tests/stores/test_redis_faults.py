@@ -223,7 +223,7 @@ async def test_what_was_cut_off_is_done_once(frail, proxy, operation, side):
     """Whether the question or the answer is lost, what was asked for is done, once, and answered as if nothing was."""
     await operation(frail, lambda: proxy.cut(side))
     assert proxy.cuts == 1
-    assert frail._writer.desk._away_since is None  # the next time it is waited for as long again
+    assert frail._writer.backend._away_since is None  # the next time it is waited for as long again
 
 
 @pytest.mark.parametrize(("side", "keep"), [("question", 3_000), ("question", 20_000), ("answer", 40), ("answer", 700)])
@@ -559,7 +559,7 @@ async def test_a_fault_of_the_store_itself_is_said_to_be_one(make):
     """What nobody foresaw fails the group, by name; the next one is done."""
     store = make()
     with pytest.raises(StoreError, match="a fault of its own"):
-        await store._do(lambda _ledger: 1 / 0)
+        await store._run_job(lambda _ledger: 1 / 0)
     assert await store.now()
 
 
@@ -567,17 +567,17 @@ FORK = """
 import os, sys, anyio
 from agentfsm.core.events import Observed
 from agentfsm.stores.redis import RedisStore
-from agentfsm.testing.conformance.build_with_agent import DONE, Driver, header
+from agentfsm.testing.conformance.helpers import FINAL_ANSWER, LeasedRun, make_header
 
 store = RedisStore(sys.argv[1], accept_loss="everything")
 
 async def start(name):
-    driver = await Driver.of(store, header(name))
+    driver = await LeasedRun.create(store, make_header(name))
     assert await driver.append(Observed()).wait()
     return driver
 
 async def end(driver):
-    assert await driver.append(DONE).wait()
+    assert await driver.append(FINAL_ANSWER).wait()
     await driver.release()
 
 async def child():
@@ -593,7 +593,7 @@ assert os.waitpid(pid, 0)[1] == 0
 del driver  # its event loop is over, and so is its lease
 
 async def resume_from():
-    await end(await Driver.again(store, "parent"))
+    await end(await LeasedRun.resume(store, "parent"))
 
 anyio.run(resume_from)
 """

@@ -71,7 +71,7 @@ async def test_less_than_was_accepted_is_refused(make, client, loss):
             store.create(make_header()),
             store.read(loss),
             store.post(loss, "k", make_input("x")),
-            store.promise(),
+            store.describe_durability(),
         ):
             with pytest.raises(MisuseError, match=f"accept_loss='{loss}'") as refusal:
                 await use
@@ -86,13 +86,13 @@ async def test_a_log_that_is_not_always_written_through_may_lose_seconds(make, c
     configure(client, {**SETTINGS["nothing"], **setting})
     with pytest.raises(MisuseError, match="accept_loss='seconds'"):
         await make("nothing").now()
-    assert "last seconds" in await make("seconds").promise()
+    assert "last seconds" in await make("seconds").describe_durability()
 
 
 async def test_the_promise_is_told_in_words(make, client):
     """It names the server, the settings, what they come to, and what no setting promises."""
     configure(client, SETTINGS["nothing"])
-    promise = await make("nothing").promise()
+    promise = await make("nothing").describe_durability()
     for word in ("Redis", "appendfsync always", "power cut", "failover"):
         assert word in promise.replace("Valkey", "Redis")
 
@@ -103,7 +103,7 @@ async def test_what_a_server_does_not_show_is_taken_for_the_worst(make, client):
     client.execute_command("ACL", "SETUSER", "default", "-config")
     with pytest.raises(MisuseError, match="accept_loss='seconds'"):
         await make("nothing").now()
-    assert "appendfsync not shown" in await make("seconds").promise()
+    assert "appendfsync not shown" in await make("seconds").describe_durability()
 
 
 @pytest.mark.parametrize("shown", ["+config", "-config"])
@@ -144,7 +144,7 @@ async def test_a_server_that_is_still_reading_its_data_is_not_judged(make):
             return b"loading:1\r\naof_enabled:0\r\n"
 
     with pytest.raises(redis.BusyLoadingError):
-        make("nothing")._create_backend()._looked_at(Wire())
+        make("nothing")._create_backend()._inspect_server(Wire())
 
 
 async def test_a_replica_is_refused(make, client):

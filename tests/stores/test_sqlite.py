@@ -483,7 +483,7 @@ async def test_one_that_wants_more_is_given_it(frank, levels):
         await commit.wait()
     assert levels.seen == ["full"]
     gate = hold(frank, writes=False)
-    commits = [driver.append(*driver.turn()) for driver in drivers[::2]]
+    commits = [driver.append(*driver.build_turn()) for driver in drivers[::2]]
     gate.set()
     for commit in commits:
         await commit.wait()

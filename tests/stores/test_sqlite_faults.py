@@ -13,7 +13,7 @@ import pytest
 
 from agentfsm.core.errors import CorruptError, LeaseLostError, RunNotFoundError, StoreError, TooNewError
 from agentfsm.core.events import Observed
-from agentfsm.core.run import Header
+from agentfsm.core.header import Header
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.sqlite import file as sqlite_file
 from agentfsm.stores.threaded import group_commit
@@ -372,7 +372,7 @@ async def test_a_connection_that_cannot_roll_back_is_replaced(frail, faults, mon
     await check_refused(driver.append(Observed()), StoreError)
     assert (await frail.read("r1")).events == ()
     assert faults.opened > opened
-    assert "tidy" not in caplog.text
+    assert "maintain" not in caplog.text
 
 
 async def test_a_release_that_cannot_be_written_is_harmless(frail, faults, caplog):
@@ -402,10 +402,10 @@ async def test_a_renewal_that_fails_is_tried_again(frail, faults, caplog):
     """Nobody waits for a renewal; its failure is logged, and the lease is not given up."""
     driver = await LeasedRun.create(frail)
     faults.strike(sqlite3.SQLITE_FULL, "INSERT INTO workers")
-    frail._writer._beaten_at = float("-inf")
+    frail._writer._renewed_at = float("-inf")
     await frail.runs()
     await frail.runs()
-    assert "beat" in caplog.text
+    assert "renew_leases" in caplog.text
     assert await driver.append(Observed()).wait()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentfsm import Agent, State
 from agentfsm.core.errors import TooNewError
-from agentfsm.core.run import FORMAT
+from agentfsm.core.header import FORMAT
 from agentfsm.ports import Filter
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.sqlite.file import APPLICATION_ID

@@ -141,21 +141,21 @@ async def test_a_thread_that_cannot_be_started_is_told_of(store, monkeypatch):
 
 async def test_a_prune_leaves_room_for_others(store, monkeypatch):
     """It goes in portions: between two of them leases are renewed, and other jobs are done."""
-    monkeypatch.setattr(threaded, "FOLD_BATCH", 2)
+    monkeypatch.setattr(threaded, "PRUNE_BATCH", 2)
     driver = await LeasedRun.create(store)
     for number in range(5):
         await create_finished_run(store, make_header(f"old{number}"))
-    desk, done = store._writer.desk, []
-    prune, beat = type(desk).prune, type(desk).beat
+    desk, done = store._writer.backend, []
+    prune, beat = type(desk).prune, type(desk).renew_leases
 
     def pruned(ledger, *portion):
         result = prune(ledger, *portion)
-        store._writer._beaten_at = -math.inf
+        store._writer._renewed_at = -math.inf
         done.append("portion")
         return result
 
     monkeypatch.setattr(type(desk), "prune", pruned)
-    monkeypatch.setattr(type(desk), "beat", lambda ledger: [done.append("beat"), beat(ledger)])
+    monkeypatch.setattr(type(desk), "renew_leases", lambda ledger: [done.append("beat"), beat(ledger)])
     assert await store.prune(5.0) == 5
     assert done.count("portion") >= 3
     assert "portion portion" not in " ".join(done)
@@ -165,7 +165,7 @@ async def test_a_prune_leaves_room_for_others(store, monkeypatch):
 @pytest.mark.parametrize("portion", [1, 3])
 async def test_what_hangs_together_is_pruned_together(store, monkeypatch, portion):
     """Sessions, callers and histories go whole or not at all, wherever the portions end."""
-    monkeypatch.setattr(threaded, "FOLD_BATCH", portion)
+    monkeypatch.setattr(threaded, "PRUNE_BATCH", portion)
     for number in range(4):
         await create_finished_run(store, make_header(f"r{number}", session="old"), at=1.0)
         await create_finished_run(store, make_header(f"r{number}.a", parent=f"r{number}"), at=1.0)
@@ -183,7 +183,7 @@ async def test_what_hangs_together_is_pruned_together(store, monkeypatch, portio
 @pytest.mark.parametrize("portion", [1, 3])
 async def test_what_is_needed_is_kept_together(store, monkeypatch, portion):
     """One run that may not go keeps all that it needs, however many steps away that is."""
-    monkeypatch.setattr(threaded, "FOLD_BATCH", portion)
+    monkeypatch.setattr(threaded, "PRUNE_BATCH", portion)
     for number in range(3):
         await create_finished_run(store, make_header(f"r{number}", session="s"), at=1.0)
         await create_finished_run(store, make_header(f"r{number}.a", parent=f"r{number}"), at=1.0)

@@ -16,10 +16,10 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Agent, Limits, Run, State, StopReason
 from agentfsm import _concurrency as pool
 from agentfsm.core.effects import Wait
-from agentfsm.core.errors import RunError
 from agentfsm.core.events import Event, ToolStarted
+from agentfsm.core.header import Header
 from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
-from agentfsm.core.run import Header, begin_run
+from agentfsm.core.run import RunError, begin_run
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore

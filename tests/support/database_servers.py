@@ -143,7 +143,7 @@ class Server(ABC):
 
     @property
     @abstractmethod
-    def _farewell(self) -> signal.Subscriptions:
+    def _farewell(self) -> signal.Signals:
         """The signal that shuts it down without waiting for clients."""
 
     @abstractmethod
@@ -171,7 +171,7 @@ class PostgresServer(Server):
         return f"postgresql://postgres:{PASSWORD}@127.0.0.1:{self.port}/postgres"
 
     @property
-    def _farewell(self) -> signal.Subscriptions:
+    def _farewell(self) -> signal.Signals:
         return signal.SIGINT
 
     @property
@@ -213,7 +213,7 @@ class RedisServer(Server):
         return f"redis://:{PASSWORD}@127.0.0.1:{self.port}/0"
 
     @property
-    def _farewell(self) -> signal.Subscriptions:
+    def _farewell(self) -> signal.Signals:
         return signal.SIGTERM
 
     def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -256,7 +256,7 @@ class PgBouncer(Server):
         return make_conninfo(self.of, host="127.0.0.1", hostaddr="", port=self.port)
 
     @property
-    def _farewell(self) -> signal.Subscriptions:
+    def _farewell(self) -> signal.Signals:
         return signal.SIGTERM
 
     def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -12,8 +12,8 @@ from agentfsm import (
     StoreError,
 )
 from agentfsm.core.events import Event
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import PostedItem
-from agentfsm.core.run import Header
 from agentfsm.ports import Lease, PendingWrite, Store, StoredRun
 from agentfsm.stores import MemoryStore
 from tests.support.checks import (

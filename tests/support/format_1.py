@@ -1,8 +1,8 @@
 """Format 1, frozen: the values that its files hold, as the first release wrote them."""
 
 from agentfsm.core import events as e
-from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import (
     Approve,
     Cancel,
@@ -14,7 +14,6 @@ from agentfsm.core.inbox import (
 )
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import (
-    AgentCost,
     AssistantMessage,
     ErrorType,
     ImagePart,
@@ -23,10 +22,10 @@ from agentfsm.core.messages import (
     TextPart,
     ToolCall,
     ToolResult,
-    Usage,
     UserMessage,
 )
-from agentfsm.core.run import Header
+from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.usage import AgentCost, Usage
 from tests.support.formats import Format
 
 HEADER = Header(

@@ -3,12 +3,12 @@
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve, Input, InputKind, Pause, Priority, Wake
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Outcome, TextPart, ToolResult
-from agentfsm.core.run import Header
+from agentfsm.core.pending import Pending, PendingKind
 from tests.support.format_1 import FORMAT_1
 from tests.support.formats import Format
 

@@ -3,11 +3,10 @@
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.effects import Pending, PendingKind, Question
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import GiveInput, Input, InputKind, Priority
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import (
-    AgentCost,
     AssistantMessage,
     AudioPart,
     ErrorType,
@@ -17,11 +16,11 @@ from agentfsm.core.messages import (
     Outcome,
     TextPart,
     ToolResult,
-    Usage,
 )
-from agentfsm.core.run import Header
+from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.segments import Removed, Span, Summarised
 from agentfsm.core.settings import Settings
+from agentfsm.core.usage import AgentCost, Usage
 from agentfsm.core.verdict import Action, Score, Verdict
 from tests.support.format_2 import FORMAT_2
 from tests.support.formats import Format

@@ -6,11 +6,11 @@ It stays open until the release of 0.2.0: what is added before that is added to 
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.effects import PendingKind
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.core.run import Header
+from agentfsm.core.pending import PendingKind
 from agentfsm.core.verdict import Action
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3

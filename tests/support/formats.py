@@ -11,8 +11,8 @@ from pathlib import Path
 import attrs
 
 from agentfsm.core.events import Event
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import InboxItem
-from agentfsm.core.run import Header
 
 FIXTURES = Path(__file__).parents[1] / "core" / "fixtures"
 

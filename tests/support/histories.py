@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from agentfsm.core import events as e
+from agentfsm.core.header import Header
 from agentfsm.core.messages import (
     AssistantMessage,
     ImagePart,
@@ -20,7 +21,7 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
 )
-from agentfsm.core.run import Header, Run, begin_run
+from agentfsm.core.run import Run, begin_run
 from agentfsm.ports import Model, TokenCounter
 from agentfsm.ports.context import CompactionBudget, PolicyAsk
 from agentfsm.testing.models import ScriptedModel

@@ -11,7 +11,7 @@ import anyio
 from agentfsm import Agent
 from agentfsm.core.messages import ToolResult, check_history
 from agentfsm.mcp import MCPServer
-from agentfsm.mcp.client.connection import connection_thread
+from agentfsm.mcp.connection import connection_thread
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import settled
 

@@ -9,9 +9,10 @@ from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import AgentCost, AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult, Usage
+from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult
 from agentfsm.core.run import begin_run
 from agentfsm.core.segments import default_segments, render_segments
+from agentfsm.core.usage import AgentCost, Usage
 from agentfsm.core.verdict import Action, Verdict
 from tests.support.sample_runs import INQUIRED, TASK, WAITED, answer, call, header, result
 

@@ -1,22 +1,15 @@
 """Small builders for the core's tests: calls, results, events, and a run in every state and phase."""
 
 from agentfsm.core import events as e
-from agentfsm.core.effects import Pending, PendingKind, Question
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import (
-    AssistantMessage,
-    Outcome,
-    SystemMessage,
-    TextPart,
-    ToolCall,
-    ToolResult,
-    Usage,
-    UserMessage,
-)
-from agentfsm.core.run import Header, Run, begin_run
+from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.pending import Pending, PendingKind, Question
+from agentfsm.core.run import Run, begin_run
+from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action, Verdict
 
 PROMPT = (TextPart(text="What is the weather in Beijing?"),)

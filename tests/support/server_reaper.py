@@ -80,7 +80,7 @@ def _forget_memory(lock: Path) -> None:
     lock.unlink()
 
 
-def _signal(pid: int, number: signal.Subscriptions) -> None:
+def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -284,7 +284,7 @@ def test_closing_ends_what_is_open():
 
     before = set(threading.enumerate())
     failures = []
-    with httpx.SDKClient() as client, LocalServer(brain) as server:
+    with httpx.Client() as client, LocalServer(brain) as server:
         client.get(f"{server.base_url}/models")
 
         def wait():
@@ -312,7 +312,7 @@ def test_connections_are_kept():
         threads.add(threading.current_thread())
         return next(script)
 
-    with LocalServer(brain) as server, httpx.SDKClient() as client:
+    with LocalServer(brain) as server, httpx.Client() as client:
         for stream in (False, True, True, False):
             client.post(f"{server.base_url}/chat/completions", json={"messages": [USER], "stream": stream})
             client.post(f"{server.base_url}/chat/completions", json={"messages": []})

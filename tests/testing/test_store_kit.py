@@ -75,7 +75,7 @@ FAULTS = pytest.mark.parametrize(
 @FAULTS
 def test_a_fault_is_found(faulty, promise, words, monkeypatch):
     """One promise is broken, and the failure tells by what."""
-    monkeypatch.setattr(helpers, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(helpers, "STALL_TIMEOUT_S", 0.01)
     with pytest.raises((AssertionError, StoreError, ExceptionGroup)) as failure:
         run_virtual(lambda: checked(faulty(), promise))
     assert words in "\n".join(format_exception(failure.value))

@@ -22,14 +22,14 @@ from agentfsm.cli.render.formatting import (
 )
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
-from agentfsm.core.clean import one_line
+from agentfsm.core.text_safety import one_line
 from agentfsm.engine.audit import AuditTrail, audit_run_tree
-from agentfsm.ports import Filter
+from agentfsm.ports.store import Filter
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.audit_records import AuditRecord
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
 
 
 def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -88,7 +88,7 @@ def _matches(args: argparse.Namespace, record: AuditRecord) -> bool:
 
 
 def build_record_json(record: AuditRecord, *, with_result: bool) -> dict[str, Any]:
-    """Return a call as JSON; its result by hash and length, and as it is only where the `with_result` is wanted."""
+    """Return a call as JSON; its result by hash and length, and the result itself only `with_result`."""
     digest = None if record.result is None else {"sha256": record.digest, "chars": len(record.result)}
     document = attrs.asdict(record) | {"result": digest}
     return document | {"content": record.result} if with_result else document

@@ -15,10 +15,10 @@ from agentfsm.cli.resolve.run_lookup import build_store_agent, load_run_agent, l
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.forms import parse_answer
 from agentfsm.cli.session.prompts import submit_decisions, user_name
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Approve, Decision, Input, InputKind, Priority, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, as_parts
+from agentfsm.core.pending import PendingKind
 from agentfsm.decisions import find_pending
 from agentfsm.engine.execution.parent import child_run_id
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.run import Header, Run
+    from agentfsm.core.header import Header
+    from agentfsm.core.run import Run
 
 
 def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

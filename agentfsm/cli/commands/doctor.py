@@ -32,7 +32,7 @@ from agentfsm.tools.lint import Finding
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
 
 # Where tiktoken fetches the usual vocabulary; it keeps the file under the SHA-1 of this address.
 VOCABULARY_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"

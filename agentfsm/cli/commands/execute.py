@@ -23,9 +23,9 @@ from agentfsm.cli.session.attended_run import AttendedRun, build_hint, describe_
 from agentfsm.cli.session.prompts import DecideFunction, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
-from agentfsm.core.clean import one_line
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
+from agentfsm.core.text_safety import one_line
 from agentfsm.engine.execution.journal import read_header
 from agentfsm.worker import Worker
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
-    from agentfsm.ports import Lease
+    from agentfsm.ports.store import Lease
 
 # Where the agent of `agentfsm demo` is found again.
 DEMO_TARGET: Final = "agentfsm.cli.demo:agent"

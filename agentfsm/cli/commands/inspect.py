@@ -23,13 +23,13 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.run import begin_run
 from agentfsm.engine.execution import journal
-from agentfsm.ports import Filter
+from agentfsm.ports.store import Filter
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
-    from agentfsm.ports import RunSummary, Store
+    from agentfsm.ports.store import RunSummary, Store
 
 
 def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

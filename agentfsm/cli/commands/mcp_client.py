@@ -15,11 +15,10 @@ import attrs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_count, list_declarations
 from agentfsm.cli.resolve.mcp_servers import TerminalConsent, format_approve_command, load_servers
-from agentfsm.core.clean import one_line
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError
-from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
-from agentfsm.core.parts import describe_media
+from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage, describe_media
+from agentfsm.core.text_safety import one_line
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal

@@ -10,12 +10,12 @@ from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
-from agentfsm.ports import Filter
+from agentfsm.ports.store import Filter
 from agentfsm.stores.sqlite.store import SQLiteStore
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
 
 DAY_S: Final = 86_400.0
 # More calls of agents than any run makes.

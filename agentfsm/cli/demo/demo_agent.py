@@ -17,11 +17,11 @@ from agentfsm.agent import Agent
 from agentfsm.cli.demo.scripted_model import answer_request
 from agentfsm.cli.demo.survey_tools import list_folder, read_file, search_text, write_report
 from agentfsm.cli.resolve.store_location import HOME_FOLDER, make_folder
-from agentfsm.core.clean import one_line
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Approve, Decision
 from agentfsm.core.limits import Limits
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.text_safety import one_line
 from agentfsm.core.value import Value
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.testing.fake_llm.server import LocalServer
@@ -29,7 +29,7 @@ from agentfsm.testing.fake_llm.server import LocalServer
 if TYPE_CHECKING:
     from agentfsm.cli.session.prompts import DecideFunction
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.effects import Pending
+    from agentfsm.core.pending import Pending
 
 MODEL_VARIABLE: Final = "AGENTFSM_MODEL"
 DEFAULT_MODEL: Final = "gpt-4o"

@@ -11,8 +11,8 @@ import attrs
 from agentfsm.cli.render.formatting import NOTE_CHARS
 from agentfsm.cli.render.pending import format_wait
 from agentfsm.cli.resolve.agent_target import find_wrapped_agent
-from agentfsm.core.clean import one_line
 from agentfsm.core.machine import START, State, next_state
+from agentfsm.core.text_safety import one_line
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:

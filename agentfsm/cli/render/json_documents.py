@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.resolve.command_hint import CommandHint
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
-    from agentfsm.ports import RunSummary
+    from agentfsm.ports.store import RunSummary
 
 
 def build_run_json(run: Run, hint: CommandHint, root_id: str = "") -> dict[str, Any]:
@@ -77,7 +77,7 @@ def build_export_json(run: Run, hint: CommandHint, root_id: str, events: Sequenc
 def build_journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:
     """Return the events as the journal holds them, each with its version and date."""
     return [
-        {"version": version, "date": datetime.fromtimestamp(event.at, UTC).isoformat(), **codec.event_to_json(event)}
+        {"version": version, "date": datetime.fromtimestamp(event.at, UTC).isoformat(), **event.to_dict()}
         for version, event in enumerate(events, 1)
     ]
 

@@ -18,10 +18,10 @@ from agentfsm.cli.render.formatting import NOTE_CHARS
 from agentfsm.cli.render.progress import format_agent_event, format_offer
 from agentfsm.cli.render.text import CallView, TurnView, build_turns
 from agentfsm.core.calls import Phase
-from agentfsm.core.clean import one_line, strip_unsafe
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.run import Run
+from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.streaming.stream import (
     AgentEvent,

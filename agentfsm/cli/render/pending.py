@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_arguments, format_time
-from agentfsm.core.clean import one_line
-from agentfsm.core.effects import PendingKind
-from agentfsm.core.text_safety import escape_hidden
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.text_safety import escape_hidden, one_line
 from agentfsm.tools.schema.arguments import describe_parameters
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.command_hint import CommandHint
-    from agentfsm.core.effects import Pending, Question
+    from agentfsm.core.pending import Pending, Question
 
 # Characters of what a tool asks: its message, the address to open, and the fields to fill in.
 MAX_QUESTION_CHARS: Final = 1_000

@@ -9,8 +9,8 @@ import attrs
 from agentfsm.cli.render.formatting import NOTE_CHARS, VALUE_CHARS, format_duration
 from agentfsm.cli.render.pending import format_wait
 from agentfsm.cli.render.text import CallView, build_turns
-from agentfsm.core.clean import one_line
 from agentfsm.core.machine import State
+from agentfsm.core.text_safety import one_line
 from agentfsm.streaming.stream import AgentEvent, AgentEventType, StateChanged, ToolEvent, ToolEventType
 
 if TYPE_CHECKING:

@@ -18,14 +18,12 @@ from agentfsm.cli.render.formatting import (
     format_time,
 )
 from agentfsm.cli.render.pending import format_pending, format_wait
-from agentfsm.core import codec
 from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import parse_arguments
-from agentfsm.core.clean import one_line, strip_unsafe
 from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult
-from agentfsm.core.parts import format_part
+from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult, format_part
+from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
 
@@ -34,11 +32,12 @@ if TYPE_CHECKING:
 
     from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.calls import OpenCall
-    from agentfsm.core.effects import Pending
     from agentfsm.core.events import Event
-    from agentfsm.core.messages import JSON, AgentCost, ToolCall, Usage
+    from agentfsm.core.messages import JSON, ToolCall
+    from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
-    from agentfsm.ports import RunSummary
+    from agentfsm.core.usage import AgentCost, Usage
+    from agentfsm.ports.store import RunSummary
 
 # In JSON, an address that carries its data, which says nothing to a reader.
 _DATA: Final = re.compile(r'("data:[^",]{1,200}),[^"]*')
@@ -332,7 +331,7 @@ def format_events(events: Sequence[Event]) -> Iterator[str]:
 
 def _event_fields(event: Event) -> dict[str, Any]:
     """Return what an entry says, the telling part in front, since a line is cut at its end."""
-    facts = {name: value for name, value in codec.event_to_json(event).items() if name not in ("is", "at", "took_s")}
+    facts = {name: value for name, value in event.to_dict().items() if name not in ("is", "at", "took_s")}
     match event:
         case ToolsOffered(how=how):
             return {"how": how, **facts}

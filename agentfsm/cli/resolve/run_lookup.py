@@ -18,14 +18,16 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
 from agentfsm.core.value import Value
 from agentfsm.engine.execution import journal
-from agentfsm.ports import Model
+from agentfsm.ports.model import Model
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite.store import SQLiteStore
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.run import Header, Run
-    from agentfsm.ports import Emit, Reply, Request, Store
+    from agentfsm.core.header import Header
+    from agentfsm.core.run import Run
+    from agentfsm.ports.model import Emit, Reply, Request
+    from agentfsm.ports.store import Store
 
 T = TypeVar("T")
 Command = Callable[[argparse.Namespace, "Terminal"], ExitCode]

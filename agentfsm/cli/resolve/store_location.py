@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from agentfsm import stores
 from agentfsm.core.errors import MisuseError
-from agentfsm.ports import Store
+from agentfsm.ports.store import Store
 from agentfsm.stores.sqlite.store import SQLiteStore
 
 HOME_FOLDER: Final = ".agentfsm"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.render.progress import RunView
     from agentfsm.cli.session.prompts import DecideFunction, RunDecision
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.effects import Pending
+    from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
     from agentfsm.streaming.stream import StreamEvent
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.cli.render.pending import question_properties
-from agentfsm.core.clean import format_exact_json
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.text_safety import format_exact_json
 from agentfsm.decisions import build_input
 from agentfsm.tools.schema.arguments import describe_parameters
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.effects import Pending, Question
     from agentfsm.core.inbox import GiveInput
+    from agentfsm.core.pending import Pending, Question
 
 
 # Characters of an answer that is told again, for whoever gave it.

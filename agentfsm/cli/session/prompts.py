@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.pending import OUTCOME_UNKNOWN_TEXT, find_question, format_call
 from agentfsm.cli.session.forms import ask_questions
-from agentfsm.core.clean import format_exact_json
-from agentfsm.core.effects import PendingKind
 from agentfsm.core.errors import ConflictError
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.text_safety import format_exact_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.effects import Pending
+    from agentfsm.core.pending import Pending
 
 # Decides what a run waits for; None leaves it for later.
 DecideFunction: TypeAlias = Callable[["Pending"], Decision | None]

@@ -24,15 +24,9 @@ import attrs
 
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import LimitError
-from agentfsm.core.limits import (
-    LAST_ANSWER_SHARE,
-    Limits,
-    StopReason,
-    format_calls_used,
-    format_tokens_used,
-    format_usd_used,
-)
-from agentfsm.core.messages import Usage
+from agentfsm.core.limits import LAST_ANSWER_SHARE, Limits, StopReason
+from agentfsm.core.stops import find_reached_limit, format_calls_used, format_tokens_used, format_usd_used
+from agentfsm.core.usage import Usage
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -358,7 +352,7 @@ class Budget:
     def find_stop_reason(self) -> tuple[StopReason, str] | None:
         """Say why the run has to stop, with the number reached, or None."""
         if (
-            stop := self.limits.find_reached_limit(self.source.run, reserves_last_answer=self.reserves_last_answer)
+            stop := find_reached_limit(self.source.run, self.limits, reserves_last_answer=self.reserves_last_answer)
         ) is not None:
             return stop
         for budget in self.ancestors:  # whose tool calls may be used up: its agents stop with it

@@ -13,8 +13,10 @@ from agentfsm.core.fingerprint import Fingerprint, short_hash
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
-from agentfsm.ports import Clock, Judge, Model, TokenCounter, ToolDefinition, ToolSelector, to_mutable_json
 from agentfsm.ports.context import Context
+from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
+from agentfsm.ports.policies import Judge, ToolSelector
+from agentfsm.ports.store import Clock
 from agentfsm.tokens.ledger import TokenLedger, count_tools
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry

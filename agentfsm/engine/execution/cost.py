@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from agentfsm.core.messages import AgentCost, Outcome, SessionCost, ToolResult, Usage
+from agentfsm.core.messages import Outcome, ToolResult
 from agentfsm.core.run import begin_run
-from agentfsm.ports import Filter
+from agentfsm.core.usage import AgentCost, SessionCost, Usage
+from agentfsm.ports.store import Filter
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.ports import Model, Store
+    from agentfsm.ports.model import Model
+    from agentfsm.ports.store import Store
 
 
 def calculate_run_cost(run: Run, model: Model | None = None) -> AgentCost:

@@ -18,10 +18,10 @@ from agentfsm._concurrency import boot_clock, current_backend, make_waker
 from agentfsm.core import events as e
 from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.inbox import Pause, due_at
+from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin_run
-from agentfsm.core.times import round_duration, round_timestamp
-from agentfsm.ports import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
+from agentfsm.ports.store import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
 from agentfsm.streaming.log import RunLogger
 from agentfsm.streaming.stream import Listener, StateChanged
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from agentfsm.core.events import Event
+    from agentfsm.core.header import Header
     from agentfsm.core.inbox import PostedItem
-    from agentfsm.core.run import Header
-    from agentfsm.ports import StoredRun
+    from agentfsm.ports.store import StoredRun
 
 _set_frozen = object.__setattr__
 

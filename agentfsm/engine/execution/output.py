@@ -16,7 +16,7 @@ import jiter
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
-from agentfsm.ports import OutputForm, OutputMode, Reply, ToolDefinition
+from agentfsm.ports.model import OutputForm, OutputMode, Reply, ToolDefinition
 from agentfsm.streaming.stream import CallDelta, TextDelta
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.schema.arguments import normalise_text
@@ -26,7 +26,7 @@ from agentfsm.tools.schema.strict import build_strict_schema
 from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Model
+    from agentfsm.ports.model import Model
 
 # The tool whose arguments are the answer, and the name of the form.
 FINAL_ANSWER: Final = "final_answer"

@@ -11,7 +11,7 @@ from agentfsm.core.value import Value
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
-    from agentfsm.ports import Clock, Store
+    from agentfsm.ports.store import Clock, Store
 
 
 @attrs.frozen(kw_only=True)

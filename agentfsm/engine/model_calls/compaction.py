@@ -11,26 +11,26 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError
-from agentfsm.core.messages import Usage
 from agentfsm.core.segments import Removed, Summarised, build_note
+from agentfsm.core.usage import Usage
+from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
 from agentfsm.engine.model_calls.side_request import send_side_request
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools
-from agentfsm.ports.context import (
-    MAX_NOTE_TOKENS,
-    TARGET_SHARE,
-    CompactionBudget,
-    MessageGroup,
-    build_segments,
-    count_tokens,
-    group_messages,
-)
+from agentfsm.ports.context import CompactionBudget, MessageGroup, count_tokens
 from agentfsm.tokens.ledger import BATCH_MESSAGES, BYTE_COUNTER, count_message
 
 if TYPE_CHECKING:
     from agentfsm.core.settings import Settings
     from agentfsm.engine.execution.execution import Execution
-    from agentfsm.ports import Model, ToolDefinition
+    from agentfsm.ports.model import Model, ToolDefinition
 
+# The part of the allowance that a compaction leaves in use. Each one changes the start of the request, so that the
+# provider's prompt cache is lost; cutting by half loses it once in half a window of new messages, not in every turn.
+TARGET_SHARE: Final = 0.5
+
+
+# More than any note on a gap takes: what is left is found before it is known how much was removed.
+MAX_NOTE_TOKENS: Final = count_message(build_note(Removed(count=10**9)), BYTE_COUNTER)
 # Compactions in a row: one by our count and one by the provider's, or two by the provider's, which leave a quarter.
 MAX_COMPACTIONS: Final = 2
 # Characters of an error's text, in `Compacted.why`, which every journal keeps.

@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 
 from agentfsm.core.errors import first_error
 from agentfsm.core.value import Value
-from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
+from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
 from agentfsm.tools.queue.scheduler import Scheduler, ToolQueue
 
 if TYPE_CHECKING:

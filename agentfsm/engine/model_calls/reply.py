@@ -15,12 +15,24 @@ import anyio
 
 from agentfsm._concurrency import is_foreign_cancellation
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import NativeReply, Usage
-from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, TextChunk, ThinkingChunk
-from agentfsm.reply_size import MAX_REPLY_CALLS, USUAL_ARGUMENTS_CHARS, USUAL_TEXT_CHARS, find_reply_excess
+from agentfsm.core.messages import NativeReply
+from agentfsm.core.usage import Usage
+from agentfsm.ports.model import (
+    MAX_REPLY_CALLS,
+    USUAL_ARGUMENTS_CHARS,
+    USUAL_TEXT_CHARS,
+    CallChunk,
+    FinishChunk,
+    FinishReason,
+    ProposedCall,
+    Reply,
+    TextChunk,
+    ThinkingChunk,
+    find_reply_excess,
+)
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Emit, Model, Request
+    from agentfsm.ports.model import Emit, Model, Request
 
 # Until a model's `reply` has returned.
 _NOT_CALLED: Final = object()

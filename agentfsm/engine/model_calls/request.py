@@ -12,11 +12,11 @@ import attrs
 
 from agentfsm._http import parse_wait_s
 from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.budget import NO_USAGE
 from agentfsm.engine.execution.config import ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineConfig
 from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_reply
-from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
+from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
 from agentfsm.tokens.ledger import BYTES_PER_TOKEN
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.engine.model_calls.eager_calls import EagerCalls
-    from agentfsm.ports import Model, ToolDefinition
+    from agentfsm.ports.model import Model, ToolDefinition
 
 # Answers that must not be taken for whole ones, and that asking again would not mend.
 UNUSABLE_ANSWERS: Final = {
@@ -107,9 +107,9 @@ def _should_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float)
     A run that works for another does not wait beyond its time: its caller learns at once that nothing will come.
     """
     run = journal.run
-    if run.limit_reached is not None or attempt > limits.max_model_retries(run):
+    if run.limit_reached is not None or attempt > limits.max_model_retries(run.header):
         return False
-    return not limits.fails_fast(run) or journal.active_s + wait_s < limits.seconds
+    return not limits.fails_fast(run.header) or journal.active_s + wait_s < limits.seconds
 
 
 def _describe_failure(error: ModelError) -> str:

@@ -6,15 +6,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agentfsm.core.errors import LimitError, ModelError
-from agentfsm.core.messages import TextPart, Usage, UserMessage
+from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.engine.model_calls.reply import calculate_usd, fetch_reply
 from agentfsm.engine.model_calls.request import price_usage
-from agentfsm.ports import Request
+from agentfsm.ports.model import Request
 from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
-    from agentfsm.ports import Model, OutputForm
+    from agentfsm.ports.model import Model, OutputForm
 
 
 async def send_side_request(

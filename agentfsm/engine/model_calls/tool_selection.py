@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from agentfsm.core import events as e
-from agentfsm.core.messages import AssistantMessage, ToolResult, Usage, UserMessage
+from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
+from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.tool_access import check_available
 from agentfsm.engine.model_calls.side_request import send_side_request
-from agentfsm.ports import ToolDefinition
+from agentfsm.ports.model import ToolDefinition
 from agentfsm.tools.builtin import FIND_TOOLS, READ_RESULT, build_find_tools_definition, find_tools, read_result
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ import attrs
 from agentfsm._concurrency import is_foreign_cancellation, start_in_thread
 from agentfsm.core import events as e
 from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase, parse_arguments
-from agentfsm.core.effects import Pending, PendingKind
 from agentfsm.core.errors import ArgumentsError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, PostedItem, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
+from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
@@ -30,7 +30,7 @@ from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.engine.tool_calls.child_runs import build_deleted_result, waits_on_child
-from agentfsm.ports import Store
+from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.dispatch import QueueHost

@@ -14,21 +14,23 @@ from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AgentCost, ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.core.tool_traits import ToolKind
+from agentfsm.core.usage import AgentCost
 from agentfsm.engine.execution.budget import RunSpending
 from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import CLOSE_TIMEOUT_S, load_run
 from agentfsm.engine.execution.parent import child_run_id
-from agentfsm.ports import Store
+from agentfsm.ports.store import Store
 from agentfsm.tools.queue.dispatch import CallOutcome
 from agentfsm.tools.queue.result_text import build_decided_result
-from agentfsm.tools.run_context import ToolKind, ToolReturn
+from agentfsm.tools.run_context import ToolReturn
 from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.ports import Model
+    from agentfsm.ports.model import Model
 
 
 async def load_child_spending(execution: Execution) -> None:

@@ -17,12 +17,13 @@ from agentfsm.core.calls import (
     parse_index,
     replace_arguments,
 )
-from agentfsm.core.effects import Pending
 from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
+from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Media, ToolCall, ToolResult, replace_surrogates
-from agentfsm.core.times import round_duration, round_timestamp
+from agentfsm.core.pending import Pending
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.execution.tool_access import (
@@ -36,13 +37,13 @@ from agentfsm.engine.model_calls.eager_calls import EagerAttempt, EagerCalls
 from agentfsm.engine.model_calls.tool_selection import search_tools
 from agentfsm.engine.tool_calls.approvals import build_pending_question, needs_approval
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
-from agentfsm.ports import ProposedCall
+from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tools.question_validation import MAX_ROUNDS
 from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, failed_outcome
 from agentfsm.tools.queue.result_text import too_many_rounds_text
 from agentfsm.tools.queue.scheduler import EventHook, ToolQueue
-from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext, ToolKind
+from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext
 from agentfsm.tools.schema.arguments import check_object, normalise_text, repair_object
 from agentfsm.tools.schema.binding import BoundArguments
 from agentfsm.tools.tool import Tool

@@ -14,9 +14,9 @@ from anyio.lowlevel import checkpoint
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import escape_hidden, find_hidden
 from agentfsm.core.value import Value
-from agentfsm.mcp.client.connection.lenient_parsing import InvalidEntry
 from agentfsm.mcp.client.server_features import Listing, build_resource_tools
 from agentfsm.mcp.client.tools import ToolServer, build_tool, build_withheld_tool
+from agentfsm.mcp.connection.lenient_parsing import InvalidEntry
 from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.hidden_characters import find_hidden_flaw
 from agentfsm.mcp.trust.names import tool_name

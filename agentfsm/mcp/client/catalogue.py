@@ -14,7 +14,7 @@ import attrs
 import mcp.types as m
 from mcp import Client, MCPError
 
-from agentfsm.mcp.client.connection.lenient_parsing import INVALID_ENTRIES, InvalidEntry
+from agentfsm.mcp.connection.lenient_parsing import INVALID_ENTRIES, InvalidEntry
 from agentfsm.mcp.trust.pins import build_tool_text
 
 # Pages of one list: a server that goes on for ever is not followed.

@@ -10,9 +10,17 @@ from typing import Any, Final
 
 import mcp.types as m
 
-from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart, replace_surrogates
-from agentfsm.core.parts import count_base64_bytes
-from agentfsm.mcp.client.connection.lenient_parsing import describe_unknown_block
+from agentfsm.core.messages import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Media,
+    Part,
+    TextPart,
+    count_base64_bytes,
+    replace_surrogates,
+)
+from agentfsm.mcp.connection.lenient_parsing import describe_unknown_block
 from agentfsm.tools.queue.media import format_omitted_part, select_usable
 from agentfsm.tools.queue.result_text import render_parts, render_result
 

@@ -21,10 +21,10 @@ from mcp import Client, MCPError
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import short_hash
-from agentfsm.mcp.client.connection import request_errors
+from agentfsm.core.pending import Question
+from agentfsm.mcp.connection import request_errors
 from agentfsm.tools.run_context import InputRequired, RunContext
 
 if TYPE_CHECKING:

@@ -16,16 +16,16 @@ from agentfsm.limiter import Limiter
 from agentfsm.mcp.client import server_features
 from agentfsm.mcp.client.admission import AdmissionResult, admit_listing, log_exclusions
 from agentfsm.mcp.client.catalogue import Catalogue
-from agentfsm.mcp.client.connection.sandbox import Sandbox
-from agentfsm.mcp.client.connection.server_connection import START_TIMEOUT_S, ServerConnection
-from agentfsm.mcp.client.connection.transports import (
+from agentfsm.mcp.client.elicitation import ElicitationRouter
+from agentfsm.mcp.client.server_features import RemotePrompt, RemoteResource, ResourceTemplate
+from agentfsm.mcp.connection.sandbox import Sandbox
+from agentfsm.mcp.connection.server_connection import START_TIMEOUT_S, ServerConnection
+from agentfsm.mcp.connection.transports import (
     ServerTransport,
     SSETransport,
     StdioTransport,
     StreamableHTTPTransport,
 )
-from agentfsm.mcp.client.elicitation import ElicitationRouter
-from agentfsm.mcp.client.server_features import RemotePrompt, RemoteResource, ResourceTemplate
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.consent import Consent, ConsentGate, build_start_text
 from agentfsm.mcp.trust.names import check_server_name, derive_server_name

@@ -17,15 +17,14 @@ from mcp import Client, MCPError
 from pydantic import ValidationError
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, Message, Part, TextPart, UserMessage
-from agentfsm.core.parts import format_part
+from agentfsm.core.messages import AssistantMessage, Message, Part, TextPart, UserMessage, format_part
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.client.catalogue import Catalogue, fetch_all_pages
-from agentfsm.mcp.client.connection import request_errors
-from agentfsm.mcp.client.connection.lenient_parsing import InvalidEntry
-from agentfsm.mcp.client.connection.server_connection import ServerConnection
 from agentfsm.mcp.client.content import convert_block, convert_resource
+from agentfsm.mcp.connection import request_errors
+from agentfsm.mcp.connection.lenient_parsing import InvalidEntry
+from agentfsm.mcp.connection.server_connection import ServerConnection
 from agentfsm.mcp.errors import MCPServerError, NoAnswerError
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.tools.run_context import ToolReturn
@@ -106,7 +105,7 @@ async def request(
         subject: What is asked for, as it stands in an error.
         timeout_s: Seconds from the moment at which there is a connection.
         operation: Asks.
-        proves_health: As `ServerConnection.ask` has it.
+        proves_health: As `ServerConnection.request` has it.
 
     Raises:
         MCPServerError: when there is no answer, or one that cannot be used.

@@ -10,12 +10,12 @@ from mcp import Client
 
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.mcp.client.catalogue import Catalogue, ToolChangedError
-from agentfsm.mcp.client.connection import request_errors
-from agentfsm.mcp.client.connection.server_connection import ServerConnection
 from agentfsm.mcp.client.content import convert_result
 from agentfsm.mcp.client.elicitation import ElicitationRouter
 from agentfsm.mcp.client.elicitation import call_tool as call_asking
 from agentfsm.mcp.client.output_check import OutputCheck
+from agentfsm.mcp.connection import request_errors
+from agentfsm.mcp.connection.server_connection import ServerConnection
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.tool_policy import ToolPolicy, find_title
 from agentfsm.tools.run_context import InputRequired, RunContext, ToolReturn

@@ -22,11 +22,11 @@ from mcp.server import ServerRequestContext
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentfsm.core.calls import Inquiry
-from agentfsm.core.clean import format_exact_json, strip_unsafe
-from agentfsm.core.effects import Question
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.pending import Question
+from agentfsm.core.text_safety import format_exact_json, strip_unsafe
 from agentfsm.core.value import Value
-from agentfsm.ports import Clock
+from agentfsm.ports.store import Clock
 from agentfsm.tools.question_validation import validate_answer
 from agentfsm.tools.queue.result_text import describe_error
 

@@ -19,6 +19,7 @@ import mcp.types as m
 from mcp import MCPError
 from pydantic import Field
 
+from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, ArgumentsError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
@@ -26,7 +27,7 @@ from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.engine.execution.journal import read_header
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.resources import Resource
-from agentfsm.ports import Filter, RunSummary
+from agentfsm.ports.store import Filter, RunSummary
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import RunContext, ToolReturn
@@ -34,9 +35,8 @@ from agentfsm.tools.tool import Tool, make_tool
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
     from agentfsm.core.run import Run
-    from agentfsm.ports import Lease
+    from agentfsm.ports.store import Lease
 
 P = ParamSpec("P")
 
@@ -114,7 +114,7 @@ class _WorkerScope:
 class ServedRuns:
     """The runs of one agent, for the clients of one server. All clients see all of them."""
 
-    agent: Agent[Any]
+    agent: RunnableAgent
     deps: Any = None
     # For every run, or a function of the run that makes them, plain or async.
     description: str = ""

@@ -17,6 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from agentfsm.core.errors import AgentError, ArgumentsError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine.tool_calls.approvals import answer_lifetime_s, describe_call, needs_approval
 from agentfsm.mcp.server.call_sequencer import CallSequencer
 from agentfsm.mcp.server.input_requests import (
@@ -28,7 +29,7 @@ from agentfsm.mcp.server.input_requests import (
     collect_answers,
 )
 from agentfsm.mcp.server.resources import to_content_block
-from agentfsm.ports import Clock, SystemClock
+from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.tools import callback_errors
 from agentfsm.tools.permission import Permissions
@@ -37,7 +38,7 @@ from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, failed_outcome
 from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S, ToolQueue
 from agentfsm.tools.registry import ToolRegistry
-from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext, ToolKind
+from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext
 from agentfsm.tools.schema.binding import BoundArguments
 from agentfsm.tools.tool import Tool
 

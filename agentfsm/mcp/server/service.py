@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, redirect_stdout
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import attrs
@@ -22,6 +22,7 @@ from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import ListenHandler
 from mcp.server.transport_security import TransportSecuritySettings
 
+from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.mcp.server import http_server as web
 from agentfsm.mcp.server.call_sequencer import MAX_CALLS
@@ -45,9 +46,6 @@ from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.tool import Tool
-
-if TYPE_CHECKING:
-    from agentfsm.agent import Agent
 
 # The port of HTTP unless another is given: what MCP servers usually have.
 DEFAULT_PORT: Final = 8000
@@ -403,7 +401,9 @@ def _build_run_tools(runs: ServedRuns, registry: ToolRegistry) -> ServedTools:
     return ServedTools(registry=made, outputs=outputs, limit=MAX_CALLS)
 
 
-def build_service(agent: Agent[Any], *, prefix: str, tools: bool, about: str, deps: Any, **options: Any) -> MCPService:
+def build_service(
+    agent: RunnableAgent, *, prefix: str, tools: bool, about: str, deps: Any, **options: Any
+) -> MCPService:
     """Make a server of an agent; `Agent.as_mcp_server` is this."""
     runs = ServedRuns(agent=agent, deps=deps, description=about, prefix=prefix)
     told = {"name": agent.name, "version": agent.version, "permissions": agent.permissions} | options

@@ -20,7 +20,7 @@ from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
-from agentfsm.mcp.client.connection.transports import RemoteTransport, ServerTransport, StdioTransport
+from agentfsm.mcp.connection.transports import RemoteTransport, ServerTransport, StdioTransport
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.pins import HASH_CHARS, ApprovedText, Pin, Pins
 

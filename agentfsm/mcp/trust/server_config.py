@@ -23,8 +23,8 @@ import jiter
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
-from agentfsm.mcp.client.connection.sandbox import Sandbox
-from agentfsm.mcp.client.connection.transports import (
+from agentfsm.mcp.connection.sandbox import Sandbox
+from agentfsm.mcp.connection.transports import (
     ServerTransport,
     SSETransport,
     StdioTransport,

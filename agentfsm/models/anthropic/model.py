@@ -23,7 +23,7 @@ from agentfsm.models.sdk import (
     shared_ssl_context,
 )
 from agentfsm.models.wire import InBandError, read_billed_usage
-from agentfsm.ports import OutputMode
+from agentfsm.ports.model import OutputMode
 
 try:
     import anthropic
@@ -35,11 +35,12 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentfsm.core.messages import JSON, Part, Usage
+    from agentfsm.core.messages import JSON, Part
     from agentfsm.core.settings import Settings
+    from agentfsm.core.usage import Usage
     from agentfsm.models.prices import Price
     from agentfsm.models.wire import EncodingCache, StreamAssembler
-    from agentfsm.ports import Reply, Request
+    from agentfsm.ports.model import Reply, Request
 
 ANTHROPIC_URL: Final = "https://api.anthropic.com"
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm.ports import to_mutable_json
+from agentfsm.ports.model import to_mutable_json
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON

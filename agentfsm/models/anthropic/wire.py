@@ -8,9 +8,9 @@
    only 20 blocks back from a mark, and a turn of ten calls has more (redpanda-data/ai-sdk-go#205);
 3. on the last block of all, which is mark 2 of the next request.
 
-What stands before the newest reply never changes again. It is written once, kept as bytes (`EncodingCache`), and marked by
-putting the mark's bytes before its last brackets. The newest reply and what follows it are written for this request and
-once more when they are old: what follows may grow, as when a person writes on after a failed request, and is one
+What stands before the newest reply never changes again. It is written once, kept as bytes (`EncodingCache`), and marked
+by putting the mark's bytes before its last brackets. The newest reply and what follows it are written for this request
+and once more when they are old: what follows may grow, as when a person writes on after a failed request, and is one
 message of the user's all the same.
 """
 
@@ -37,11 +37,11 @@ from agentfsm.core.messages import (
     SystemMessage,
     TextPart,
     ToolResult,
-    Usage,
     UserMessage,
     read_inline_data,
     replace_surrogates,
 )
+from agentfsm.core.usage import Usage
 from agentfsm.models.anthropic.schema import adapt_schema, unsupported_schema
 from agentfsm.models.wire import (
     EncodedListCache,
@@ -57,7 +57,7 @@ from agentfsm.models.wire import (
     read_token_count,
     render_result,
 )
-from agentfsm.ports import (
+from agentfsm.ports.model import (
     CallChunk,
     FinishChunk,
     FinishReason,
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part, ToolCall
     from agentfsm.core.settings import Settings
     from agentfsm.models.wire import PartCheck
-    from agentfsm.ports import Chunk, Request
+    from agentfsm.ports.model import Chunk, Request
 
 # Whose form a native reply is. Others speak this wire, too, and refuse what Anthropic has signed, as it refuses theirs.
 PROVIDER: Final = "anthropic"

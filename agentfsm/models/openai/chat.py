@@ -9,9 +9,10 @@ from agentfsm.models.openai.client import OpenAIModel
 from agentfsm.models.wire import read_billed_usage
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Part, Usage
+    from agentfsm.core.messages import Part
+    from agentfsm.core.usage import Usage
     from agentfsm.models.wire import EncodingCache, StreamAssembler
-    from agentfsm.ports import Reply, Request
+    from agentfsm.ports.model import Reply, Request
 
 
 class OpenAIChat(OpenAIModel):

@@ -19,10 +19,10 @@ from agentfsm.core.messages import (
     SystemMessage,
     TextPart,
     ToolResult,
-    Usage,
     UserMessage,
     read_inline_data,
 )
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai.shared import read_openai_usage, tool_fields
 from agentfsm.models.wire import (
     EncodedListCache,
@@ -39,7 +39,7 @@ from agentfsm.models.wire import (
     read_field,
     render_result,
 )
-from agentfsm.ports import (
+from agentfsm.ports.model import (
     CallChunk,
     FinishChunk,
     FinishReason,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Media, Message, Part, ToolCall
     from agentfsm.core.settings import Settings
     from agentfsm.models.wire import PartCheck
-    from agentfsm.ports import Chunk, OutputForm, Request, ToolDefinition
+    from agentfsm.ports.model import Chunk, OutputForm, Request, ToolDefinition
 
 # Calls of one message; of more, OpenAI says "array too long".
 MAX_CALLS_PER_MESSAGE: Final = 128

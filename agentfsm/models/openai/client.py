@@ -22,7 +22,7 @@ from agentfsm.models.sdk import (
     shared_ssl_context,
 )
 from agentfsm.models.wire import InBandError
-from agentfsm.ports import OutputMode
+from agentfsm.ports.model import OutputMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

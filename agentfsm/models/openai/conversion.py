@@ -24,9 +24,9 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
     check_history,
+    media_kind,
     replace_surrogates,
 )
-from agentfsm.core.parts import media_kind
 from agentfsm.models.openai.chat_wire import unsupported_part, wire_messages
 from agentfsm.models.wire import WireFormatError, read_arguments, read_field
 

@@ -10,10 +10,11 @@ from agentfsm.models.openai.client import OPENAI_HOSTS, OpenAIModel
 from agentfsm.models.wire import read_billed_usage
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Part, Usage
+    from agentfsm.core.messages import Part
     from agentfsm.core.settings import Settings
+    from agentfsm.core.usage import Usage
     from agentfsm.models.wire import EncodingCache, StreamAssembler
-    from agentfsm.ports import Reply, Request
+    from agentfsm.ports.model import Reply, Request
 
 # Beginnings of the names of models that do not think. OpenAI answers 400 to those of them that are asked for thinking.
 _NON_REASONING_PREFIXES: Final = ("chatgpt", "gpt-3.5", "gpt-4", "gpt-5-chat")

@@ -23,10 +23,10 @@ from agentfsm.core.messages import (
     SystemMessage,
     TextPart,
     ToolResult,
-    Usage,
     UserMessage,
     read_inline_data,
 )
+from agentfsm.core.usage import Usage
 from agentfsm.models.openai.shared import read_openai_usage, tool_fields
 from agentfsm.models.wire import (
     EncodedListCache,
@@ -43,7 +43,7 @@ from agentfsm.models.wire import (
     read_field,
     render_result,
 )
-from agentfsm.ports import (
+from agentfsm.ports.model import (
     CallChunk,
     FinishChunk,
     FinishReason,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part, ToolCall
     from agentfsm.core.settings import Settings
     from agentfsm.models.wire import PartCheck
-    from agentfsm.ports import Chunk, Request, ToolDefinition
+    from agentfsm.ports.model import Chunk, Request, ToolDefinition
 
 Item = dict[str, Any]
 
@@ -97,8 +97,8 @@ def encode(
         request: The whole question.
         model: As the server knows it.
         streamed: Whether to ask for a stream; its last event has the usage.
-        include_reasoning: Whether to ask for what the model thinks, sealed. OpenAI answers that with 400, "Encrypted content is
-            not supported with this model", where the model does not think.
+        include_reasoning: Whether to ask for what the model thinks, sealed. OpenAI answers that with 400, "Encrypted
+            content is not supported with this model", where the model does not think.
         encoding_cache: What need not be written again; takes in what is written now.
 
     Raises:

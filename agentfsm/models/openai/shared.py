@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.models.wire import WireFormatError, read_field, read_token_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentfsm.ports import Request
+    from agentfsm.ports.model import Request
 
 
 def tool_fields(request: Request, named_choice: Callable[[str], dict[str, Any]]) -> dict[str, Any]:

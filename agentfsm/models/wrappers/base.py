@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.messages import Usage
-from agentfsm.models import resolve_model
-from agentfsm.ports import Emit, Model, Reply, Request
+from agentfsm.core.usage import Usage
+from agentfsm.models.model_names import resolve_model
+from agentfsm.ports.model import Emit, Model, Reply, Request
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON, Part

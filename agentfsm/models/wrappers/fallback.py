@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.models.wrappers.base import CompositeModel, ask_model
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Chunk, Emit, Model, Reply, Request
+    from agentfsm.ports.model import Chunk, Emit, Model, Reply, Request
 
 # Seconds after a first failure: an overload is rarely over sooner, and one request per rest is little to lose.
 REST_S: Final = 30.0

@@ -11,7 +11,7 @@ from agentfsm.models.wrappers.base import CompositeModel, ask_model
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Part
-    from agentfsm.ports import Emit, Model, Reply, Request
+    from agentfsm.ports.model import Emit, Model, Reply, Request
 
 # Names a model; a plain function must not block, an async one may wait.
 ChooseModel: TypeAlias = "Callable[[Request], str | Awaitable[str]]"

@@ -15,7 +15,7 @@ from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.value import Value
 from agentfsm.limiter import Limiter, Permit
 from agentfsm.models.wrappers.base import CompositeModel
-from agentfsm.ports import Emit, Model, Reply, Request
+from agentfsm.ports.model import Emit, Model, Reply, Request
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message, count_tools
 
 

@@ -24,7 +24,7 @@ from psycopg.types.string import StrDumper, TextLoader
 
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
-from agentfsm.ports import Durability
+from agentfsm.ports.store import Durability
 from agentfsm.stores.threaded.change_listener import CHECK_INTERVAL_S, PushNotificationMixin
 from agentfsm.stores.threaded.outage import Outage
 
@@ -104,7 +104,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     "55P03": "another session holds a lock on the same rows: end the transaction that was left open there (see "
     "pg_stat_activity), then call again",
     "57": "the server is going down or coming up: wait until it runs, then resume the runs",
-    "57014": f"the statement was cut short after {STATEMENT_TIMEOUT_S:.0f} s, or by an administrator: see what it waited for",
+    "57014": f"the statement was cut short after {STATEMENT_TIMEOUT_S:.0f} s, or by an administrator: see what it "
+    "waited for",
     "58": "the server's disk or file system failed: check it, then resume the runs",
     "XX": "the server is at fault: see its log; nothing of it was acknowledged",
     "XX001": "its files are damaged: restore a backup",
@@ -168,7 +169,7 @@ class PostgresTables(Value):
     """What a schema of ours holds. One is `layout (version)`, one is `workers (name, until, mark)`."""
 
     version: int
-    # Kept in `segments`.
+    # Kept in `layout`.
     names: frozenset[str]
     statements: str
     # Make them in an empty schema.
@@ -312,7 +313,7 @@ class PostgresConnection(PushNotificationMixin):
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
         return True
 
-    def is_lock_error(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a file would
+    def is_lock_error(self, error: Exception) -> bool:  # noqa: ARG002  a file backend uses it
         """Return False: what waits for a lock is one run, and not the store."""
         return False
 
@@ -528,7 +529,7 @@ def hash_topic(topic: str) -> str:
 
 
 def iter_notifications(address: PostgresAddress, channel: str) -> Iterator[str]:
-    """Listen to a channel, on a connection of its own; see `listener.NotificationSource`."""
+    """Listen to a channel, on a connection of its own; see `NotificationSource`."""
     with psycopg.connect(**address.settings, autocommit=True) as db:
         db.execute(f"LISTEN {channel}".encode())
         yield ""

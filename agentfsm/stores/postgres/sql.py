@@ -188,7 +188,8 @@ WITH RECURSIVE owners (name) AS (
     UNION ALL
     SELECT (SELECT owner FROM runs WHERE owner > name ORDER BY owner LIMIT 1) FROM owners WHERE name IS NOT NULL),
 found AS (
-    SELECT name, coalesce({_IS_ALIVE}, false) AS lives FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT NULL)
+    SELECT name, coalesce({_IS_ALIVE}, false) AS lives
+    FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT NULL)
 SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM found WHERE lives),
        (SELECT company {_OLDEST_CLAIMABLE})
 """  # noqa: S608
@@ -269,7 +270,8 @@ recorded AS (
     INSERT INTO events (run, version, body)
     SELECT written.number, new.version, new.body
     FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS new (id, version, body) JOIN written USING (id))
-SELECT id, {INBOX_COLUMNS}, CASE WHEN watched_until > {NOW} THEN pg_notify(%s, md5('run:' || id)) END FROM written AS runs
+SELECT id, {INBOX_COLUMNS}, CASE WHEN watched_until > {NOW} THEN pg_notify(%s, md5('run:' || id)) END
+FROM written AS runs
 """  # noqa: S608
 # Leases of ours that we do not know of: the reply that told of them was lost on its way.
 SELECT_STRAY_LEASES: Final = "SELECT id, token, owner FROM runs WHERE owner = ANY(%s) AND id <> ALL(%s)"

@@ -1,7 +1,7 @@
 """Journals in PostgreSQL, for workers on many machines, on asyncio and trio alike.
 
-One thread owns the one connection and commits in groups (`writer`); the server is reached and understood by
-`postgres_link`, and `postgres_sql` has the tables and the statements.
+One thread owns the one connection and commits in groups (`threaded.group_commit`). `postgres.connection` connects to
+the server and judges its errors; `postgres.sql` has the tables and the statements.
 
 The appends of a group are written by one statement, which takes those that may be written and says which they were. All
 are expected to be: where one was not, the transaction is rolled back, and the group is done again with that one by
@@ -21,10 +21,10 @@ import attrs
 from agentfsm._concurrency import boot_clock
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, PostedItem
-from agentfsm.core.run import Header
 from agentfsm.core.value import Value
-from agentfsm.ports import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
+from agentfsm.ports.store import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.stores.postgres import sql
 from agentfsm.stores.postgres.connection import NOW, PostgresAddress, PostgresConnection, hash_topic, iter_notifications
 from agentfsm.stores.rules import (

@@ -39,7 +39,7 @@ from redis.exceptions import TimeoutError as SilentError
 from agentfsm._concurrency import boot_clock
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
-from agentfsm.ports import Durability
+from agentfsm.ports.store import Durability
 from agentfsm.stores.threaded.change_listener import CHECK_INTERVAL_S, PushNotificationMixin
 from agentfsm.stores.threaded.outage import Outage
 
@@ -297,8 +297,8 @@ class RedisServer(PushNotificationMixin):
         size = max(map(len, request.args))
         if size > self._max_arg_bytes:
             request.reply = MisuseError(
-                f"{self.address} takes records of at most {self._max_arg_bytes:,} bytes, and this one has {size:,}: make "
-                "it smaller, or raise proto-max-bulk-len there",
+                f"{self.address} takes records of at most {self._max_arg_bytes:,} bytes, and this one has {size:,}: "
+                "make it smaller, or raise proto-max-bulk-len there",
             )
         return request.reply is None
 
@@ -347,11 +347,11 @@ class RedisServer(PushNotificationMixin):
         self._away_since = None
         return False
 
-    def is_lock_error(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a file would
+    def is_lock_error(self, error: Exception) -> bool:  # noqa: ARG002  a file backend uses it
         """Return False: Redis has no locks."""
         return False
 
-    def is_job_error(self, error: Exception) -> bool:  # noqa: ARG002  as the desk of a file would
+    def is_job_error(self, error: Exception) -> bool:  # noqa: ARG002  a file backend uses it
         """Return False: an error of one question is told to its own job."""
         return False
 
@@ -428,8 +428,8 @@ class RedisServer(PushNotificationMixin):
         policy = shown.get("maxmemory-policy") or info.get("maxmemory_policy", "noeviction")
         if limit not in (None, "0") and policy != "noeviction":
             raise StoreError(
-                f"{self.address} throws keys away when its memory is full (maxmemory {limit}, maxmemory-policy {policy}),"
-                " and with them journals: set maxmemory-policy noeviction there, or give another server",
+                f"{self.address} throws keys away when its memory is full (maxmemory {limit}, maxmemory-policy "
+                f"{policy}), and with them journals: set maxmemory-policy noeviction there, or give another server",
             )
 
     def _check_schema(self, schema: bytes | None) -> None:
@@ -445,9 +445,9 @@ class RedisServer(PushNotificationMixin):
         if kinds.index(guarantee.loss) <= kinds.index(self.accept_loss):
             return guarantee
         raise MisuseError(
-            f"{self.address} promises less than was asked for (accept_loss={self.accept_loss!r}): {guarantee}. Set there "
-            "appendonly yes, appendfsync always and no-appendfsync-on-rewrite no; or accept it, for posts and for "
-            f"durability='full' too: RedisStore(..., accept_loss={guarantee.loss!r})",
+            f"{self.address} promises less than was asked for (accept_loss={self.accept_loss!r}): {guarantee}. Set "
+            "there appendonly yes, appendfsync always and no-appendfsync-on-rewrite no; or accept it, for posts and "
+            f"for durability='full' too: RedisStore(..., accept_loss={guarantee.loss!r})",
         )
 
 
@@ -477,7 +477,7 @@ def build_connection(url: str) -> RedisConnection:
 
 
 def iter_notifications(url: str, channel: str) -> Iterator[str]:
-    """Listen to a channel, on a connection of its own; see `listener.NotificationSource`."""
+    """Listen to a channel, on a connection of its own; see `NotificationSource`."""
     with Redis.from_url(url, socket_connect_timeout=TIMEOUT_S) as client, client.pubsub() as channels:
         channels.subscribe(channel)
         while True:

@@ -1,7 +1,7 @@
 """Journals in Redis or Valkey, for workers on several machines, on asyncio and trio alike.
 
-One thread asks in groups (`writer`); the server is reached and judged by `redis_server`, and what an operation does to
-the keys stands in `redis.lua`. Here are the operations as the thread sees them, and what their answers mean.
+One thread asks in groups (`threaded.group_commit`). `redis.server` connects to the server and judges it; `redis.lua`
+says how an operation changes the keys. Here are the operations as the thread sees them, and how their answers are read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from agentfsm.core.errors import (
     RunNotFoundError,
     StoreError,
 )
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, PostedItem
-from agentfsm.core.run import Header
-from agentfsm.ports import Claim, Filter, Lease, RunSummary, lease_lost_error
+from agentfsm.ports.store import Claim, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.stores.redis.server import (
     LOSS_DESCRIPTIONS,
     DurabilityGuarantee,
@@ -488,11 +488,11 @@ class RedisStore(ThreadedStore[_RedisBackend]):
     """Keeps journals in a Redis or Valkey that workers of several machines may share.
 
     Redis keeps what it was told to keep, so the store looks at its settings each time that it connects, and refuses a
-    server that may lose more than was accepted. `promise` tells what it found. With appendonly yes, appendfsync always
-    and no-appendfsync-on-rewrite no, what is acknowledged survives a crash of the server and a power cut: that is what
-    is asked for unless `accept_loss` says otherwise. A server that throws keys away when its memory is full
-    (maxmemory with a policy other than noeviction) is always refused. A change of settings under way goes unnoticed
-    until the next connection.
+    server that may lose more than was accepted. `describe_durability` says what it found. With appendonly yes,
+    appendfsync always and no-appendfsync-on-rewrite no, what is acknowledged survives a crash of the server and a power
+    cut: that is what is asked for unless `accept_loss` says otherwise. A server that throws keys away when its memory
+    is full (maxmemory with a policy other than noeviction) is always refused. A change of settings under way goes
+    unnoticed until the next connection.
 
     Replication is Redis's own, which does not wait: neither WAIT nor WAITAOF is used, as neither keeps a replica that
     lacks writes from being promoted. So a failover may lose the newest acknowledged writes, whatever the settings; the

@@ -1,4 +1,4 @@
-"""Packs: a stretch of a journal in one row, as compressed JSON lines. They take a tenth of the room."""
+"""Chunks: a stretch of a journal in one row, as compressed JSON lines. They take a tenth of the room."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 
 from agentfsm.core.errors import CorruptError
 
-# Events in a pack: a dozen turns. Twice as many would take a sixth less room, and leave twice as many outside.
+# Events in a chunk: a dozen turns. Twice as many would take a sixth less room, and leave twice as many outside.
 CHUNK_EVENTS: Final = 64
-# Bytes of events beyond which they stay as they are: the store's thread packs them, and others wait for it.
+# Bytes of events beyond which they stay as they are: the store's thread compresses them, and others wait for it.
 MAX_CHUNK_BYTES: Final = 1_000_000
 
 
 def find_chunk_ends(first: int, newest: int) -> range:
-    """Return the versions at which packs end, among those from `first`, 1 or more, to `newest`."""
+    """Return the versions at which chunks end, among those from `first`, 1 or more, to `newest`."""
     return range(-(-first // CHUNK_EVENTS) * CHUNK_EVENTS, newest + 1, CHUNK_EVENTS)
 
 
@@ -28,7 +28,7 @@ def compress_chunk(bodies: Sequence[bytes]) -> bytes | None:
 
 
 def decompress_chunk(run_id: str, newest: int, body: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the events of a pack with their versions, oldest first.
+    """Yield the events of a chunk with their versions, oldest first.
 
     Raises:
         CorruptError: when it is damaged.

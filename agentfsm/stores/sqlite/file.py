@@ -1,7 +1,7 @@
 """One SQLite file, opened, checked, and written in transactions. Knows what the file is, not what is in the tables.
 
 WAL is what lets several processes share the file: readers never wait, writers wait for one another only while one
-commits. Its checkpoint (moving pages from the log into the file) is kept out of commits, see `tidy`.
+commits. Its checkpoint (moving pages from the log into the file) is kept out of commits, see `maintain`.
 
 The log, its index and the file belong together. Where one of them is deleted or replaced while the file is open, the
 next transaction notices it, see `_recover`.
@@ -24,7 +24,7 @@ import attrs
 
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
-from agentfsm.ports import Durability
+from agentfsm.ports.store import Durability
 from agentfsm.stores.threaded.outage import Outage
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Journals in a SQLite file: the store that needs nothing but a path, on asyncio and trio alike.
 
-One thread owns the one connection and commits in groups (`writer`); the file is opened and guarded by `sqlite_file`.
-Here are the tables and the statements.
+One thread owns the one connection and commits in groups (`threaded.group_commit`). `sqlite.file` opens the file
+and guards it. Here are the tables and the statements.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from agentfsm.core.errors import (
     MisuseError,
     RunNotFoundError,
 )
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, PostedItem
-from agentfsm.core.run import Header
 from agentfsm.core.value import Value
-from agentfsm.ports import Claim, Clock, Durability, Filter, Lease, RunSummary, SystemClock, lease_lost_error
+from agentfsm.ports.store import Claim, Clock, Durability, Filter, Lease, RunSummary, SystemClock, lease_lost_error
 from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     PATIENCE_S,
@@ -115,7 +115,7 @@ _READY_AT_UPGRADE_SQL: Final = (
 
 SCHEMA: Final = SQLiteSchema(
     version=4,
-    # A file of version 2 has no packs, and needs no change to get some.
+    # A file of version 2 has no chunks, and needs no change to get some.
     tables=frozenset({"runs", "events", "inbox", "workers"}),
     statements=(
         # What a list shows, and who drives the run. `number` stands for the id in the other tables.
@@ -244,7 +244,8 @@ WHERE owner = :owner
 _DELETE_WORKER: Final = "DELETE FROM workers WHERE name = ?"
 _RELEASE_RUN: Final = f"""
 UPDATE runs
-SET owner = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes > 1, seen = max(seen, :seen), seen_at = max(seen_at, :seen_at)
+SET owner = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes > 1,
+    seen = max(seen, :seen), seen_at = max(seen_at, :seen_at)
 WHERE id = :id AND token = :token AND owner = :owner
 """  # noqa: S608
 # A turn that was finished clears the crashes, as a pause does: the values on the right are those before the update.
@@ -314,7 +315,7 @@ SELECT number FROM kin CROSS JOIN runs WHERE id = kin.run AND id NOT IN (SELECT 
 
 @attrs.frozen
 class _SQLiteRow(Value):
-    """What the statements need to know of a run, in the order of `_RUN`."""
+    """What the statements need to know of a run, in the order of `_SELECT_RUN`."""
 
     number: int
     token: int

@@ -26,7 +26,7 @@ NotificationSource = Callable[[], Iterator[str]]
 
 
 class PushNotificationMixin:
-    """The part of a desk whose server announces changes, so that the store's thread need not look for them."""
+    """The part of a backend whose server announces changes, so that the store's thread need not look for them."""
 
     @property
     def poll_interval_s(self) -> float:

@@ -4,7 +4,7 @@ A commit costs a wait for the disk, however much it holds. So one thread takes e
 transaction, commits once and wakes each waiter. While it waits for the disk the next group gathers: the busier the
 store, the larger the groups and the cheaper each job.
 
-The thread knows nothing of SQL: what it works on is a `Desk`.
+The thread knows nothing of SQL: it works on a `TransactionBackend`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-    from agentfsm.ports import Durability
+    from agentfsm.ports.store import Durability
     from agentfsm.stores.threaded.lease_table import LeaseTable
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ D = TypeVar("D", bound="TransactionBackend")
 MAX_GROUP_JOBS = 1_000
 # Jobs that may wait. Appends do not block, so a disk that hangs has to be noticed here: some 100 MB of records.
 MAX_QUEUED_JOBS = 100_000
-# Seconds without a job after which the desk is tidied: a pause that a row of quick appends does not have.
+# Seconds without a job after which the backend is maintained: a pause that a row of quick appends does not have.
 MAINTENANCE_DELAY_S = 0.25
 # Seconds after which it is tidied all the same, so that what has to be tidied stays small under unbroken load.
 MAX_MAINTENANCE_DELAY_S = 5.0
@@ -70,7 +70,7 @@ class TransactionBackend(Protocol):
     def wait_to_retry(self, error: Exception) -> bool:
         """Wait a little where the error will pass; return whether the same jobs shall be done again.
 
-        Whether a commit that broke off was made is then not known: the desk finds out job by job.
+        Whether a commit that broke off was made is then not known: the backend finds out job by job.
         """
         ...
 
@@ -143,15 +143,15 @@ class StoreJob(Generic[T, D]):
         """Make a job.
 
         Args:
-            work: What to do at the desk.
+            work: The work, as a function of the backend.
             run_id: The run that it is about, if it is one.
             writes: Whether it needs a transaction that may write.
-            on_failure: Told, in the thread, when the world failed it; not when it refused.
+            on_failure: Called in the thread if the job failed from outside; not if it was refused.
             durability: What it survives once it is done.
-            notify_agent: The name of the agent whose workers may take the run after it; empty for an agent whose name is
-                not known, None where no worker is concerned.
-            retry_if_locked: Whether it is tried again for `MAX_LOCKED_S` while the store is locked, since it says what has
-                happened; other jobs are refused then.
+            notify_agent: The name of the agent whose workers may take the run after it; empty for an agent whose name
+                is not known, None where no worker is concerned.
+            retry_if_locked: Whether it is tried again for `MAX_LOCKED_S` while the store is locked, since it says what
+                has happened; other jobs are refused then.
         """
         self.run_id = run_id
         self.writes = writes
@@ -252,7 +252,7 @@ class StoreStatistics(Value):
 
 
 class GroupCommitWriter(Generic[D]):
-    """A daemon thread that serves one desk; it starts with the first job and ends when nothing is left to do."""
+    """A daemon thread that serves one backend; it starts with the first job and ends when nothing is left to do."""
 
     def __init__(self, backend: D) -> None:
         self.backend = backend
@@ -301,7 +301,7 @@ class GroupCommitWriter(Generic[D]):
             self._queue.put(job)
 
     async def close(self) -> None:
-        """Do what is queued, let go of the desk and end the thread. A cancelled close goes on by itself."""
+        """Do what is queued, let go of the backend and end the thread. A cancelled close goes on by itself."""
         with self._lock:
             first, self._closing = not self._closing, True
             thread = self._thread
@@ -340,7 +340,7 @@ class GroupCommitWriter(Generic[D]):
             self._die(error)
 
     def _die(self, error: BaseException) -> None:
-        """Fail all that wait, refuse what comes, and let go of the desk, which may keep others out."""
+        """Fail all that wait, refuse what comes, and let go of the backend, which may keep others out."""
         _log.critical("the store's thread died", exc_info=error)
         told = StoreError(
             f"the store's thread died by a fault of its own ({error!r}): please report it; then make a new store and "
@@ -429,7 +429,7 @@ class GroupCommitWriter(Generic[D]):
     def _fail(self, jobs: list[StoreJob[Any, D]], error: Exception, *, write: bool) -> None:
         if len(jobs) > 1 and self.backend.is_job_error(error):
             for job in jobs:
-                self._run_upkeep()  # one may wait long, for a lock that is its own trouble, and leases are held meanwhile
+                self._run_upkeep()  # a job may wait long for a lock of its own, and leases are held meanwhile
                 self._transact([job], write=write)
             return
         lasting = [job for job in jobs if job.retry_if_locked]
@@ -473,7 +473,7 @@ class GroupCommitWriter(Generic[D]):
             self.subscriptions.notify(list(self.subscriptions.topics))
 
     def _stop_if_idle(self) -> bool:
-        """Whether nothing is left to do; then the desk is let go of, and the next job starts a new thread."""
+        """Whether nothing is left to do; then the backend is let go of, and the next job starts a new thread."""
         watches = bool(self.subscriptions.topics) and self.backend.poll_interval_s < math.inf
         idle = not self.backend.leases and not watches and time.monotonic() >= self._worked_at + IDLE_TIMEOUT_S
         if not (self._closing or idle) or self._deferred or not self._queue.empty():

@@ -22,7 +22,7 @@ import attrs
 
 from agentfsm._concurrency import current_native_loop, try_call_soon
 from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
-from agentfsm.ports import Lease, LeaseTerm
+from agentfsm.ports.store import Lease, LeaseTerm
 
 _log = logging.getLogger("agentfsm.stores")
 

@@ -1,8 +1,8 @@
 """A store whose work is done by one thread: what SQLite, PostgreSQL and Redis have in common.
 
-Calls become jobs for a `Writer`; what a job does stands in the store's own `StoreBackend`. So a store works on asyncio and
-trio alike with the plain driver of its database, commits in groups across runs, and renews the leases of an event loop
-that is busy for a while.
+Calls become jobs for a `StoreWriter`; the store's own `StoreBackend` does the work of a job. So a store works on
+asyncio and trio alike with the plain driver of its database, commits in groups across runs, and renews the leases of an
+event loop that is busy for a while.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import attrs
 from agentfsm._concurrency import ThreadWaiter, current_native_loop, start_in_thread
 from agentfsm.core import codec
 from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, TooNewError
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import InboxItem, PostedItem, due_at
 from agentfsm.core.machine import State
-from agentfsm.core.run import Header, Run, begin_run
+from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
-from agentfsm.ports import ALL_RUNS, Claim, Durability, Filter, Lease, RunSummary, Store, StoredRun
+from agentfsm.ports.store import ALL_RUNS, Claim, Durability, Filter, Lease, RunSummary, Store, StoredRun
 from agentfsm.stores.rules import check_durability, check_prune_time, check_run_id, next_expiry
 from agentfsm.stores.threaded.change_listener import ChangeListener
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, StoreStatistics, TransactionBackend
@@ -37,7 +38,7 @@ from agentfsm.stores.threaded.lease_table import LeaseOwner
 
 if TYPE_CHECKING:
     from agentfsm.core.events import Event
-    from agentfsm.ports import PendingWrite
+    from agentfsm.ports.store import PendingWrite
 
 T = TypeVar("T")
 L = TypeVar("L", bound="StoreBackend")
@@ -56,7 +57,8 @@ MAX_INT64: Final = 2**63 - 1
 # Old runs that a prune takes up in one transaction, with all that hang together with them: so that it goes on between
 # the other jobs and renewals, and takes tens of milliseconds each time.
 PRUNE_BATCH: Final = 500
-# Characters of records in appends that are joined: some turns. So a job stays about as small as `writer.MAX_QUEUED_JOBS` assumes.
+# Characters of records in appends that are joined: some turns. So a job stays about as small as
+# `group_commit.MAX_QUEUED_JOBS` assumes.
 MAX_MERGED_CHARS: Final = 8_192
 
 
@@ -149,7 +151,7 @@ JournalRecords = tuple[int, Sequence[tuple[int, bytes]]]
 
 
 class StoreBackend(TransactionBackend, Protocol):
-    """What a store's thread does, job by job, inside a transaction of its desk."""
+    """What a store's thread does, job by job, inside a transaction of its backend."""
 
     def now(self) -> float:
         """As `Store.now`."""
@@ -244,7 +246,7 @@ class _AppendBuffer:
         return True
 
     def build_request(self) -> AppendRequest:
-        """Return what a ledger writes."""
+        """Return what a backend writes."""
         return AppendRequest(
             lease=self.lease,
             bodies=tuple(self.bodies),
@@ -350,7 +352,7 @@ class ThreadedStore(Store, Generic[L]):
 
     @abstractmethod
     def _create_backend(self) -> L:
-        """Return a new ledger, for the thread of this process."""
+        """Return a new backend, for the thread of this process."""
 
     async def now(self) -> float:
         """Seconds since 1970 by the store's clock."""

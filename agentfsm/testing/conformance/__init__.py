@@ -42,7 +42,7 @@ from agentfsm.testing.conformance.lists import ListConformance  # noqa: E402
 from agentfsm.testing.conformance.posts import InboxConformance  # noqa: E402
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
 
 
 @pytest.mark.anyio

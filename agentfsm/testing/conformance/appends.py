@@ -9,8 +9,9 @@ import anyio
 from agentfsm.core.errors import ConflictError, LeaseLostError
 from agentfsm.core.events import EVENTS, AnswerGiven, Observed
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Usage
+from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.run import begin_run
+from agentfsm.core.usage import Usage
 from agentfsm.testing.conformance.helpers import (
     FINAL_ANSWER,
     LeasedRun,
@@ -22,7 +23,7 @@ from agentfsm.testing.conformance.helpers import (
 )
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
 
 
 class AppendConformance:

@@ -11,6 +11,7 @@ import pytest
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.events import Event, Observed
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Wake
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -24,8 +25,8 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
 )
-from agentfsm.core.run import Header, begin_run
-from agentfsm.ports import Filter
+from agentfsm.core.run import begin_run
+from agentfsm.ports.store import Filter
 from agentfsm.testing.conformance.helpers import (
     FINAL_ANSWER,
     HOSTILE_TEXT,
@@ -39,7 +40,7 @@ from agentfsm.testing.conformance.helpers import (
 )
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Durability, Lease, Store
+    from agentfsm.ports.store import Durability, Lease, Store
 
 
 class CreationConformance:

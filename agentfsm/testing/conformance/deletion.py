@@ -22,7 +22,7 @@ from agentfsm.testing.conformance.helpers import (
 )
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
 
 
 class DeletionConformance:

@@ -9,7 +9,6 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm.core.effects import Pending, PendingKind, Question
 from agentfsm.core.errors import LeaseHeldError, StoreError
 from agentfsm.core.events import (
     Accepted,
@@ -38,27 +37,20 @@ from agentfsm.core.events import (
     ToolStarted,
 )
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import (
-    AgentCost,
-    AssistantMessage,
-    ErrorType,
-    ImagePart,
-    Outcome,
-    TextPart,
-    ToolCall,
-    ToolResult,
-    Usage,
-)
-from agentfsm.core.run import Header, Run, begin_run
+from agentfsm.core.messages import AssistantMessage, ErrorType, ImagePart, Outcome, TextPart, ToolCall, ToolResult
+from agentfsm.core.pending import Pending, PendingKind, Question
+from agentfsm.core.run import Run, begin_run
 from agentfsm.core.segments import Removed, Span, Summarised
+from agentfsm.core.usage import AgentCost, Usage
 from agentfsm.core.verdict import Action, Score, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from agentfsm.ports import Lease, PendingWrite, RunSummary, Store
+    from agentfsm.ports.store import Lease, PendingWrite, RunSummary, Store
 
 # Text that is awkward to store, and has to come back as it was.
 HOSTILE_TEXT: Final = (

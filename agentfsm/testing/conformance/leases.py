@@ -28,7 +28,7 @@ from agentfsm.testing.conformance.helpers import (
 )
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Lease, Store
+    from agentfsm.ports.store import Lease, Store
 
 
 class LeaseConformance:

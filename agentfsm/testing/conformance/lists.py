@@ -15,7 +15,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ToolCall
 from agentfsm.core.run import begin_run
-from agentfsm.ports import Filter
+from agentfsm.ports.store import Filter
 from agentfsm.testing.conformance.helpers import (
     FAR_FUTURE,
     FINAL_ANSWER,
@@ -30,7 +30,7 @@ from agentfsm.testing.conformance.helpers import (
 )
 
 if TYPE_CHECKING:
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
 
 
 class ListConformance:

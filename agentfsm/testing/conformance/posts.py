@@ -37,7 +37,7 @@ from agentfsm.testing.conformance.helpers import (
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import InboxItem
-    from agentfsm.ports import Store
+    from agentfsm.ports.store import Store
 
 
 class InboxConformance:

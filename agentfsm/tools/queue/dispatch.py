@@ -25,19 +25,21 @@ from agentfsm._concurrency import (
     threadsafe_scheduler,
 )
 from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
-from agentfsm.core.messages import AgentCost, ErrorType, Media, Outcome, ToolCall, replace_surrogates
+from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, replace_surrogates
+from agentfsm.core.tool_traits import ToolKind
+from agentfsm.core.usage import AgentCost
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tokens.ledger import estimate_tokens
 from agentfsm.tools.breaker import Ticket
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.abandoned_threads import CallThread, find_abandoned
 from agentfsm.tools.queue.transient import TransientFailure, classify_failure
-from agentfsm.tools.run_context import CallPaused, RunContext, ToolKind, ToolReturn
+from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolResult
     from agentfsm.limiter import Limiter
-    from agentfsm.ports import Clock
+    from agentfsm.ports.store import Clock
     from agentfsm.tools.queue.plan import Access
     from agentfsm.tools.registry import ToolRegistry
     from agentfsm.tools.schema.binding import BoundArguments

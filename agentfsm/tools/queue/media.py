@@ -12,8 +12,18 @@ from typing import Final
 
 import attrs
 
-from agentfsm.core.messages import FilePart, ImagePart, Media, Part, TextPart, read_inline_data, replace_surrogates
-from agentfsm.core.parts import describe_media, media_kind, media_label
+from agentfsm.core.messages import (
+    FilePart,
+    ImagePart,
+    Media,
+    Part,
+    TextPart,
+    describe_media,
+    media_kind,
+    media_label,
+    read_inline_data,
+    replace_surrogates,
+)
 
 # Characters of one part in base64: 15 MB. Anthropic takes 32 MB in a request (its error is "request_too_large"), OpenAI
 # 50.

@@ -19,11 +19,11 @@ import attrs
 from agentfsm._concurrency import current_backend, make_waker, watch_first_suspend
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import ArgumentsError, MisuseError, first_error
+from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.core.times import round_duration, round_timestamp
 from agentfsm.core.value import Value
 from agentfsm.limiter import Limiter, WakeCallback
-from agentfsm.ports import Clock, SystemClock
+from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.streaming.callbacks import CallbackDispatcher
 from agentfsm.streaming.stream import QueueStream, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tools.queue import result_text

@@ -18,7 +18,7 @@ from agentfsm import Agent, Outcome, Run, Settings, tool
 from agentfsm.core import events as e
 from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import Usage
+from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.config import MAX_ANSWER_TOKENS
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from tests.support.checks import fresh, results_of, valid_history, virtually

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from agentfsm import Agent, Limits, Outcome, Run, RunContext, Settings, StopReason, tool
 from agentfsm.cli.codes import ExitCode, for_run
-from agentfsm.core.messages import ErrorType, Usage
+from agentfsm.core.messages import ErrorType
+from agentfsm.core.usage import Usage
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.streaming.stream import BudgetWarning
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say

@@ -10,10 +10,10 @@ import attrs
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, Run, RunContext, Settings, State, Tool, tool
-from agentfsm.core.codec import MAX_RECORD_CHARS
+from agentfsm.core.encoding import MAX_RECORD_CHARS
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.ports import FinishReason, ProposedCall, Reply, Request
-from agentfsm.reply_size import MAX_REPLY_CALLS
+from agentfsm.ports.model import MAX_REPLY_CALLS
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite.store import SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, raw_call, say

@@ -10,7 +10,7 @@ import pytest
 from agentfsm import Agent, Limits, StopReason, tool
 from agentfsm.core.messages import NativeReply
 from agentfsm.ports import ProposedCall, Reply, Request
-from agentfsm.reply_size import MAX_NATIVE_REPLY_CHARS, MAX_REPLY_CALLS, MAX_REPLY_CHARS
+from agentfsm.ports.model import MAX_NATIVE_REPLY_CHARS, MAX_REPLY_CALLS, MAX_REPLY_CHARS
 from agentfsm.testing import FunctionModel
 from tests.support.checks import calls_of, sound
 

@@ -32,14 +32,11 @@ from agentfsm import (
     tool,
     wait,
 )
-from agentfsm.core.effects import Pending
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import ToolFinished, ToolsChosen
-from agentfsm.core.messages import (
-    TextPart,
-    Usage,
-    UserMessage,
-)
+from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.pending import Pending
+from agentfsm.core.usage import Usage
 from agentfsm.ports import (
     CallChunk,
     Emit,

@@ -20,11 +20,11 @@ from mcp.client import Transport
 from mcp.client.session import ElicitationFnT, IncomingMessage
 
 from agentfsm.core.errors import ClosedError
-from agentfsm.mcp.client.connection import connection_thread, request_errors, tool_changes
-from agentfsm.mcp.client.connection.http_client import is_relevant
-from agentfsm.mcp.client.connection.lenient_client import LenientClient
-from agentfsm.mcp.client.connection.request_errors import RequestError, RequestFault, WireStatus
-from agentfsm.mcp.client.connection.transports import ServerTransport
+from agentfsm.mcp.connection import connection_thread, request_errors, tool_changes
+from agentfsm.mcp.connection.http_client import is_relevant
+from agentfsm.mcp.connection.lenient_client import LenientClient
+from agentfsm.mcp.connection.request_errors import RequestError, RequestFault, WireStatus
+from agentfsm.mcp.connection.transports import ServerTransport
 from agentfsm.mcp.errors import MCPServerError, ServerCircuitOpenError
 from agentfsm.tools.breaker import Breaker, BreakerState, Ticket
 

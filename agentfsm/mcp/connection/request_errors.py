@@ -334,7 +334,7 @@ def resolve_failure(error: Exception, server: str, asked: str, *, is_sent: bool 
     """Return the end of a call that failed.
 
     Args:
-        error: What `ServerConnection.ask` has raised.
+        error: What `ServerConnection.request` has raised.
         server: The server's name.
         asked: What was asked of it: the tool's name there.
         is_sent: Whether it came to that; else it is the listing of the tools before it that failed.
@@ -379,7 +379,7 @@ def _resolve_listing_failure(error: Exception, rule: FaultRule, text: str) -> To
 
 
 def describe_request_error(error: Exception) -> str:
-    """Return what is said of a request that failed: what `ServerConnection.ask` has raised, and no `MCPServerError`."""
+    """Return what is said of a request that failed: what `ServerConnection.request` raised, and no `MCPServerError`."""
     return _identify(error)[1]
 
 

@@ -15,12 +15,12 @@ from mcp.client import Transport
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from agentfsm.mcp.client.connection import stdio_process
-from agentfsm.mcp.client.connection.http_client import MESSAGE_BYTES, build_http_client
-from agentfsm.mcp.client.connection.private_addresses import PublicAddressTransport, check_url
-from agentfsm.mcp.client.connection.request_errors import MessageTooLongError
-from agentfsm.mcp.client.connection.sandbox import Sandbox
-from agentfsm.mcp.client.connection.stdio_process import ProcessExit
+from agentfsm.mcp.connection import stdio_process
+from agentfsm.mcp.connection.http_client import MESSAGE_BYTES, build_http_client
+from agentfsm.mcp.connection.private_addresses import PublicAddressTransport, check_url
+from agentfsm.mcp.connection.request_errors import MessageTooLongError
+from agentfsm.mcp.connection.sandbox import Sandbox
+from agentfsm.mcp.connection.stdio_process import ProcessExit
 
 
 class ServerTransport(Protocol):

@@ -31,7 +31,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
 from agentfsm.core.messages import replace_surrogates
-from agentfsm.mcp.client.connection.http_client import MESSAGE_BYTES, is_relevant
+from agentfsm.mcp.connection.http_client import MESSAGE_BYTES, is_relevant
 
 # Bytes of what a server that died wrote to its standard error.
 STDERR_TAIL_BYTES: Final = 2_000

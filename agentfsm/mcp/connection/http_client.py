@@ -15,7 +15,7 @@ import httpx2
 from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 
 from agentfsm._http import parse_retry_after
-from agentfsm.mcp.client.connection.request_errors import (
+from agentfsm.mcp.connection.request_errors import (
     FIRST_ERROR,
     NOT_FOUND,
     WIRE_STATUS,

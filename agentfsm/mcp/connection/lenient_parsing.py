@@ -16,7 +16,7 @@ from mcp.types import methods
 from pydantic import ValidationError
 
 from agentfsm.core.value import Value
-from agentfsm.mcp.client.connection.request_errors import shorten
+from agentfsm.mcp.connection.request_errors import shorten
 
 # By what was asked: where in the answer the list of pieces is.
 LIST_KEYS: Final = {

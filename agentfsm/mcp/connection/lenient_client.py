@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 from mcp import Client, MCPError
 from mcp.client.session import ClientSession
 
-from agentfsm.mcp.client.connection.lenient_parsing import drop_invalid_entries
-from agentfsm.mcp.client.connection.request_errors import WIRE_STATUS, WireStatus
+from agentfsm.mcp.connection.lenient_parsing import drop_invalid_entries
+from agentfsm.mcp.connection.request_errors import WIRE_STATUS, WireStatus
 
 # How much of the time for the start the first question has, by which a server of today's protocol is told from an
 # older one. Many of those do not answer what they do not know: they need the rest. Of 30 s it is what the SDK waits.

@@ -1,0 +1,86 @@
+"""The part of an agent that workers, sub-agent tools and MCP servers use.
+
+`Agent` makes each of these, so they depend on this Protocol instead of on `agent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from agentfsm.core.inbox import PostedItem
+from agentfsm.core.limits import Limits
+from agentfsm.core.run import Run
+from agentfsm.core.usage import AgentCost
+from agentfsm.engine.driver import Driver
+from agentfsm.ports.model import Model
+from agentfsm.ports.store import Clock, Store
+from agentfsm.tools.permission import Permissions
+from agentfsm.tools.registry import ToolRegistry
+
+
+class RunnableAgent(Protocol):
+    """An agent whose runs others start, execute and decide in. `Agent` documents the members."""
+
+    name: str
+    version: str
+    model: Model
+    tools: ToolRegistry
+    permissions: Permissions | None
+    limits: Limits
+    clock: Clock
+    store: Store
+    driver: Driver[Any]
+
+    def with_(self, **changes: Any) -> RunnableAgent:
+        """Return a variant of the agent."""
+        ...
+
+    def start(
+        self,
+        prompt: str,
+        *,
+        id: str | None = None,  # noqa: A002  the contract's name
+        user: str | None = None,
+        roles: Iterable[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        parent: Run[Any] | None = None,
+    ) -> Run[Any]:
+        """Begin a run, without I/O."""
+        ...
+
+    async def submit(self, prompt: str, *, id: str | None = None, session: str | None = None) -> Run[Any]:  # noqa: A002
+        """Create a run in the store, for a worker to execute."""
+        ...
+
+    async def load(self, run_id: str) -> Run[Any]:
+        """Return a run from its journal."""
+        ...
+
+    async def send(self, run_id: str, content: str) -> PostedItem:
+        """Give a run more input."""
+        ...
+
+    async def approve(
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        by: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        digest: str | None = None,
+    ) -> None:
+        """Approve a call."""
+        ...
+
+    async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
+        """Reject a call."""
+        ...
+
+    async def answer(self, run_id: str, call_id: str, content: str | None = None, *, by: str = "") -> None:
+        """Answer a question."""
+        ...
+
+    def cost(self, run: Run[Any]) -> AgentCost:
+        """Return what a run cost."""
+        ...

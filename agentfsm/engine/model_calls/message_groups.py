@@ -1,0 +1,148 @@
+"""Groups of the messages that a run shows, for policies to keep or drop, and the segments that record what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import attrs
+
+from agentfsm.core.messages import AssistantMessage, Message, Outcome, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.run import Run
+from agentfsm.core.segments import Removed, Segment, Span, Summarised
+from agentfsm.ports.context import GroupKind, MessageGroup
+from agentfsm.tokens.ledger import TokenLedger
+
+
+def group_messages(run: Run, ledger: TokenLedger) -> tuple[MessageGroup, ...]:
+    """Return what a run shows as groups, in order, without the note on what is not shown.
+
+    Args:
+        run: The run.
+        ledger: Follows it.
+    """
+    groups = [*_iter_compacted_groups(run, ledger), *_iter_recent_groups(run, ledger)]
+    unread = _find_first_unread(groups)
+    last = len(groups) - 1
+    return tuple(
+        [
+            attrs.evolve(group, is_unread=True, is_newest=index == last) if index >= unread else group
+            for index, group in enumerate(groups)
+        ],
+    )
+
+
+def _iter_compacted_groups(run: Run, ledger: TokenLedger) -> Iterator[MessageGroup]:
+    at = 0
+    for entry in run.segments:
+        size = entry.end - entry.start if isinstance(entry, Span) else 1
+        messages, tokens = run.compacted_messages[at : at + size], ledger.compacted_tokens[at : at + size]
+        at += size
+        if isinstance(entry, Span):
+            yield from _split_span(run, entry, messages, tokens, ledger.task_index)
+        elif isinstance(entry, Summarised):
+            yield MessageGroup(segment=entry, messages=messages, tokens=tokens[0], kind=GroupKind.SYSTEM)
+
+
+def _iter_recent_groups(run: Run, ledger: TokenLedger) -> Iterator[MessageGroup]:
+    span = Span(start=run.cutoff, end=len(run.messages))
+    tokens = [ledger.message_tokens(index) for index in range(span.start, span.end)]
+    yield from _split_span(run, span, run.messages[run.cutoff :], tokens, ledger.task_index)
+
+
+def _split_span(
+    run: Run,
+    span: Span,
+    messages: Sequence[Message],
+    tokens: Sequence[int],
+    task: int | None,
+) -> Iterator[MessageGroup]:
+    """Yield the groups of a span: a call with its results, or one other message."""
+    start = 0
+    while start < len(messages):
+        end = start + 1
+        while end < len(messages) and isinstance(messages[end], ToolResult):
+            end += 1
+        place = span.start + start
+        follower = run.messages[span.start + end] if span.start + end < len(run.messages) else None
+        yield MessageGroup(
+            segment=attrs.evolve(span, start=place, end=span.start + end),
+            messages=tuple(messages[start:end]),
+            tokens=sum(tokens[start:end]),
+            kind=_classify_group(messages[start:end], follower),
+            is_task=place == task,
+        )
+        start = end
+
+
+def _classify_group(messages: Sequence[Message], follower: Message | None) -> GroupKind:
+    """Return what a group is; an answer is final where the user went on from it."""
+    first, *results = messages
+    if isinstance(first, AssistantMessage) and first.calls:
+        return GroupKind.ERROR if all(_has_failed(result) for result in results) else GroupKind.RESULTS
+    if isinstance(first, AssistantMessage):
+        return GroupKind.FINAL if isinstance(follower, UserMessage) else GroupKind.OTHER
+    return GroupKind.SYSTEM if isinstance(first, SystemMessage) else GroupKind.USER
+
+
+def _has_failed(message: Message) -> bool:
+    return isinstance(message, ToolResult) and message.outcome is not Outcome.DONE
+
+
+def _find_first_unread(groups: Sequence[MessageGroup]) -> int:
+    """Return the first group that the model has not replied to: a call whose results are new to it, or what follows."""
+    for index in range(len(groups) - 1, -1, -1):
+        first = groups[index].messages[0]
+        if isinstance(first, AssistantMessage):
+            return index if first.calls else min(index + 1, len(groups) - 1)
+    return 0
+
+
+# The segments of groups that are left.
+
+
+def build_segments(groups: Sequence[MessageGroup], end: int) -> tuple[int, tuple[Segment, ...]]:
+    """Return where the messages start that are shown whole up to the end, and the layout of those before.
+
+    Args:
+        groups: What is shown, in order.
+        end: How many messages the history has.
+    """
+    start, head = end, list(groups)
+    while head and isinstance(span := head[-1].segment, Span) and span.chars is None and span.end == start:
+        start = span.start
+        head.pop()
+    layout: list[Segment] = []
+    at = gap = 0
+    for entry in _merge_spans(group.segment for group in head):
+        if isinstance(entry, Span):
+            gap, at = (gap if entry.start == at else len(layout)), entry.end
+        layout.append(entry)
+    if at != start:
+        gap = len(layout)
+    if removed := start - sum(group.message_count for group in head):
+        # The note changes with each compaction, so it comes late: what stands before it stays in the prompt cache.
+        layout.insert(0 if _begins_with_reply(groups) else gap, Removed(count=removed))
+    return start, tuple(layout)
+
+
+def _merge_spans(entries: Iterable[Span | Summarised]) -> Iterator[Span | Summarised]:
+    """Yield the entries, neighbouring spans that are shown alike as one."""
+    last: Span | Summarised | None = None
+    for entry in entries:
+        if isinstance(last, Span) and isinstance(entry, Span) and _is_adjacent(last, entry):
+            last = attrs.evolve(last, end=entry.end)
+            continue
+        if last is not None:
+            yield last
+        last = entry
+    if last is not None:
+        yield last
+
+
+def _is_adjacent(last: Span, entry: Span) -> bool:
+    return (last.end, last.chars, last.items) == (entry.start, entry.chars, entry.items)
+
+
+def _begins_with_reply(groups: Sequence[MessageGroup]) -> bool:
+    """Whether the model's own words would come first: a provider wants a request to begin with somebody else's."""
+    return isinstance(groups[0].messages[0], AssistantMessage)

@@ -1,0 +1,41 @@
+"""Make models of names such as "openai:gpt-4o": the prefix names an adapter of an installed package."""
+
+from __future__ import annotations
+
+from agentfsm._plugins import MODELS, find_plugins, load_plugin
+from agentfsm.core.errors import MisuseError
+from agentfsm.ports.model import Model, ensure_model
+
+
+def resolve(model: str) -> Model:
+    """Make the model that a name like "openai:gpt-4o" stands for.
+
+    Args:
+        model: A prefix, a colon, and the model's name as the provider knows it. The prefix is `openai`,
+            `openai-responses` or `anthropic`, or one that an installed package provides as an entry point of the group
+            `agentfsm.models`.
+
+    Raises:
+        MisuseError: if the name has another form, or no installed package knows the prefix; or, from the adapter, if no
+            API key is found, or its package is missing.
+    """
+    prefix, _, name = model.partition(":")
+    if not name or prefix not in find_plugins(MODELS):
+        known = ", ".join(f"'{each}:'" for each in sorted(find_plugins(MODELS)))
+        msg = (
+            f"{model!r} names no model: a model is named by its provider, a colon and its name, such as "
+            f"'openai:gpt-4o'. Known providers: {known}. For another server that speaks OpenAI's wire, pass "
+            "OpenAIChat('its-model', base_url='https://its.host/v1')."
+        )
+        raise MisuseError(msg)
+    adapter: Model = load_plugin(MODELS, prefix)(name)
+    return adapter
+
+
+def resolve_model(model: Model | str) -> Model:
+    """Return a model that is given as such, or by a string such as "openai:gpt-4o".
+
+    Raises:
+        MisuseError: when it is none, or as from `resolve`.
+    """
+    return resolve(model) if isinstance(model, str) else ensure_model(model)
