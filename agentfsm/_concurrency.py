@@ -12,14 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
-from functools import cache, partial
+from functools import partial
 from operator import call
 from queue import SimpleQueue
 from types import coroutine
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import anyio
-from anyio.abc import AsyncBackend
 from anyio.lowlevel import current_token
 from sniffio import current_async_library_cvar
 
@@ -29,26 +28,6 @@ CallSoon: TypeAlias = Callable[[Callable[[], object]], object]
 
 # Idle threads kept for reuse: starting one costs 50 us, keeping one costs its stack.
 MAX_IDLE_THREADS = 16
-
-
-def current_backend() -> type[AsyncBackend]:
-    """Return what anyio makes scopes and events with, in the event loop that runs.
-
-    anyio finds out which one that is each time it makes something, at two thirds of what a scope costs. Who is in a
-    task of asyncio's need not ask: trio runs none, also not as its guest.
-    """
-    try:
-        in_asyncio = asyncio.current_task() is not None
-    except RuntimeError:  # no loop of asyncio's runs
-        in_asyncio = False
-    return _asyncio_backend() if in_asyncio else _lookup_backend()
-
-
-def _lookup_backend() -> type[AsyncBackend]:
-    return current_token().backend_class
-
-
-_asyncio_backend: Final = cache(_lookup_backend)
 
 
 def threadsafe_scheduler() -> Callable[[Callable[[], object]], None]:
@@ -61,7 +40,7 @@ def threadsafe_scheduler() -> Callable[[Callable[[], object]], None]:
 
 
 def _native_scheduler(asyncio_method: str = "call_soon_threadsafe") -> CallSoon:
-    native: Any = current_backend().current_token()
+    native: Any = current_token().native_token
     entrance: CallSoon = getattr(native, asyncio_method, None) or native.run_sync_soon
     return entrance
 
@@ -71,7 +50,7 @@ def current_native_loop() -> object:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        return current_backend().current_token()
+        return current_token().native_token
 
 
 def try_call_soon(native: Any, function: Callable[[], object]) -> bool:
@@ -125,7 +104,7 @@ class ThreadWaiter:
 
     def __init__(self) -> None:
         """Hang it up in the current event loop."""
-        self.event = current_backend().create_event()
+        self.event = anyio.Event()
         self.scheduler = _native_scheduler()
 
 

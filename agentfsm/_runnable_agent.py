@@ -13,24 +13,47 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.run import Run
 from agentfsm.core.usage import AgentCost
 from agentfsm.engine.driver import Driver
-from agentfsm.ports.model import Model
 from agentfsm.ports.store import Clock, Store
 from agentfsm.tools.permission import Permissions
-from agentfsm.tools.registry import ToolRegistry
 
 
 class RunnableAgent(Protocol):
     """An agent whose runs others start, execute and decide in. `Agent` documents the members."""
 
-    name: str
-    version: str
-    model: Model
-    tools: ToolRegistry
-    permissions: Permissions | None
-    limits: Limits
-    clock: Clock
-    store: Store
-    driver: Driver[Any]
+    @property
+    def name(self) -> str:
+        """Name by which workers find its runs."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Version of the user's agent."""
+        ...
+
+    @property
+    def permissions(self) -> Permissions | None:
+        """Permissions for its tools; None: all."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of each run."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Clock of its runs."""
+        ...
+
+    @property
+    def store(self) -> Store:
+        """Store of its runs."""
+        ...
+
+    @property
+    def driver(self) -> Driver[Any]:
+        """Driver of its runs. `driver.config` has its model, its tools and the rest of its settings."""
+        ...
 
     def with_(self, **changes: Any) -> RunnableAgent:
         """Return a variant of the agent."""
@@ -39,6 +62,7 @@ class RunnableAgent(Protocol):
     def start(
         self,
         prompt: str,
+        /,
         *,
         id: str | None = None,  # noqa: A002  the contract's name
         user: str | None = None,
@@ -49,7 +73,7 @@ class RunnableAgent(Protocol):
         """Begin a run, without I/O."""
         ...
 
-    async def submit(self, prompt: str, *, id: str | None = None, session: str | None = None) -> Run[Any]:  # noqa: A002
+    async def submit(self, prompt: str, /, *, id: str | None = None, session: str | None = None) -> Run[Any]:  # noqa: A002
         """Create a run in the store, for a worker to execute."""
         ...
 

@@ -67,11 +67,12 @@ def make_agent_tool(
     check_seconds("timeout_s", timeout_s)
     if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
         raise MisuseError(f"as_tool() takes no {', '.join(sorted(told))}: that follows from the agent's own tools")
-    agent.model.prepare()
+    config = agent.driver.config
+    config.model.prepare()  # here, and not in the event loop of a caller
     agent.driver.check_price()
     child = _SubagentTool(agent, prompt, turns, timeout_s)
-    tools = list(agent.tools)
-    if agent.tools.sources:  # what else there will be is not known yet
+    tools = list(config.registry)
+    if config.registry.sources:  # what else there will be is not known yet
         read_only, level, is_safe = False, Level.WRITE, False
     else:
         read_only = all(tool.read_only for tool in tools)
@@ -130,7 +131,8 @@ class _SubagentTool:
                 await store.post(run_id, "cancel", Cancel(by="its caller"))
                 await agent.driver.run_until_blocked(run_id, None, apply_requests_only=True)
             run = await agent.load(run_id)
-        return build_final_result(run, agent.model) if run.is_over else build_unresponsive_result(run, agent.model)
+        model = agent.driver.config.model
+        return build_final_result(run, model) if run.is_over else build_unresponsive_result(run, model)
 
     def _build_prompt(self, arguments: dict[str, Any]) -> str:
         if self.prompt is not None:
@@ -192,7 +194,7 @@ class _SubagentCall:
             self._emit_end(run, since)
         if run.is_waiting:
             raise CallPaused(run.pending)
-        return build_final_result(run, self.agent.model)
+        return build_final_result(run, self.agent.driver.config.model)
 
     def _emit_end(self, run: Run, since: float) -> None:
         """Tell how the agent has ended, or that it waits; `since` is when it started."""

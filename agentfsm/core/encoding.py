@@ -35,7 +35,8 @@ def is_tuple(kind: Any) -> bool:
 
 
 # This is done for each event of each run, so the function for a class names its fields one after the other, as one
-# would by hand: a turn's five events take 8 us. Through dicts and json.dumps they take 18.
+# would by hand. Through cattrs' dicts and json.dumps a turn on SQLite (`benchmarks journal:100`) takes 16 % more
+# instructions under callgrind, and 8 % more time.
 
 
 class _JSONWriters(dict[type, Callable[[Any], str]]):

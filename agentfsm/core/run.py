@@ -63,6 +63,7 @@ class Run(RunFields, Generic[A_co]):
         Raises:
             IllegalTransitionError, MisuseError: as `apply`; this run is untouched.
         """
+        # With attrs.evolve a turn on SQLite (`benchmarks journal:100`) takes 29 % more instructions, 16 % more time.
         after: Run[A_co] = object.__new__(type(self))
         object.__setattr__(after, "__dict__", self.__dict__.copy())
         for event in events:

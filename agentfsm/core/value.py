@@ -1,6 +1,7 @@
 """What values have in common: they are equal, hashed and shown by their fields.
 
-attrs would write and compile that for each class by itself, which was a sixth of the time that the import took.
+attrs would write and compile that for each class by itself: `import agentfsm` took 21 % more instructions under
+callgrind (1,082 in place of 893 million).
 """
 
 from __future__ import annotations

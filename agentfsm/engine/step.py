@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
-from agentfsm._concurrency import current_backend
+import anyio
+
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
@@ -108,12 +109,12 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
 
     The last answer has time of its own, so it is performed under a deadline of its own.
     """
-    limits, journal, loop = execution.config.limits, execution.journal, current_backend()
+    limits, journal = execution.config.limits, execution.journal
     reached = journal.run.limit_reached
     left_s = limits.seconds - journal.run.duration_s
     if execution.config.last_answer and reached is None:
         left_s -= limits.last_answer_s
-    journal.cancel_scope = scope = loop.create_cancel_scope(deadline=loop.current_time() + left_s)
+    journal.cancel_scope = scope = anyio.CancelScope(deadline=anyio.current_time() + left_s)
     with scope:
         while not (before := journal.run).is_over:
             if before.state in _THROTTLED_STATES and not throttle.try_acquire():

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 
 import anyio
 import pytest
@@ -36,7 +37,8 @@ class Neighbour:
 
     async def do(self, function, *args):
         """Let it call an async function, and return what that returns."""
-        future = asyncio.run_coroutine_threadsafe(function(*args), self.loop)
+        # In a context of its own: in the caller's, anyio has noted that trio runs, where it does.
+        future = Context().run(asyncio.run_coroutine_threadsafe, function(*args), self.loop)
         return await anyio.to_thread.run_sync(future.result, HANG_S)
 
     def begin(self, function, *args):

@@ -14,7 +14,7 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentfsm._concurrency import boot_clock, current_backend, make_waker
+from agentfsm._concurrency import boot_clock, make_waker
 from agentfsm.core import events as e
 from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.inbox import Pause, due_at
@@ -353,8 +353,7 @@ class Journal:
 
 
 def _create_shield() -> anyio.CancelScope:
-    loop = current_backend()
-    return loop.create_cancel_scope(shield=True, deadline=loop.current_time() + CLOSE_TIMEOUT_S)
+    return anyio.CancelScope(shield=True, deadline=anyio.current_time() + CLOSE_TIMEOUT_S)
 
 
 async def _await_outcome(commit: PendingWrite, run: Run) -> bool:

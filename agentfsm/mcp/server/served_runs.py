@@ -260,8 +260,8 @@ class ServedRuns:
             run_id: An id of your own; the same id and prompt again means the same run, and starts nothing.
         """
         self.agent.driver.check_price()
-        if self.agent.tools.sources:
-            await self.agent.tools.refresh()
+        if self.agent.driver.config.registry.sources:
+            await self.agent.driver.config.registry.refresh()
         run = await self.agent.submit(prompt, id=run_id, session=session)
         self.bus.notify_resources_changed()
         self._wake_workers()

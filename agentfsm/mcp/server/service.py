@@ -408,5 +408,5 @@ def build_service(
     runs = ServedRuns(agent=agent, deps=deps, description=about, prefix=prefix)
     told = {"name": agent.name, "version": agent.version, "permissions": agent.permissions} | options
     timeout_s = agent.limits.tool_timeout_s
-    registry = agent.tools if tools else ToolRegistry()
+    registry = agent.driver.config.registry if tools else ToolRegistry()
     return MCPService(registry, runs=runs, deps=None if callable(deps) else deps, timeout_s=timeout_s, **told)

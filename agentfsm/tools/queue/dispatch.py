@@ -18,7 +18,6 @@ import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentfsm._concurrency import (
-    current_backend,
     in_copied_context,
     is_foreign_cancellation,
     start_in_thread,
@@ -237,10 +236,9 @@ class ToolDispatcher:
         self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments, timeout_s: float
     ) -> CallOutcome:
         """Try within the time of the call."""
-        loop = current_backend()
-        scope = loop.create_cancel_scope()
+        scope = anyio.CancelScope()
         # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
-        tries = _RetryLoop(self, job, tool, bound, timeout_s, scope, loop.current_time)
+        tries = _RetryLoop(self, job, tool, bound, timeout_s, scope, anyio.current_time)
         end: CallOutcome | None = None
         with scope:
             end = await tries.run()
