@@ -44,7 +44,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
 from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.settings import Settings
-from agentfsm.core.usage import AgentCost, SessionCost, Usage
+from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.decisions import wake_callers
 from agentfsm.engine.driver import Driver
 from agentfsm.engine.execution import journal as journals
@@ -120,7 +120,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.preload()
     if agent.limits.usd is not None:
-        agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
+        agent.model.prepare()  # here, and not in the event loop, where `check_price` asks for a price
     answers = _build_answers(agent)
     added = "" if answers is None else answers.instructions
     engine = EngineConfig(

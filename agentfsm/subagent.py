@@ -21,7 +21,6 @@ from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.core.tool_traits import Level, ToolKind
-from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.parent import Parent, child_run_id
 from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result
 from agentfsm.engine.unattended import cancel_child_run
@@ -68,7 +67,7 @@ def make_agent_tool(
     if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
         raise MisuseError(f"as_tool() takes no {', '.join(sorted(told))}: that follows from the agent's own tools")
     config = agent.driver.config
-    config.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
+    config.model.prepare()  # here, and not in the event loop of a caller
     agent.driver.check_price()
     child = _SubagentTool(agent, prompt, turns, timeout_s)
     tools = list(config.registry)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import attrs
 
@@ -21,9 +21,10 @@ from agentfsm.core.run import A_co, Run
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal
-from agentfsm.engine.step import build_execution, run_steps
+from agentfsm.engine.step import run_steps
 from agentfsm.ports.store import Durability, Lease, Store
 from agentfsm.tokens.ledger import TokenLedger
 from agentfsm.tools.builtin import find_builtin
@@ -113,7 +114,7 @@ class Driver(Generic[A_co]):
             ended_runs=self.ended_runs,
         )
         del run  # the journal has its newest value: this one would stay for as long, at 900 bytes
-        journal.run = cast("Run", self.attach_decoder(journal.run))
+        journal.run = self.attach_decoder(journal.run)
         try:
             if (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
@@ -124,8 +125,6 @@ class Driver(Generic[A_co]):
             )
             await run_steps(drive, throttle, once=once)
             self._cache(journal.run, drive.ledger)
-            drive.close()
-            return cast("Run[A_co]", journal.run)
         except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: it can wait for nothing more
             journal.release()
             raise
@@ -140,6 +139,7 @@ class Driver(Generic[A_co]):
             ) from cancellation
         finally:
             await journal.close()
+        return journal.run
 
     def check_price(self) -> None:
         """Refuse a limit of money that cannot be kept, since the price is unknown.
@@ -184,7 +184,7 @@ class Driver(Generic[A_co]):
                     "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",
                 )
 
-    def _take_ledger(self, run: Run) -> TokenLedger:
+    def _take_ledger(self, run: Run[Any]) -> TokenLedger:
         own = self._ledgers.pop((run.id, run.created_at), None)
         return own or self._take_predecessor_ledger(run) or TokenLedger(own_start=run.own_start)
 
@@ -198,7 +198,7 @@ class Driver(Generic[A_co]):
             tally.resume_from(run.own_start)
         return tally
 
-    def _cache(self, run: Run, ledger: TokenLedger) -> None:
+    def _cache(self, run: Run[Any], ledger: TokenLedger) -> None:
         """Keep what the next driving call, or the next run of the conversation, would have to read or count anew."""
         if run.is_over:
             if run.header.session is None and not run.prior:

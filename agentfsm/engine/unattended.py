@@ -17,9 +17,10 @@ from agentfsm.core.errors import AgentError, ConflictError, RunNotFoundError
 from agentfsm.core.inbox import Cancel, Pause, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome, ToolResult
-from agentfsm.engine.execution.execution import build_doubtful_ends
 from agentfsm.engine.execution.journal import Journal, load_run
+from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.parent import child_run_id
+from agentfsm.engine.execution.run_end import build_doubtful_ends
 from agentfsm.engine.tool_calls.child_runs import (
     build_deleted_result,
     build_final_result,
@@ -60,7 +61,9 @@ async def apply_stop_requests(
     journal = await Journal.open(store, run_id, clock, durability=durability)
     try:
         if not journal.run.is_over:
-            await _apply_requests(journal, await journal.read_inbox(force=True), tools)
+            stop = await _find_requested_stop(journal, await journal.read_inbox(force=True), tools)
+            if stop is not None:
+                journal.commit(*stop.events, taken=stop.taken)
             await journal.flush()
     except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: it can wait for nothing more
         journal.release()
@@ -69,25 +72,27 @@ async def apply_stop_requests(
         await journal.close()
 
 
-async def _apply_requests(journal: Journal, rows: Sequence[PostedItem], tools: ToolRegistry) -> None:
+async def _find_requested_stop(
+    journal: Journal, rows: Sequence[PostedItem], tools: ToolRegistry
+) -> StepOutcome | None:
     cancels = [row.item for row in rows if isinstance(row.item, Cancel)]
     if not cancels:
-        commit_pause(journal, rows)
-        return
+        return build_pause(rows)
     ended = [e.ToolFinished(result=result) for result in await end_child_runs(journal, tools)]
     orphaned = frozenset([entry.call.id for entry in journal.run.open]) if journal.lease.abandoned else frozenset()
     doubtful = build_doubtful_ends(journal.run, orphaned, tools, StopReason.CANCELLED, ended)
     journal.log.error("run_failed", reason=StopReason.CANCELLED.value, turn=journal.run.turn)
-    journal.commit(*ended, *doubtful, e.Failed(reason=StopReason.CANCELLED, message=format_cancel_message(cancels[0])))
+    failed = e.Failed(reason=StopReason.CANCELLED, message=format_cancel_message(cancels[0]))
+    return StepOutcome((*ended, *doubtful, failed))
 
 
-def commit_pause(journal: Journal, rows: Iterable[PostedItem]) -> bool:
-    """Commit a pause if the inbox asks for one, and return whether it does."""
+def build_pause(rows: Iterable[PostedItem]) -> StepOutcome | None:
+    """Return the pause that rows of the inbox ask for, or None."""
     requests = [(row.number, row.item) for row in rows if isinstance(row.item, Pause)]
-    if requests:
-        first = requests[0][1]
-        journal.commit(e.Paused(by=first.by, message=first.message), taken=[number for number, _ in requests])
-    return bool(requests)
+    if not requests:
+        return None
+    first = requests[0][1]
+    return StepOutcome((e.Paused(by=first.by, message=first.message),), [number for number, _ in requests])
 
 
 def format_cancel_message(request: Cancel) -> str:

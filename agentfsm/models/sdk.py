@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator  # attrs wants to see it
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 
 import anyio
@@ -30,7 +30,7 @@ from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
 from agentfsm.models.context_windows import find_window_tokens
 from agentfsm.models.guarded_http import close_response, iter_limited, read_limited
-from agentfsm.models.prices import find_list_cost_usd, find_price
+from agentfsm.models.prices import find_list_cost_usd, find_price, load_list_prices
 from agentfsm.models.wire import (
     MAX_BODY_BYTES,
     MAX_STREAM_BYTES,
@@ -202,6 +202,11 @@ class SDKModel(Model, ABC):
             raise self._build_size_error(over, reply.usage)
         return reply
 
+    def prepare(self) -> None:
+        """Load the public price list, unless the model has a price of its own. Takes 0.4 s once in a process."""
+        if self._price is None:
+            load_list_prices(self.name, self._base_url)
+
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply, or None where no price is known."""
         if self._price is not None:
@@ -226,8 +231,8 @@ class SDKModel(Model, ABC):
             raise ClosedError(msg)
         loop = self._loop_key()
         if not self._is_open(loop):
-            if self._price is None:  # this loads the list, which takes 0.4 s: the event loop does not wait for it
-                await start_in_thread(partial(self.cost_usd, Usage())).wait()
+            if self._price is None:
+                await start_in_thread(self.prepare).wait()
             if not self._is_open(loop):  # of replies that begin at once, the first behind the wait opens for all
                 self._drop_closed()
                 self._clients[loop] = await self._open_client()

@@ -27,7 +27,7 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve
-from agentfsm.engine import step
+from agentfsm.engine import step, stop_requests
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.tool_calls import approvals
 from agentfsm.engine.tool_calls.host import RunHost
@@ -254,6 +254,7 @@ def leave_children(patch: Any) -> None:
         return []
 
     patch.setattr(step, "end_child_runs", nobody)
+    patch.setattr(stop_requests, "end_child_runs", nobody)
 
 
 def lose_input(patch: Any) -> None:
