@@ -15,7 +15,7 @@ import anyio
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
-from agentfsm.core.inbox import PRIORITY_ORDER, Cancel, Input, Pause, PostedItem
+from agentfsm.core.inbox import PRIORITY_ORDER, Cancel, Input, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.pending import PendingKind
@@ -26,8 +26,9 @@ from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.reflect import review_draft, review_results
 from agentfsm.engine.think import think
-from agentfsm.engine.tool_calls.child_runs import end_child_runs, load_child_spending
+from agentfsm.engine.tool_calls.child_runs import add_child_cost, load_child_spending
 from agentfsm.engine.tool_calls.host import act, create_queue
+from agentfsm.engine.unattended import commit_pause, end_child_runs, format_cancel_message
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, TokenLedger, count_message
 
 if TYPE_CHECKING:
@@ -77,19 +78,6 @@ async def _run_until_limit(execution: Execution, throttle: StepThrottle, *, once
     return not once and journal.run.limit_reached is not reached and not journal.run.is_over
 
 
-async def apply_requests(execution: Execution) -> None:
-    """End the run or let it rest, if somebody has asked for that, and do nothing else."""
-    journal = execution.journal
-    if journal.run.is_over:
-        return
-    await load_child_spending(execution)
-    if journal.lease.cancelled:
-        await cancel_run(execution)
-    else:
-        await stop_if_requested(execution, await journal.read_inbox())
-    await journal.flush()
-
-
 async def step(execution: Execution) -> None:
     """Perform the run's effect: do it, and commit what happened. This is the whole control flow."""
     journal = execution.journal
@@ -120,7 +108,7 @@ async def _record_interruption(execution: Execution) -> None:
         )
     message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and what ran was cut off; a larger seconds= allows more"
     return execution.stop_at_limit(
-        StopReason.TIMEOUT, message, *build_usage_events(execution), *await end_child_runs(execution)
+        StopReason.TIMEOUT, message, *build_usage_events(execution), *await _end_child_runs(execution)
     )
 
 
@@ -143,12 +131,7 @@ async def stop_if_requested(execution: Execution, rows: Sequence[PostedItem]) ->
     if any(isinstance(row.item, Cancel) for row in rows):
         await cancel_run(execution)
         return True
-    wishes = [(row.number, row.item) for row in rows if isinstance(row.item, Pause)]
-    if not wishes:
-        return False
-    wish = wishes[0][1]
-    execution.journal.commit(e.Paused(by=wish.by, message=wish.message), taken=[number for number, _ in wishes])
-    return True
+    return commit_pause(execution.journal, rows)
 
 
 async def _check_wait(execution: Execution, effect: Wait) -> None:
@@ -165,11 +148,15 @@ async def _check_wait(execution: Execution, effect: Wait) -> None:
 async def cancel_run(execution: Execution) -> None:
     """End the run as its cancel request says, and the child runs with it."""
     rows = await execution.journal.store.inbox(execution.journal.run.id)
-    wish = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
-    words = [f"cancelled by {wish.by}" if wish.by else "cancelled", *([wish.message] if wish.message else [])]
-    execution.fail(
-        StopReason.CANCELLED, ": ".join(words), *build_usage_events(execution), *await end_child_runs(execution)
-    )
+    request = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
+    events = *build_usage_events(execution), *await _end_child_runs(execution)
+    execution.fail(StopReason.CANCELLED, format_cancel_message(request), *events)
+
+
+async def _end_child_runs(execution: Execution) -> list[e.Event]:
+    """End the agents at work for a run that is about to end, and return what they did as results of their calls."""
+    results = await end_child_runs(execution.journal, execution.config.registry)
+    return [e.ToolFinished(result=add_child_cost(execution, result)) for result in results]
 
 
 def build_usage_events(execution: Execution) -> tuple[e.Event, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -19,6 +19,10 @@ from agentfsm.engine.execution.journal import Journal
 from agentfsm.tokens.ledger import TokenLedger
 from agentfsm.tools.queue.result_text import build_decided_result
 from agentfsm.tools.queue.scheduler import ToolQueue
+from agentfsm.tools.registry import ToolRegistry
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
 
 _LAST_ANSWER_PROMPT: Final = (
     "This run has to stop ({reason}). This is your last reply, and no tool can be called: give the best answer that "
@@ -90,7 +94,7 @@ class Execution:
         self.journal.log.warning("limit_reached", reason=reason.value, turn=self.journal.run.turn)
         told = f"{note}\n{_LAST_ANSWER_PROMPT.format(reason=reason)}".lstrip()
         reached = e.LimitReached(reason=reason, message=message, note=told)
-        return self.journal.commit(*before, *self._build_doubtful_ends(reason, before), reached)
+        return self.journal.commit(*before, *self._find_doubtful_ends(reason, before), reached)
 
     def end_after_last_answer(self, reached: e.LimitReached, outcome: str, *before: e.Event) -> None:
         """Commit the end of a run whose last answer was asked for, with what became of that."""
@@ -99,20 +103,35 @@ class Execution:
     def fail(self, reason: StopReason, message: str, *before: e.Event) -> None:
         """Commit the end of the run, with what happened before it."""
         self.journal.log.error("run_failed", reason=reason.value, turn=self.journal.run.turn)
-        doubtful = self._build_doubtful_ends(reason, before)
+        doubtful = self._find_doubtful_ends(reason, before)
         self.journal.commit(*before, *doubtful, e.Failed(reason=reason, message=message))
 
-    def _build_doubtful_ends(self, reason: StopReason, before: Iterable[e.Event]) -> list[e.Event]:
-        """Return the ends of calls of which it is not known whether a worker that died had begun them."""
-        ended = {event.result.call_id for event in before if isinstance(event, e.ToolFinished)}
-        return [
-            e.ToolFinished(result=build_decided_result(entry, Outcome.CANCELLED, _DOUBTFUL_TEXT.format(reason=reason)))
-            for entry in self.journal.run.open
-            if entry.call.id in self.orphaned_calls - ended and self._may_have_started(entry)
-        ]
+    def _find_doubtful_ends(self, reason: StopReason, before: Iterable[e.Event]) -> list[e.Event]:
+        return build_doubtful_ends(self.journal.run, self.orphaned_calls, self.config.registry, reason, before)
 
-    def _may_have_started(self, entry: OpenCall) -> bool:
-        """Whether a worker that died may have begun a call of which the journal tells no start."""
-        tool = self.config.registry.get(entry.call.name)
-        is_known = tool is not None and not tool.read_only  # its start would be in the journal
-        return entry.phase in _UNSTARTED and not (entry.attempts or is_known)
+
+def build_doubtful_ends(
+    run: Run, orphaned_calls: frozenset[str], tools: ToolRegistry, reason: StopReason, before: Iterable[e.Event]
+) -> list[e.Event]:
+    """Return the ends of calls of which it is not known whether a worker that died had begun them.
+
+    Args:
+        run: The run, which is about to end.
+        orphaned_calls: Calls that were open when an earlier worker died over the run, by id.
+        tools: Tools of the run's agent, as far as they are known.
+        reason: Why the run ends.
+        before: Events that are committed before these: a call that ends with one of them is left out.
+    """
+    ended = {event.result.call_id for event in before if isinstance(event, e.ToolFinished)}
+    return [
+        e.ToolFinished(result=build_decided_result(entry, Outcome.CANCELLED, _DOUBTFUL_TEXT.format(reason=reason)))
+        for entry in run.open
+        if entry.call.id in orphaned_calls - ended and _may_have_started(entry, tools)
+    ]
+
+
+def _may_have_started(entry: OpenCall, tools: ToolRegistry) -> bool:
+    """Whether a worker that died may have begun a call of which the journal tells no start."""
+    tool = tools.get(entry.call.name)
+    is_known = tool is not None and not tool.read_only  # its start would be in the journal
+    return entry.phase in _UNSTARTED and not (entry.attempts or is_known)

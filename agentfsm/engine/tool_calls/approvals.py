@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from inspect import isawaitable, iscoroutinefunction
-from math import inf
+from math import inf, nextafter
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -63,8 +63,12 @@ async def apply_decisions(execution: Execution) -> None:
     for entry in execution.journal.run.open:
         row = arrived.decisions.get(entry.call.id)
         if row is not None and _permits_run(execution.config, entry, row):
-            execution.approvals[entry.call.id] = row  # spent in the very append that marks the call as started
-        elif (fact := await _resolve_open_call(execution, entry, row, arrived)) is not None:
+            fact: e.Event | None = _ask_again_if_misfit(execution.config, entry, row, arrived.now)
+            if fact is None:
+                execution.approvals[entry.call.id] = row  # spent in the very append that marks the call as started
+        else:
+            fact = await _resolve_open_call(execution, entry, row, arrived)
+        if fact is not None:
             facts.append(fact)
             taken += [row.number] if row is not None else []
     if facts:
@@ -210,6 +214,30 @@ def _request_decision_again(execution: Execution, entry: OpenCall, now: float) -
         return _build_approval_request(tool, call, arguments, now)
     content = "not run: the tool has changed since a person was asked about this call. Call it again, as it is now."
     return e.ToolFinished(result=build_decided_result(entry, Outcome.SKIPPED, content))
+
+
+def _ask_again_if_misfit(config: EngineConfig, entry: OpenCall, row: PostedItem, now: float) -> e.ApprovalAsked | None:
+    """Return the repeated question if the arguments of an approval do not fit the tool; None if the call may run.
+
+    Whoever approved may have had no agent at hand, and so no tool to validate the arguments against.
+    """
+    tool = config.registry.get(entry.call.name)
+    if tool is None or not isinstance(row.item, Approve) or row.item.arguments is None:
+        return None
+    try:
+        tool.bind_and_check(row.item.arguments)
+    except ArgumentsError as error:
+        by = f" by {row.item.by}" if row.item.by else ""
+        text = f"not run: the arguments given{by} do not fit: {error}"
+        return e.ApprovalAsked(
+            call_id=entry.call.id,
+            # Later than the last deadline, also where the clock stands still: it tells the two questions apart.
+            expires_at=max(now + tool.approval_expires_s, nextafter(entry.expires_at or 0.0, inf)),
+            description=entry.description,
+            digest=entry.digest,
+            error=replace_surrogates(text[:DESCRIPTION_CHARS]),
+        )
+    return None
 
 
 def _bind_if_runnable(execution: Execution, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:
