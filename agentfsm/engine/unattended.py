@@ -72,9 +72,7 @@ async def apply_stop_requests(
         await journal.close()
 
 
-async def _find_requested_stop(
-    journal: Journal, rows: Sequence[PostedItem], tools: ToolRegistry
-) -> StepOutcome | None:
+async def _find_requested_stop(journal: Journal, rows: Sequence[PostedItem], tools: ToolRegistry) -> StepOutcome | None:
     cancels = [row.item for row in rows if isinstance(row.item, Cancel)]
     if not cancels:
         return build_pause(rows)
