@@ -50,7 +50,7 @@ async def _wait(execution: Execution, effect: Wait, calls: ToolCalls) -> StepOut
 
 
 Handler: TypeAlias = Callable[[Execution, Any, ToolCalls], Awaitable[StepOutcome | None]]
-HANDLERS: Final[Mapping[type[Effect], Handler]] = {
+HANDLERS: Mapping[type[Effect], Handler] = {
     ReadInbox: observe,
     AskModel: think,
     RunTools: act,
