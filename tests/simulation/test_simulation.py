@@ -306,7 +306,7 @@ FAULTS: dict[Callable[[Any], None], tuple[int, int, str, dict[str, Any]]] = {
     leave_children: (238, 500, "P6", {"faults": 0.0}),
     lose_input: (39, 300, "P1", {}),
     trust_the_lease: (10, 100, "P4", {"stalls": 0.3}),
-    share_a_nonce: (41, 100, "P3", {"reuses": True}),
+    share_a_nonce: (122, 300, "P3", {"reuses": True}),
     park_for_the_deaths_of_others: (141, 1000, "P11", {"poison": True, "runs": 4}),
 }
 
