@@ -27,7 +27,7 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve
-from agentfsm.engine import step, stop_requests
+from agentfsm.engine import stop_requests, unattended
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.tool_calls import approvals
 from agentfsm.engine.tool_calls.host import RunHost
@@ -253,7 +253,7 @@ def leave_children(patch: Any) -> None:
     async def nobody(*_: Any) -> list[Any]:
         return []
 
-    patch.setattr(step, "end_child_runs", nobody)
+    patch.setattr(unattended, "end_child_runs", nobody)
     patch.setattr(stop_requests, "end_child_runs", nobody)
 
 
